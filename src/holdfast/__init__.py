@@ -1,0 +1,45 @@
+"""Holdfast: an elastic, fault-tolerant launcher and supervisor for distributed jobs.
+
+Importing this package loads nothing but this file; each public name is fetched from its module
+when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from holdfast.launcher import LaunchConfig, elastic_launch, launch_agent
+    from holdfast.processes.failures import ChildFailedError, ProcessFailure
+    from holdfast.processes.recording import record
+
+__all__ = [
+    "ChildFailedError",
+    "LaunchConfig",
+    "ProcessFailure",
+    "__version__",
+    "elastic_launch",
+    "launch_agent",
+    "record",
+]
+
+_HOMES = {
+    "ChildFailedError": "holdfast.processes.failures",
+    "LaunchConfig": "holdfast.launcher",
+    "ProcessFailure": "holdfast.processes.failures",
+    "elastic_launch": "holdfast.launcher",
+    "launch_agent": "holdfast.launcher",
+    "record": "holdfast.processes.recording",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
