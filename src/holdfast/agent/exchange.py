@@ -1,0 +1,65 @@
+"""What the agents of one round tell each other through its store: ranks, and that they are done.
+
+Keys and values are TorchElastic's. A round of one node needs no store at all.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from holdfast import messages
+from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, identical_ranks
+
+if TYPE_CHECKING:
+    from holdfast.agent.workers import WorkerGroup, WorkerSpec
+
+ROLE_INFO = "torchelastic/role_info/"
+ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
+TERMINAL_STATE = "torchelastic/agent/terminal_state/"
+
+
+def node_ranks(store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec) -> NodeRanks:
+    """Return the ranks of this node's workers: the first node assigns those of all nodes."""
+    if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
+        return identical_ranks(group_rank, group_world_size, spec.local_world_size)
+    shape = NodeShape(spec.role, spec.local_world_size)
+    if group_world_size == 1:
+        return assign_ranks([shape])[0]
+    import json
+
+    mine = {"role": shape.role, "rank": group_rank, "local_world_size": shape.local_world_size}
+    store.set(f"{ROLE_INFO}{group_rank}", json.dumps(mine))
+    if group_rank == 0:
+        told = [json.loads(store.get(f"{ROLE_INFO}{node}")) for node in range(group_world_size)]
+        nodes = [NodeShape(one["role"], one["local_world_size"]) for one in told]
+        for node, ranks in enumerate(assign_ranks(nodes)):
+            values = (
+                ranks.first_rank,
+                ranks.world_size,
+                ranks.first_role_rank,
+                ranks.role_world_size,
+            )
+            store.set(f"{ASSIGNED_RANKS}{node}", json.dumps(values))
+    return NodeRanks(*json.loads(store.get(f"{ASSIGNED_RANKS}{group_rank}")))
+
+
+def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
+    """Wait until every node's workers are done, so that none takes the store away too early.
+
+    Nodes that do not come in time are told of; this node's own success stands.
+    """
+    if group.group_world_size == 1:
+        return
+    from datetime import timedelta
+
+    store: Any = group.store
+    last = f"{TERMINAL_STATE}last_member"
+    try:
+        if store.add(f"{TERMINAL_STATE}num_members", 1) == group.group_world_size:
+            store.set(last, "done")
+        store.wait([last], timedelta(seconds=timeout_s))
+    except (OSError, RuntimeError) as problem:  # TimeoutError is one; torch's errors the other.
+        messages.error(
+            f"the other nodes were not done {timeout_s:g} s after this one: {problem}"
+        )

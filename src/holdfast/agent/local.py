@@ -1,0 +1,243 @@
+"""The agent of a real node: workers are processes, and everything it needs to know arrives.
+
+It waits on two descriptors, its signals and its workers' context, and on deadlines only where
+there are any. `_monitor_workers` is there for those who call or override it; the agent itself
+does not need it.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from holdfast import messages
+from holdfast.agent import environment
+from holdfast.agent.simple import EXIT_BARRIER_S, SHUTDOWN_S, SimpleElasticAgent
+from holdfast.agent.uninterruptible import StuckWorkers
+from holdfast.agent.workers import (
+    DEFAULT_ROLE,
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from holdfast.core import supervision
+from holdfast.core.supervision import Reason
+from holdfast.processes.contexts import min_of
+from holdfast.processes.keeping import Keeper
+from holdfast.processes.starting import start_processes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from holdfast.processes.contexts import PContext
+    from holdfast.processes.logs import LogsSpecs
+
+UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+
+
+class LocalElasticAgent(SimpleElasticAgent):
+    """Runs commands or functions as the workers of this host."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = EXIT_BARRIER_S,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: float = SHUTDOWN_S,
+        health_check_server: object = None,
+        uninterruptible_state_timeout: float | None = None,
+        *,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        capture_stderr: bool = True,
+        worker_env: Mapping[str, str] | None = None,
+        signals_to_handle: str | None = None,
+    ) -> None:
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        self._signals_to_handle = signals_to_handle
+        self._logs_specs = logs_specs
+        self._start_method = start_method
+        self._log_line_prefix_template = log_line_prefix_template
+        self._health_check_server = health_check_server
+        self._stop_signal = stop_signal
+        self._capture_stderr = capture_stderr
+        self._worker_env = dict(worker_env or {})
+        self._keeper: Keeper | None = None
+        self._pcontext: PContext | None = None
+        if uninterruptible_state_timeout is None:
+            uninterruptible_state_timeout = environment.timeout_from_environment(
+                UNINTERRUPTIBLE_ENV
+            )
+        self._stuck = StuckWorkers(max(0.0, uninterruptible_state_timeout or 0.0))
+        self._watches_by_hook = (
+            type(self)._monitor_workers is not LocalElasticAgent._monitor_workers
+        )
+
+    # The hooks.
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        spec = worker_group.spec
+        args: dict[int, tuple[Any, ...]] = {}
+        envs: dict[int, dict[str, str]] = {}
+        prefixes: dict[int, str] = {}
+        inherited = {**self._worker_env, **os.environ}
+        for worker in worker_group.workers:
+            rank = worker.local_rank
+            envs[rank] = self._worker_env | environment.worker_environment(
+                worker_group,
+                worker,
+                restart_count=self._machine.restart_count,
+                inherited=inherited,
+            )
+            args[rank] = tuple(
+                environment.substitute_local_rank(arg, rank) for arg in spec.args
+            )
+            if self._log_line_prefix_template:
+                prefixes[rank] = environment.log_line_prefix(
+                    self._log_line_prefix_template, spec.role, worker
+                )
+        assert spec.entrypoint is not None
+        self._release_context()
+        self._stuck.forget()
+        self._pcontext = start_processes(
+            name=spec.role,
+            entrypoint=spec.entrypoint,
+            args=args,
+            envs=envs,
+            logs_specs=self._logs_specs,
+            log_line_prefixes=prefixes or None,
+            start_method=self._start_method,
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            keeper=self._obtain_keeper(),
+            capture_stderr=self._capture_stderr,
+        )
+        return dict(self._pcontext.pids())
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        del worker_group
+        self._bring_down(self._stop_signal, self._shutdown_timeout)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        del worker_group
+        context = self._pcontext
+        assert context is not None
+        context.poll_events(time.monotonic())
+        if context.first_failure() is not None:
+            return RunResult(WorkerState.FAILED)
+        if context.all_ended():
+            return RunResult(WorkerState.SUCCEEDED)
+        return RunResult(WorkerState.HEALTHY)
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
+    ) -> None:
+        self._bring_down(death_sig, timeout)
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers to their end, as `SimpleElasticAgent.run`; leaves no process behind."""
+        try:
+            return super().run(role)
+        finally:
+            self._release_context()
+            if self._keeper is not None:
+                self._keeper.close()
+                self._keeper = None
+
+    # How the agent waits, and what it takes in.
+
+    def _wait_for_change(self) -> None:
+        context = self._pcontext
+        assert context is not None
+        deadline = context.next_deadline()
+        if self._asks_for_nodes() or self._watches_by_hook:
+            look_again = time.monotonic() + self._worker_group.spec.monitor_interval
+            deadline = min_of(deadline, look_again)
+        self._block(min_of(deadline, self._stuck.next_look(time.monotonic())))
+
+    def _observe(self) -> list[supervision.Event]:
+        context = self._pcontext
+        assert context is not None
+        events = self._exits(context)
+        stuck = self._stuck.look(time.monotonic(), context)
+        if stuck:
+            messages.error(stuck)
+            events.append(
+                supervision.WorkersUnhealthy(self._machine.generation, stuck, mendable=False)
+            )
+        if self._watches_by_hook and not events:
+            return super()._observe()
+        return events
+
+    def _stop_generation(self, reason: Reason, signum: int) -> int:
+        context = self._pcontext
+        assert context is not None
+        chosen = signal.Signals(signum) if signum else self._stop_signal
+        if reason is Reason.SIGNAL:
+            self._shutdown(chosen, self._shutdown_timeout)
+        elif reason is Reason.SUCCEEDED:
+            self._bring_down(chosen, self._shutdown_timeout)  # What they left, if anything.
+        else:
+            self._stop_workers(self._worker_group)
+        result = context.result()
+        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        self._result = RunResult(
+            WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
+            {ranks[rank]: value for rank, value in result.return_values.items()},
+            {
+                ranks[rank]: self._stuck.explain(failure)
+                for rank, failure in result.failures.items()
+            },
+        )
+        return len(context.given_up)
+
+    def _kill_workers(self) -> None:
+        if self._pcontext is not None:
+            self._pcontext.kill_now()
+
+    def _bring_down(self, signum: signal.Signals, grace_s: float) -> None:
+        """Stop the workers and wait until nothing is left of them, minding signals meanwhile."""
+        context = self._pcontext
+        if context is None or context.stop_ended:
+            return
+        context.begin_stop(signum, grace_s)
+        while not context.stop_ended:
+            self._block(context.next_deadline())
+            if self._abandoned:  # An error ended the run: the machine has no say any more.
+                context.poll_events(time.monotonic())
+                if self._signals.take():
+                    context.kill_now()
+                continue
+            self._take_signals()
+            self._dispatch(self._exits(context))
+
+    def _exits(self, context: PContext) -> list[supervision.Event]:
+        generation = self._machine.generation
+        return [
+            supervision.WorkerExited(generation, ended.rank, ended.failed, ended.mendable)
+            for ended in context.poll_events(time.monotonic())
+        ]
+
+    def _block(self, deadline: float | None) -> None:
+        poll = select.poll()
+        poll.register(self._signals.fileno(), select.POLLIN)
+        if self._pcontext is not None:
+            poll.register(self._pcontext.fileno(), select.POLLIN)
+        wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        poll.poll(None if wait_s is None else wait_s * 1000 + 1)
+
+    def _obtain_keeper(self) -> Keeper:
+        if self._keeper is None or self._keeper.lost:
+            self._keeper = Keeper.start()
+        return self._keeper
+
+    def _release_context(self) -> None:
+        if self._pcontext is not None:
+            self._pcontext.release()
+            self._pcontext = None

@@ -1,0 +1,330 @@
+"""The agent without processes: it drives `core.supervision` and leaves the work to hooks.
+
+`SimpleElasticAgent` is TorchElastic's class to derive from: a subclass says how workers are
+started, stopped and looked at, and the rest is here. It can only look at them every
+`monitor_interval`; `LocalElasticAgent` replaces the looking by being told.
+
+One run, spelled out: every fact is given to the machine as an event, every effect the machine
+returns is performed here in order, and what came of it is the next event.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+from holdfast import messages
+from holdfast.agent import exchange
+from holdfast.agent.workers import (
+    DEFAULT_ROLE,
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from holdfast.core import supervision
+from holdfast.core.supervision import Outcome, Reason, State, Supervision
+from holdfast.errors import InternalError
+from holdfast.processes.signals import (
+    DEFAULT_SIGNALS,
+    SIGNALS_ENV,
+    SignalException,
+    SignalWatch,
+    in_words,
+    parse_signals,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+EXIT_BARRIER_S = 300
+SHUTDOWN_S = 30
+
+
+class ElasticAgent(ABC):
+    """Runs the workers of one node to their end."""
+
+    @abstractmethod
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they are done; raise if that cannot be."""
+
+    @abstractmethod
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """Return the workers. The agent goes on changing what is returned."""
+
+
+class SimpleElasticAgent(ElasticAgent):
+    """An agent of one group of workers; derive from it to say what a worker is."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        exit_barrier_timeout: float = EXIT_BARRIER_S,
+        shutdown_timeout: float = SHUTDOWN_S,
+    ) -> None:
+        self._worker_group = WorkerGroup(spec)
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._total_execution_time = 0
+        self._machine = Supervision(
+            local_world_size=spec.local_world_size, max_restarts=spec.max_restarts
+        )
+        self._signals = SignalWatch(())
+        self._signals_to_handle: str | None = None
+        self._abandoned = False
+        self._result = RunResult(WorkerState.INIT)
+        self._finished: supervision.Finish | None = None
+        self._round = 0
+
+    # What a subclass says.
+
+    @abstractmethod
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        """Start every worker; return their ids by local rank."""
+
+    @abstractmethod
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop every worker, and return when they are gone."""
+
+    @abstractmethod
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Look at the workers, without waiting: healthy, succeeded, failed or unhealthy."""
+
+    @abstractmethod
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
+    ) -> None:
+        """Stop every worker by this signal, and release what the agent holds."""
+
+    # The public interface.
+
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """Return the one group there is, whatever the role."""
+        del role
+        return self._worker_group
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they succeeded or failed for good.
+
+        Raises `SignalException` if a signal ended the run. Whatever happens, the workers are
+        gone when this returns or raises.
+        """
+        begin = time.monotonic()
+        try:
+            with self._watch_signals():
+                try:
+                    return self._invoke_run(role)
+                except BaseException:
+                    self._abandoned = True
+                    raise
+                finally:
+                    self._shutdown(timeout=self._shutdown_timeout)
+        finally:
+            self._total_execution_time = int(time.monotonic() - begin)
+
+    @property
+    def restart_count(self) -> int:
+        """How many restarts were charged so far."""
+        return self._machine.restart_count
+
+    @property
+    def _remaining_restarts(self) -> int:
+        return self._machine.budget.left
+
+    def _watch_signals(self) -> SignalWatch:
+        names = self._signals_to_handle or os.environ.get(SIGNALS_ENV) or DEFAULT_SIGNALS
+        self._signals = SignalWatch(parse_signals(names))
+        return self._signals
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        del role
+        self._dispatch([supervision.Begun()])
+        while self._finished is None:
+            self._wait_for_change()
+            self._take_signals()
+            if self._machine.state is State.RUNNING:
+                self._dispatch(self._observe())
+            if self._machine.state is State.RUNNING and self._asks_for_nodes():
+                self._dispatch([supervision.NodesWaiting(self._nodes_waiting())])
+        return self._conclude(self._finished)
+
+    def _conclude(self, finish: supervision.Finish) -> RunResult:
+        group = self._worker_group
+        if finish.outcome is Outcome.SIGNALLED:
+            sigval = signal.Signals(finish.signum)
+            raise SignalException(f"agent {os.getpid()} was ended by {in_words(sigval)}", sigval)
+        failed = finish.outcome is Outcome.FAILED
+        group.state = WorkerState.FAILED if failed else WorkerState.SUCCEEDED
+        return RunResult(group.state, self._result.return_values, self._result.failures)
+
+    # Events into the machine, effects out of it.
+
+    def _dispatch(self, events: Iterable[supervision.Event]) -> None:
+        pending = deque(events)
+        while pending:
+            for effect in self._machine.handle(time.monotonic(), pending.popleft()):
+                outcome = self._perform(effect)
+                if outcome is not None:
+                    pending.append(outcome)
+
+    def _perform(self, effect: supervision.Effect) -> supervision.Event | None:
+        match effect:
+            case supervision.JoinRound():
+                return self._join_round()
+            case supervision.StartWorkers(generation):
+                self._start_generation()
+                return supervision.WorkersStarted(generation)
+            case supervision.StopWorkers(generation, reason, signum):
+                unkillable = self._stop_generation(reason, signum)
+                self._worker_group.state = WorkerState.STOPPED
+                self._tell_restart(reason)
+                return supervision.WorkersStopped(generation, unkillable)
+            case supervision.KillWorkers():
+                self._kill_workers()
+            case supervision.EnterBarrier():
+                self._exit_barrier()
+                return supervision.BarrierEnded()
+            case supervision.Finish():
+                self._finished = effect
+        return None
+
+    def _take_signals(self) -> None:
+        for one in self._signals.take():
+            messages.warning(self._signal_notice(one))
+            self._dispatch([supervision.SignalReceived(one)])
+
+    def _signal_notice(self, one: signal.Signals) -> str:
+        stopping = self._machine.state is State.STOPPING
+        if one == signal.SIGINT and stopping:
+            return f"{one.name} again: killing the workers now"
+        if self._machine.state is State.RUNNING:
+            count = len(self._machine.running)
+            again = "; again to kill them at once" if one == signal.SIGINT else ""
+            return (
+                f"{one.name}: passing it on to {count} worker{'s'[: count != 1]} and waiting up to "
+                f"{self._shutdown_timeout:g} s for them to end{again}"
+            )
+        return f"{one.name}: stopping"
+
+    def _join_round(self) -> supervision.Event:
+        self._rendezvous(self._worker_group)
+        group = self._worker_group
+        assert group.group_rank is not None
+        assert group.group_world_size is not None
+        joined = supervision.RoundJoined(self._round, group.group_rank, group.group_world_size)
+        self._round += 1
+        return joined
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Take part in the next round, and learn the ranks of this node's workers."""
+        spec = worker_group.spec
+        with self._signals.raising():  # A handler may wait for long, in code that is not ours.
+            info = spec.rdzv_handler.next_rendezvous()
+            worker_group.store = info.store
+            worker_group.group_rank = info.rank
+            worker_group.group_world_size = info.world_size
+            meeting_point = info.bootstrap_store_info
+            worker_group.master_addr = spec.master_addr or meeting_point.master_addr
+            worker_group.master_port = spec.master_port or meeting_point.master_port
+            worker_group.workers = self._assign_worker_ranks(
+                info.store, info.rank, info.world_size, spec
+            )
+
+    def _assign_worker_ranks(
+        self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        ranks = exchange.node_ranks(store, group_rank, group_world_size, spec)
+        return [
+            Worker(
+                local_rank,
+                ranks.first_rank + local_rank,
+                ranks.first_role_rank + local_rank,
+                ranks.world_size,
+                ranks.role_world_size,
+            )
+            for local_rank in range(spec.local_world_size)
+        ]
+
+    def _start_generation(self) -> None:
+        group = self._worker_group
+        for local_rank, worker_id in self._start_workers(group).items():
+            group.workers[local_rank].id = worker_id
+        group.state = WorkerState.HEALTHY
+
+    def _stop_generation(self, reason: Reason, signum: int) -> int:
+        """Stop what is left; return how many processes cannot be killed."""
+        if reason is Reason.SIGNAL:
+            self._shutdown(signal.Signals(signum), self._shutdown_timeout)
+        elif reason is not Reason.SUCCEEDED:
+            self._stop_workers(self._worker_group)
+        return 0
+
+    def _kill_workers(self) -> None:
+        """Hasten a stop that is under way; nothing a hook that blocks could be told."""
+
+    def _exit_barrier(self) -> None:
+        with self._signals.raising():
+            exchange.exit_barrier(self._worker_group, self._exit_barrier_timeout)
+
+    # Looking at the workers.
+
+    def _wait_for_change(self) -> None:
+        """Wait for a signal, but no longer than until the next look."""
+        poll = select.poll()
+        poll.register(self._signals.fileno(), select.POLLIN)
+        poll.poll(self._worker_group.spec.monitor_interval * 1000)
+
+    def _observe(self) -> list[supervision.Event]:
+        """Ask the hook how the workers are, and put its answer as events."""
+        group = self._worker_group
+        result = self._monitor_workers(group)
+        group.state = result.state
+        generation = self._machine.generation
+        if result.state == WorkerState.HEALTHY:
+            return []
+        self._result = result
+        if result.state == WorkerState.SUCCEEDED:
+            return [
+                supervision.WorkerExited(generation, rank, failed=False)
+                for rank in sorted(self._machine.running)
+            ]
+        if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            return [supervision.WorkersUnhealthy(generation, result.state.name.lower())]
+        raise InternalError(
+            f"_monitor_workers returned the state {result.state.name}",
+            hint="it must be HEALTHY, SUCCEEDED, FAILED or UNHEALTHY",
+        )
+
+    def _asks_for_nodes(self) -> bool:
+        handler = self._worker_group.spec.rdzv_handler
+        # A handler that derives from another project's base class has no such property.
+        return getattr(handler, "polls_membership", True)
+
+    def _nodes_waiting(self) -> int:
+        return self._worker_group.spec.rdzv_handler.num_nodes_waiting()
+
+    def _tell_restart(self, reason: Reason) -> None:
+        """Say why the workers are started again, before they are."""
+        budget = self._machine.budget
+        if reason not in (Reason.WORKER_FAILED, Reason.UNHEALTHY) or not budget.left:
+            return
+        first = min(
+            self._result.failures.items(),
+            key=lambda item: (item[1].consequence, item[1].order),
+            default=None,
+        )
+        what = "the workers are not healthy"
+        if first is not None:
+            rank, failure = first
+            lines = failure.traceback_text().strip().splitlines()
+            what = f"rank {rank} (pid {failure.pid}) failed: {failure.detail or failure.ending()}"
+            what += f": {lines[-1]}" if lines else ""
+        messages.warning(
+            f"{what}; restarting all workers (restart {budget.used + 1} of {budget.max_restarts})"
+        )

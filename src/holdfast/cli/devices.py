@@ -1,0 +1,127 @@
+"""How many accelerators this machine offers, found out without loading PyTorch here.
+
+The one thing to know: NVIDIA cards are counted from what the driver shows in the file system and
+from `CUDA_VISIBLE_DEVICES`. PyTorch is asked, in a process of its own, only where there is a sign
+of another kind of accelerator. It does not check that a card works.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+NVIDIA_PROC = "/proc/driver/nvidia/gpus"
+DEV = "/dev"
+
+TORCH_ANSWER_S = 120
+"""How long PyTorch may take to be imported and to answer, on a cold file system."""
+
+OTHER_ACCELERATORS = ("accel", "davinci0", "dri/renderD128", "hl0", "kfd")
+"""Names in /dev that hint at accelerators other than NVIDIA's."""
+
+_TORCH_QUESTIONS = {
+    "gpu": "torch.cuda.device_count() if torch.cuda.is_available() else 0",
+    "xpu": "torch.xpu.device_count() if torch.xpu.is_available() else 0",
+    "auto": "torch.accelerator.device_count() if torch.accelerator.is_available() else 0",
+}
+_TORCH_QUESTION_BY_NAME = (
+    "(lambda n: getattr(torch, n).device_count()"
+    " if n == torch._C._get_privateuse1_backend_name() and getattr(torch, n).is_available()"
+    " else 0)({name!r})"
+)
+
+
+def cpu_count() -> int:
+    """Return how many CPUs this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return os.cpu_count() or 1
+
+
+def gpu_count() -> int:
+    """Return how many GPUs workers will see: NVIDIA's first, others by asking PyTorch."""
+    return nvidia_count() or (ask_torch("gpu") if _signs_of_other_accelerators() else 0)
+
+
+def xpu_count() -> int:
+    """Return how many Intel GPUs workers will see; only PyTorch can tell."""
+    return ask_torch("xpu")
+
+
+def accelerator_count() -> int:
+    """Return the number of devices of whatever accelerator is here, 0 if there is none.
+
+    A machine with NVIDIA cards counts them even if the PyTorch installed there could not use
+    them; `torchrun` would then count CPUs.
+    """
+    found = nvidia_count()
+    if found == 0 and (_signs_of_other_accelerators() or has_foreign_backend()):
+        found = ask_torch("auto")
+    return found
+
+
+def named_backend_count(name: str) -> int:
+    """Return the devices of an out-of-tree PyTorch backend such as `npu`, 0 if it is unknown."""
+    return ask_torch(name) if has_foreign_backend() else 0
+
+
+def nvidia_count() -> int:
+    """Return how many NVIDIA cards exist here and `CUDA_VISIBLE_DEVICES` lets workers see."""
+    in_proc = len(_names_in(NVIDIA_PROC))
+    in_dev = sum(name.removeprefix("nvidia").isdecimal() for name in _names_in(DEV))
+    # A container may hide cards in one of the two places only.
+    present = min(in_proc, in_dev) or max(in_proc, in_dev)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if present == 0 or visible is None:
+        return present
+    count = 0
+    for item in visible.split(","):
+        # CUDA ignores everything after the first entry that names no card.
+        name = item.strip()
+        if not name or name.startswith("-"):
+            break
+        if name.isdecimal() and int(name) >= present:
+            break
+        count += 1
+    return count
+
+
+def has_foreign_backend() -> bool:
+    """Tell whether a package here adds a backend to PyTorch when PyTorch is imported."""
+    from importlib.metadata import entry_points
+
+    return bool(entry_points(group="torch.backends"))
+
+
+def ask_torch(kind: str) -> int:
+    """Ask the workers' interpreter for PyTorch's count of `kind`; no PyTorch there counts as 0."""
+    import subprocess
+
+    question = _TORCH_QUESTIONS.get(kind) or _TORCH_QUESTION_BY_NAME.format(name=kind)
+    interpreter = os.environ.get("PYTHON_EXEC") or sys.executable
+    try:
+        done = subprocess.run(
+            [interpreter, "-c", f"import torch; print({question})"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=TORCH_ANSWER_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return 0
+    # Libraries may print while they are imported: the answer is the last line.
+    answer = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
+    return int(answer) if done.returncode == 0 and answer.isdecimal() else 0
+
+
+def _signs_of_other_accelerators() -> bool:
+    return any(os.path.exists(os.path.join(DEV, name)) for name in OTHER_ACCELERATORS)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []

@@ -1,0 +1,166 @@
+"""The command `holdfast`: picks the verb, and turns every way a verb can end into an exit code.
+
+The one thing to know: exit codes are made here and nowhere else. The verbs raise; this module
+says the one line and picks the code. A verb's module is imported only when that verb is used.
+
+===========================================  ==============================================
+how it ended                                 exit code
+===========================================  ==============================================
+every worker succeeded                       0
+a worker failed                              the code of the first that failed
+a signal ended that worker                   128 + the signal's number
+a signal stopped this command                128 + the signal's number (130 for Ctrl-C)
+the command line is wrong                    2
+the script is missing, or cannot be started  127, or 126
+this machine lacks or refuses something      78
+a bug in Holdfast                            70
+===========================================  ==============================================
+
+With `--exit-code-compat` every failure but a wrong command line is 1.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.processes.failures import ChildFailedError
+
+COMPAT_FAILURE = 1
+USAGE = 2
+BUG = 70
+INTERRUPTED = 130
+
+OVERVIEW = """\
+usage: holdfast VERB ...
+
+An elastic, fault-tolerant launcher and supervisor for distributed jobs.
+
+Verbs:
+  run          start workers on this machine and watch over them
+
+Flags:
+  --version    show the version and exit
+  -h, --help   show this and exit
+
+holdfast VERB --help tells more about a verb.
+"""
+
+
+def entry() -> int:
+    """Be the command `holdfast`; return its exit code."""
+    try:
+        code = dispatch(sys.argv[1:])
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    return _flushed(code)
+
+
+def dispatch(argv: list[str]) -> int:
+    """Run the verb that the first argument names."""
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        return _write(sys.stdout, OVERVIEW)
+    if argv[0] in ("-V", "--version"):
+        from holdfast import __version__
+
+        return _write(sys.stdout, f"holdfast {__version__}\n")
+    verb, rest = argv[0], argv[1:]
+    if verb not in VERBS:
+        hint = ""
+        if verb.startswith("-") or verb.endswith(".py"):
+            hint = f"; did you mean holdfast run {verb}?"
+        known = ", ".join(VERBS)
+        _write(sys.stderr, f"holdfast: error: {verb!r} is not a verb; verbs: {known}{hint}\n")
+        return USAGE
+    return VERBS[verb](rest)
+
+
+def run_command(argv: list[str]) -> int:
+    """Run `holdfast run` with these arguments and return its exit code; never raises."""
+    compat = False
+    try:
+        from holdfast.cli.run import execute, parse_args
+
+        args = parse_args(argv)
+        compat = args.exit_code_compat
+        execute(args)
+    except SystemExit as end:
+        return _code_of(end)
+    except KeyboardInterrupt:
+        _write(sys.stderr, "holdfast run: interrupted\n")
+        return _compatible(INTERRUPTED, compat)
+    except Exception as error:  # noqa: BLE001 (the last place before the shell)
+        return _compatible(_report(error, compat), compat)
+    return 0
+
+
+VERBS: dict[str, Callable[[list[str]], int]] = {"run": run_command}
+
+
+def _report(error: Exception, compat: bool) -> int:
+    """Tell the person why the job did not succeed, and return the exit code that says it."""
+    if isinstance(error, HoldfastError):
+        _write(sys.stderr, f"holdfast run: error: {error}\n")
+        return error.exit_code
+    from holdfast.processes.failures import ChildFailedError
+    from holdfast.processes.signals import SignalException, in_words
+
+    if isinstance(error, ChildFailedError):
+        return _failure_exit(error, compat)
+    if isinstance(error, SignalException):
+        _write(sys.stderr, f"holdfast run: stopped by {in_words(error.sigval)}\n")
+        return 128 + error.sigval
+    import traceback
+
+    story = "".join(traceback.format_exception(error))
+    _write(sys.stderr, f"{story}holdfast run: error: this is a bug in Holdfast; please report it\n")
+    return BUG
+
+
+def _failure_exit(error: ChildFailedError, compat: bool) -> int:
+    """Say which worker failed first and how, and return the exit code that passes it on."""
+    from holdfast.processes.failures import exit_status
+
+    _write(sys.stderr, f"{error}\n")
+    return _compatible(exit_status(error), compat)
+
+
+def _compatible(code: int, compat: bool) -> int:
+    return COMPAT_FAILURE if compat and code not in (0, USAGE) else code
+
+
+def _code_of(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    _write(sys.stderr, f"{end.code}\n")
+    return COMPAT_FAILURE
+
+
+def _write(stream: object, text: str) -> int:
+    """Write text to a stream whose reader may be gone; a missing reader is no failure."""
+    try:
+        stream.write(text)  # type: ignore[attr-defined]
+        stream.flush()  # type: ignore[attr-defined]
+    except (OSError, ValueError, AttributeError):
+        pass  # The pipe is closed, or there is no console: nobody is there to be told.
+    return 0
+
+
+def _flushed(code: int) -> int:
+    """Flush the streams now, so that the interpreter's own flush at exit has nothing to fail on."""
+    for stream, descriptor in ((sys.stdout, 1), (sys.stderr, 2)):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            # What is still buffered goes nowhere; the exit code stays what the job earned.
+            try:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+            except OSError:
+                pass
+    return code

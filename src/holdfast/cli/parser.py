@@ -1,0 +1,175 @@
+"""An argparse parser for a command that is followed by another command.
+
+The one thing to know: the command line is cut at the script before argparse sees it. What follows
+the script belongs to the script alone, even if it looks like an abbreviation of a flag of ours,
+and a prefix that fits only the two spellings of one flag is that flag. Errors are one line with
+exit code 2, never a usage dump. What the flags are is not decided here but in `cli/flags.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+HELP_COLUMNS, HELP_COLUMNS_MAX = 80, 100
+HELP_INDENT = 26
+SUGGESTIONS_MAX = 1
+
+
+class Refused(Exception):  # noqa: N818 (it refuses a command line; nothing is broken)
+    """A value is wrong. Not a `ValueError`, since argparse would replace the message of one."""
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Help that shows one spelling of each flag and finds the width without importing shutil."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        options.setdefault("max_help_position", HELP_INDENT)
+        options.setdefault("width", _help_columns())
+        super().__init__(prog, **options)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        shown = [name for name in action.option_strings if "_" not in name]
+        if not shown:
+            return super()._format_action_invocation(action)
+        value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+        return ", ".join(shown) + value
+
+
+class ScriptParser(argparse.ArgumentParser):
+    """Parses `[flags] SCRIPT [arguments of the script]`."""
+
+    def parse_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> argparse.Namespace:
+        """Parse a command line; anything wrong with it ends the process with one line, exit 2."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.refuse(f"{unknown[0]}: no such flag{self._suggestion(unknown[0])}")
+        return parsed
+
+    def parse_known_args(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Like `parse_args`, but hand back flags that nobody knows."""
+        words = list(sys.argv[1:] if args is None else args)
+        try:
+            flags, script = self._cut(words)
+            if script:
+                flags = [*flags, "--", *script]
+            return super().parse_known_args(flags, namespace)
+        except Refused as refused:
+            self.refuse(str(refused))
+
+    def error(self, message: str) -> NoReturn:
+        """Say what argparse found wrong, in the form of our own messages."""
+        if "training_script" in message:
+            message = f"no script given; usage: {self.usage}"
+        elif message.startswith("argument "):
+            names, _, problem = message.removeprefix("argument ").partition(": ")
+            longs = [name for name in names.split("/") if name.startswith("--")]
+            message = f"{longs[0] if longs else names}: {problem}"
+        self.refuse(message)
+
+    def refuse(self, text: str) -> NoReturn:
+        """End the process with one line and exit code 2."""
+        self.exit(2, f"{self.prog}: error: {text}\n")
+
+    def _cut(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Return the flags, abbreviations written out, and the script with its arguments."""
+        flags: list[str] = []
+        at = 0
+        while at < len(words):
+            word = words[at]
+            if word == "--":
+                return flags, words[at + 1 :]
+            if not self._is_flag(word):
+                return flags, words[at:]
+            written, values = self._read_flag(word)
+            flags.append(written)
+            at += 1
+            while values and at < len(words) and not self._is_flag(words[at]):
+                flags.append(words[at])
+                values -= 1
+                at += 1
+        return flags, []
+
+    def _is_flag(self, word: str) -> bool:
+        if not word.startswith("-") or word == "-":
+            return False
+        if word == "--" or self._fitting(word.partition("=")[0]):
+            return True
+        negative_number = word[1:].replace(".", "", 1).isdecimal()
+        return not negative_number and " " not in word
+
+    def _read_flag(self, word: str) -> tuple[str, int]:
+        """Return the flag in full, and how many of the next words are its values."""
+        if not word.startswith("--"):
+            return word, self._values_of_short(word)
+        name, equals, value = word.partition("=")
+        fitting = self._fitting(name)
+        if not fitting:
+            return word, 0
+        actions = list(dict.fromkeys(fitting.values()))
+        if len(actions) > 1:
+            meant = ", ".join(action.option_strings[-1].replace("_", "-") for action in actions)
+            raise Refused(f"{name}: could be any of {meant}")
+        full = next(iter(fitting))
+        return full + equals + value, 0 if equals else _values_of(actions[0])
+
+    def _values_of_short(self, word: str) -> int:
+        """Return how many values follow `-r`, `-mr` (1 each) or `-m`, `-r3` (none)."""
+        for at, letter in enumerate(word[1:], start=1):
+            action = self._option_string_actions.get(f"-{letter}")
+            if action is None:
+                return 0
+            values = _values_of(action)
+            if values:
+                return values if at == len(word) - 1 else 0
+        return 0
+
+    def _fitting(self, name: str) -> dict[str, argparse.Action]:
+        """Return the flags that `name` is, or is the beginning of, by their spelling."""
+        known = self._option_string_actions
+        if name in known:
+            return {name: known[name]}
+        if not name.startswith("--"):
+            return {}
+        return {full: action for full, action in known.items() if full.startswith(name)}
+
+    def _suggestion(self, word: str) -> str:
+        from difflib import get_close_matches
+
+        name = word.partition("=")[0].replace("_", "-")
+        known = [full for full in self._option_string_actions if "_" not in full]
+        close = get_close_matches(name, known, n=SUGGESTIONS_MAX)
+        return f"; did you mean {close[0]}?" if close else f"; see {self.prog} --help"
+
+
+def _values_of(action: argparse.Action) -> int:
+    if action.nargs is None:
+        return 1
+    return action.nargs if isinstance(action.nargs, int) else 1
+
+
+def _help_columns() -> int:
+    """Return the width of help: that of `COLUMNS`, else of the terminal, else 80, within reason."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns) > 0:
+        width = int(columns)
+    else:
+        try:
+            width = os.get_terminal_size(1).columns or HELP_COLUMNS
+        except OSError:
+            width = HELP_COLUMNS
+    return min(width, HELP_COLUMNS_MAX) - 2

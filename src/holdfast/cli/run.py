@@ -1,0 +1,196 @@
+"""The verb `run`: from a parsed command line to a launched job.
+
+The one thing to know: `config_from_args` only translates, for any number of nodes and without
+looking at the script; `run` decides which rendezvous the job gets, refuses what cannot work, and
+launches. Neither changes the environment or the namespace it is given.
+"""
+
+from __future__ import annotations
+
+import os
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from holdfast import messages
+from holdfast.cli import values
+from holdfast.cli.flags import DEFAULT_MASTER_PORT, build_parser
+from holdfast.cli.script import check_can_start, get_use_env, run_script_path, worker_command
+from holdfast.cli.values import determine_local_world_size, parse_min_max_nnodes
+from holdfast.errors import NotYetSupported
+from holdfast.launcher.config import EXIT_BARRIER_TIMEOUT_S, LaunchConfig
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+    from collections.abc import Callable, Sequence
+
+    from holdfast.processes.logs import LogsSpecs
+
+__all__ = [
+    "config_from_args",
+    "determine_local_world_size",
+    "execute",
+    "get_args_parser",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "run",
+    "run_script_path",
+]
+
+BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
+LOG_LINE_PREFIX_ENV = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+
+
+def get_args_parser() -> ArgumentParser:
+    """Return the parser of `holdfast run`, with the `PET_` defaults of the environment."""
+    return build_parser()
+
+
+def parse_args(args: Sequence[str] | None) -> Namespace:
+    """Parse a command line; one that is wrong ends the process with one line and exit code 2."""
+    return get_args_parser().parse_args(args)
+
+
+def get_rdzv_endpoint(args: Namespace) -> str:
+    """Return the endpoint: as given, or that of node 0 for the static backend."""
+    endpoint = str(args.rdzv_endpoint)
+    if args.rdzv_backend != "static":
+        return endpoint
+    if not endpoint:
+        port = DEFAULT_MASTER_PORT if args.master_port is None else args.master_port
+        return f"{args.master_addr}:{port}"
+    port_text = endpoint.rpartition(":")[2] if ":" in endpoint else ""
+    if not port_text.isdecimal():
+        values.refuse(
+            args.rdzv_endpoint, "--rdzv-endpoint", "has no port", "HOST:PORT for the static backend"
+        )
+    return endpoint
+
+
+def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None] | str, list[str]]:
+    """Translate a command line into a config, what workers run, and its arguments."""
+    min_nodes, max_nodes = parse_min_max_nnodes(args.nnodes)
+    nproc_per_node = determine_local_world_size(args.nproc_per_node)
+    if args.numa_binding is not None:
+        raise NotYetSupported("--numa-binding: binding workers to CPUs is not supported yet")
+    program, program_args = worker_command(args)
+    config = LaunchConfig(
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        nproc_per_node=nproc_per_node,
+        logs_specs=_logs_specs(args),
+        run_id=str(args.rdzv_id),
+        role=str(args.role),
+        rdzv_endpoint=get_rdzv_endpoint(args),
+        rdzv_backend=str(args.rdzv_backend),
+        rdzv_configs=_rdzv_configs(args),
+        max_restarts=args.max_restarts,
+        monitor_interval=args.monitor_interval,
+        start_method=args.start_method,
+        log_line_prefix_template=os.environ.get(LOG_LINE_PREFIX_ENV),
+        local_addr=None if args.local_addr is None else str(args.local_addr),
+        event_log_handler=str(args.event_log_handler),
+        signals_to_handle=values.parse_signal_names(args.signals_to_handle),
+        duplicate_stdout_filters=args.duplicate_stdout_filters,
+        duplicate_stderr_filters=args.duplicate_stderr_filters,
+        virtual_local_rank=args.virtual_local_rank,
+        shutdown_timeout=args.shutdown_timeout,
+        # A namespace made by another parser of these flags may lack Holdfast's own.
+        stop_signal=values.parse_stop_signal(getattr(args, "stop_signal", "SIGTERM")),
+        capture_stderr=not getattr(args, "no_capture_stderr", False),
+        omp_num_threads=_omp_num_threads(nproc_per_node),
+        exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_TIMEOUT_S),
+    )
+    return config, program, program_args
+
+
+def run(args: Namespace) -> None:
+    """Run the job of a parsed command line until it ends; raises if it cannot or if it fails."""
+    args = _with_rendezvous(args)
+    config, program, program_args = config_from_args(args)
+    _refuse_what_is_to_come(args, config)
+    check_can_start(args)
+    if config.omp_num_threads is not None:
+        messages.info(
+            f"OMP_NUM_THREADS is not set: each of the {config.nproc_per_node} workers gets "
+            f"{config.omp_num_threads}, so that they do not crowd each other out; set it to tune"
+        )
+    from holdfast.launcher.launch import elastic_launch
+
+    elastic_launch(config=config, entrypoint=program)(*program_args)
+
+
+def execute(args: Namespace) -> None:
+    """Run the job, and leave a failure of it in the error file this process was given, if any."""
+    from holdfast.processes.recording import record
+
+    record(run)(args)
+
+
+def _with_rendezvous(args: Namespace) -> Namespace:
+    """Return the arguments with the rendezvous that one node gets when it asks for none."""
+    max_nodes = parse_min_max_nnodes(args.nnodes)[1]
+    backend = str(args.rdzv_backend)
+    if backend not in BACKENDS:
+        values.refuse(args.rdzv_backend, "--rdzv-backend", "is not known", ", ".join(BACKENDS))
+    if args.standalone and max_nodes > 1:
+        values.refuse(args.nnodes, "--nnodes", "contradicts --standalone, which is one node", "1")
+    alone = (
+        backend == "static"
+        and not args.rdzv_endpoint
+        and args.master_port is None
+        and max_nodes == 1
+    )
+    if args.standalone or alone:
+        args = copy(args)
+        args.rdzv_backend = "c10d"
+        args.rdzv_endpoint = "localhost:0"
+        args.rdzv_id = _fresh_run_id()
+    elif backend != "static":
+        if args.node_rank:
+            messages.warning(f"--node-rank is ignored: {backend} assigns the ranks of nodes itself")
+        if args.master_port is not None:
+            messages.warning(f"--master-port is ignored by --rdzv-backend {backend}")
+    return args
+
+
+def _refuse_what_is_to_come(args: Namespace, config: LaunchConfig) -> None:
+    if config.max_nodes > 1:
+        raise NotYetSupported(
+            f"{values.source_of(args.nnodes, '--nnodes')}: jobs of several nodes are not supported "
+            "yet; use --nnodes 1"
+        )
+    if config.event_log_handler != "null":
+        source = values.source_of(args.event_log_handler, "--event-log-handler")
+        raise NotYetSupported(f"{source}: recording events is not supported yet; accepted: null")
+
+
+def _rdzv_configs(args: Namespace) -> dict[str, Any]:
+    configs: dict[str, Any] = dict(values.parse_rdzv_conf(args.rdzv_conf))
+    if args.rdzv_backend == "static":
+        configs["rank"] = args.node_rank
+    return configs
+
+
+def _logs_specs(args: Namespace) -> LogsSpecs:
+    kind = values.load_logs_specs("default" if args.logs_specs is None else args.logs_specs)
+    return kind(
+        log_dir=values.parse_log_dir(args.log_dir),
+        redirects=values.parse_streams(args.redirects, "--redirects"),
+        tee=values.parse_streams(args.tee, "--tee"),
+        local_ranks_filter=values.parse_local_ranks(args.local_ranks_filter),
+    )
+
+
+def _omp_num_threads(nproc_per_node: int) -> int | None:
+    return 1 if nproc_per_node > 1 and "OMP_NUM_THREADS" not in os.environ else None
+
+
+def _fresh_run_id() -> str:
+    """Return a random id in the form of a version 4 UUID, without importing `uuid`."""
+    raw = bytearray(os.urandom(16))
+    raw[6] = raw[6] & 0x0F | 0x40
+    raw[8] = raw[8] & 0x3F | 0x80
+    text = raw.hex()
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))

@@ -1,0 +1,107 @@
+"""The program of a worker: its command line, and whether it can be started at all.
+
+The one thing to know: the checks run before anything is started, so a misspelt script is one line
+and an exit code like the shell's instead of N failed workers. A module (`-m`) is not looked for,
+since finding it may run code of its package.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from holdfast.errors import CannotStart, UsageError
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+    from typing import NoReturn
+
+PYTHON_ENV = "PYTHON_EXEC"
+MISSING, UNUSABLE = 127, 126
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script within this interpreter, as the function of a `--run-path` worker."""
+    import runpy
+
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")
+
+
+def get_use_env(args: Namespace) -> bool:
+    """Tell whether workers learn their local rank from the environment alone.
+
+    Only programs that extend the parser with the old `--use-env` can say no; their scripts then
+    get `--local-rank=N` as an argument too.
+    """
+    return bool(getattr(args, "use_env", True))
+
+
+def worker_command(args: Namespace) -> tuple[Callable[..., None] | str, list[str]]:
+    """Return what each worker runs: a function or a program, and its arguments."""
+    script: str = args.training_script
+    if args.run_path:
+        return run_script_path, [script, *args.training_script_args]
+    argv: list[str] = []
+    if args.no_python:
+        if args.module:
+            raise UsageError("--no-python: cannot be used with --module, which needs Python")
+        program = script
+    else:
+        program = interpreter()
+        argv += ["-u", "-m", script] if args.module else ["-u", script]
+    if not get_use_env(args):
+        argv.append("--local-rank=${local_rank}")
+    return program, [*argv, *args.training_script_args]
+
+
+def interpreter() -> str:
+    """Return the Python of the workers: `PYTHON_EXEC`, else the one that runs this."""
+    return os.environ.get(PYTHON_ENV) or sys.executable
+
+
+def check_can_start(args: Namespace) -> None:
+    """Raise `CannotStart` if the workers of this command line would fail at once."""
+    script: str = args.training_script
+    if args.run_path:
+        _check_script(script)
+    elif args.no_python:
+        _check_program(script, script)
+    else:
+        _check_program(interpreter(), PYTHON_ENV if os.environ.get(PYTHON_ENV) else "Python")
+        # A lone - is a script on stdin, and -c the interpreter's own option.
+        if not args.module and not script.startswith("-"):
+            _check_script(script)
+
+
+def _check_script(path: str) -> None:
+    if not os.path.exists(path):
+        _refuse(path, "there is no such script", MISSING)
+    if not os.access(path, os.R_OK):
+        _refuse(path, "the script cannot be read", UNUSABLE)
+    if os.path.isdir(path) and not any(
+        os.path.exists(os.path.join(path, f"__main__{suffix}")) for suffix in (".py", ".pyc")
+    ):
+        _refuse(path, "a folder can only be run if it has a __main__.py", UNUSABLE)
+
+
+def _check_program(program: str, called: str) -> None:
+    """Refuse a program that cannot be executed; without a slash it is looked for in PATH."""
+    if os.sep in program:
+        candidates = [program]
+    else:
+        candidates = [os.path.join(folder, program) for folder in os.get_exec_path()]
+    found = [path for path in candidates if program and os.path.exists(path)]
+    if not found:
+        where = "" if os.sep in program else " in PATH"
+        _refuse(program, f"there is no such program{where}", MISSING, called)
+    if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
+        what = "is a folder" if os.path.isdir(found[0]) else "is not executable"
+        _refuse(program, f"the program {what}", UNUSABLE, called)
+
+
+def _refuse(path: str, problem: str, code: int, called: str = "") -> NoReturn:
+    prefix = f"{called}: " if called and called != path else ""
+    raise CannotStart(f"{prefix}{path!r}: {problem}", exit_code=code)

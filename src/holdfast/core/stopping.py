@@ -1,0 +1,166 @@
+"""How a group of workers is brought down: ask, wait, kill, sweep up, or give up on it.
+
+::
+
+    ASKING ──all leaders ended──► LEFTOVERS ──gone──► ENDED
+       │                              │                 ▲
+       │ deadline, or kill_now        │ deadline        │ gone, or given up
+       ▼                              ▼                 │
+    KILLING ──all leaders ended──► SWEEPING ────────────┘
+
+Only a worker's leader is asked: it knows its children and in which order to end them. A leader
+that *handled* the signal is trusted to have done so, and what it left is killed at once. A leader
+that simply *died* of the signal (a shell around a trainer does) has told nobody, so what it left
+is asked too and has the rest of the time. A process that does not die even of SIGKILL (in
+uninterruptible sleep) is given up after `reap_s` and reported.
+
+Pure: time is an argument, and the caller performs the effects in order. Keys name workers.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SIGKILL = 9
+# How long a killed process may take to go; after that only uninterruptible sleep explains it.
+REAP_S = 10.0
+
+
+class Phase(Enum):
+    """Where a stop has got to."""
+
+    ASKING = "asking"
+    KILLING = "killing"
+    LEFTOVERS = "leftovers"
+    SWEEPING = "sweeping"
+    ENDED = "ended"
+
+
+class SignalLeader(msgspec.Struct, frozen=True):
+    """Effect: send the signal to this worker's leader."""
+
+    key: int
+    signum: int
+
+
+class KillTree(msgspec.Struct, frozen=True):
+    """Effect: SIGKILL this worker and everything below it."""
+
+    key: int
+
+
+class AskLeftovers(msgspec.Struct, frozen=True):
+    """Effect: signal all that ended workers left; `cleared` when none of it is there."""
+
+    signum: int
+
+
+class SweepLeftovers(msgspec.Struct, frozen=True):
+    """Effect: SIGKILL all that ended workers left; `cleared` when none of it is there."""
+
+
+Effect = SignalLeader | KillTree | AskLeftovers | SweepLeftovers
+
+
+class Stop:
+    """One stop, from the first signal until nothing is left.
+
+    Call `begin` once; then tell it of every ended leader, of `cleared`, and `tick` it at
+    `next_deadline`. After each call perform the returned effects.
+    """
+
+    def __init__(
+        self, running: Iterable[int], *, signum: int, grace_s: float, reap_s: float = REAP_S
+    ) -> None:
+        self.phase = Phase.ASKING
+        self.running = set(running)
+        self.killed: set[int] = set()
+        self.given_up: set[int] = set()
+        self._signum = signum
+        self._grace_s = grace_s
+        self._reap_s = reap_s
+        self._deadline: float | None = None
+        self._some_died_untold = False
+        # Whether time ran out, rather than that someone wanted it over at once.
+        self.patience_lost = False
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left, or what is left was given up."""
+        return self.phase is Phase.ENDED
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is due if nothing else happens before."""
+        return None if self.ended else self._deadline
+
+    def begin(self, now: float) -> list[Effect]:
+        """Ask every running leader to end."""
+        self._deadline = now + self._grace_s
+        if self._signum == SIGKILL or (self._grace_s <= 0 and self.running):
+            return self._kill(now)
+        if not self.running:
+            return self._sweep(now)
+        return [SignalLeader(key, self._signum) for key in sorted(self.running)]
+
+    def leader_ended(self, now: float, key: int, *, died_of: int = 0) -> list[Effect]:
+        """Take in that a leader ended; `died_of` is the signal that ended it, if one did."""
+        self.running.discard(key)
+        if self.phase is Phase.ASKING and died_of == self._signum:
+            self._some_died_untold = True
+        if self.running or self.phase not in (Phase.ASKING, Phase.KILLING):
+            return []
+        if self.phase is Phase.ASKING and self._some_died_untold:
+            self.phase = Phase.LEFTOVERS
+            return [AskLeftovers(self._signum)]
+        return self._sweep(now)
+
+    def cleared(self) -> None:
+        """Take in that nothing is left below the ended workers."""
+        if self.phase in (Phase.LEFTOVERS, Phase.SWEEPING):
+            self.phase = Phase.ENDED
+
+    def abandon(self) -> None:
+        """Take in that what could act on the workers is gone, and they with it."""
+        self.running.clear()
+        self.phase = Phase.ENDED
+
+    def kill_now(self, now: float) -> list[Effect]:
+        """End the patience: kill what still runs."""
+        if self.phase is Phase.ASKING:
+            return self._kill(now)
+        if self.phase is Phase.LEFTOVERS:
+            return self._sweep(now)
+        return []
+
+    def tick(self, now: float) -> list[Effect]:
+        """Take in that time passed."""
+        if self._deadline is None or now < self._deadline or self.ended:
+            return []
+        if self.phase in (Phase.ASKING, Phase.LEFTOVERS):
+            self.patience_lost = True
+            return self.kill_now(now)
+        if self.phase is Phase.KILLING:
+            # Some leader does not die; whatever else there is must go all the same.
+            self.given_up |= self.running
+            return self._sweep(now)
+        self.phase = Phase.ENDED
+        return []
+
+    def _kill(self, now: float) -> list[Effect]:
+        self.phase = Phase.KILLING
+        self._deadline = now + self._reap_s
+        self.killed |= self.running
+        if not self.running:
+            return self._sweep(now)
+        return [KillTree(key) for key in sorted(self.running)]
+
+    def _sweep(self, now: float) -> list[Effect]:
+        self.phase = Phase.SWEEPING
+        self._deadline = now + self._reap_s
+        return [SweepLeftovers()]

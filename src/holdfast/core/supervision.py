@@ -1,0 +1,398 @@
+"""What one agent does about its workers: the machine that makes every decision.
+
+::
+
+    IDLE ─Begun─► JOINING ─RoundJoined─► STARTING ─WorkersStarted─► RUNNING
+                     ▲                                                 │ an exit, a signal,
+                     │ restart, regroup                                ▼ nodes waiting
+                     └───────────────── WorkersStopped ◄────────── STOPPING
+                                             │
+                       all succeeded ◄───────┴───────► failed, or a signal
+                             │                               │
+                             ▼                               ▼
+                          LEAVING ─BarrierEnded──────────► DONE
+
+The rules:
+
+1.  One worker's failure stops all workers of the node. What comes after the stop began is a
+    consequence of it and changes nothing.
+2.  A failure is answered by a restart while the budget lasts, and charged to it. A regroup
+    because nodes wait is not.
+3.  A failure that a new start would only repeat (the program cannot be started, a process that
+    SIGKILL does not end) is answered by giving up.
+4.  A signal stops the workers with that same signal, and nothing starts after it. A second SIGINT
+    kills them at once. A failure that led to the stop before the signal came stays the reason.
+5.  Success is when every worker ended with code 0. What they left is cleared away all the same;
+    then the node waits for the others at the barrier.
+6.  A generation is one start of the workers; its number only grows.
+
+Use: perform the effects of each `handle` in order, and bring the outcome of each back as exactly
+one event (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`:
+`WorkersStopped`; `EnterBarrier`: `BarrierEnded`). `KillWorkers` only hastens a stop
+that is under way, and `Finish` is the last. An event that cannot happen in a state raises
+`InvalidEvent` and changes nothing. Late news of an earlier generation is no error and is ignored.
+
+Pure: no I/O, no clock. `now` is kept for the story alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.core.restarts import Budget, Verdict, judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SIGINT = 2
+# How many steps the story keeps; a restart takes about six.
+STORY_STEPS_MAX = 256
+
+
+class State(Enum):
+    """Where the agent is with its workers."""
+
+    IDLE = "idle"
+    JOINING = "joining"
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    LEAVING = "leaving"
+    DONE = "done"
+
+
+class Reason(Enum):
+    """Why workers are being stopped."""
+
+    SUCCEEDED = "all workers succeeded"
+    WORKER_FAILED = "a worker failed"
+    UNHEALTHY = "the workers are not healthy"
+    SIGNAL = "a signal asked to stop"
+    REGROUP = "nodes are waiting to join"
+
+
+class Outcome(Enum):
+    """How the agent's work ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    SIGNALLED = "signalled"
+
+
+class InvalidEvent(Exception):  # noqa: N818 (it names what was invalid)
+    """An event that cannot happen in this state; the machine is as it was."""
+
+
+# Events: facts, in the past tense.
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """The agent was told to run."""
+
+
+class RoundJoined(msgspec.Struct, frozen=True):
+    """A round has formed, and this node is in it."""
+
+    round: int
+    group_rank: int
+    group_world_size: int
+
+
+class WorkersStarted(msgspec.Struct, frozen=True):
+    """Every worker of the generation was started."""
+
+    generation: int
+
+
+class WorkerExited(msgspec.Struct, frozen=True):
+    """A worker ended; `failed` for any ending but a good one."""
+
+    generation: int
+    local_rank: int
+    failed: bool
+    mendable: bool = True
+
+
+class WorkersUnhealthy(msgspec.Struct, frozen=True):
+    """The workers run but are of no use any more."""
+
+    generation: int
+    why: str
+    mendable: bool = True
+
+
+class NodesWaiting(msgspec.Struct, frozen=True):
+    """Nodes outside the round want in."""
+
+    count: int
+
+
+class SignalReceived(msgspec.Struct, frozen=True):
+    """The agent got a signal it handles."""
+
+    signum: int
+
+
+class WorkersStopped(msgspec.Struct, frozen=True):
+    """Nothing is left of the generation, but for so many processes that cannot be killed."""
+
+    generation: int
+    unkillable: int = 0
+
+
+class BarrierEnded(msgspec.Struct, frozen=True):
+    """The other nodes are done too, or waiting for them is over."""
+
+
+Event = (
+    Begun
+    | RoundJoined
+    | WorkersStarted
+    | WorkerExited
+    | WorkersUnhealthy
+    | NodesWaiting
+    | SignalReceived
+    | WorkersStopped
+    | BarrierEnded
+)
+
+# Effects: imperatives.
+
+
+class JoinRound(msgspec.Struct, frozen=True):
+    """Take part in the next round."""
+
+
+class StartWorkers(msgspec.Struct, frozen=True):
+    """Start every worker of a new generation."""
+
+    generation: int
+    restart_count: int
+
+
+class StopWorkers(msgspec.Struct, frozen=True):
+    """Bring down what is left of a generation; `signum` 0 is the configured stop signal."""
+
+    generation: int
+    reason: Reason
+    signum: int = 0
+
+
+class KillWorkers(msgspec.Struct, frozen=True):
+    """Kill at once what is being stopped."""
+
+    generation: int
+
+
+class EnterBarrier(msgspec.Struct, frozen=True):
+    """Wait for the other nodes to be done."""
+
+
+class Finish(msgspec.Struct, frozen=True):
+    """End the agent's work with this outcome."""
+
+    outcome: Outcome
+    signum: int = 0
+
+
+Effect = JoinRound | StartWorkers | StopWorkers | KillWorkers | EnterBarrier | Finish
+
+
+class Step(msgspec.Struct, frozen=True):
+    """One entry of the story."""
+
+    now: float
+    state: State
+    event: Event
+    effects: tuple[Effect, ...]
+
+
+class Supervision:
+    """The machine of one agent."""
+
+    def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
+        self.state = State.IDLE
+        self.generation = -1
+        self.budget = Budget(max_restarts)
+        self.running: frozenset[int] = frozenset()
+        self.first_failed: int | None = None
+        self.story: deque[Step] = deque(maxlen=STORY_STEPS_MAX)
+        self._local_world_size = local_world_size
+        self._after_stop = Reason.SUCCEEDED
+        self._mendable = True
+        self._signum = 0
+        self._interrupts = 0
+
+    @property
+    def restart_count(self) -> int:
+        """Restarts charged so far; what workers see as `TORCHELASTIC_RESTART_COUNT`."""
+        return self.budget.used
+
+    @property
+    def reason(self) -> Reason:
+        """Why the last stop was begun."""
+        return self._after_stop
+
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """Take in one fact; return what must now be done, in order."""
+        before = self.state
+        handler = _HANDLERS.get((self.state, type(event)))
+        if handler is None:
+            if type(event) in _PASSED_OVER.get(self.state, ()):
+                return []
+            raise InvalidEvent(f"{event!r} cannot happen while {self.state.value}")
+        effects = handler(self, event)
+        self.story.append(Step(now, before, event, tuple(effects)))
+        return effects
+
+    def next_deadline(self) -> float | None:
+        """Return when time alone changes something: never, in this machine."""
+        return None
+
+    def check(self) -> None:
+        """Assert what must hold after every step."""
+        assert 0 <= self.budget.used <= max(0, self.budget.max_restarts)
+        assert self.budget.used <= max(0, self.generation + 1)
+        if self.running:
+            assert self.state in (State.STARTING, State.RUNNING, State.STOPPING)
+        if self.state is State.DONE:
+            assert not self.running
+
+    # Handlers, in the order of a life.
+
+    def _begin(self, _event: Begun) -> list[Effect]:
+        self.state = State.JOINING
+        return [JoinRound()]
+
+    def _joined(self, _event: RoundJoined) -> list[Effect]:
+        self.generation += 1
+        self.state = State.STARTING
+        self.running = frozenset(range(self._local_world_size))
+        self.first_failed = None
+        self._mendable = True
+        return [StartWorkers(self.generation, self.restart_count)]
+
+    def _started(self, event: WorkersStarted) -> list[Effect]:
+        self._expect_generation(event.generation)
+        self.state = State.RUNNING
+        if self._signum:  # It came while they were being started.
+            return self._stop(Reason.SIGNAL, self._signum)
+        return []
+
+    def _exited(self, event: WorkerExited) -> list[Effect]:
+        if event.generation != self.generation:
+            return []
+        self.running -= {event.local_rank}
+        if event.failed:
+            self.first_failed = event.local_rank
+            self._mendable = event.mendable
+            return self._stop(Reason.WORKER_FAILED)
+        if not self.running:
+            return self._stop(Reason.SUCCEEDED)
+        return []
+
+    def _exited_while_stopping(self, event: WorkerExited) -> list[Effect]:
+        if event.generation == self.generation:
+            self.running -= {event.local_rank}
+        return []
+
+    def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
+        if event.generation != self.generation:
+            return []
+        self._mendable = event.mendable
+        return self._stop(Reason.UNHEALTHY)
+
+    def _nodes_wait(self, event: NodesWaiting) -> list[Effect]:
+        return self._stop(Reason.REGROUP) if event.count > 0 else []
+
+    def _signal_running(self, event: SignalReceived) -> list[Effect]:
+        self._note_signal(event)
+        return self._stop(Reason.SIGNAL, event.signum)
+
+    def _signal_starting(self, event: SignalReceived) -> list[Effect]:
+        self._note_signal(event)
+        return []
+
+    def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
+        self._note_signal(event)
+        if self._interrupts >= 2:
+            return [KillWorkers(self.generation)]
+        return []
+
+    def _signal_idle(self, event: SignalReceived) -> list[Effect]:
+        self._note_signal(event)
+        return self._finish(Outcome.SIGNALLED)
+
+    def _stopped(self, event: WorkersStopped) -> list[Effect]:
+        self._expect_generation(event.generation)
+        self.running = frozenset()
+        reason = self._after_stop
+        failed = reason in (Reason.WORKER_FAILED, Reason.UNHEALTHY)
+        if event.unkillable:
+            self._mendable = False
+            failed = failed or reason is Reason.REGROUP
+        if reason is Reason.SUCCEEDED:
+            self.state = State.LEAVING
+            return [EnterBarrier()]
+        if failed and judge(self.budget, mendable=self._mendable) is Verdict.GIVE_UP:
+            return self._finish(Outcome.FAILED)
+        if self._signum:
+            return self._finish(Outcome.SIGNALLED)
+        if failed:
+            self.budget = self.budget.charge()
+        self.state = State.JOINING
+        return [JoinRound()]
+
+    def _barrier_ended(self, _event: BarrierEnded) -> list[Effect]:
+        return self._finish(Outcome.SUCCEEDED)
+
+    # Common parts.
+
+    def _stop(self, reason: Reason, signum: int = 0) -> list[Effect]:
+        self.state = State.STOPPING
+        self._after_stop = reason
+        return [StopWorkers(self.generation, reason, signum)]
+
+    def _finish(self, outcome: Outcome) -> list[Effect]:
+        self.state = State.DONE
+        return [Finish(outcome, self._signum if outcome is Outcome.SIGNALLED else 0)]
+
+    def _note_signal(self, event: SignalReceived) -> None:
+        self._signum = self._signum or event.signum
+        self._interrupts += event.signum == SIGINT
+
+    def _expect_generation(self, generation: int) -> None:
+        if generation != self.generation:
+            raise InvalidEvent(f"generation {generation} is not {self.generation}, the current one")
+
+
+_S = State
+_HANDLERS: dict[tuple[State, type], Callable[[Supervision, Any], list[Effect]]] = {
+    (_S.IDLE, Begun): Supervision._begin,
+    (_S.IDLE, SignalReceived): Supervision._signal_idle,
+    (_S.JOINING, RoundJoined): Supervision._joined,
+    (_S.JOINING, SignalReceived): Supervision._signal_idle,
+    (_S.STARTING, WorkersStarted): Supervision._started,
+    (_S.STARTING, SignalReceived): Supervision._signal_starting,
+    (_S.RUNNING, WorkerExited): Supervision._exited,
+    (_S.RUNNING, WorkersUnhealthy): Supervision._unhealthy,
+    (_S.RUNNING, NodesWaiting): Supervision._nodes_wait,
+    (_S.RUNNING, SignalReceived): Supervision._signal_running,
+    (_S.STOPPING, WorkerExited): Supervision._exited_while_stopping,
+    (_S.STOPPING, SignalReceived): Supervision._signal_stopping,
+    (_S.STOPPING, WorkersStopped): Supervision._stopped,
+    (_S.LEAVING, BarrierEnded): Supervision._barrier_ended,
+    (_S.LEAVING, SignalReceived): Supervision._signal_idle,
+}
+# What may still arrive when it no longer matters.
+_PASSED_OVER: dict[State, tuple[type, ...]] = {
+    _S.JOINING: (WorkerExited, WorkersUnhealthy, NodesWaiting),
+    _S.STARTING: (NodesWaiting,),
+    _S.STOPPING: (WorkersUnhealthy, NodesWaiting),
+    _S.LEAVING: (WorkerExited, NodesWaiting),
+    _S.DONE: (WorkerExited, WorkersUnhealthy, NodesWaiting, SignalReceived),
+}

@@ -1,0 +1,124 @@
+"""`LaunchConfig`: everything one agent needs to know to run a job.
+
+The one thing to know: making a config touches nothing. No folder is created, no variable is set,
+and the mappings of the caller are copied, not changed. It does not check what only the launch can
+know, such as whether the rendezvous can be reached.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import UsageError
+from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal
+
+if TYPE_CHECKING:
+    from holdfast.processes.logs import LogsSpecs
+
+RDZV_TIMEOUT_S = 900
+"""How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` says."""
+
+SHUTDOWN_TIMEOUT_S = 30
+"""How long workers have between the stop signal and SIGKILL, when nothing else is said."""
+
+SHUTDOWN_TIMEOUT_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+
+EXIT_BARRIER_TIMEOUT_S = 300
+"""How long an agent whose workers are done waits for the other agents of the job."""
+
+
+@dataclass
+class LaunchConfig:
+    """How to run a job: its size, its rendezvous, its failures and its output.
+
+    The fields up to `shutdown_timeout` are those of TorchElastic, in the same order. The others
+    are Holdfast's own and are given by keyword:
+
+    stop_signal
+        What workers are stopped with before they are killed, by name.
+    capture_stderr
+        Whether the last lines of each worker's stderr are kept for the failure report. Without
+        it workers inherit stderr untouched, and the report has no tail of it.
+    omp_num_threads
+        The `OMP_NUM_THREADS` that workers get, or `None` to leave their environment alone.
+    exit_barrier_timeout
+        Seconds to wait at the end for the agents of other nodes.
+
+    Times are in seconds; `shutdown_timeout` may be fractional.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: LogsSpecs | None = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: Any | None = None
+    signals_to_handle: str = DEFAULT_SIGNALS
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | float | None = None
+    stop_signal: str = field(default="SIGTERM", kw_only=True)
+    capture_stderr: bool = field(default=True, kw_only=True)
+    omp_num_threads: int | None = field(default=None, kw_only=True)
+    exit_barrier_timeout: float = field(default=EXIT_BARRIER_TIMEOUT_S, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.rdzv_configs = dict(self.rdzv_configs)
+        if self.rdzv_timeout != -1:
+            self.rdzv_configs["timeout"] = self.rdzv_timeout
+        else:
+            self.rdzv_configs.setdefault("timeout", RDZV_TIMEOUT_S)
+        if self.logs_specs is None:
+            from holdfast.processes.logs import DefaultLogsSpecs
+
+            self.logs_specs = DefaultLogsSpecs()
+        if self.shutdown_timeout is None:
+            self.shutdown_timeout = _shutdown_timeout_of_environment()
+        check_seconds(self.shutdown_timeout, source="shutdown_timeout")
+        check_seconds(self.exit_barrier_timeout, source="exit_barrier_timeout")
+        self.stop_signal = parse_signal(self.stop_signal, flag="stop_signal").name
+
+
+def check_seconds(value: float, *, source: str) -> None:
+    """Refuse a time that no deadline can be made of; `source` names the setting it came from."""
+    if not math.isfinite(value) or value < 0:
+        raise UsageError(f"{source}: {value} is not a time; accepted: seconds from 0, such as 30")
+
+
+def parse_seconds(text: str, *, source: str) -> int | float:
+    """Turn `30` or `2.5` into seconds; `source` names the flag or variable in the message."""
+    try:
+        value: int | float = int(text)
+    except ValueError:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+    if not math.isfinite(value) or value < 0:
+        raise UsageError(
+            f"{source}: {text!r} is not a time; accepted: seconds from 0, such as 30 or 2.5"
+        )
+    return value
+
+
+def _shutdown_timeout_of_environment() -> int | float:
+    text = os.environ.get(SHUTDOWN_TIMEOUT_ENV)
+    if text is None:
+        return SHUTDOWN_TIMEOUT_S
+    return parse_seconds(text, source=SHUTDOWN_TIMEOUT_ENV)

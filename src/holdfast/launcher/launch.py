@@ -1,0 +1,203 @@
+"""From a configuration to a finished job: `launch_agent`, and `elastic_launch` around it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from holdfast import messages
+from holdfast.agent.local import LocalElasticAgent
+from holdfast.agent.workers import WorkerSpec
+from holdfast.errors import EnvironmentProblem, NotYetSupported, UsageError
+from holdfast.processes.failures import ChildFailedError
+from holdfast.processes.signals import SIGNALS_ENV, parse_signal
+from holdfast.rendezvous.single_node import SingleNodeHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.agent.workers import RunResult
+    from holdfast.launcher.config import LaunchConfig
+
+REPORT_FILE = "failure.json"
+
+
+class elastic_launch:  # noqa: N801 (TorchElastic's name)
+    """Launches a function or a program as the workers of a job.
+
+    ::
+
+        values = elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2), train)(1e-3)
+        values[0]  # what the worker of rank 0 returned
+
+    Works in a script, a thread or a notebook; in a notebook use ``start_method="fork"`` for
+    functions defined in it.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        entrypoint: Callable[..., Any] | str | None,
+        health_check_server: object = None,
+    ) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Run the workers with these arguments; return their values by global rank."""
+        return launch_agent(
+            self._config, self._entrypoint, list(args), self._health_check_server
+        )
+
+
+def launch_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: object = None,
+) -> dict[int, Any]:
+    """Run this node's part of a job and return its workers' values by global rank.
+
+    Raises `ChildFailedError` when a worker failed for good, `SignalException` when a signal
+    ended the job, and a `HoldfastError` when it could not be run at all.
+    """
+    if not entrypoint:
+        raise UsageError("entrypoint: there is nothing to run; give a program or a function")
+    if config.max_nodes > 1:
+        raise NotYetSupported(
+            f"max_nodes: {config.max_nodes}: jobs of several nodes are not supported yet; use 1"
+        )
+    run_id = config.run_id or os.urandom(16).hex()
+    handler = single_node_handler(config, run_id)
+    agent = make_agent(config, entrypoint, args, handler, health_check_server)
+    try:
+        result = agent.run()
+        if result.is_failed():
+            raise failure_of(entrypoint_name(entrypoint, args), result, config, run_id, agent)
+    finally:
+        handler.shutdown()
+    discard_logs(config)
+    return result.return_values
+
+
+def single_node_handler(config: LaunchConfig, run_id: str) -> SingleNodeHandler:
+    """Return the rendezvous of one node; only `static` lets the person choose the address."""
+    addr, port = None, None
+    if config.rdzv_backend == "static" and config.rdzv_endpoint:
+        addr, port = split_endpoint(config.rdzv_endpoint)
+    return SingleNodeHandler(
+        run_id,
+        backend=config.rdzv_backend,
+        master_addr=config.local_addr or addr,
+        master_port=port,
+    )
+
+
+def split_endpoint(endpoint: str) -> tuple[str, int]:
+    """Split `host:port`; an IPv6 address stands in brackets."""
+    host, colon, port = endpoint.strip().rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise UsageError(
+            f"--rdzv-endpoint: {endpoint!r} is not an endpoint; accepted: host:port, and "
+            "[address]:port for IPv6"
+        )
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def make_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str,
+    args: list[Any],
+    handler: SingleNodeHandler,
+    health_check_server: object,
+) -> LocalElasticAgent:
+    """Return the agent that a configuration describes."""
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        rdzv_handler=handler,
+        entrypoint=entrypoint,
+        args=tuple(args),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
+    )
+    # Workers see what the launcher decided; the environment of the calling program is left alone.
+    worker_env = {SIGNALS_ENV: config.signals_to_handle}
+    if config.omp_num_threads is not None:
+        worker_env["OMP_NUM_THREADS"] = str(config.omp_num_threads)
+    assert config.logs_specs is not None
+    assert config.shutdown_timeout is not None
+    return LocalElasticAgent(
+        spec,
+        config.logs_specs,
+        start_method=config.start_method,
+        exit_barrier_timeout=config.exit_barrier_timeout,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout,
+        health_check_server=health_check_server,
+        stop_signal=parse_signal(config.stop_signal, flag="--stop-signal"),
+        capture_stderr=config.capture_stderr,
+        worker_env=worker_env,
+        signals_to_handle=config.signals_to_handle,
+    )
+
+
+def entrypoint_name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> str:
+    """Return the name a person knows the workers by: the script rather than the interpreter."""
+    if not isinstance(entrypoint, str):
+        name: str = getattr(entrypoint, "__name__", repr(entrypoint))
+        return name
+    if entrypoint == sys.executable:
+        words = (str(arg) for arg in args)
+        return next((word for word in words if word and not word.startswith("-")), entrypoint)
+    return entrypoint
+
+
+def failure_of(
+    name: str, result: RunResult, config: LaunchConfig, run_id: str, agent: LocalElasticAgent
+) -> Exception:
+    """Return the error that tells a failed run's story, and write the same as JSON."""
+    if not result.failures:
+        return EnvironmentProblem(f"{name}: the workers were not healthy and were stopped")
+    error = ChildFailedError(name, result.failures)
+    restarts = agent.restart_count
+    if config.max_restarts:
+        error.restarts = f"after {restarts} of {config.max_restarts} restarts"
+    run_dir = getattr(config.logs_specs, "run_dir", None)
+    if run_dir:
+        error.log_dir = run_dir
+        write_report(error, os.path.join(run_dir, REPORT_FILE), config, run_id, restarts)
+    return error
+
+
+def write_report(
+    error: ChildFailedError, path: str, config: LaunchConfig, run_id: str, generation: int
+) -> None:
+    """Write the failure as JSON beside the logs; a full disk must not hide the failure."""
+    from holdfast.processes import report
+
+    try:
+        report.FailureReport.from_error(
+            error,
+            run_id=run_id,
+            generation=generation,
+            max_restarts=config.max_restarts,
+            log_dir=error.log_dir,
+        ).write(path)
+    except OSError as problem:
+        messages.warning(f"the failure report could not be written to {path}: {problem.strerror}")
+
+
+def discard_logs(config: LaunchConfig) -> None:
+    """Remove a temporary log folder that holds nothing anyone asked to keep."""
+    specs: Any = config.logs_specs
+    if getattr(specs, "keeps_nothing", False):
+        specs.discard_if_temporary()

@@ -1,0 +1,201 @@
+"""Functions as workers: one process a local rank, each returning a value.
+
+`holdfast.processes.functions` is the workers' side.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import UsageError
+from holdfast.processes import functions
+from holdfast.processes.contexts import READ_BYTES, RESULT_BYTES_MAX, PContext
+from holdfast.processes.keeping import Keeper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ReturnedValue:
+    """What one worker sends back, as it comes."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        self.data = bytearray()
+
+    def take(self) -> bool:
+        """Read what is there; False when the pipe has ended."""
+        while True:
+            try:
+                piece = os.read(self.read_fd, READ_BYTES)
+            except BlockingIOError:
+                return True
+            if not piece:
+                return False
+            self.data += piece
+            if len(self.data) > RESULT_BYTES_MAX:
+                raise UsageError(
+                    f"a worker's return value is larger than {RESULT_BYTES_MAX} bytes",
+                    hint="return a path, and put the data into a file",
+                )
+
+    def close_write(self) -> None:
+        """Let go of the worker's end."""
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+
+class MultiprocessContext(PContext):
+    """Workers that call `entrypoint(*args[rank])`; each one's value is in the result."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: Any,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: object = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if start_method not in functions.START_METHODS:
+            raise UsageError(
+                f"start_method: {start_method!r} is unknown; "
+                f"accepted: {', '.join(functions.START_METHODS)}"
+            )
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            **kwargs,
+        )
+        self.start_method = start_method
+        self.numa_options = numa_options
+        self._returned: dict[int, ReturnedValue] = {}
+        self._unpickled: dict[int, Any] = {}
+
+    def _start(self) -> None:
+        ranks = range(self.nprocs)
+        for rank in ranks:
+            returned = self._returned[rank] = ReturnedValue()
+            self._watch(returned.read_fd, lambda rank=rank: self._take_value(rank))  # type: ignore[misc]
+        starter = {
+            "spawn": self._start_spawned,
+            "forkserver": self._start_from_server,
+            "fork": self._start_forked,
+        }[self.start_method]
+        starter()
+        self._await_spawned(ranks)
+        for returned in self._returned.values():
+            returned.close_write()
+
+    def _start_spawned(self) -> None:
+        keeper = self._use_keeper(self._keeper or Keeper.start())
+        command = functions.interpreter_command("main")
+        preparation = functions.pack_preparation(self.name)
+        tracker_fd = functions.tracker_fd()
+        for rank in range(self.nprocs):
+            packed = functions.pack_call(self._callable(), self.args[rank])
+            call_fd = sealed_file(pickle.dumps((preparation, packed.data)))
+            result_fd = self._returned[rank].write_fd
+            passed = [call_fd, result_fd, *packed.fds, *([tracker_fd] if tracker_fd >= 0 else [])]
+            argv = [*command, str(call_fd), str(result_fd), str(tracker_fd)]
+            self._spawn(keeper, rank, argv, passed, call=None)
+            os.close(call_fd)
+
+    def _start_from_server(self) -> None:
+        preparation = functions.pack_preparation(self.name)
+        payload_fd = sealed_file(pickle.dumps((preparation, functions.preload_modules())))
+        # This keeper holds the user's imports; the shared one could not serve in its place.
+        self._owns_keeper = True
+        keeper = self._use_keeper(
+            Keeper.run_program(functions.interpreter_command("serve_forks"), payload_fd)
+        )
+        os.close(payload_fd)
+        for rank in range(self.nprocs):
+            packed = functions.pack_call(self._callable(), self.args[rank])
+            result_fd = self._returned[rank].write_fd
+            self._spawn(keeper, rank, None, [result_fd, *packed.fds],
+                        call=(packed.data, result_fd))
+
+    def _start_forked(self) -> None:
+        self._owns_keeper = True  # It has this very moment's memory, good for one start.
+        keeper = self._use_keeper(Keeper.fork(self._run_in_fork))
+        for rank in range(self.nprocs):
+            self._spawn(keeper, rank, None, [], call=rank)
+
+    def _run_in_fork(self, rank: int) -> int:
+        """Run one worker's call, in a child of the forked keeper."""
+        result_fd = self._returned[rank].write_fd
+        return functions.call_in_fork(
+            lambda: functions.call_and_return(self._callable(), self.args[rank], result_fd)
+        )
+
+    def _callable(self) -> Callable[..., Any]:
+        assert callable(self.entrypoint)
+        return self.entrypoint
+
+    def _spawn(
+        self, keeper: Keeper, rank: int, argv: list[str] | None, passed: list[int], *, call: Any
+    ) -> None:
+        streams = self._stdio.open(rank)
+        try:
+            keeper.spawn(
+                rank,
+                argv,
+                env={**os.environ, **self.envs[rank]},
+                cwd=os.getcwd(),
+                fds={**streams, **{fd: fd for fd in passed}},
+                call=call,
+            )
+        finally:
+            for fd in streams.values():
+                os.close(fd)
+
+    def _take_value(self, rank: int) -> None:
+        returned = self._returned[rank]
+        if not returned.take():
+            self._unwatch(returned.read_fd)
+
+    def _trouble_at_end(self, rank: int) -> str:
+        self._take_value(rank)
+        data = self._returned[rank].data
+        if not data:
+            return "ended with code 0 but did not return: it left by os._exit or the like"
+        try:
+            self._unpickled[rank] = pickle.loads(data)  # noqa: S301 (our own worker's)
+        except Exception as error:  # noqa: BLE001 (whatever a user's class raises)
+            return f"its return value cannot be read: {type(error).__name__}: {error}"
+        return ""
+
+    def _value_of(self, rank: int) -> Any:
+        return self._unpickled[rank]
+
+    def _release(self) -> None:
+        for returned in self._returned.values():
+            returned.close_write()
+            self._unwatch(returned.read_fd)
+            os.close(returned.read_fd)
+        self._returned.clear()
+
+
+def sealed_file(data: bytes) -> int:
+    """Return a descriptor of an unnamed file in memory, ready to be read from its start."""
+    fd = os.memfd_create("holdfast-call")
+    with open(fd, "wb", closefd=False) as stream:
+        stream.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

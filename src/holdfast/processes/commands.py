@@ -1,0 +1,120 @@
+"""Commands as workers: a program and its arguments, started by the keeper.
+
+The handler of a command's process can be replaced (`replace_subprocess_handler`), for programs
+that must be started in a way of their own. A replaced handler's process is not below the keeper:
+its exit is learnt by pidfd, it is stopped through the handler, and its children are killed by
+walking its tree.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from holdfast.processes import keeper as keeper_program
+from holdfast.processes.contexts import PContext
+from holdfast.processes.keeping import Keeper
+from holdfast.processes.subprocess_handler import custom_handler_factory
+
+if TYPE_CHECKING:
+    from holdfast.processes.logs import LogsSpecs
+    from holdfast.processes.subprocess_handler import SubprocessHandler
+
+
+class SubprocessContext(PContext):
+    """Workers that are commands; `entrypoint` is the program, `args` its arguments by rank."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: object = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            **kwargs,
+        )
+        self.numa_options = numa_options
+        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
+        self._pidfds: list[int] = []
+
+    def _start(self) -> None:
+        # The keeper is needed for replaced handlers too: it answers that nothing is left.
+        keeper = self._use_keeper(self._keeper or Keeper.start())
+        factory = custom_handler_factory()
+        ranks = range(self.nprocs)
+        if factory is not None:
+            for rank in ranks:
+                self._start_by_handler(rank)
+            return
+        cwd = os.getcwd()
+        for rank in ranks:
+            fds = self._stdio.open(rank)
+            try:
+                keeper.spawn(
+                    rank,
+                    [str(self.entrypoint), *map(str, self.args[rank])],
+                    env={**os.environ, **self.envs[rank]},
+                    cwd=cwd,
+                    fds=fds,
+                )
+            finally:
+                for fd in fds.values():
+                    os.close(fd)
+        self._await_spawned(ranks)
+
+    def _start_by_handler(self, rank: int) -> None:
+        from holdfast.processes.subprocess_handler import get_subprocess_handler
+
+        handler = get_subprocess_handler(
+            entrypoint=str(self.entrypoint),
+            args=self.args[rank],
+            env=self.envs[rank],
+            stdout=self.stdouts[rank] or None,
+            stderr=self.stderrs[rank] or None,
+            local_rank_id=rank,
+            numa_options=self.numa_options,
+        )
+        self.subprocess_handlers[rank] = handler
+        pidfd = os.pidfd_open(handler.proc.pid)
+        self._pidfds.append(pidfd)
+        self._note_started(rank, handler.proc.pid)
+
+        def note_exit() -> None:
+            self._unwatch(pidfd)
+            self._note_ended(rank, handler.proc.pid, handler.proc.wait())
+
+        self._watch(pidfd, note_exit)
+
+    def _signal_leader(self, rank: int, signum: int) -> None:
+        if rank in self.subprocess_handlers:
+            self.subprocess_handlers[rank].close(signal.Signals(signum))
+        else:
+            super()._signal_leader(rank, signum)
+
+    def _kill_tree(self, rank: int) -> None:
+        if rank in self.subprocess_handlers:
+            pid = self.subprocess_handlers[rank].proc.pid
+            for one in [*keeper_program.descendants_of(pid), pid]:
+                keeper_program.send_signal(one, signal.SIGKILL)
+        else:
+            super()._kill_tree(rank)
+
+    def _release(self) -> None:
+        for pidfd in self._pidfds:
+            os.close(pidfd)

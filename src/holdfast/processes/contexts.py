@@ -1,0 +1,443 @@
+"""A group of worker processes on this node: start, watch, stop, results.
+
+`PContext` keeps the books of one start of the workers; its two kinds differ only in what a worker
+is (`SubprocessContext`: a command, `MultiprocessContext`: a function). Nothing here waits by
+polling: one epoll descriptor gathers the keeper's events, the workers' return values and, for
+processes that a replaced subprocess handler started, pidfds.
+
+Two layers of use. A caller of TorchElastic's interface uses `start`, `wait`, `pids`, `close`.
+The agent, which decides for itself what an exit means, waits on `fileno()` and uses `poll_events`,
+`begin_stop`, `kill_now`, `tick` and `next_deadline`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast import messages
+from holdfast.core import stopping
+from holdfast.processes import keeping
+from holdfast.processes.failures import ProcessFailure
+from holdfast.processes.keeping import Keeper
+from holdfast.processes.stdio import WorkerStdio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.processes.logs import LogsSpecs
+
+GRACE_S = 30
+# A larger return value is a sign that data should travel by file or shared memory.
+RESULT_BYTES_MAX = 1 << 30
+READ_BYTES = 1 << 20
+
+
+@dataclass
+class RunProcsResult:
+    """How a group of workers ended, by local rank."""
+
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """Whether any worker failed."""
+        return len(self.failures) > 0
+
+
+class Ended(NamedTuple):
+    """How one worker ended, as first seen."""
+
+    rank: int
+    pid: int
+    exitcode: int
+    detail: str
+    order: int
+    consequence: bool
+    mendable: bool = True  # False for what a new start would only repeat.
+
+    @property
+    def failed(self) -> bool:
+        """Whether this ending is a failure; an unusual exit with code 0 has a detail."""
+        return self.exitcode != 0 or bool(self.detail)
+
+
+class PContext(ABC):
+    """One start of a group of workers. Not thread-safe: use it from one thread at a time."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any] | str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        *,
+        keeper: Keeper | None = None,
+        capture_stderr: bool = True,
+    ) -> None:
+        self.name = name
+        self.entrypoint = entrypoint
+        self.args = args
+        self.envs = envs
+        self.nprocs = len(args)
+        require_every_rank(args, self.nprocs, "args")
+        require_every_rank(envs, self.nprocs, "envs")
+        dest = logs_specs.reify(envs)
+        self.stdouts = dest.stdouts
+        self.stderrs = dest.stderrs
+        self.error_files = dest.error_files
+        self.filtered_stdout = dest.filtered_stdout
+        self.filtered_stderr = dest.filtered_stderr
+        require_every_rank(self.stdouts, self.nprocs, "stdouts")
+        require_every_rank(self.stderrs, self.nprocs, "stderrs")
+        self._stdio = WorkerStdio(
+            dest,
+            prefixes=log_line_prefixes or {rank: f"[{name}{rank}]:" for rank in range(self.nprocs)},
+            stdout_filters=duplicate_stdout_filters or (),
+            stderr_filters=duplicate_stderr_filters or (),
+            capture_stderr=capture_stderr,
+        )
+        self.grace_s: float = GRACE_S
+        self.stop_signal: int = signal.SIGTERM
+        self._keeper = keeper
+        self._owns_keeper = keeper is None
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], None]] = {}
+        self._started: dict[int, int] = {}  # rank -> pid
+        self._running: set[int] = set()
+        self._ended: dict[int, Ended] = {}
+        self._fresh: list[Ended] = []
+        self._stop: stopping.Stop | None = None
+        self._closed = False
+
+    # TorchElastic's interface.
+
+    def start(self) -> None:
+        """Start the workers, all or none; raises once those already started are gone again."""
+        if self._started or self._ended:
+            raise ValueError("these workers were started before; a context starts them once")
+        try:
+            self._start()
+        except BaseException:
+            self.close(signal.SIGKILL, 0)
+            raise
+
+    def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
+        """Wait until any worker failed or all succeeded, then return how they ended.
+
+        A failure first brings the other workers down. `timeout` is in seconds; 0 only looks, and
+        a negative one waits for ever. None means that the time was over before. `period` is
+        accepted for compatibility: exits are learnt as they happen.
+        """
+        deadline = None if timeout < 0 else time.monotonic() + timeout
+        while True:
+            self.poll_events(time.monotonic())
+            if self._stop is None and (self.first_failure() or self.all_ended()):
+                self.begin_stop(self.stop_signal, self.grace_s)
+            if self._stop is not None and self._stop.ended:
+                return self.result()
+            now = time.monotonic()
+            if deadline is not None and now >= deadline:
+                return None
+            self._block(min_of(deadline, self.next_deadline()))
+
+    def pids(self) -> dict[int, int]:
+        """Return the process id of each worker by local rank."""
+        return dict(self._started)
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = GRACE_S) -> None:
+        """Bring all workers down: `death_sig`, up to `timeout` seconds, then SIGKILL.
+
+        Returns when nothing is left of them. May be called again.
+        """
+        if self._closed:
+            return
+        if self._stop is None:
+            self.begin_stop(death_sig or self.stop_signal, timeout)
+        while self._stop is not None and not self._stop.ended:
+            self._block(self.next_deadline())
+            self.poll_events(time.monotonic())
+        self.release()
+
+    # The agent's interface.
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `poll_events` has something to do."""
+        return self._epoll.fileno()
+
+    def poll_events(self, now: float) -> list[Ended]:
+        """Take in what happened, drive a stop that is under way, return the new endings."""
+        for fd, _events in self._epoll.poll(0):
+            if fd in self._readers:
+                self._readers[fd]()
+        self.tick(now)
+        fresh, self._fresh = self._fresh, []
+        return fresh
+
+    def begin_stop(self, signum: int, grace_s: float) -> None:
+        """Begin to bring the workers down; `stop_ended` tells when nothing is left."""
+        if self._stop is None:
+            self._stop = stopping.Stop(self._running, signum=int(signum), grace_s=grace_s)
+            self._perform(self._stop.begin(time.monotonic()))
+
+    def kill_now(self) -> None:
+        """Shorten a stop that is under way: SIGKILL at once."""
+        if self._stop is not None:
+            self._perform(self._stop.kill_now(time.monotonic()))
+
+    def tick(self, now: float) -> None:
+        """Let a stop that is under way see the time."""
+        if self._stop is not None:
+            self._perform(self._stop.tick(now))
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is due, on the monotonic clock."""
+        return self._stop.next_deadline() if self._stop is not None else None
+
+    @property
+    def stop_ended(self) -> bool:
+        """Whether a stop was begun and nothing is left of the workers."""
+        return self._stop is not None and self._stop.ended
+
+    @property
+    def given_up(self) -> dict[int, int]:
+        """The workers that did not die even of SIGKILL: local rank to process id."""
+        ranks = self._stop.given_up if self._stop is not None else ()
+        return {rank: self._started[rank] for rank in ranks}
+
+    def running(self) -> set[int]:
+        """Return the local ranks whose leader runs."""
+        return set(self._running)
+
+    def all_ended(self) -> bool:
+        """Whether every worker that was asked for has ended."""
+        return len(self._ended) == self.nprocs
+
+    def first_failure(self) -> Ended | None:
+        """Return the failure that was seen first."""
+        failed = [ended for ended in self._ended.values() if ended.failed]
+        return min(failed, key=lambda ended: ended.order, default=None)
+
+    def result(self) -> RunProcsResult:
+        """Return how the workers ended, with the end of each failure's standard error."""
+        self._stdio.finish()
+        outcome = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
+        for rank, ended in sorted(self._ended.items()):
+            if ended.failed:
+                outcome.failures[rank] = self._failure(ended)
+        for rank, pid in self.given_up.items():
+            outcome.failures[rank] = self._failure(
+                Ended(rank, pid, -signal.SIGKILL, unkillable(pid), self.nprocs + rank, True)
+            )
+        if not outcome.failures:
+            outcome.return_values = {rank: self._value_of(rank) for rank in range(self.nprocs)}
+        return outcome
+
+    def release(self) -> None:
+        """Let go of descriptors, and of the keeper if it is this context's own."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stdio.finish()
+        self._stdio.close()
+        self._release()
+        self._epoll.close()
+        if self._owns_keeper and self._keeper is not None:
+            self._keeper.close()
+
+    # For the two kinds of worker.
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start all workers, or raise."""
+
+    def _value_of(self, rank: int) -> Any:
+        """Return what a worker that succeeded returned."""
+        del rank
+        return None
+
+    def _trouble_at_end(self, rank: int) -> str:
+        """Return why a worker that ended with code 0 failed all the same."""
+        del rank
+        return ""
+
+    def _release(self) -> None:
+        """Let go of what the kind of worker needed."""
+
+    def _watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        self._readers[fd] = on_readable
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._readers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def _use_keeper(self, keeper: Keeper) -> Keeper:
+        self._keeper = keeper
+        self._watch(keeper.fileno(), self._hear_keeper)
+        return keeper
+
+    def _await_spawned(self, ranks: Sequence[int]) -> None:
+        """Wait until the keeper has forked each worker that was asked for."""
+        assert self._keeper is not None
+        while not all(rank in self._started or rank in self._ended for rank in ranks):
+            self._block(None)
+            self._hear_keeper()
+
+    def _note_started(self, rank: int, pid: int) -> None:
+        self._started[rank] = pid
+        self._running.add(rank)
+
+    def _note_ended(
+        self, rank: int, pid: int, exitcode: int, detail: str = "", *, mendable: bool = True
+    ) -> None:
+        if rank in self._ended:
+            return
+        self._running.discard(rank)
+        if exitcode == 0 and not detail:
+            detail = self._trouble_at_end(rank)
+        order, consequence = len(self._ended), self._stop is not None
+        ended = Ended(rank, pid, exitcode, detail, order, consequence, mendable)
+        self._ended[rank] = ended
+        self._fresh.append(ended)
+        if self._stop is not None:
+            died_of = -exitcode if exitcode < 0 else 0
+            self._perform(self._stop.leader_ended(time.monotonic(), rank, died_of=died_of))
+
+    def _hear_keeper(self) -> None:
+        assert self._keeper is not None
+        for event in self._keeper.receive():
+            match event:
+                case keeping.Spawned(rank, pid):
+                    self._note_started(rank, pid)
+                case keeping.Unspawned(rank, _errno, text):
+                    self._note_ended(rank, 0, 127, f"could not be started: {text}")
+                case keeping.Exited(rank, pid, exitcode, trouble):
+                    if self._started.get(rank) == pid:  # not one given up by an earlier start
+                        detail = start_trouble(trouble)
+                        self._note_ended(rank, pid, exitcode, detail, mendable=not trouble)
+                case keeping.Empty():
+                    if self._stop is not None:
+                        self._stop.cleared()
+                case keeping.KeeperLost():
+                    self._lose_keeper()
+
+    def _lose_keeper(self) -> None:
+        """Take in that the keeper was killed: the kernel has killed the workers with it."""
+        assert self._keeper is not None
+        self._unwatch(self._keeper.fileno())
+        self._owns_keeper = True  # Nobody else can use it any more.
+        keeping.sweep_after_loss()
+        detail = f"the keeper of the workers (pid {self._keeper.pid}) was killed, and they with it"
+        for rank in sorted(self._running):
+            self._note_ended(rank, self._started[rank], -signal.SIGKILL, detail)
+        if self._stop is not None:
+            self._stop.abandon()
+
+    @property
+    def keeper_lost(self) -> bool:
+        """Whether the keeper was killed, so that the next start needs a new one."""
+        return self._keeper is not None and self._keeper.lost
+
+    def _perform(self, effects: Sequence[stopping.Effect]) -> None:
+        keeper = self._keeper
+        for effect in effects:
+            if keeper is None or keeper.lost:
+                assert self._stop is not None
+                self._stop.abandon()
+                return
+            match effect:
+                case stopping.SignalLeader(key, signum):
+                    self._signal_leader(key, signum)
+                case stopping.KillTree(key):
+                    if self._stop is not None and self._stop.patience_lost:
+                        messages.warning(
+                            f"worker {key} (pid {self._started[key]}) did not end in time: killed"
+                        )
+                    self._kill_tree(key)
+                case stopping.AskLeftovers(signum):
+                    keeper.ask_leftovers(signum)
+                case stopping.SweepLeftovers():
+                    keeper.sweep()
+
+    def _signal_leader(self, rank: int, signum: int) -> None:
+        assert self._keeper is not None
+        self._keeper.signal(rank, signum)
+
+    def _kill_tree(self, rank: int) -> None:
+        assert self._keeper is not None
+        self._keeper.kill_tree(rank)
+
+    def _block(self, deadline: float | None) -> None:
+        """Wait for anything to happen, or for the deadline."""
+        poll = select.poll()
+        poll.register(self._epoll.fileno(), select.POLLIN)
+        wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        poll.poll(None if wait_s is None else wait_s * 1000 + 1)
+
+    def _failure(self, ended: Ended) -> ProcessFailure:
+        return ProcessFailure(
+            local_rank=ended.rank,
+            pid=ended.pid,
+            exitcode=ended.exitcode,
+            error_file=self.error_files[ended.rank],
+            stderr_tail=self._stdio.stderr_tail(ended.rank),
+            consequence=ended.consequence,
+            detail=ended.detail,
+            order=ended.order,
+            stdout_file=self.stdouts[ended.rank],
+            stderr_file=self.stderrs[ended.rank],
+        )
+
+
+def require_every_rank(mapping: dict[int, Any], nprocs: int, what: str) -> None:
+    """Raise unless the map has exactly the local ranks of this node as keys."""
+    if set(mapping) != set(range(nprocs)):
+        raise RuntimeError(
+            f"{what}: expected one entry for each local rank {list(range(nprocs))}, "
+            f"got {sorted(mapping)}"
+        )
+
+
+def start_trouble(trouble: tuple[int, str] | None) -> str:
+    """Say why a forked child could not become the worker."""
+    if trouble is None:
+        return ""
+    errno, step = trouble
+    return f"could not be started: {step}: {os.strerror(errno)}" if errno else (
+        f"could not be started: {step}"
+    )
+
+
+def unkillable(pid: int) -> str:
+    """Say of a process that SIGKILL does not end what state it is in."""
+    state = process_state(pid)
+    where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
+    return f"does not end even by SIGKILL: {where}, given up after {stopping.REAP_S:g} s"
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's letter for a process's state, empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def min_of(first: float | None, second: float | None) -> float | None:
+    """Return the earlier of two deadlines that may not exist."""
+    if first is None or second is None:
+        return first if second is None else second
+    return min(first, second)

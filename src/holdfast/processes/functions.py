@@ -1,0 +1,243 @@
+"""Python functions as workers: how a call gets into the worker and its value back out.
+
+`spawn`       A new interpreter for each worker, which imports what the call needs.
+`forkserver`  One new interpreter that imports it once and is forked for each worker.
+`fork`        The calling process itself is forked; nothing is pickled on the way in.
+
+The first two use `multiprocessing`'s preparation of a new interpreter (`__main__`, `sys.path`)
+and its pickler, so queues, locks and pipes can be arguments as they can for `Process`. Pickles
+travel only between the agent and its own children, over private pipes.
+
+A value comes back as one pickle on a pipe. A worker that ends with code 0 but without a value
+did not return; the agent calls that a failure.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import UsageError
+from holdfast.processes.recording import record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+START_METHODS = ("spawn", "fork", "forkserver")
+CONTROL_FD, PREPARATION_FD = 3, 4
+
+
+class PassedFd:
+    """A descriptor among a call's arguments; it has the same number in the worker."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def detach(self) -> int:
+        """Return the descriptor's number, as `multiprocessing` asks for it."""
+        return self.fd
+
+
+class Packed:
+    """A pickled call, and the descriptors it needs. `multiprocessing` fills those in."""
+
+    DupFd = PassedFd
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Note a descriptor the worker needs; called by `multiprocessing` while pickling."""
+        self.fds.append(fd)
+        return fd
+
+
+def pack_preparation(name: str) -> bytes:
+    """Pickle what a new interpreter needs to look like this one to the user's modules."""
+    from multiprocessing import spawn
+
+    return pickle.dumps(spawn.get_preparation_data(name))
+
+
+def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
+    """Pickle a call for a worker that does not share our memory."""
+    from multiprocessing import context, reduction
+
+    packed = Packed()
+    if _needs_value_pickling(fn):
+        packed.data = _pickle_by_value(fn, args)
+        return packed
+    buffer = io.BytesIO()
+    context.set_spawning_popen(packed)
+    try:
+        reduction.dump((fn, args), buffer)  # type: ignore[arg-type]
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        raise UsageError(
+            f"{_name_of(fn)} cannot be sent to a new worker process: {error}",
+            hint="define it at the top level of a module, or use start_method='fork'",
+        ) from error
+    finally:
+        context.set_spawning_popen(None)
+    packed.data = buffer.getvalue()
+    return packed
+
+
+def _needs_value_pickling(fn: Callable[..., Any]) -> bool:
+    """Whether only this interactive session knows the function: no file can be imported."""
+    main = sys.modules.get("__main__")
+    interactive = getattr(main, "__file__", None) is None and main.__spec__ is None  # type: ignore[union-attr]
+    return interactive and getattr(fn, "__module__", None) == "__main__"
+
+
+def _pickle_by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    try:
+        import cloudpickle  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise UsageError(
+            f"{_name_of(fn)} is defined in this interactive session, which a new worker process "
+            "cannot import",
+            hint="use start_method='fork', put it in a module, or pip install 'holdfast[functions]'",
+        ) from None
+    data: bytes = cloudpickle.dumps((fn, args))
+    return data
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+# In the worker.
+
+
+def call_and_return(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int) -> None:
+    """Call the function and send back its value; exceptions pass through."""
+    value = record(fn)(*args)
+    with open(result_fd, "wb") as result:
+        result.write(pickle.dumps(value))
+
+
+def call_in_fork(call: Callable[[], None]) -> int:
+    """Call in a forked child and return its exit status, as the interpreter would end it."""
+    status = 0
+    try:
+        call()
+    except SystemExit as leaving:
+        status = _exit_status(leaving.code)
+    except KeyboardInterrupt:
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:  # noqa: BLE001 (we are the last to see it, as the interpreter is)
+        import traceback
+
+        traceback.print_exc()
+        status = 1
+    _end_like_an_interpreter()
+    return status
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _end_like_an_interpreter() -> None:
+    """Do what a forked child would miss by `os._exit`: join threads, flush queues and streams."""
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    if "multiprocessing.util" in sys.modules:
+        sys.modules["multiprocessing.util"]._exit_function()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            pass
+
+
+def prepare(preparation: bytes) -> None:
+    """Make this new interpreter look like the agent's to the user's modules."""
+    from multiprocessing import spawn
+
+    spawn.prepare(pickle.loads(preparation))  # noqa: S301 (our agent's)
+
+
+def main() -> None:
+    """Be a `spawn` worker: `argv` names the descriptors of the call and of its value."""
+    call_fd, result_fd, tracker_fd = (int(text) for text in sys.argv[-3:])
+    with open(call_fd, "rb") as stream:
+        preparation, data = pickle.load(stream)  # noqa: S301 (our agent's)
+    if tracker_fd >= 0:
+        from multiprocessing import resource_tracker
+
+        resource_tracker._resource_tracker._fd = tracker_fd  # type: ignore[attr-defined]
+    prepare(preparation)
+    fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
+    call_and_return(fn, args, result_fd)
+
+
+def serve_forks() -> None:
+    """Be the `forkserver`: import once, then be a keeper that forks a worker for each call."""
+    from holdfast.processes import keeper
+
+    with open(PREPARATION_FD, "rb") as stream:
+        preparation, modules = pickle.load(stream)  # noqa: S301 (our agent's)
+    prepare(preparation)
+    for module in modules:
+        try:
+            __import__(module)
+        except ImportError:
+            pass  # As in `multiprocessing`: a preload that fails is imported by the worker.
+    keeper.serve(CONTROL_FD, run_packed)
+
+
+def run_packed(call: tuple[bytes, int]) -> int:
+    """Run one pickled call in a child of the forkserver."""
+
+    def unpack_and_call() -> None:
+        data, result_fd = call
+        fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
+        call_and_return(fn, args, result_fd)
+
+    return call_in_fork(unpack_and_call)
+
+
+def interpreter_command(entry: str) -> list[str]:
+    """Return the command of a new interpreter that runs one function of this module.
+
+    The folder of this package goes to the end of `sys.path`: the agent may have found it
+    through a path entry of its own.
+    """
+    from multiprocessing import spawn, util
+
+    home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    program = (
+        f"import sys; sys.path.append({home!r}); "
+        f"from holdfast.processes.functions import {entry}; {entry}()"
+    )
+    executable = os.fsdecode(spawn.get_executable() or sys.executable)
+    return [executable, *util._args_from_interpreter_flags(), "-c", program]
+
+
+def preload_modules() -> list[str]:
+    """Return what `multiprocessing.set_forkserver_preload` was given, less `__main__`."""
+    from multiprocessing import forkserver
+
+    modules = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
+    return [module for module in modules if module != "__main__"]
+
+
+def tracker_fd() -> int:
+    """Return the descriptor of `multiprocessing`'s resource tracker, -1 while none runs."""
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    fd = getattr(tracker, "_resource_tracker", None)
+    return fd._fd if fd is not None and fd._fd is not None else -1

@@ -1,0 +1,411 @@
+"""The keeper: a tiny process between the agent and its workers, so that nothing is left behind.
+
+It is the parent of every worker and the adopter of every process they leave (a "child
+subreaper"), so whatever a worker starts stays below it, own sessions and double forks included.
+When the agent goes away, for any reason, the control socket closes and the keeper kills all that
+is below it. When the keeper itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`)
+and an agent that is a subreaper too sweeps up the rest.
+
+It is started as a program of its own rather than forked from the agent, so that it is small
+(forking it is cheap), has one thread (the death signal is tied to the *thread* that forked) and
+does not share the agent's command line (``pkill -9 -f train.py`` must not hit both at once).
+For the same reasons it imports C modules of the standard library only, never `holdfast`.
+
+The agent sends requests and gets events, both as length-prefixed `marshal` tuples over a private
+socket pair between two processes of one interpreter. Requests, by their first item:
+
+``spawn key argv env cwd targets call``
+    Fork a worker; the message carries one file descriptor for each number in ``targets``. With
+    ``argv`` None the forked child runs ``run_call(call)`` instead of a program.
+``signal key signum``      Signal one worker's leader.
+``kill key``               SIGKILL one worker's whole tree.
+``ask_leftovers signum``   Signal all that the ended workers left; answer ``empty`` when all is gone.
+``sweep``                  SIGKILL all that is left; answer ``empty`` when all is gone.
+``close``                  Kill all and exit.
+
+Events: ``spawned key pid``, ``unspawned key errno text``, ``exited key pid code status trouble``
+and ``empty``. ``trouble`` is None, or ``(errno, step)`` if the child could not become the worker.
+
+It decides nothing: no deadline and no retry is its own. `holdfast.processes.keeping` is the
+agent's side.
+"""
+
+from __future__ import annotations
+
+import _signal as signal
+import _socket as socket
+import marshal
+import os
+import select
+import sys
+
+TYPE_CHECKING = False  # `typing` itself would double the keeper's start-up.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SIGNALS_SHRUGGED_OFF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+MESSAGE_FDS_MAX = 64
+RECEIVE_BYTES = 1 << 18
+# How long a keeper whose agent is gone waits for what it has killed; a process in
+# uninterruptible sleep may outlast it and is then left to the init process.
+FAREWELL_MS_MAX = 10_000
+
+
+def load_prctl() -> Callable[..., int]:
+    """Return libc's `prctl`. Load it before a fork: the child must not run the import system."""
+    import ctypes
+
+    return ctypes.CDLL(None, use_errno=True).prctl
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the direct children of a process, ended ones that were not reaped included."""
+    found: list[int] = []
+    try:
+        for task in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as listing:
+                found.extend(map(int, listing.read().split()))
+    except FileNotFoundError:
+        if os.path.exists(f"/proc/{pid}/task") and not os.path.exists(
+            f"/proc/self/task/{os.getpid()}/children"
+        ):
+            return children_by_scan(pid)  # A kernel without CONFIG_PROC_CHILDREN.
+    except (ProcessLookupError, PermissionError):
+        pass
+    return found
+
+
+def children_by_scan(pid: int) -> list[int]:
+    """Return the direct children of a process by looking at every process there is."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stat:
+                    # The second field is the program's name, which may hold anything.
+                    if int(stat.read().rpartition(b")")[2].split()[1]) == pid:
+                        found.append(int(name))
+            except (FileNotFoundError, ProcessLookupError, IndexError):
+                continue
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return all processes below one, parents before their children."""
+    found: list[int] = []
+    level = children_of(pid)
+    while level:
+        found.extend(level)
+        level = [child for parent in level for child in children_of(parent)]
+    return found
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Signal a process; one that is gone, or is no longer ours to signal, is passed over."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+class Worker:
+    """What the keeper knows of one worker's leader."""
+
+    __slots__ = ("key", "pid", "trouble_fd")
+
+    def __init__(self, key: int, pid: int, trouble_fd: int) -> None:
+        self.key = key
+        self.pid = pid
+        self.trouble_fd = trouble_fd
+
+    def trouble(self) -> tuple[int, str] | None:
+        """Return why the child could not become the worker, and close the pipe that tells."""
+        told = os.read(self.trouble_fd, 4096)
+        os.close(self.trouble_fd)
+        if not told:
+            return None
+        errno, _, step = told.decode(errors="replace").partition(" ")
+        return int(errno), step
+
+
+class Keeper:
+    """The loop: requests in, events out, children reaped."""
+
+    def __init__(self, control_fd: int, run_call: Callable[[Any], int] | None) -> None:
+        self.control = socket.socket(fileno=control_fd)
+        self.run_call = run_call
+        self.prctl = load_prctl()
+        self.pid = os.getpid()
+        self.workers: dict[int, Worker] = {}  # by pid
+        self.clearing = 0  # The signal leftovers are being given; 0 while none is wanted.
+        self.received = bytearray()
+        self.received_fds: list[int] = []
+        self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # Ignored dispositions survive an exec, so the workers need to get the old ones back.
+        self.dispositions = {number: signal.getsignal(number) for number in SIGNALS_SHRUGGED_OFF}
+        for number in SIGNALS_SHRUGGED_OFF:
+            signal.signal(number, signal.SIG_IGN)
+        self.wake_in, self.wake_out = os.pipe()
+        os.set_blocking(self.wake_in, False)
+        os.set_blocking(self.wake_out, False)
+        signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Serve until the agent says `close` or is gone; then kill all that is below."""
+        poll = select.poll()
+        poll.register(self.control.fileno(), select.POLLIN)
+        poll.register(self.wake_in, select.POLLIN)
+        serving = True
+        while serving:
+            for fd, _events in poll.poll():
+                if fd == self.wake_in:
+                    self.reap()
+                elif not self.receive():
+                    serving = False
+        self.farewell()
+
+    # Requests.
+
+    def receive(self) -> bool:
+        """Take in what the agent sent; False when it is gone or wants no more."""
+        fds_bytes = socket.CMSG_LEN(MESSAGE_FDS_MAX * 4)
+        try:
+            data, ancillary, _flags, _address = self.control.recvmsg(
+                RECEIVE_BYTES, fds_bytes, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            return False
+        for _level, _kind, payload in ancillary:
+            self.received_fds.extend(memoryview(payload[: len(payload) // 4 * 4]).cast("i"))
+        if not data:
+            return False
+        self.received += data
+        while len(self.received) >= 4:
+            size = int.from_bytes(self.received[:4], "little")
+            if len(self.received) < 4 + size:
+                break
+            request = marshal.loads(bytes(self.received[4 : 4 + size]))  # noqa: S302 (our agent's)
+            del self.received[: 4 + size]
+            if not self.serve_one(request):
+                return False
+        return True
+
+    def serve_one(self, request: tuple[Any, ...]) -> bool:
+        """Act on one request; False when it is the last."""
+        kind = request[0]
+        if kind == "spawn":
+            self.spawn(*request[1:])
+        elif kind == "signal":
+            for worker in self.leaders(request[1]):
+                send_signal(worker.pid, request[2])
+        elif kind == "kill":
+            for worker in self.leaders(request[1]):
+                self.kill_tree(worker.pid)
+        elif kind in ("ask_leftovers", "sweep"):
+            self.clearing = request[1] if kind == "ask_leftovers" else signal.SIGKILL
+            self.clear_leftovers()
+            self.reap()
+        return bool(kind != "close")
+
+    def leaders(self, key: int) -> list[Worker]:
+        """Return the worker with this key, if its leader still runs."""
+        return [worker for worker in self.workers.values() if worker.key == key]
+
+    def spawn(
+        self,
+        key: int,
+        argv: list[str] | None,
+        env: dict[str, str],
+        cwd: str,
+        targets: list[int],
+        call: Any,
+    ) -> None:
+        """Fork a worker and say so, or say why it could not be forked."""
+        fds = self.received_fds[: len(targets)]
+        del self.received_fds[: len(targets)]
+        trouble_in, trouble_out = os.pipe()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(trouble_in)
+            os.close(trouble_out)
+            self.tell("unspawned", key, error.errno, f"fork: {error.strerror}")
+        else:
+            if pid == 0:
+                self.become_worker(argv, env, cwd, dict(zip(targets, fds, strict=True)),
+                                   trouble_out, call)
+            os.close(trouble_out)
+            self.workers[pid] = Worker(key, pid, trouble_in)
+            self.tell("spawned", key, pid)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def become_worker(
+        self,
+        argv: list[str] | None,
+        env: dict[str, str],
+        cwd: str,
+        fds: dict[int, int],
+        trouble_out: int,
+        call: Any,
+    ) -> None:
+        """Turn the forked child into the worker. Never returns."""
+        step = "prepare"
+        status = 127
+        try:
+            os.setsid()
+            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != self.pid:
+                os._exit(status)  # The keeper died before the death signal was set.
+            trouble_out = self.take_fds(fds, trouble_out)
+            self.restore_signals()
+            step = f"working directory {cwd}"
+            os.chdir(cwd)
+            if argv is None:
+                os.environ.clear()
+                os.environ.update(env)
+                assert self.run_call is not None
+                os.close(trouble_out)
+                trouble_out = -1
+                status = 1
+                status = self.run_call(call)
+            else:
+                step = argv[0]
+                os.execvpe(argv[0], argv, env)  # noqa: S606 (no shell is the point)
+        except OSError as error:
+            if trouble_out >= 0:
+                os.write(trouble_out, f"{error.errno or 0} {step}".encode(errors="replace")[:4096])
+        except BaseException:
+            if trouble_out >= 0:
+                os.write(trouble_out, f"0 {step}: {sys.exc_info()[1]!r}".encode()[:4096])
+        finally:
+            os._exit(status)
+
+    def take_fds(self, fds: dict[int, int], trouble_out: int) -> int:
+        """Put each descriptor where the worker expects it; return where the trouble pipe went."""
+        import fcntl  # A C module, so importing it after the fork is safe.
+
+        above = max([*fds, *fds.values(), trouble_out, 2]) + 1
+        # First out of each other's way, then to their places.
+        parked = {
+            target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for target, fd in fds.items()
+        }
+        trouble_out = fcntl.fcntl(trouble_out, fcntl.F_DUPFD_CLOEXEC, above)
+        for target, fd in parked.items():
+            os.dup2(fd, target, inheritable=True)
+            os.close(fd)
+        return trouble_out
+
+    def restore_signals(self) -> None:
+        """Give the worker the signal dispositions the agent was started with."""
+        signal.set_wakeup_fd(-1)
+        for number, disposition in self.dispositions.items():
+            ignored = disposition == signal.SIG_IGN
+            signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        if self.run_call is not None:
+            self.forget_python_handlers()
+        else:
+            # Python ignores these two in itself; a program expects the system's default.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def forget_python_handlers(self) -> None:
+        """Drop handlers of the process this one was forked from; Ctrl-C works as in any Python."""
+        for number in range(1, signal.NSIG):
+            try:
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError):
+                continue  # Numbers the C library keeps for itself.
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    # Endings.
+
+    def reap(self) -> None:
+        """Take in every ended child: tell of workers, forget what was adopted."""
+        try:
+            while os.read(self.wake_in, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                break
+            if ended is None:
+                break
+            worker = self.workers.pop(ended.si_pid, None)
+            if worker is not None:
+                self.tell(
+                    "exited", worker.key, worker.pid, ended.si_code, ended.si_status,
+                    worker.trouble(),
+                )
+        if self.clearing and not self.workers:
+            if not children_of(self.pid):
+                self.clearing = 0
+                self.tell("empty")
+            elif self.clearing == signal.SIGKILL:
+                self.clear_leftovers()  # What a killed process left has come to us by now.
+
+    def clear_leftovers(self) -> None:
+        """Signal all below the keeper, but for running workers and their own."""
+        kept = set(self.workers)
+        for leader in self.workers:
+            kept.update(descendants_of(leader))
+        for pid in descendants_of(self.pid):
+            if pid not in kept:
+                send_signal(pid, self.clearing)
+
+    def kill_tree(self, leader: int) -> None:
+        """SIGKILL a worker and all below it, the leader first so that it starts nothing more."""
+        below = descendants_of(leader)
+        send_signal(leader, signal.SIGKILL)
+        for pid in below:
+            send_signal(pid, signal.SIGKILL)
+
+    def farewell(self) -> None:
+        """Kill all that is below and wait until it is gone."""
+        poll = select.poll()
+        poll.register(self.wake_in, select.POLLIN)
+        self.clearing = signal.SIGKILL
+        while children_of(self.pid):
+            for pid in descendants_of(self.pid):
+                send_signal(pid, signal.SIGKILL)
+            self.reap()
+            if children_of(self.pid) and not poll.poll(FAREWELL_MS_MAX):
+                break
+
+    # Events.
+
+    def tell(self, *event: Any) -> None:
+        """Send an event; an agent that is gone is noticed when its requests end."""
+        body = marshal.dumps(event)
+        try:
+            self.control.sendall(len(body).to_bytes(4, "little") + body)
+        except OSError:
+            pass
+
+
+def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None:
+    """Be the keeper behind this control socket; returns when its work is done."""
+    Keeper(control_fd, run_call).serve()
+
+
+def main() -> None:
+    """Run as the program: the control socket is descriptor 3."""
+    os.closerange(4, 1 << 16)
+    load_prctl()(15, b"hf-keeper", 0, 0, 0)  # PR_SET_NAME, for `ps` and `top`.
+    serve(3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,323 @@
+"""The agent's side of the keeper: start one, ask it for workers, hear how they end.
+
+A keeper is made in one of two ways. `Keeper.start` runs `keeper.py` as a program of its own,
+which serves commands and freshly started interpreters. `Keeper.fork` forks this very process,
+for function workers that must share its memory (start method `fork`).
+
+`prestart` begins a keeper in the background of other work; the next `Keeper.start` takes it over.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import select
+import socket
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.processes import keeper as keeper_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+RECEIVE_BYTES = 1 << 18
+PR_SET_CHILD_SUBREAPER = 36
+REAP_MS_MAX = 10_000
+# Each round kills one more layer of what was forked while the round before it ran.
+SWEEP_ROUNDS_MAX = 100
+
+
+class Spawned(NamedTuple):
+    """A worker was forked."""
+
+    key: int
+    pid: int
+
+
+class Unspawned(NamedTuple):
+    """A worker could not even be forked."""
+
+    key: int
+    errno: int
+    text: str
+
+
+class Exited(NamedTuple):
+    """A worker's leader ended: `exitcode` is negative for the signal that ended it."""
+
+    key: int
+    pid: int
+    exitcode: int
+    trouble: tuple[int, str] | None
+
+
+class Empty(NamedTuple):
+    """Nothing is left below the keeper."""
+
+
+class KeeperLost(NamedTuple):
+    """The keeper is gone; the kernel has killed its workers."""
+
+
+Event = Spawned | Unspawned | Exited | Empty | KeeperLost
+
+
+def decode(event: tuple[Any, ...]) -> Event:
+    """Turn a keeper's tuple into an event."""
+    match event:
+        case ("spawned", key, pid):
+            return Spawned(key, pid)
+        case ("unspawned", key, errno, text):
+            return Unspawned(key, errno, text)
+        case ("exited", key, pid, code, status, trouble):
+            exitcode = status if code == os.CLD_EXITED else -status
+            return Exited(key, pid, exitcode, trouble)
+        case ("empty",):
+            return Empty()
+    raise EnvironmentProblem(f"the keeper sent an unknown event: {event!r}")
+
+
+class Keeper:
+    """A running keeper. Single-threaded use; close it when done."""
+
+    _prestarted: Keeper | None = None
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self._owner = os.getpid()
+        self._control = control
+        self._received = bytearray()
+        self._events: deque[Event] = deque()
+        self.lost = False
+
+    @classmethod
+    def start(cls) -> Keeper:
+        """Return a keeper that runs as a program of its own."""
+        prestarted, Keeper._prestarted = Keeper._prestarted, None
+        if prestarted is not None and prestarted._owner == os.getpid():  # not a forked copy's
+            return prestarted
+        ours, its = socket.socketpair()
+        script = os.open(_program_path(), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Running it from a descriptor keeps this project's name off its command line:
+            # whoever kills by name must not hit the agent and its keeper at once.
+            argv = [sys.executable, "-I", "-S", "/dev/fd/4", "keeper of agent", str(os.getpid())]
+            null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
+            pid = os.posix_spawn(
+                sys.executable,
+                argv,
+                os.environ,
+                file_actions=[
+                    null,
+                    (os.POSIX_SPAWN_DUP2, 0, 1),
+                    *_moved_to(its.fileno(), 3, script, 4),
+                ],
+                setsid=True,
+                setsigmask=[],
+            )
+        except OSError as error:
+            ours.close()
+            raise EnvironmentProblem(
+                f"could not start {sys.executable} to keep the workers: {error.strerror}"
+            ) from None
+        finally:
+            its.close()
+            os.close(script)
+        return cls(pid, ours)
+
+    @classmethod
+    def run_program(cls, argv: Sequence[str], payload_fd: int) -> Keeper:
+        """Return a keeper that is another program: it has the control socket as descriptor 3
+        and `payload_fd` as descriptor 4.
+        """
+        ours, its = socket.socketpair()
+        try:
+            pid = os.posix_spawn(
+                argv[0],
+                list(argv),
+                os.environ,
+                file_actions=_moved_to(its.fileno(), 3, payload_fd, 4),
+                setsid=True,
+                setsigmask=[],
+            )
+        finally:
+            its.close()
+        return cls(pid, ours)
+
+    @classmethod
+    def prestart(cls) -> None:
+        """Begin starting a keeper, for the next `start` of this process to take over."""
+        if cls._prestarted is None:
+            Keeper._prestarted = cls.start()
+
+    @classmethod
+    def discard_prestarted(cls) -> None:
+        """End a keeper that was prestarted and not needed."""
+        if cls._prestarted is not None:
+            cls._prestarted.close()
+            Keeper._prestarted = None
+
+    @classmethod
+    def fork(cls, run_call: Callable[[Any], int]) -> Keeper:
+        """Return a keeper that is a fork of this process and runs calls with its memory."""
+        ours, its = socket.socketpair()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                os.setsid()
+                keeper_program.serve(its.detach(), run_call)
+            finally:
+                os._exit(0)
+        its.close()
+        return cls(pid, ours)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `receive` has something."""
+        return self._control.fileno()
+
+    def spawn(
+        self,
+        key: int,
+        argv: Sequence[str] | None,
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        fds: Mapping[int, int],
+        call: Any = None,
+    ) -> None:
+        """Ask for a worker; `fds` maps the numbers it is to have to descriptors of ours."""
+        request = ("spawn", key, argv and list(argv), dict(env), cwd, list(fds), call)
+        self._send(request, list(fds.values()))
+
+    def signal(self, key: int, signum: int) -> None:
+        """Signal one worker's leader."""
+        self._send(("signal", key, int(signum)))
+
+    def kill_tree(self, key: int) -> None:
+        """SIGKILL one worker and all below it."""
+        self._send(("kill", key))
+
+    def ask_leftovers(self, signum: int) -> None:
+        """Signal all that ended workers left; `Empty` follows when it is gone."""
+        self._send(("ask_leftovers", int(signum)))
+
+    def sweep(self) -> None:
+        """SIGKILL all that ended workers left; `Empty` follows when it is gone."""
+        self._send(("sweep",))
+
+    def receive(self) -> list[Event]:
+        """Return the events that are there, without waiting for any."""
+        while not self.lost:
+            try:
+                data = self._control.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.lost = True
+                self._events.append(KeeperLost())
+            self._received += data
+        while len(self._received) >= 4:
+            size = int.from_bytes(self._received[:4], "little")
+            if len(self._received) < 4 + size:
+                break
+            self._events.append(decode(marshal.loads(bytes(self._received[4 : 4 + size]))))  # noqa: S302 (our keeper's)
+            del self._received[: 4 + size]
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def close(self) -> None:
+        """Have all that is below the keeper killed, and wait for the keeper to end."""
+        if self._control.fileno() < 0:
+            return
+        self._control.close()
+        if self._owner == os.getpid():
+            try:
+                os.waitpid(self.pid, 0)
+            except ChildProcessError:
+                pass  # The program around us reaped it.
+
+    def _send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+        body = marshal.dumps(request)
+        message = len(body).to_bytes(4, "little") + body
+        try:
+            sent = socket.send_fds(self._control, [message], fds) if fds else 0
+            self._control.sendall(message[sent:])
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # `receive` tells of the lost keeper.
+
+
+_is_subreaper = False
+
+
+def become_subreaper() -> None:
+    """Adopt what a killed keeper would leave, so that it can be swept up.
+
+    Only for a process that is nothing but an agent: a program around us may have children of
+    its own that must not be touched.
+    """
+    global _is_subreaper  # noqa: PLW0603 (a property of the process)
+    keeper_program.load_prctl()(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _is_subreaper = True
+
+
+def sweep_after_loss() -> None:
+    """Kill what a lost keeper left to us, if this process adopts such things at all."""
+    if _is_subreaper:
+        sweep_adopted(spared=set())
+
+
+def sweep_adopted(spared: set[int]) -> None:
+    """SIGKILL and reap every process below this one, but for those spared and their own."""
+    for _ in range(SWEEP_ROUNDS_MAX):
+        kept = spared.union(*(keeper_program.descendants_of(pid) for pid in spared))
+        pids = [pid for pid in keeper_program.descendants_of(os.getpid()) if pid not in kept]
+        if not pids:
+            return
+        for pid in pids:
+            keeper_program.send_signal(pid, 9)
+        for pid in pids:
+            _reap_soon(pid)
+
+
+def _reap_soon(pid: int) -> None:
+    """Reap a killed child once it has ended, but wait no longer than a kill can take."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # Its own parent, killed in the same round, reaped it first.
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        if poll.poll(REAP_MS_MAX):
+            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        pass  # Not ours: the next round finds it as ours, or gone.
+    finally:
+        os.close(pidfd)
+
+
+def _program_path() -> str:
+    """Return the keeper's compiled file, which starts faster, or else its source."""
+    cached = keeper_program.__spec__.cached if keeper_program.__spec__ else None
+    if cached and os.path.exists(cached):
+        return cached
+    return keeper_program.__file__
+
+
+def _moved_to(first: int, first_target: int, second: int, second_target: int) -> list[Any]:
+    """Return file actions that move two descriptors without one overwriting the other."""
+    parked = max(first, first_target, second, second_target) + 1
+    return [
+        (os.POSIX_SPAWN_DUP2, first, parked),
+        (os.POSIX_SPAWN_DUP2, second, second_target),
+        (os.POSIX_SPAWN_DUP2, parked, first_target),
+    ]

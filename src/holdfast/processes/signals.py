@@ -1,0 +1,178 @@
+"""Signals: their names, their meaning in words, and how they reach the agent's loop.
+
+A handler here never raises from wherever the main thread happens to be: it only wakes the loop,
+which then acts at a place of its own choosing. Handlers are put back when the loop ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections import deque
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from holdfast import messages
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType, TracebackType
+    from typing import Self
+
+DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+SIGNALS_ENV = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
+PENDING_MAX = 64
+
+MEANINGS = {
+    signal.SIGABRT: "aborted itself",
+    signal.SIGBUS: "bus error: bad memory access, or a mapped file that shrank",
+    signal.SIGFPE: "arithmetic error",
+    signal.SIGHUP: "terminal closed",
+    signal.SIGILL: "illegal instruction",
+    signal.SIGINT: "interrupted",
+    signal.SIGKILL: "killed: often the kernel's out-of-memory killer, or someone's kill -9",
+    signal.SIGPIPE: "wrote to a closed pipe",
+    signal.SIGQUIT: "quit",
+    signal.SIGSEGV: "segmentation fault",
+    signal.SIGSYS: "forbidden system call",
+    signal.SIGTERM: "asked to stop",
+    signal.SIGTRAP: "trace trap",
+    signal.SIGXCPU: "CPU time limit reached",
+    signal.SIGXFSZ: "file size limit reached",
+}
+
+
+class SignalException(Exception):  # noqa: N818 (TorchElastic's name)
+    """Raised out of an agent that a signal asked to stop, after its workers were stopped."""
+
+    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+        super().__init__(msg)
+        self.sigval = sigval
+
+
+def signal_name(signum: int) -> str:
+    """Return `SIGTERM` and the like, or `signal 50` where the number has no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def in_words(signum: int) -> str:
+    """Return the name with its meaning: `SIGSEGV (segmentation fault)`."""
+    meaning = MEANINGS.get(signum)  # type: ignore[call-overload]
+    return f"{signal_name(signum)} ({meaning})" if meaning else signal_name(signum)
+
+
+def parse_signal(name: str, *, flag: str) -> signal.Signals:
+    """Turn a name such as `SIGTERM`, `TERM` or `15` into the signal, if it can be caught."""
+    text = name.strip()
+    try:
+        if text.isdigit():
+            found = signal.Signals(int(text))
+        else:
+            found = signal.Signals[text if text.startswith("SIG") else f"SIG{text}"]
+    except (KeyError, ValueError):
+        raise UsageError(
+            f"{flag}: {name!r} is not a signal; accepted: names such as SIGTERM or SIGUSR1"
+        ) from None
+    return found
+
+
+def parse_signals(names: str, *, flag: str = "--signals-to-handle") -> tuple[signal.Signals, ...]:
+    """Turn `SIGTERM,SIGINT` into signals, refusing those no process can handle."""
+    found = []
+    for name in names.split(","):
+        if not name.strip():
+            continue
+        one = parse_signal(name, flag=flag)
+        if one in UNCATCHABLE:
+            raise UsageError(
+                f"{flag}: {one.name} cannot be handled by any process; leave it out of the list"
+            )
+        found.append(one)
+    return tuple(found)
+
+
+class SignalWatch:
+    """Collects signals while it is entered, and makes a descriptor readable for each.
+
+    Outside the main thread Python cannot handle signals; then the watch stays empty, and the
+    program that owns the main thread decides what a signal means.
+    """
+
+    def __init__(self, signals: tuple[signal.Signals, ...]) -> None:
+        self._signals = signals
+        self._pending: deque[signal.Signals] = deque(maxlen=PENDING_MAX)
+        self._previous: dict[signal.Signals, object] = {}
+        self._previous_wakeup = -1
+        self._read = self._write = -1
+        self._raises = False
+
+    def __enter__(self) -> Self:
+        self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        if threading.current_thread() is not threading.main_thread():
+            if self._signals:
+                messages.info("not in the main thread: signals are left to the program around it")
+            return self
+        for one in self._signals:
+            self._previous[one] = signal.signal(one, self._note)
+        self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._previous_wakeup)
+            for one, handler in self._previous.items():
+                # None means a handler that was not set from Python and cannot be put back.
+                signal.signal(one, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
+            self._previous.clear()
+        os.close(self._read)
+        os.close(self._write)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `take` has something."""
+        return self._read
+
+    def take(self) -> list[signal.Signals]:
+        """Return the signals that arrived since the last call, oldest first."""
+        try:
+            while os.read(self._read, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        taken = list(self._pending)
+        for _ in taken:
+            self._pending.popleft()
+        return taken
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Let a signal raise `SignalException` meanwhile, to get out of code that is not ours.
+
+        For waits inside a user's handler or store, which nothing else could end.
+        """
+        if self._pending:
+            self._raise(self._pending.popleft())
+        self._raises = True
+        try:
+            yield
+        finally:
+            self._raises = False
+
+    def _note(self, signum: int, _frame: FrameType | None) -> None:
+        one = signal.Signals(signum)
+        if self._raises:
+            self._raise(one)
+        self._pending.append(one)
+
+    def _raise(self, one: signal.Signals) -> None:
+        raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)

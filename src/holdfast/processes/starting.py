@@ -1,0 +1,74 @@
+"""`start_processes`: one call that starts commands or functions as a group of workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.processes.contexts import require_every_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.processes.contexts import PContext
+    from holdfast.processes.keeping import Keeper
+    from holdfast.processes.logs import LogsSpecs
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: dict[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: dict[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: object = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+    *,
+    keeper: Keeper | None = None,
+    capture_stderr: bool = True,
+) -> PContext:
+    """Start one worker for each local rank and return their context, which must be closed.
+
+    A string is a program, and `args` its arguments; anything else is a function, called in new
+    processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1.
+    """
+    require_every_rank(args, len(args), "args")
+    require_every_rank(envs, len(args), "envs")
+    context: PContext
+    if isinstance(entrypoint, str):
+        from holdfast.processes.commands import SubprocessContext
+
+        context = SubprocessContext(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            numa_options,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            keeper=keeper,
+            capture_stderr=capture_stderr,
+        )
+    else:
+        from holdfast.processes.calls import MultiprocessContext
+
+        context = MultiprocessContext(
+            name,
+            entrypoint,
+            args,
+            envs,
+            start_method,
+            logs_specs,
+            log_line_prefixes,
+            numa_options,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            keeper=keeper if start_method == "spawn" else None,
+            capture_stderr=capture_stderr,
+        )
+    context.start()
+    return context

@@ -1,0 +1,106 @@
+"""What an agent needs of a rendezvous: the interface, and what a round brings.
+
+The interface is TorchElastic's, so a handler written for it serves an agent here. This module has
+no way of its own to agree on a round; see `single_node` for jobs that need none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from holdfast.store.interface import Store
+
+
+@dataclass
+class RendezvousStoreInfo:
+    """Where the workers of a round find the store they meet at."""
+
+    MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
+    MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
+    master_addr: str
+    master_port: int
+
+
+class RendezvousInfo:
+    """What a node learns from a round: its rank among the nodes, and how to reach them."""
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        bootstrap_store_info: RendezvousStoreInfo,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._bootstrap_store_info = bootstrap_store_info
+
+    @property
+    def store(self) -> Store:
+        """The key-value store the agents of the round share."""
+        return self._store
+
+    @property
+    def rank(self) -> int:
+        """This node's number in the round."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """The number of nodes in the round."""
+        return self._world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo:
+        """Where the workers' own store is."""
+        return self._bootstrap_store_info
+
+
+class RendezvousHandler(ABC):
+    """How a node meets the others of its job."""
+
+    @abstractmethod
+    def get_backend(self) -> str:
+        """Return the name of the backend, as it is asked for by `--rdzv-backend`."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the agent serves the workers' store, so that no worker has to."""
+        return False
+
+    @property
+    def polls_membership(self) -> bool:
+        """Whether the agent must ask `num_nodes_waiting` every `monitor_interval`.
+
+        A handler that tells of changes by itself, or whose membership never changes, says False
+        and spares the agent the wake-ups.
+        """
+        return True
+
+    @abstractmethod
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait until this node is in a round that has formed, and return it."""
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Return whether the job is over for all nodes."""
+
+    @abstractmethod
+    def set_closed(self) -> None:
+        """End the job for all nodes."""
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes outside the round want in."""
+
+    @abstractmethod
+    def get_run_id(self) -> str:
+        """Return the job's id."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Release what the handler holds; True if that went well."""

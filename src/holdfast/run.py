@@ -1,0 +1,55 @@
+"""`holdfast run` as a module: `python -m holdfast.run`, or `main([...])` from a program.
+
+It has the functions of `torch.distributed.run` under the same names. `main` raises what went
+wrong (`ChildFailedError`, `SignalException`, `HoldfastError`) for the program that called it; run
+as a module, it ends with the exit codes of `holdfast.cli.main`. The work is done in
+`holdfast.cli.run`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from holdfast.cli.run import (
+    config_from_args,
+    determine_local_world_size,
+    execute,
+    get_args_parser,
+    get_rdzv_endpoint,
+    get_use_env,
+    parse_args,
+    parse_min_max_nnodes,
+    run,
+    run_script_path,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "config_from_args",
+    "determine_local_world_size",
+    "get_args_parser",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "run",
+    "run_script_path",
+]
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Run the job of a command line (`sys.argv` if none is given) until it ends.
+
+    A failure is also written to `TORCHELASTIC_ERROR_FILE`, for the scheduler that set it.
+    """
+    execute(parse_args(args))
+
+
+if __name__ == "__main__":
+    from holdfast.cli.main import run_command
+
+    sys.exit(run_command(sys.argv[1:]))

@@ -1,0 +1,57 @@
+"""A store inside one process: for jobs of one node, and for agents that share a process."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import timedelta
+
+DEFAULT_TIMEOUT_S = 300.0
+
+
+class MemoryStore:
+    """Keys and values behind one lock; `get` and `wait` sleep until a value comes."""
+
+    def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+        self._timeout_s = timeout_s
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Give a key a value."""
+        with self._changed:
+            self._values[key] = value.encode() if isinstance(value, str) else value
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        """Return a key's value, waiting for it to have one."""
+        with self._changed:
+            self._await([key], self._timeout_s)
+            return self._values[key]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, 0 at first, and return what it is now."""
+        with self._changed:
+            total = int(self._values.get(key, b"0")) + amount
+            self._values[key] = str(total).encode()
+            self._changed.notify_all()
+            return total
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys have values; raise `TimeoutError` naming those that have none."""
+        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
+        with self._changed:
+            self._await(keys, seconds)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys have values."""
+        with self._changed:
+            return all(key in self._values for key in keys)
+
+    def _await(self, keys: Sequence[str], timeout_s: float) -> None:
+        if not self._changed.wait_for(lambda: all(key in self._values for key in keys), timeout_s):
+            missing = ", ".join(key for key in keys if key not in self._values)
+            raise TimeoutError(f"no value came within {timeout_s:g} s for: {missing}")

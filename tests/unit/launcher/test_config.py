@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.launcher.config import LaunchConfig, parse_seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOLDFAST_ONLY = ["stop_signal", "capture_stderr", "omp_num_threads", "exit_barrier_timeout"]
+
+
+@pytest.fixture(autouse=True)
+def _no_timeout_in_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
+
+
+def config(**settings: Any) -> LaunchConfig:
+    return LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, **settings)
+
+
+@pytest.mark.torch
+def test_fields_have_the_order_and_defaults_of_torch() -> None:
+    from torch.distributed.launcher.api import LaunchConfig as TorchConfig
+
+    theirs = [(f.name, f.default, f.default_factory) for f in dataclasses.fields(TorchConfig)]
+    ours = [(f.name, f.default, f.default_factory) for f in dataclasses.fields(LaunchConfig)]
+    assert ours[: len(theirs)] == theirs
+    assert [name for name, _, _ in ours[len(theirs) :]] == HOLDFAST_ONLY
+
+
+def test_own_fields_are_keyword_only() -> None:
+    keyword_only = [field.name for field in dataclasses.fields(LaunchConfig) if field.kw_only]
+    assert keyword_only == HOLDFAST_ONLY
+
+
+def test_the_defaults_of_our_own_fields() -> None:
+    made = config()
+    assert made.stop_signal == "SIGTERM"
+    assert made.capture_stderr is True
+    assert made.omp_num_threads is None
+    assert made.exit_barrier_timeout == 300
+    assert made.shutdown_timeout == 30
+
+
+def test_rendezvous_timeout_is_filled_in_without_touching_the_callers_mapping() -> None:
+    given = {"rank": 0}
+    assert config(rdzv_configs=given).rdzv_configs == {"rank": 0, "timeout": 900}
+    assert given == {"rank": 0}
+
+
+def test_a_timeout_in_the_configs_is_kept() -> None:
+    assert config(rdzv_configs={"timeout": "5"}).rdzv_configs == {"timeout": "5"}
+
+
+def test_rdzv_timeout_wins_over_the_configs() -> None:
+    given = {"timeout": 5}
+    assert config(rdzv_configs=given, rdzv_timeout=7).rdzv_configs == {"timeout": 7}
+    assert given == {"timeout": 5}
+
+
+def test_default_logs_specs_create_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.processes.logs import DefaultLogsSpecs
+
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    assert isinstance(config().logs_specs, DefaultLogsSpecs)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", [0, 2.5, 30])
+def test_shutdown_timeout_may_be_zero_or_fractional(value: float) -> None:
+    assert config(shutdown_timeout=value).shutdown_timeout == value
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, math.inf, math.nan])
+@pytest.mark.parametrize("name", ["shutdown_timeout", "exit_barrier_timeout"])
+def test_a_time_that_is_no_deadline_is_refused(name: str, value: float) -> None:
+    with pytest.raises(UsageError, match=f"^{name}: {value} is not a time"):
+        config(**{name: value})
+
+
+@pytest.mark.parametrize(("text", "expected"), [("7", 7), ("0", 0), ("1.5", 1.5)])
+def test_shutdown_timeout_falls_back_to_the_environment(
+    text: str, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", text)
+    assert config().shutdown_timeout == expected
+    assert config(shutdown_timeout=3).shutdown_timeout == 3
+
+
+@pytest.mark.parametrize("text", ["-1", "soon", "", "nan", "inf"])
+def test_a_bad_timeout_in_the_environment_names_the_variable(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", text)
+    with pytest.raises(UsageError, match=f"^TORCH_ELASTIC_SHUTDOWN_TIMEOUT: '{text}' is not"):
+        config()
+
+
+def test_stop_signal_is_checked_and_written_in_full() -> None:
+    assert config(stop_signal="USR1").stop_signal == "SIGUSR1"
+    with pytest.raises(UsageError, match="^stop_signal: 'SIGTREM' is not a signal"):
+        config(stop_signal="SIGTREM")
+
+
+def test_seconds_stay_whole_where_they_are() -> None:
+    assert isinstance(parse_seconds("3", source="x"), int)
+    assert isinstance(parse_seconds("3.0", source="x"), float)

@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from holdfast.processes import report_text
+from holdfast.processes.failures import ChildFailedError, ProcessFailure
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WHEN: dict[str, Any] = {"observed_ns": 1_700_000_000_000_000_000, "host": "node-1"}
+
+
+def failure(rank: int, exitcode: int = 1, **known: Any) -> ProcessFailure:
+    return ProcessFailure(rank, 40 + rank, exitcode, known.pop("error_file", ""), **WHEN, **known)
+
+
+def ran(tmp_path: Path, code: str) -> ProcessFailure:
+    """Run a real worker and return its failure, as the agent would make it."""
+    script, error_file = tmp_path / "train.py", tmp_path / "error.json"
+    script.write_text(textwrap.dedent(code))
+    done = subprocess.run(
+        [sys.executable, script],
+        env=dict(os.environ, TORCHELASTIC_ERROR_FILE=str(error_file)),
+        capture_output=True,
+        text=True,
+    )
+    return failure(0, done.returncode, stderr_tail=done.stderr, error_file=str(error_file))
+
+
+def text_of(*failures: ProcessFailure) -> str:
+    return str(ChildFailedError("train.py", {one.local_rank: one for one in failures}))
+
+
+def test_the_whole_text() -> None:
+    stderr = (
+        "loading\n"
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 3, in <module>\n'
+        "KeyError: 'lr'\n"
+    )
+    first = failure(1, stderr_tail=stderr, stdout_file="/logs/1/out", stderr_file="/logs/1/err")
+    error = ChildFailedError(
+        "train.py", {8: failure(0, -15, consequence=True, order=1), 9: first, 10: failure(2)}
+    )
+    error.log_dir = "/logs"
+    error.report_file = "/logs/failure.json"
+    error.restarts = "after 3 of 3 restarts"
+    when = first.timestamp_isoformat()
+    assert error.format_msg("#", "~") == textwrap.dedent(f"""
+        ############################################################
+        train.py FAILED after 3 of 3 restarts
+        ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+        Root Cause (first observed failure):
+          time      : {when}
+          host      : node-1
+          rank      : 9 (local_rank: 1)
+          exitcode  : 1 (pid: 41)
+          error_file: <N/A>
+          traceback : (the last one on stderr)
+            Traceback (most recent call last):
+              File "train.py", line 3, in <module>
+            KeyError: 'lr'
+          stderr    : (the last 2 lines)
+            loading
+            [the traceback above]
+          stdout log: /logs/1/out
+          stderr log: /logs/1/err
+        ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+        Other Failures:
+          rank 10 (local_rank: 2, pid: 42): exit code 1
+          rank 8 (local_rank: 0, pid: 40): terminated by SIGTERM (asked to stop) [consequence: \
+after the stop began]
+        ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+        Logs:   /logs
+        Report: /logs/failure.json
+        ############################################################""")
+
+
+def test_a_lone_failure_without_anything_known() -> None:
+    text = text_of(failure(0, 7))
+    assert "  exitcode  : 7 (pid: 40)\n" in text
+    assert "  traceback : none found (no error file, no stderr either)\n" in text
+    assert "Other Failures:\n  <NO_OTHER_FAILURES>\n" in text
+    assert "stderr    :" not in text
+    assert "Logs" not in text
+
+
+def test_the_ending_says_more_than_the_number_where_it_can() -> None:
+    assert "exitcode  : -11 (pid: 40) killed by SIGSEGV (segmentation fault)\n" in text_of(
+        failure(0, -11)
+    )
+    assert "exitcode  : 137 (pid: 40), which usually means SIGKILL inside\n" in text_of(
+        failure(0, 137)
+    )
+
+
+def test_a_reason_is_shown_on_one_line() -> None:
+    text = text_of(failure(0, 127, detail="could not be started:\n no such file"))
+    assert "  reason    : could not be started: no such file\n" in text
+
+
+def test_a_recorded_exception_is_shown_once(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from holdfast.processes.recording import record
+
+        @record
+        def main():
+            print("epoch 3", file=sys.stderr)
+            raise ValueError("two\\nlines")
+
+        main()
+    """
+    text = text_of(ran(tmp_path, code))
+    assert text.count("ValueError: two") == 1
+    assert text.count("Traceback") == 1
+    assert "    epoch 3\n    [the traceback above]\n" in text
+
+
+def test_stderr_that_has_only_the_traceback_is_left_out(tmp_path: Path) -> None:
+    text = text_of(ran(tmp_path, "raise ValueError('boom')"))
+    assert "traceback : (the last one on stderr)\n    Traceback" in text
+    assert text.count("ValueError: boom") == 1
+    assert "stderr    :" not in text
+
+
+def test_another_traceback_on_stderr_than_the_recorded_one_is_shown_too(tmp_path: Path) -> None:
+    code = """
+        import traceback
+        from holdfast.processes.recording import record
+
+        @record
+        def main():
+            raise ValueError("boom")
+
+        try:
+            main()
+        except ValueError:
+            pass
+        {}["missing"]
+    """
+    text = text_of(ran(tmp_path, code))
+    assert "traceback :\n" in text
+    assert "ValueError: boom" in text
+    assert "KeyError: 'missing'" in text
+
+
+def test_a_message_without_a_traceback_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text('{"message": "out of\\nideas"}')
+    text = text_of(failure(0, error_file=str(path)))
+    assert "  message   :\n    out of\n    ideas\n" in text
+    assert "traceback : none found (none in the error file, no stderr either)" in text
+
+
+def test_the_end_of_a_long_stderr_is_shown() -> None:
+    text = text_of(failure(0, stderr_tail="".join(f"line {n}\n" for n in range(1000))))
+    assert f"stderr    : (the last {report_text.STDERR_LINES_MAX} lines)\n    line 980\n" in text
+    assert "    line 999\n" in text
+    assert "line 979" not in text
+    assert "traceback : none found (no error file, none at the end of stderr)\n" in text
+
+
+def test_one_line_of_stderr_is_called_that() -> None:
+    assert "  stderr    : (the last line)\n    bye\n" in text_of(
+        failure(0, stderr_tail="\nbye\n\n")
+    )
+
+
+def test_a_long_traceback_loses_its_middle() -> None:
+    frames = "".join(f'  File "train.py", line {n}, in f\n' for n in range(1000))
+    stderr = f"Traceback (most recent call last):\n{frames}RecursionError: too deep\n"
+    text = text_of(failure(0, stderr_tail=stderr))
+    assert len(text.splitlines()) < report_text.TRACEBACK_LINES_MAX + 20
+    left_out = 1002 - report_text.TRACEBACK_LINES_MAX + 1
+    assert f"[... {left_out} lines left out ...]" in text
+    assert "line 0, in f" in text
+    assert "RecursionError: too deep" in text
+
+
+def test_one_endless_line_is_cut() -> None:
+    assert len(text_of(failure(0, stderr_tail="x" * 100_000))) < 2000
+
+
+def test_many_other_failures_are_counted() -> None:
+    many = [failure(rank, order=rank) for rank in range(report_text.OTHERS_MAX + 4)]
+    text = text_of(*many)
+    assert f"  rank {report_text.OTHERS_MAX} (" in text
+    assert f"  rank {report_text.OTHERS_MAX + 1} (" not in text
+    assert "  ... and 3 more\n" in text
+
+
+def test_the_host_of_another_failure_is_named_where_it_differs() -> None:
+    other = failure(1, order=1)
+    other.host = "node-2"
+    assert "rank 1 (local_rank: 1, pid: 41) on node-2: exit code 1" in text_of(failure(0), other)

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.processes.tracebacks import (
+    LINE_CHARS_MAX,
+    TEXT_CHARS_MAX,
+    cut_middle,
+    exception_line,
+    find_last_traceback,
+    last_traceback,
+    readable_lines,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PLAIN = """\
+Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+    step(0)
+ZeroDivisionError: division by zero"""
+
+OTHER = PLAIN.replace("ZeroDivisionError: division by zero", "OSError: disk on fire")
+
+
+def stderr_of(tmp_path: Path, code: str, **settings: str) -> str:
+    """Return what a real Python program writes to standard error."""
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(code))
+    return subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=settings
+    ).stderr
+
+
+def test_a_text_without_a_traceback_has_none() -> None:
+    assert last_traceback("") == ""
+    assert last_traceback("loss 0.5\n  indented\nTraceback of another kind\n") == ""
+
+
+def test_the_traceback_is_found_between_other_lines() -> None:
+    text = f"step 1\n{PLAIN}\n\n[W1116 01:02:03.4 socket.cpp:1] closing\nbye\n"
+    assert last_traceback(text) == PLAIN
+    assert find_last_traceback(readable_lines(text)) == (1, 5)
+
+
+def test_the_last_of_several_counts() -> None:
+    assert last_traceback(f"{PLAIN}\nretrying\n{OTHER}\n") == OTHER
+
+
+@pytest.mark.parametrize(
+    "connector",
+    [
+        "During handling of the above exception, another exception occurred:",
+        "The above exception was the direct cause of the following exception:",
+    ],
+)
+def test_chained_tracebacks_are_one(connector: str) -> None:
+    chain = f"{PLAIN}\n\n{connector}\n\n{OTHER}\n\n{connector}\n\n{PLAIN}"
+    assert last_traceback(f"{OTHER}\n\nretrying\n{chain}\n\nbye\n") == chain
+
+
+def test_a_real_chain_of_a_real_program(tmp_path: Path) -> None:
+    code = """
+        try:
+            try:
+                1 / 0
+            except ZeroDivisionError:
+                {}["key"]
+        except KeyError as e:
+            raise OSError("two\\nlines") from e
+    """
+    stderr = stderr_of(tmp_path, code)
+    assert stderr.count("Traceback") == 3
+    assert last_traceback(f"noise\n{stderr}") == stderr.rstrip()
+    assert exception_line(last_traceback(stderr)) == "OSError: two"
+
+
+def test_a_chain_whose_beginning_is_cut_off() -> None:
+    connector = "During handling of the above exception, another exception occurred:"
+    assert last_traceback(f"ny text\n\n{connector}\n\n{PLAIN}") == PLAIN
+
+
+def test_a_traceback_whose_header_is_cut_off() -> None:
+    cut = PLAIN.partition("\n")[2]
+    assert last_traceback(f"{cut}\n\nbye\n") == cut
+
+
+def test_indented_file_lines_amid_other_text_are_no_traceback() -> None:
+    assert last_traceback('see:\n  File "train.py", line 5, in <module>\nthere\n') == ""
+
+
+def test_a_real_syntax_error_has_no_header(tmp_path: Path) -> None:
+    stderr = stderr_of(tmp_path, "x = = 1\n")
+    assert "Traceback" not in stderr
+    assert last_traceback(f"noise\n{stderr}") == stderr.rstrip()
+    assert exception_line(stderr.rstrip()).startswith("SyntaxError: ")
+
+
+def test_a_real_exception_group(tmp_path: Path) -> None:
+    code = """
+        try:
+            1 / 0
+        except ZeroDivisionError:
+            raise ExceptionGroup("two", [ValueError("a"), OSError("b\\nc")])
+    """
+    stderr = stderr_of(tmp_path, code)
+    found = last_traceback(f"noise\n{stderr}bye\n")
+    assert found == stderr.rstrip()
+    assert found.startswith("Traceback")
+    assert "  + Exception Group Traceback" in found
+
+
+def test_a_real_group_alone_keeps_its_first_line(tmp_path: Path) -> None:
+    stderr = stderr_of(tmp_path, "raise ExceptionGroup('two', [ValueError('a')])\n")
+    assert last_traceback(stderr).startswith("  + Exception Group Traceback")
+
+
+def test_a_real_fault_with_threads(tmp_path: Path) -> None:
+    code = """
+        import ctypes, faulthandler, threading
+        faulthandler.enable()
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+        ctypes.string_at(0)
+    """
+    stderr = stderr_of(tmp_path, code)
+    found = last_traceback(f"{PLAIN}\n\nstep\n{stderr}\nsome wrapper: core dumped\n")
+    assert found == stderr.rstrip()
+    assert found.startswith("Fatal Python error: Segmentation fault\n")
+    assert found.count("(most recent call first)") == 2
+    assert exception_line(found) == "Fatal Python error: Segmentation fault"
+
+
+def test_what_python_ignores_while_shutting_down_is_not_the_cause(tmp_path: Path) -> None:
+    code = """
+        class Odd:
+            def __del__(self):
+                raise OSError("in a destructor")
+
+        odd = Odd()
+        raise ValueError("the cause")
+    """
+    stderr = stderr_of(tmp_path, code)
+    assert stderr.index("the cause") < stderr.index("in a destructor")
+    assert exception_line(last_traceback(stderr)) == "ValueError: the cause"
+    assert last_traceback(stderr[stderr.index("Exception ignored") :]) == ""
+
+
+def test_the_traceback_of_a_thread_names_the_thread(tmp_path: Path) -> None:
+    code = """
+        import threading
+        thread = threading.Thread(target=lambda: 1 / 0, name="loader")
+        thread.start()
+        thread.join()
+    """
+    found = last_traceback(stderr_of(tmp_path, code))
+    assert found.startswith("Exception in thread loader")
+    assert exception_line(found) == "ZeroDivisionError: division by zero"
+
+
+def test_a_traceback_within_the_message_belongs_to_it() -> None:
+    whole = PLAIN.replace(
+        "ZeroDivisionError: division by zero",
+        "RuntimeError: Caught OSError in worker process 0.\nOriginal "
+        + OTHER.replace("step(0)", "fetch()"),
+    )
+    assert last_traceback(f"{whole}\n\n") == whole
+
+
+@pytest.mark.parametrize("prefix", ["[rank0]: ", "[rank17]: ", "[default1]:"])
+def test_prefixes_of_ranks_are_taken_off(prefix: str) -> None:
+    text = "\n".join(prefix + line for line in PLAIN.split("\n"))
+    assert last_traceback(f"noise\n{text}\n[rank0]:[W1116 01:02:03.4 a.cpp:1] bye\n") == PLAIN
+
+
+@pytest.mark.torch
+def test_a_real_traceback_that_torch_prefixes(tmp_path: Path) -> None:
+    code = f"""
+        import torch.distributed as dist
+
+        dist.init_process_group(
+            "gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1
+        )
+        try:
+            1 / 0
+        except ZeroDivisionError as e:
+            raise ValueError("boom") from e
+    """
+    stderr = stderr_of(tmp_path, code)
+    assert "[rank0]: Traceback" in stderr
+    found = last_traceback(stderr)
+    assert found.count("\nTraceback") == 1
+    assert found.startswith("Traceback")
+    assert found.endswith("\nValueError: boom")
+
+
+def test_progress_bars_and_colours_are_taken_off() -> None:
+    text = f" 10%|#|\r 20%|##|{PLAIN}".replace("ZeroDiv", "\x1b[1;35mZeroDiv\x1b[0m")
+    assert last_traceback(text) == PLAIN
+    assert readable_lines(" 10%|#|\r 20%|##|\r\nend") == [" 20%|##|", "end"]
+
+
+def test_only_the_end_of_a_long_text_is_looked_at() -> None:
+    assert last_traceback(f"{PLAIN}\n\n" + "x" * TEXT_CHARS_MAX) == ""
+    assert last_traceback("x\n" * TEXT_CHARS_MAX + PLAIN) == PLAIN
+
+
+def test_few_lines_stay_as_they_are() -> None:
+    assert cut_middle(["a", "b", "c"], 3) == ["a", "b", "c"]
+
+
+def test_many_lines_lose_their_middle_and_say_so() -> None:
+    lines = [str(number) for number in range(100)]
+    assert cut_middle(lines, 5) == ["0", "1", "  [... 96 lines left out ...]", "98", "99"]
+
+
+def test_a_long_line_loses_its_end_and_says_so() -> None:
+    assert cut_middle(["x" * 10_000], 1) == ["x" * LINE_CHARS_MAX + " [...]"]

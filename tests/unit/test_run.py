@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import holdfast.run
+from holdfast.cli.run import BACKENDS
+from holdfast.errors import CannotStart, NotYetSupported, UsageError
+from holdfast.launcher.config import LaunchConfig
+from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.processes.std import Std
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+UUID4 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+LAUNCH_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "PYTHON_EXEC",
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT",
+    "LOGLEVEL",
+)
+
+Launched = list[tuple[LaunchConfig, Any, tuple[Any, ...]]]
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in LAUNCH_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    """Collect what is launched instead of launching it."""
+    calls: Launched = []
+
+    class Recorder:
+        def __init__(self, config: LaunchConfig, entrypoint: Any) -> None:
+            self.config, self.entrypoint = config, entrypoint
+
+        def __call__(self, *args: Any) -> None:
+            calls.append((self.config, self.entrypoint, args))
+
+    fake = ModuleType("holdfast.launcher.launch")
+    fake.elastic_launch = Recorder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    return calls
+
+
+def config_of(*words: str) -> LaunchConfig:
+    return holdfast.run.config_from_args(holdfast.run.parse_args(words))[0]
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "name", sorted(set(holdfast.run.__all__) - {"config_from_args", "get_args_parser"})
+)
+def test_functions_can_be_called_as_those_of_torch(name: str) -> None:
+    import torch.distributed.run
+
+    def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
+        return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+    theirs = parameters(getattr(torch.distributed.run, name))
+    assert parameters(getattr(holdfast.run, name)) == theirs
+
+
+COMMANDS = [
+    "train.py",
+    "train.py --lr 1 -- x",
+    "-m pkg.mod --lr 1",
+    "--no-python ./prog a",
+    "--nproc-per-node 2 --max-restarts 3 --monitor-interval 1 train.py",
+    "--nproc_per_node cpu --role trainer --start_method fork train.py",
+    "--nproc-per-node auto train.py",
+    "--nnodes 1:4 --rdzv-backend c10d --rdzv-endpoint host:1234 --rdzv-id job train.py",
+    "--nnodes 2 --node-rank 1 --master-addr a --master-port 1 train.py",
+    "--rdzv-backend etcd --rdzv-endpoint e:2379 --rdzv-conf timeout=5,a=b train.py",
+    "--rdzv-conf rank=7,x=1 --master-port 29600 train.py",
+    "--rdzv-endpoint h:7 --master-port 29600 train.py",
+    "--master-port 0 train.py",
+    "-r 3 -t 0:1,1:2 --local-ranks-filter 0,1 train.py",
+    "--duplicate-stdout-filters a,,b,c --duplicate-stderr-filters x train.py",
+    "--local-addr 10.0.0.1 --virtual-local-rank --shutdown-timeout 7 train.py",
+    "--signals-to-handle SIGTERM,SIGUSR1 --event-log-handler console train.py",
+    "--logs-specs default train.py",
+]
+
+
+def comparable(config: Any) -> dict[str, Any]:
+    """Return the fields that both configs have, with the logs specs reduced to their settings."""
+    fields = {
+        field.name: getattr(config, field.name)
+        for field in dataclasses.fields(LaunchConfig)
+        if not field.kw_only
+    }
+    specs = fields.pop("logs_specs")
+    fields["streams"] = (specs._redirects, specs._tee, specs._local_ranks_filter)
+    return fields
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("command", COMMANDS)
+def test_config_is_the_one_of_torchrun(command: str, tmp_path: Path) -> None:
+    from torch.distributed import run as torchrun
+
+    words = ["--log-dir", str(tmp_path), *command.split()]
+    theirs, their_program, their_args = torchrun.config_from_args(torchrun.parse_args(words))
+    ours, our_program, our_args = holdfast.run.config_from_args(holdfast.run.parse_args(words))
+    if theirs.rdzv_endpoint == "127.0.0.1:None":
+        theirs.rdzv_endpoint = "127.0.0.1:29500"
+    assert comparable(ours) == comparable(theirs)
+    assert (our_program, our_args) == (their_program, their_args)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "command",
+    [
+        "train.py",
+        "--standalone train.py",
+        "--standalone --rdzv-backend etcd --rdzv-id x --rdzv-endpoint h:1 train.py",
+        "--master-port 29600 train.py a",
+        "--master-addr ::1 --master-port 29600 --rdzv-id job train.py",
+        "--master-addr h train.py",
+        "--rdzv-endpoint h:7 train.py",
+        "--rdzv-backend c10d train.py",
+        "--rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id job train.py",
+        "--rdzv-backend etcd-v2 --rdzv-endpoint e:1 train.py",
+        "--nnodes 1 --node-rank 0 train.py",
+        "--run-path train.py a",
+    ],
+)
+def test_run_chooses_the_rendezvous_that_torchrun_chooses(
+    command: str, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.distributed import run as torchrun
+
+    theirs: Launched = []
+
+    def record(config: Any, entrypoint: Any) -> Callable[..., None]:
+        return lambda *args: theirs.append((config, entrypoint, args))
+
+    monkeypatch.setattr(torchrun, "elastic_launch", record)
+    words = ["--log-dir", str(tmp_path), *command.split()]
+    torchrun.run(torchrun.parse_args(words))
+    holdfast.run.run(holdfast.run.parse_args(words))
+    (their_config, their_program, their_args), (our_config, our_program, our_args) = (
+        theirs[0],
+        launched[0],
+    )
+    if UUID4.fullmatch(their_config.run_id):
+        assert UUID4.fullmatch(our_config.run_id)
+        their_config.run_id = our_config.run_id
+    assert comparable(our_config) == comparable(their_config)
+    assert our_args == their_args
+    if isinstance(their_program, str):
+        assert our_program == their_program
+    else:
+        assert our_program is holdfast.run.run_script_path
+
+
+def test_main_launches_what_the_command_line_says(launched: Launched) -> None:
+    holdfast.run.main(["--nproc-per-node", "2", "--max-restarts=1", "train.py", "--lr", "1"])
+    [(config, program, args)] = launched
+    assert (config.nproc_per_node, config.max_restarts) == (2, 1)
+    assert (program, args) == (sys.executable, ("-u", "train.py", "--lr", "1"))
+
+
+def test_main_takes_the_command_line_of_the_process(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["holdfast.run", "train.py", "x"])
+    holdfast.run.main()
+    assert launched[0][2] == ("-u", "train.py", "x")
+
+
+def test_each_plain_job_has_an_id_of_its_own(launched: Launched) -> None:
+    for _ in range(2):
+        holdfast.run.main(["train.py"])
+    first, second = (config.run_id for config, _, _ in launched)
+    assert first != second
+    assert UUID4.fullmatch(first)
+
+
+def test_run_leaves_arguments_and_environment_alone(launched: Launched) -> None:
+    args = holdfast.run.parse_args(["--nproc-per-node", "2", "train.py"])
+    before, environment = dict(vars(args)), dict(os.environ)
+    holdfast.run.run(args)
+    assert len(launched) == 1
+    assert vars(args) == before
+    assert dict(os.environ) == environment
+
+
+@pytest.mark.parametrize(
+    ("variable", "nproc", "expected"), [(None, "2", 1), (None, "1", None), ("4", "2", None)]
+)
+def test_omp_threads(
+    variable: str | None, nproc: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if variable is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", variable)
+    assert config_of("--nproc-per-node", nproc, "train.py").omp_num_threads == expected
+
+
+def test_omp_threads_are_told_of_at_level_info(
+    launched: Launched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("holdfast.messages.info", told.append)
+    holdfast.run.main(["--nproc-per-node", "2", "train.py"])
+    holdfast.run.main(["--nproc-per-node", "1", "train.py"])
+    assert [text.partition(":")[0] for text in told] == ["OMP_NUM_THREADS is not set"]
+
+
+def test_own_flags_reach_the_config() -> None:
+    made = config_of(
+        *("--stop-signal", "USR1", "--no-capture-stderr"),
+        *("--exit-barrier-timeout", "2.5", "train.py"),
+    )
+    assert (made.stop_signal, made.capture_stderr) == ("SIGUSR1", False)
+    assert made.exit_barrier_timeout == 2.5
+    plain = config_of("train.py")
+    assert (plain.stop_signal, plain.capture_stderr) == ("SIGTERM", True)
+    assert plain.exit_barrier_timeout == 300
+
+
+@pytest.mark.torch
+def test_a_namespace_of_torchs_own_parser_will_do() -> None:
+    from torch.distributed.run import parse_args
+
+    made, _, args = holdfast.run.config_from_args(parse_args(["train.py", "x"]))
+    assert (made.stop_signal, made.capture_stderr) == ("SIGTERM", True)
+    assert args == ["-u", "train.py", "x"]
+
+
+def test_defaults_from_the_environment_become_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ROLE", "RDZV_ID", "RDZV_BACKEND", "RDZV_ENDPOINT", "LOCAL_ADDR", "START_METHOD"):
+        monkeypatch.setenv(f"PET_{name}", "spawn")
+    made = config_of("train.py")
+    texts = [value for value in vars(made).values() if isinstance(value, str)]
+    assert texts.count("spawn") == 6
+    assert {type(text) for text in texts} == {str}
+
+
+def test_log_settings_reach_the_logs_specs(tmp_path: Path) -> None:
+    flags = ("--log-dir", "logs", "-r", "1", "-t", "0:2", "--local-ranks-filter", "1")
+    specs = config_of(*flags, "train.py").logs_specs
+    expected = DefaultLogsSpecs(
+        log_dir=str(tmp_path / "logs"),
+        redirects=Std.OUT,
+        tee={0: Std.ERR},
+        local_ranks_filter={1},
+    )
+    assert specs == expected
+    assert not (tmp_path / "logs").exists()
+
+
+def test_log_line_prefix_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}]")
+    assert config_of("train.py").log_line_prefix_template == "[${rank}]"
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("--nnodes x train.py", "--nnodes: 'x' is not a number of nodes"),
+        ("--nproc-per-node 0 train.py", "--nproc-per-node: '0' is not a worker count"),
+        ("--rdzv-conf a train.py", "--rdzv-conf: 'a' has the item 'a'"),
+        ("--tee 4 train.py", "--tee: '4' does not select streams"),
+        ("--signals-to-handle SIGKILL train.py", "--signals-to-handle: SIGKILL"),
+        ("--stop-signal NOPE train.py", "--stop-signal: 'NOPE' is not a signal"),
+        ("--log-dir train.py train.py", "--log-dir: 'train.py' is not a folder"),
+        ("--no-python -m pkg", "--no-python: cannot be used with --module"),
+        ("--rdzv-endpoint host train.py", "--rdzv-endpoint: 'host' has no port"),
+        ("--rdzv-backend zoo train.py", f"--rdzv-backend: 'zoo' .* {', '.join(BACKENDS)}"),
+        ("--standalone --nnodes 2 train.py", "--nnodes: '2' contradicts --standalone"),
+        ("--logs-specs zoo train.py", "--logs-specs: 'zoo' is not installed"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_one_line(
+    command: str, problem: str, launched: Launched
+) -> None:
+    with pytest.raises(UsageError, match=f"^{problem}") as caught:
+        holdfast.run.main(command.split())
+    assert "\n" not in str(caught.value)
+    assert not isinstance(caught.value, NotYetSupported)
+    assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        ("--nnodes 2 train.py", "--nnodes: jobs of several nodes are not supported yet"),
+        ("--nnodes 1:2 --rdzv-backend c10d train.py", "--nnodes: jobs of several nodes"),
+        ("--numa-binding node train.py", "--numa-binding: "),
+        ("--event-log-handler console train.py", "--event-log-handler: "),
+    ],
+)
+def test_what_is_still_to_come_says_so(command: str, problem: str, launched: Launched) -> None:
+    with pytest.raises(NotYetSupported, match=f"^{problem}"):
+        holdfast.run.main(command.split())
+    assert launched == []
+
+
+def test_a_missing_script_starts_nothing(launched: Launched) -> None:
+    with pytest.raises(CannotStart, match="'trian.py': there is no such script"):
+        holdfast.run.main(["trian.py"])
+    assert launched == []
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("--rdzv-backend c10d --node-rank 1 train.py", "--node-rank"),
+        ("--rdzv-backend c10d --master-port 1 train.py", "--master-port"),
+    ],
+)
+def test_flags_without_effect_are_warned_of(
+    command: str, flag: str, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("holdfast.messages.warning", told.append)
+    holdfast.run.main(command.split())
+    assert len(launched) == 1
+    assert [text.split()[0] for text in told] == [flag]
+
+
+def test_a_failure_is_left_in_the_error_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: Launched
+) -> None:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    with pytest.raises(CannotStart):
+        holdfast.run.main(["trian.py"])
+    assert "there is no such script" in path.read_text()
+
+
+@pytest.mark.torch
+def test_the_endpoint_helpers_agree_with_torch() -> None:
+    from torch.distributed.run import get_rdzv_endpoint
+
+    for words in (["--master-port", "1", "x"], ["--rdzv-endpoint", "h:2", "x"]):
+        args = holdfast.run.parse_args(words)
+        assert holdfast.run.get_rdzv_endpoint(args) == get_rdzv_endpoint(args)
