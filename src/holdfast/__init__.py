@@ -6,10 +6,9 @@ when it is first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # `typing` would cost every worker that imports us some milliseconds.
 if TYPE_CHECKING:
     from holdfast.launcher import LaunchConfig, elastic_launch, launch_agent
     from holdfast.processes.failures import ChildFailedError, ProcessFailure

@@ -71,7 +71,9 @@ def test_functions_can_be_called_as_those_of_torch(name: str) -> None:
     import torch.distributed.run
 
     def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, Any]]:
-        return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+        return [
+            (p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()
+        ]
 
     theirs = parameters(getattr(torch.distributed.run, name))
     assert parameters(getattr(holdfast.run, name)) == theirs
@@ -316,7 +318,7 @@ def test_what_is_still_to_come_says_so(command: str, problem: str, launched: Lau
 
 
 def test_a_missing_script_starts_nothing(launched: Launched) -> None:
-    with pytest.raises(CannotStart, match="'trian.py': there is no such script"):
+    with pytest.raises(CannotStart, match=r"'trian.py': there is no such script"):
         holdfast.run.main(["trian.py"])
     assert launched == []
 

@@ -60,6 +60,4 @@ def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
             store.set(last, "done")
         store.wait([last], timedelta(seconds=timeout_s))
     except (OSError, RuntimeError) as problem:  # TimeoutError is one; torch's errors the other.
-        messages.error(
-            f"the other nodes were not done {timeout_s:g} s after this one: {problem}"
-        )
+        messages.error(f"the other nodes were not done {timeout_s:g} s after this one: {problem}")

@@ -94,9 +94,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 restart_count=self._machine.restart_count,
                 inherited=inherited,
             )
-            args[rank] = tuple(
-                environment.substitute_local_rank(arg, rank) for arg in spec.args
-            )
+            args[rank] = tuple(environment.substitute_local_rank(arg, rank) for arg in spec.args)
             if self._log_line_prefix_template:
                 prefixes[rank] = environment.log_line_prefix(
                     self._log_line_prefix_template, spec.role, worker

@@ -128,7 +128,8 @@ def _failure_exit(error: ChildFailedError, compat: bool) -> int:
     from holdfast.processes.failures import exit_status
 
     _write(sys.stderr, f"{error}\n")
-    return _compatible(exit_status(error), compat)
+    # A worker's own 2 is not a wrong command line, so compatibility turns it into 1 as well.
+    return COMPAT_FAILURE if compat else exit_status(error)
 
 
 def _compatible(code: int, compat: bool) -> int:

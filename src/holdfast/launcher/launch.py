@@ -28,7 +28,8 @@ class elastic_launch:  # noqa: N801 (TorchElastic's name)
 
     ::
 
-        values = elastic_launch(LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2), train)(1e-3)
+        config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
+        values = elastic_launch(config, train)(1e-3)
         values[0]  # what the worker of rank 0 returned
 
     Works in a script, a thread or a notebook; in a notebook use ``start_method="fork"`` for
@@ -47,9 +48,7 @@ class elastic_launch:  # noqa: N801 (TorchElastic's name)
 
     def __call__(self, *args: Any) -> dict[int, Any]:
         """Run the workers with these arguments; return their values by global rank."""
-        return launch_agent(
-            self._config, self._entrypoint, list(args), self._health_check_server
-        )
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
 
 
 def launch_agent(
@@ -192,6 +191,7 @@ def write_report(
             max_restarts=config.max_restarts,
             log_dir=error.log_dir,
         ).write(path)
+        error.report_file = path
     except OSError as problem:
         messages.warning(f"the failure report could not be written to {path}: {problem.strerror}")
 

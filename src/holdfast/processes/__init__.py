@@ -1,0 +1,1 @@
+"""Worker processes: starting, watching, stopping, their streams and their errors."""

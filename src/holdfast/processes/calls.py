@@ -128,8 +128,7 @@ class MultiprocessContext(PContext):
         for rank in range(self.nprocs):
             packed = functions.pack_call(self._callable(), self.args[rank])
             result_fd = self._returned[rank].write_fd
-            self._spawn(keeper, rank, None, [result_fd, *packed.fds],
-                        call=(packed.data, result_fd))
+            self._spawn(keeper, rank, None, [result_fd, *packed.fds], call=(packed.data, result_fd))
 
     def _start_forked(self) -> None:
         self._owns_keeper = True  # It has this very moment's memory, good for one start.

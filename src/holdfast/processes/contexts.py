@@ -24,12 +24,12 @@ from holdfast import messages
 from holdfast.core import stopping
 from holdfast.processes import keeping
 from holdfast.processes.failures import ProcessFailure
-from holdfast.processes.keeping import Keeper
 from holdfast.processes.stdio import WorkerStdio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from holdfast.processes.keeping import Keeper
     from holdfast.processes.logs import LogsSpecs
 
 GRACE_S = 30
@@ -60,7 +60,8 @@ class Ended(NamedTuple):
     exitcode: int
     detail: str
     order: int
-    consequence: bool
+    when_ns: int  # On the wall clock, as error files have it.
+    after_stop: bool  # A stop had begun before.
     mendable: bool = True  # False for what a new start would only repeat.
 
     @property
@@ -119,6 +120,7 @@ class PContext(ABC):
         self._ended: dict[int, Ended] = {}
         self._fresh: list[Ended] = []
         self._stop: stopping.Stop | None = None
+        self._stop_began_ns = 0
         self._closed = False
 
     # TorchElastic's interface.
@@ -188,6 +190,7 @@ class PContext(ABC):
     def begin_stop(self, signum: int, grace_s: float) -> None:
         """Begin to bring the workers down; `stop_ended` tells when nothing is left."""
         if self._stop is None:
+            self._stop_began_ns = time.time_ns()
             self._stop = stopping.Stop(self._running, signum=int(signum), grace_s=grace_s)
             self._perform(self._stop.begin(time.monotonic()))
 
@@ -237,9 +240,7 @@ class PContext(ABC):
             if ended.failed:
                 outcome.failures[rank] = self._failure(ended)
         for rank, pid in self.given_up.items():
-            outcome.failures[rank] = self._failure(
-                Ended(rank, pid, -signal.SIGKILL, unkillable(pid), self.nprocs + rank, True)
-            )
+            outcome.failures[rank] = self._failure(self._ending_of_unkillable(rank, pid))
         if not outcome.failures:
             outcome.return_values = {rank: self._value_of(rank) for rank in range(self.nprocs)}
         return outcome
@@ -272,7 +273,7 @@ class PContext(ABC):
         del rank
         return ""
 
-    def _release(self) -> None:
+    def _release(self) -> None:  # noqa: B027 (most kinds of worker hold nothing)
         """Let go of what the kind of worker needed."""
 
     def _watch(self, fd: int, on_readable: Callable[[], None]) -> None:
@@ -307,8 +308,16 @@ class PContext(ABC):
         self._running.discard(rank)
         if exitcode == 0 and not detail:
             detail = self._trouble_at_end(rank)
-        order, consequence = len(self._ended), self._stop is not None
-        ended = Ended(rank, pid, exitcode, detail, order, consequence, mendable)
+        ended = Ended(
+            rank,
+            pid,
+            exitcode,
+            detail,
+            order=len(self._ended),
+            when_ns=time.time_ns(),
+            after_stop=self._stop is not None,
+            mendable=mendable,
+        )
         self._ended[rank] = ended
         self._fresh.append(ended)
         if self._stop is not None:
@@ -386,19 +395,33 @@ class PContext(ABC):
         wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
         poll.poll(None if wait_s is None else wait_s * 1000 + 1)
 
+    def _ending_of_unkillable(self, rank: int, pid: int) -> Ended:
+        return Ended(
+            rank,
+            pid,
+            -signal.SIGKILL,
+            unkillable(pid),
+            order=self.nprocs + rank,
+            when_ns=time.time_ns(),
+            after_stop=True,
+        )
+
     def _failure(self, ended: Ended) -> ProcessFailure:
-        return ProcessFailure(
+        failure = ProcessFailure(
             local_rank=ended.rank,
             pid=ended.pid,
             exitcode=ended.exitcode,
             error_file=self.error_files[ended.rank],
             stderr_tail=self._stdio.stderr_tail(ended.rank),
-            consequence=ended.consequence,
             detail=ended.detail,
             order=ended.order,
+            observed_ns=ended.when_ns,
             stdout_file=self.stdouts[ended.rank],
             stderr_file=self.stderrs[ended.rank],
         )
+        # Who recorded an exception before the stop began is no consequence, however late it ended.
+        failure.consequence = ended.after_stop and failure.came_after(self._stop_began_ns)
+        return failure
 
 
 def require_every_rank(mapping: dict[int, Any], nprocs: int, what: str) -> None:
@@ -415,8 +438,10 @@ def start_trouble(trouble: tuple[int, str] | None) -> str:
     if trouble is None:
         return ""
     errno, step = trouble
-    return f"could not be started: {step}: {os.strerror(errno)}" if errno else (
-        f"could not be started: {step}"
+    return (
+        f"could not be started: {step}: {os.strerror(errno)}"
+        if errno
+        else (f"could not be started: {step}")
     )
 
 

@@ -183,8 +183,8 @@ class LogFollower:
             self._to_finish.extend(pending)
             self._wake()
         stall_s = self._drain_s_max if drain_s_max is None else drain_s_max
+        moved = sum(stream.progress() for stream in pending)
         for stream in pending:
-            moved = -1
             while not stream.wait(stall_s):
                 before, moved = moved, sum(each.progress() for each in pending)
                 if moved == before or stall_s == 0:

@@ -73,9 +73,9 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
         packed.data = _pickle_by_value(fn, args)
         return packed
     buffer = io.BytesIO()
-    context.set_spawning_popen(packed)
+    context.set_spawning_popen(packed)  # type: ignore[arg-type]
     try:
-        reduction.dump((fn, args), buffer)  # type: ignore[arg-type]
+        reduction.dump((fn, args), buffer)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise UsageError(
             f"{_name_of(fn)} cannot be sent to a new worker process: {error}",
@@ -101,7 +101,7 @@ def _pickle_by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
         raise UsageError(
             f"{_name_of(fn)} is defined in this interactive session, which a new worker process "
             "cannot import",
-            hint="use start_method='fork', put it in a module, or pip install 'holdfast[functions]'",
+            hint="put it in a module, use start_method='fork', or install cloudpickle",
         ) from None
     data: bytes = cloudpickle.dumps((fn, args))
     return data
@@ -217,7 +217,7 @@ def interpreter_command(entry: str) -> list[str]:
     The folder of this package goes to the end of `sys.path`: the agent may have found it
     through a path entry of its own.
     """
-    from multiprocessing import spawn, util
+    from multiprocessing import spawn
 
     home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     program = (
@@ -225,7 +225,15 @@ def interpreter_command(entry: str) -> list[str]:
         f"from holdfast.processes.functions import {entry}; {entry}()"
     )
     executable = os.fsdecode(spawn.get_executable() or sys.executable)
-    return [executable, *util._args_from_interpreter_flags(), "-c", program]
+    return [executable, *interpreter_flags(), "-c", program]
+
+
+def interpreter_flags() -> list[str]:
+    """Return the flags this interpreter was started with, such as -O or -X dev."""
+    from multiprocessing import util
+
+    flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
 
 
 def preload_modules() -> list[str]:

@@ -19,8 +19,8 @@ socket pair between two processes of one interpreter. Requests, by their first i
     ``argv`` None the forked child runs ``run_call(call)`` instead of a program.
 ``signal key signum``      Signal one worker's leader.
 ``kill key``               SIGKILL one worker's whole tree.
-``ask_leftovers signum``   Signal all that the ended workers left; answer ``empty`` when all is gone.
-``sweep``                  SIGKILL all that is left; answer ``empty`` when all is gone.
+``ask_leftovers signum``   Signal all that ended workers left; ``empty`` when it is gone.
+``sweep``                  SIGKILL all that ended workers left; ``empty`` when it is gone.
 ``close``                  Kill all and exit.
 
 Events: ``spawned key pid``, ``unspawned key errno text``, ``exited key pid code status trouble``
@@ -32,7 +32,7 @@ agent's side.
 
 from __future__ import annotations
 
-import _signal as signal
+import _signal as signal  # type: ignore[import-not-found]
 import _socket as socket
 import marshal
 import os
@@ -236,8 +236,9 @@ class Keeper:
             self.tell("unspawned", key, error.errno, f"fork: {error.strerror}")
         else:
             if pid == 0:
-                self.become_worker(argv, env, cwd, dict(zip(targets, fds, strict=True)),
-                                   trouble_out, call)
+                self.become_worker(
+                    argv, env, cwd, dict(zip(targets, fds, strict=True)), trouble_out, call
+                )
             os.close(trouble_out)
             self.workers[pid] = Worker(key, pid, trouble_in)
             self.tell("spawned", key, pid)
@@ -280,7 +281,7 @@ class Keeper:
         except OSError as error:
             if trouble_out >= 0:
                 os.write(trouble_out, f"{error.errno or 0} {step}".encode(errors="replace")[:4096])
-        except BaseException:
+        except BaseException:  # noqa: BLE001 (nobody else is left to tell)
             if trouble_out >= 0:
                 os.write(trouble_out, f"0 {step}: {sys.exc_info()[1]!r}".encode()[:4096])
         finally:
@@ -346,7 +347,11 @@ class Keeper:
             worker = self.workers.pop(ended.si_pid, None)
             if worker is not None:
                 self.tell(
-                    "exited", worker.key, worker.pid, ended.si_code, ended.si_status,
+                    "exited",
+                    worker.key,
+                    worker.pid,
+                    ended.si_code,
+                    ended.si_status,
                     worker.trouble(),
                 )
         if self.clearing and not self.workers:

@@ -307,7 +307,7 @@ def _reap_soon(pid: int) -> None:
 
 def _program_path() -> str:
     """Return the keeper's compiled file, which starts faster, or else its source."""
-    cached = keeper_program.__spec__.cached if keeper_program.__spec__ else None
+    cached: str | None = getattr(keeper_program.__spec__, "cached", None)
     if cached and os.path.exists(cached):
         return cached
     return keeper_program.__file__

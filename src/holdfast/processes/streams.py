@@ -34,7 +34,6 @@ _F_SETPIPE_SZ = 1031
 # finish, all that was written before it has come. What a survivor writes later is not waited for.
 HELD_BYTES_MAX = 1 << 20
 
-
 # A turn that read no more than this found a worker writing in small pieces, and the next turn may
 # wait a little for more of them. It must be well below what the kernel holds back for us (64 KiB
 # in a pipe, 4 KiB in a terminal), since a worker whose pipe is full stands still.

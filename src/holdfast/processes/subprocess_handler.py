@@ -92,7 +92,7 @@ def replace_subprocess_handler(
     The factory gets the arguments of `get_subprocess_handler` by name. Returns what was
     registered before.
     """
-    global _factory  # noqa: PLW0603 (the one registration point of the process)
+    global _factory
     previous, _factory = _factory, factory
     return previous
 

@@ -1,0 +1,1 @@
+"""The small key-value stores that agents share."""

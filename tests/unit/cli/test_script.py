@@ -60,7 +60,7 @@ def test_run_path_beats_the_other_ways(others: tuple[str, ...]) -> None:
 
 
 def test_a_module_needs_python() -> None:
-    with pytest.raises(UsageError, match="^--no-python: cannot be used with --module"):
+    with pytest.raises(UsageError, match=r"^--no-python: cannot be used with --module"):
         worker_command(parse("--no-python", "-m", "pkg.mod"))
 
 

@@ -47,7 +47,7 @@ def test_nnodes_refused(text: str) -> None:
 
 
 def test_a_value_from_the_environment_is_refused_by_its_variable() -> None:
-    with pytest.raises(UsageError, match="^PET_NNODES: 'x' is not a number of nodes"):
+    with pytest.raises(UsageError, match=r"^PET_NNODES: 'x' is not a number of nodes"):
         values.parse_min_max_nnodes(FromEnvironment("x", "PET_NNODES"))
 
 
@@ -163,7 +163,7 @@ def test_streams_refused() -> None:
     with pytest.raises(UsageError) as caught:
         values.parse_streams("both", "--redirects")
     assert one_line(caught.value).startswith("--redirects: 'both' does not select streams; ")
-    with pytest.raises(UsageError, match="^PET_TEE: '9'"):
+    with pytest.raises(UsageError, match=r"^PET_TEE: '9'"):
         values.parse_streams(FromEnvironment("9", "PET_TEE"), "--tee")
 
 
@@ -176,24 +176,24 @@ def test_signal_names_are_written_in_full() -> None:
 def test_signals_that_cannot_be_handled_are_refused(name: str) -> None:
     with pytest.raises(UsageError, match=rf"^--signals-to-handle: .*{name}"):
         values.parse_signal_names(f"SIGTERM,{name}")
-    with pytest.raises(UsageError, match="^PET_SIGNALS_TO_HANDLE: "):
+    with pytest.raises(UsageError, match=r"^PET_SIGNALS_TO_HANDLE: "):
         values.parse_signal_names(FromEnvironment(name, "PET_SIGNALS_TO_HANDLE"))
 
 
 def test_stop_signal() -> None:
     assert values.parse_stop_signal("SIGINT") == "SIGINT"
     assert values.parse_stop_signal("KILL") == "SIGKILL"
-    with pytest.raises(UsageError, match="^--stop-signal: 'SIGSTOP' does not end a process"):
+    with pytest.raises(UsageError, match=r"^--stop-signal: 'SIGSTOP' does not end a process"):
         values.parse_stop_signal("SIGSTOP")
-    with pytest.raises(UsageError, match="^--stop-signal: 'NOPE' is not a signal"):
+    with pytest.raises(UsageError, match=r"^--stop-signal: 'NOPE' is not a signal"):
         values.parse_stop_signal("NOPE")
 
 
 def test_whole_number() -> None:
     assert values.whole_number("0", "--x") == 0
-    with pytest.raises(UsageError, match="^--x: '-1' cannot be used; .* a whole number from 0$"):
+    with pytest.raises(UsageError, match=r"^--x: '-1' cannot be used; .* a whole number from 0$"):
         values.whole_number("-1", "--x")
-    with pytest.raises(UsageError, match="a whole number from 1 to 5$"):
+    with pytest.raises(UsageError, match=r"a whole number from 1 to 5$"):
         values.whole_number("6", "--x", least=1, most=5)
 
 
@@ -206,7 +206,7 @@ def test_interval_refused(text: str) -> None:
 def test_seconds() -> None:
     assert values.interval("0.5", "--x") == 0.5
     assert values.seconds("2.5", "--x") == 2.5
-    with pytest.raises(UsageError, match="^PET_X: '-1' is not a time"):
+    with pytest.raises(UsageError, match=r"^PET_X: '-1' is not a time"):
         values.seconds(FromEnvironment("-1", "PET_X"), "--x")
 
 
@@ -219,7 +219,7 @@ def test_switch(text: str, expected: bool) -> None:
 
 
 def test_switch_refused() -> None:
-    with pytest.raises(UsageError, match="^--x: 'maybe' is neither on nor off; accepted: 1 or 0"):
+    with pytest.raises(UsageError, match=r"^--x: 'maybe' is neither on nor off; accepted: 1 or 0"):
         values.switch("maybe", "--x")
 
 
@@ -271,11 +271,11 @@ def test_logs_specs_of_a_plugin(tmp_path: Path, plugins: Callable[[str], None]) 
 
 def test_unknown_logs_specs_list_what_is_installed(plugins: Callable[[str], None]) -> None:
     plugins("mine = plug_code:Specs")
-    with pytest.raises(UsageError, match="^--logs-specs: 'nope' .*accepted: default, .*mine"):
+    with pytest.raises(UsageError, match=r"^--logs-specs: 'nope' .*accepted: default, .*mine"):
         values.load_logs_specs("nope")
 
 
 def test_logs_specs_that_cannot_be_imported(plugins: Callable[[str], None]) -> None:
     plugins("mine = no_such_module_anywhere:Specs")
-    with pytest.raises(UsageError, match="^--logs-specs: 'mine' cannot be loaded: .*no_such_mod"):
+    with pytest.raises(UsageError, match=r"^--logs-specs: 'mine' cannot be loaded: .*no_such_mod"):
         values.load_logs_specs("mine")

@@ -108,7 +108,7 @@ def test_a_bad_timeout_in_the_environment_names_the_variable(
 
 def test_stop_signal_is_checked_and_written_in_full() -> None:
     assert config(stop_signal="USR1").stop_signal == "SIGUSR1"
-    with pytest.raises(UsageError, match="^stop_signal: 'SIGTREM' is not a signal"):
+    with pytest.raises(UsageError, match=r"^stop_signal: 'SIGTREM' is not a signal"):
         config(stop_signal="SIGTREM")
 
 

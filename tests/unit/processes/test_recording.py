@@ -249,25 +249,16 @@ def test_an_exception_that_cannot_say_its_text(tmp_path: Path) -> None:
     assert "in main" in inner["extraInfo"]["py_callstack"]
 
 
-def test_an_exception_that_breaks_the_formatting_of_its_traceback(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        """
-        class Odd(Exception):
-            @property
-            def __notes__(self):
-                raise RuntimeError("no notes")
+def test_an_exception_whose_traceback_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*exception: object) -> list[str]:
+        raise MemoryError
 
-        @record
-        def main():
-            raise Odd("text")
-
-        main()
-        """,
+    monkeypatch.setattr("traceback.format_exception", refuse)
+    inner = json.loads(recording.error_file_content(ValueError("boom")))["message"]
+    assert inner["message"] == "ValueError: boom"
+    assert inner["extraInfo"]["py_callstack"] == (
+        "ValueError: boom\n<its traceback cannot be made: MemoryError>\n"
     )
-    inner = written(tmp_path)["message"]
-    assert inner["message"] == "Odd: text"
-    assert inner["extraInfo"]["py_callstack"].startswith("Odd: text\n<its traceback cannot")
 
 
 def test_an_exception_that_refuses_attributes(tmp_path: Path) -> None:
@@ -493,7 +484,7 @@ def test_a_fault_handler_that_cannot_be_enabled_is_one_line(
 
 def test_importing_and_decorating_loads_next_to_nothing() -> None:
     code = """
-        import sys
+        import os, sys
         import holdfast.processes
         before = set(sys.modules)
         from holdfast.processes.recording import record
