@@ -6,12 +6,14 @@ Keys and values are TorchElastic's. A round of one node needs no store at all.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 from holdfast import messages
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, identical_ranks
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from holdfast.agent.workers import WorkerGroup, WorkerSpec
 
 ROLE_INFO = "torchelastic/role_info/"

@@ -11,7 +11,6 @@ import os
 import select
 import signal
 import time
-from typing import TYPE_CHECKING, Any
 
 from holdfast import messages
 from holdfast.agent import environment
@@ -30,8 +29,10 @@ from holdfast.processes.contexts import min_of
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.starting import start_processes
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Any
 
     from holdfast.processes.contexts import PContext
     from holdfast.processes.logs import LogsSpecs

@@ -16,7 +16,6 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING
 
 from holdfast import messages
 from holdfast.agent import exchange
@@ -40,6 +39,7 @@ from holdfast.processes.signals import (
     parse_signals,
 )
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 

@@ -7,12 +7,10 @@ all the time; only one that stays in it, at every look, for the whole limit is s
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING
-
 from holdfast import messages
 from holdfast.processes.contexts import process_state
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.processes.contexts import PContext
     from holdfast.processes.failures import ProcessFailure
@@ -70,7 +68,8 @@ class StuckWorkers:
             return failure
         detail = self._what(failure.local_rank)
         detail += f"; {failure.detail}" if failure.detail else ""
-        return dataclasses.replace(failure, detail=detail, consequence=False)
+        failure.detail, failure.consequence = detail, False
+        return failure
 
     def _what(self, rank: int) -> str:
         return (

@@ -6,14 +6,15 @@ Names, fields and defaults are TorchElastic's.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import UsageError
+from holdfast.records import fresh, record_class
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from holdfast.processes.failures import ProcessFailure
     from holdfast.rendezvous.handler import RendezvousHandler
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 DEFAULT_ROLE = "default"
 
 
-@dataclass
+@record_class
 class WorkerSpec:
     """What the workers of a node are, and how often they may be started again.
 
@@ -147,13 +148,13 @@ class WorkerGroup:
         self.state = WorkerState.INIT
 
 
-@dataclass
+@record_class
 class RunResult:
     """How the workers of an agent ended, by global rank."""
 
     state: WorkerState
-    return_values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    return_values: dict[int, Any] = fresh(default_factory=dict)
+    failures: dict[int, ProcessFailure] = fresh(default_factory=dict)
 
     def is_failed(self) -> bool:
         """Return whether the workers failed."""

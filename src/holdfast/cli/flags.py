@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.cli import values
 from holdfast.cli.parser import Help, Refused, ScriptParser
+from holdfast.core.facts import Fact
 from holdfast.errors import UsageError
 from holdfast.launcher.config import (
     EXIT_BARRIER_TIMEOUT_S,
@@ -22,6 +22,7 @@ from holdfast.launcher.config import (
 )
 from holdfast.processes.signals import DEFAULT_SIGNALS
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -41,7 +42,7 @@ def _as_is(text: str, _flag: str) -> str:
     return text
 
 
-class Flag(NamedTuple):
+class Flag(Fact):
     """One flag: `metavar` is empty for a switch, `convert` turns (text, flag) into the value."""
 
     group: str

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -89,7 +89,14 @@ def run_command(argv: list[str]) -> int:
 
         args = parse_args(argv)
         compat = args.exit_code_compat
-        execute(args)
+        from holdfast.processes import keeping
+
+        keeping.become_subreaper()
+        keeping.Keeper.prestart()  # It gets ready while the rest is imported.
+        try:
+            execute(args)
+        finally:
+            keeping.Keeper.discard_prestarted()
     except SystemExit as end:
         return _code_of(end)
     except KeyboardInterrupt:

@@ -11,18 +11,18 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 HELP_COLUMNS, HELP_COLUMNS_MAX = 80, 100
 HELP_INDENT = 26
 SUGGESTIONS_MAX = 1
 
 
-class Refused(Exception):  # noqa: N818 (it refuses a command line; nothing is broken)
+class Refused(Exception):
     """A value is wrong. Not a `ValueError`, since argparse would replace the message of one."""
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from copy import copy
-from typing import TYPE_CHECKING, Any
 
 from holdfast import messages
 from holdfast.cli import values
@@ -19,9 +18,11 @@ from holdfast.cli.values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.errors import NotYetSupported
 from holdfast.launcher.config import EXIT_BARRIER_TIMEOUT_S, LaunchConfig
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
     from collections.abc import Callable, Sequence
+    from typing import Any
 
     from holdfast.processes.logs import LogsSpecs
 

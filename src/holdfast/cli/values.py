@@ -9,12 +9,12 @@ PyTorch in a process of its own: see `holdfast.cli.devices`).
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from holdfast.errors import UsageError
 from holdfast.launcher.config import parse_seconds
 from holdfast.processes.signals import parse_signal, parse_signals
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import NoReturn, Self

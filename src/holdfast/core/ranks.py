@@ -7,22 +7,21 @@ workers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from holdfast.core.facts import Fact
 
-import msgspec
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class NodeShape(msgspec.Struct, frozen=True):
+class NodeShape(Fact):
     """What a node brings into a round: its role and its number of workers."""
 
     role: str
     local_world_size: int
 
 
-class NodeRanks(msgspec.Struct, frozen=True):
+class NodeRanks(Fact):
     """What a node is given: where its workers' ranks begin, and out of how many."""
 
     first_rank: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-import msgspec
+from holdfast.core.facts import Fact
 
 
 class Verdict(Enum):
@@ -18,7 +18,7 @@ class Verdict(Enum):
     GIVE_UP = "give up"
 
 
-class Budget(msgspec.Struct, frozen=True):
+class Budget(Fact):
     """How many restarts a job may have, and how many it had."""
 
     max_restarts: int

@@ -20,10 +20,10 @@ Pure: time is an argument, and the caller performs the effects in order. Keys na
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
 
-import msgspec
+from holdfast.core.facts import Fact
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -42,26 +42,26 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class SignalLeader(msgspec.Struct, frozen=True):
+class SignalLeader(Fact):
     """Effect: send the signal to this worker's leader."""
 
     key: int
     signum: int
 
 
-class KillTree(msgspec.Struct, frozen=True):
+class KillTree(Fact):
     """Effect: SIGKILL this worker and everything below it."""
 
     key: int
 
 
-class AskLeftovers(msgspec.Struct, frozen=True):
+class AskLeftovers(Fact):
     """Effect: signal all that ended workers left; `cleared` when none of it is there."""
 
     signum: int
 
 
-class SweepLeftovers(msgspec.Struct, frozen=True):
+class SweepLeftovers(Fact):
     """Effect: SIGKILL all that ended workers left; `cleared` when none of it is there."""
 
 

@@ -39,14 +39,14 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
-from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from holdfast.core.facts import Fact
 from holdfast.core.restarts import Budget, Verdict, judge
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 SIGINT = 2
 # How many steps the story keeps; a restart takes about six.
@@ -83,18 +83,18 @@ class Outcome(Enum):
     SIGNALLED = "signalled"
 
 
-class InvalidEvent(Exception):  # noqa: N818 (it names what was invalid)
+class InvalidEvent(Exception):
     """An event that cannot happen in this state; the machine is as it was."""
 
 
 # Events: facts, in the past tense.
 
 
-class Begun(msgspec.Struct, frozen=True):
+class Begun(Fact):
     """The agent was told to run."""
 
 
-class RoundJoined(msgspec.Struct, frozen=True):
+class RoundJoined(Fact):
     """A round has formed, and this node is in it."""
 
     round: int
@@ -102,13 +102,13 @@ class RoundJoined(msgspec.Struct, frozen=True):
     group_world_size: int
 
 
-class WorkersStarted(msgspec.Struct, frozen=True):
+class WorkersStarted(Fact):
     """Every worker of the generation was started."""
 
     generation: int
 
 
-class WorkerExited(msgspec.Struct, frozen=True):
+class WorkerExited(Fact):
     """A worker ended; `failed` for any ending but a good one."""
 
     generation: int
@@ -117,7 +117,7 @@ class WorkerExited(msgspec.Struct, frozen=True):
     mendable: bool = True
 
 
-class WorkersUnhealthy(msgspec.Struct, frozen=True):
+class WorkersUnhealthy(Fact):
     """The workers run but are of no use any more."""
 
     generation: int
@@ -125,26 +125,26 @@ class WorkersUnhealthy(msgspec.Struct, frozen=True):
     mendable: bool = True
 
 
-class NodesWaiting(msgspec.Struct, frozen=True):
+class NodesWaiting(Fact):
     """Nodes outside the round want in."""
 
     count: int
 
 
-class SignalReceived(msgspec.Struct, frozen=True):
+class SignalReceived(Fact):
     """The agent got a signal it handles."""
 
     signum: int
 
 
-class WorkersStopped(msgspec.Struct, frozen=True):
+class WorkersStopped(Fact):
     """Nothing is left of the generation, but for so many processes that cannot be killed."""
 
     generation: int
     unkillable: int = 0
 
 
-class BarrierEnded(msgspec.Struct, frozen=True):
+class BarrierEnded(Fact):
     """The other nodes are done too, or waiting for them is over."""
 
 
@@ -163,18 +163,18 @@ Event = (
 # Effects: imperatives.
 
 
-class JoinRound(msgspec.Struct, frozen=True):
+class JoinRound(Fact):
     """Take part in the next round."""
 
 
-class StartWorkers(msgspec.Struct, frozen=True):
+class StartWorkers(Fact):
     """Start every worker of a new generation."""
 
     generation: int
     restart_count: int
 
 
-class StopWorkers(msgspec.Struct, frozen=True):
+class StopWorkers(Fact):
     """Bring down what is left of a generation; `signum` 0 is the configured stop signal."""
 
     generation: int
@@ -182,17 +182,17 @@ class StopWorkers(msgspec.Struct, frozen=True):
     signum: int = 0
 
 
-class KillWorkers(msgspec.Struct, frozen=True):
+class KillWorkers(Fact):
     """Kill at once what is being stopped."""
 
     generation: int
 
 
-class EnterBarrier(msgspec.Struct, frozen=True):
+class EnterBarrier(Fact):
     """Wait for the other nodes to be done."""
 
 
-class Finish(msgspec.Struct, frozen=True):
+class Finish(Fact):
     """End the agent's work with this outcome."""
 
     outcome: Outcome
@@ -202,7 +202,7 @@ class Finish(msgspec.Struct, frozen=True):
 Effect = JoinRound | StartWorkers | StopWorkers | KillWorkers | EnterBarrier | Finish
 
 
-class Step(msgspec.Struct, frozen=True):
+class Step(Fact):
     """One entry of the story."""
 
     now: float

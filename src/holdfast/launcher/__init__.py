@@ -6,8 +6,7 @@ does not load the agent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.launcher.config import LaunchConfig
     from holdfast.launcher.launch import elastic_launch, launch_agent

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import UsageError
 from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal
+from holdfast.records import fresh, keyword, record_class
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from holdfast.processes.logs import LogsSpecs
 
 RDZV_TIMEOUT_S = 900
@@ -30,7 +32,7 @@ EXIT_BARRIER_TIMEOUT_S = 300
 """How long an agent whose workers are done waits for the other agents of the job."""
 
 
-@dataclass
+@record_class
 class LaunchConfig:
     """How to run a job: its size, its rendezvous, its failures and its output.
 
@@ -58,13 +60,13 @@ class LaunchConfig:
     role: str = "default_role"
     rdzv_endpoint: str = ""
     rdzv_backend: str = "etcd"
-    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_configs: dict[str, Any] = fresh(default_factory=dict)
     rdzv_timeout: int = -1
     max_restarts: int = 3
     monitor_interval: float = 0.1
     start_method: str = "spawn"
     log_line_prefix_template: str | None = None
-    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    metrics_cfg: dict[str, str] = fresh(default_factory=dict)
     local_addr: str | None = None
     event_log_handler: str = "null"
     numa_options: Any | None = None
@@ -73,10 +75,10 @@ class LaunchConfig:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     shutdown_timeout: int | float | None = None
-    stop_signal: str = field(default="SIGTERM", kw_only=True)
-    capture_stderr: bool = field(default=True, kw_only=True)
-    omp_num_threads: int | None = field(default=None, kw_only=True)
-    exit_barrier_timeout: float = field(default=EXIT_BARRIER_TIMEOUT_S, kw_only=True)
+    stop_signal: str = keyword(default="SIGTERM", kw_only=True)
+    capture_stderr: bool = keyword(default=True, kw_only=True)
+    omp_num_threads: int | None = keyword(default=None, kw_only=True)
+    exit_barrier_timeout: float = keyword(default=EXIT_BARRIER_TIMEOUT_S, kw_only=True)
 
     def __post_init__(self) -> None:
         self.rdzv_configs = dict(self.rdzv_configs)

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from holdfast import messages
 from holdfast.agent.local import LocalElasticAgent
 from holdfast.agent.workers import WorkerSpec
 from holdfast.errors import EnvironmentProblem, NotYetSupported, UsageError
-from holdfast.processes.failures import ChildFailedError
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.single_node import SingleNodeHandler
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     from holdfast.agent.workers import RunResult
     from holdfast.launcher.config import LaunchConfig
+    from holdfast.processes.failures import ChildFailedError
 
 REPORT_FILE = "failure.json"
 
@@ -166,6 +167,8 @@ def failure_of(
     """Return the error that tells a failed run's story, and write the same as JSON."""
     if not result.failures:
         return EnvironmentProblem(f"{name}: the workers were not healthy and were stopped")
+    from holdfast.processes.failures import ChildFailedError
+
     error = ChildFailedError(name, result.failures)
     restarts = agent.restart_count
     if config.max_restarts:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import UsageError
 from holdfast.processes import functions
 from holdfast.processes.contexts import READ_BYTES, RESULT_BYTES_MAX, PContext
 from holdfast.processes.keeping import Keeper
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 
 class ReturnedValue:

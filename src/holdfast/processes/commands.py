@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING, Any
 
 from holdfast.processes import keeper as keeper_program
 from holdfast.processes.contexts import PContext
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.subprocess_handler import custom_handler_factory
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from holdfast.processes.logs import LogsSpecs
     from holdfast.processes.subprocess_handler import SubprocessHandler
 

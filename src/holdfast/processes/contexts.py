@@ -17,18 +17,20 @@ import select
 import signal
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast import messages
 from holdfast.core import stopping
+from holdfast.core.facts import Fact
 from holdfast.processes import keeping
-from holdfast.processes.failures import ProcessFailure
 from holdfast.processes.stdio import WorkerStdio
+from holdfast.records import fresh, record_class
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Any
 
+    from holdfast.processes.failures import ProcessFailure
     from holdfast.processes.keeping import Keeper
     from holdfast.processes.logs import LogsSpecs
 
@@ -38,21 +40,21 @@ RESULT_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 20
 
 
-@dataclass
+@record_class
 class RunProcsResult:
     """How a group of workers ended, by local rank."""
 
-    return_values: dict[int, Any] = field(default_factory=dict)
-    failures: dict[int, ProcessFailure] = field(default_factory=dict)
-    stdouts: dict[int, str] = field(default_factory=dict)
-    stderrs: dict[int, str] = field(default_factory=dict)
+    return_values: dict[int, Any] = fresh(default_factory=dict)
+    failures: dict[int, ProcessFailure] = fresh(default_factory=dict)
+    stdouts: dict[int, str] = fresh(default_factory=dict)
+    stderrs: dict[int, str] = fresh(default_factory=dict)
 
     def is_failed(self) -> bool:
         """Whether any worker failed."""
         return len(self.failures) > 0
 
 
-class Ended(NamedTuple):
+class Ended(Fact):
     """How one worker ended, as first seen."""
 
     rank: int
@@ -407,6 +409,8 @@ class PContext(ABC):
         )
 
     def _failure(self, ended: Ended) -> ProcessFailure:
+        from holdfast.processes.failures import ProcessFailure
+
         failure = ProcessFailure(
             local_rank=ended.rank,
             pid=ended.pid,

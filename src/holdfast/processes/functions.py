@@ -19,13 +19,14 @@ import os
 import pickle
 import signal
 import sys
-from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import UsageError
 from holdfast.processes.recording import record
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 START_METHODS = ("spawn", "fork", "forkserver")
 CONTROL_FD, PREPARATION_FD = 3, 4

@@ -9,19 +9,21 @@ for function workers that must share its memory (start method `fork`).
 
 from __future__ import annotations
 
+import _socket as socket  # Python's own wrapper takes longer to import than a keeper to start.
 import marshal
 import os
 import select
-import socket
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from holdfast.core.facts import Fact
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes import keeper as keeper_program
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
 RECEIVE_BYTES = 1 << 18
 PR_SET_CHILD_SUBREAPER = 36
@@ -30,14 +32,14 @@ REAP_MS_MAX = 10_000
 SWEEP_ROUNDS_MAX = 100
 
 
-class Spawned(NamedTuple):
+class Spawned(Fact):
     """A worker was forked."""
 
     key: int
     pid: int
 
 
-class Unspawned(NamedTuple):
+class Unspawned(Fact):
     """A worker could not even be forked."""
 
     key: int
@@ -45,7 +47,7 @@ class Unspawned(NamedTuple):
     text: str
 
 
-class Exited(NamedTuple):
+class Exited(Fact):
     """A worker's leader ended: `exitcode` is negative for the signal that ended it."""
 
     key: int
@@ -54,11 +56,11 @@ class Exited(NamedTuple):
     trouble: tuple[int, str] | None
 
 
-class Empty(NamedTuple):
+class Empty(Fact):
     """Nothing is left below the keeper."""
 
 
-class KeeperLost(NamedTuple):
+class KeeperLost(Fact):
     """The keeper is gone; the kernel has killed its workers."""
 
 
@@ -249,7 +251,9 @@ class Keeper:
         body = marshal.dumps(request)
         message = len(body).to_bytes(4, "little") + body
         try:
-            sent = socket.send_fds(self._control, [message], fds) if fds else 0
+            rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
+            sent = self._control.sendmsg([message], passed)
             self._control.sendall(message[sent:])
         except (BrokenPipeError, ConnectionResetError):
             pass  # `receive` tells of the lost keeper.

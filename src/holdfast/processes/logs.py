@@ -17,15 +17,16 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
 
 from holdfast import messages
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.processes.std import Std, to_map
+from holdfast.records import fresh, record_class
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import NoReturn
 
 # File systems allow 255 bytes in a name; the random suffix needs a few of them.
 NAME_BYTES_MAX = 200
@@ -36,7 +37,7 @@ INHERITED = ""
 _warned_of_filters = False
 
 
-@dataclass
+@record_class
 class LogsDest:
     """The paths for one start of the workers, by local rank.
 
@@ -44,11 +45,11 @@ class LogsDest:
     `tee_stdouts` and `tee_stderrs` name those files that are shown on the console as well.
     """
 
-    stdouts: dict[int, str] = field(default_factory=dict)
-    stderrs: dict[int, str] = field(default_factory=dict)
-    tee_stdouts: dict[int, str] = field(default_factory=dict)
-    tee_stderrs: dict[int, str] = field(default_factory=dict)
-    error_files: dict[int, str] = field(default_factory=dict)
+    stdouts: dict[int, str] = fresh(default_factory=dict)
+    stderrs: dict[int, str] = fresh(default_factory=dict)
+    tee_stdouts: dict[int, str] = fresh(default_factory=dict)
+    tee_stderrs: dict[int, str] = fresh(default_factory=dict)
+    error_files: dict[int, str] = fresh(default_factory=dict)
     filtered_stdout: str = ""
     filtered_stderr: str = ""
 
@@ -147,6 +148,14 @@ class DefaultLogsSpecs(LogsSpecs):
                 if tees[rank] & std and self._is_shown(rank):
                     shown[rank] = files[rank]
         return dest
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether no stream of any worker was to be written to a file."""
+        return not any(
+            any(chosen.values()) if isinstance(chosen, dict) else chosen
+            for chosen in (self._redirects, self._tee)
+        )
 
     def discard_if_temporary(self) -> None:
         """Remove the root folder with all in it, if it is one that we made up ourselves."""

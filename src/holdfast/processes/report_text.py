@@ -9,10 +9,9 @@ traceback twice.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from holdfast.processes import tracebacks
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.processes.failures import ChildFailedError, ProcessFailure
 

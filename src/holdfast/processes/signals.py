@@ -11,11 +11,11 @@ import signal
 import threading
 from collections import deque
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from holdfast import messages
 from holdfast.errors import UsageError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType, TracebackType
@@ -45,7 +45,7 @@ MEANINGS = {
 }
 
 
-class SignalException(Exception):  # noqa: N818 (TorchElastic's name)
+class SignalException(Exception):
     """Raised out of an agent that a signal asked to stop, after its workers were stopped."""
 
     def __init__(self, msg: str, sigval: signal.Signals) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, TextIO
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes.logs import usable_filters
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from typing import TextIO
 
     from holdfast.processes.following import LogFollower
     from holdfast.processes.logs import LogsDest

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import IO, TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
+    from typing import IO, Any
 
 _factory: Callable[..., SubprocessHandler] | None = None
 

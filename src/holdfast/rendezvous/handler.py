@@ -7,14 +7,17 @@ no way of its own to agree on a round; see `single_node` for jobs that need none
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
 
+from holdfast.records import record_class
+
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import ClassVar
+
     from holdfast.store.interface import Store
 
 
-@dataclass
+@record_class
 class RendezvousStoreInfo:
     """Where the workers of a round find the store they meet at."""
 

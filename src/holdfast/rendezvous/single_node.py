@@ -7,8 +7,7 @@ free one, while the worker that binds it by number, with `SO_REUSEADDR` as store
 
 from __future__ import annotations
 
-import socket
-from typing import TYPE_CHECKING
+import _socket as socket  # All that is needed here; the wrapper around it costs start-up time.
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.rendezvous.handler import (
@@ -18,6 +17,7 @@ from holdfast.rendezvous.handler import (
 )
 from holdfast.store.memory import MemoryStore
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 

@@ -1,0 +1,32 @@
+"""A worker that writes many numbered lines, half to standard output, half to standard error.
+
+It writes blocks of whole lines, as a program with buffered output does, so that the speed of the
+launcher's tee is what limits it. Every line names its worker, its stream and its number.
+"""
+
+from time import monotonic_ns
+
+reached_ns = monotonic_ns()
+
+import os  # noqa: E402 (the stamp comes first)
+
+LINES_PER_BLOCK = 300
+
+rank = int(os.environ.get("LOCAL_RANK", "0"))
+lines = int(os.environ["BENCH_LINES"])
+width = int(os.environ["BENCH_LINE_BYTES"])
+stamps = os.open(os.environ["BENCH_STAMPS"], os.O_WRONLY)
+os.write(stamps, f"0 {rank} {os.getpid()} {reached_ns}\n".encode())
+os.close(stamps)
+
+
+def write_all(fd: int, block: bytes) -> None:
+    while block:
+        block = block[os.write(fd, block) :]
+
+
+for first in range(0, lines, LINES_PER_BLOCK):
+    numbers = range(first, min(first + LINES_PER_BLOCK, lines))
+    for fd in (1, 2):
+        text = "".join([f"{rank} {fd} {number:09d} ".ljust(width - 1, "x") + "\n" for number in numbers])
+        write_all(fd, text.encode())

@@ -1,0 +1,1 @@
+"""The agents under TorchElastic's module path; see `holdfast.elastic.agent.server`."""

@@ -1,0 +1,16 @@
+"""The agent and its nouns under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.agent.simple import ElasticAgent, SimpleElasticAgent
+from holdfast.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+
+__all__ = [
+    "ElasticAgent",
+    "RunResult",
+    "SimpleElasticAgent",
+    "Worker",
+    "WorkerGroup",
+    "WorkerSpec",
+    "WorkerState",
+]

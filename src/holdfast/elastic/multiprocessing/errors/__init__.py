@@ -1,0 +1,8 @@
+"""Errors of workers under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.processes.failures import ChildFailedError, ProcessFailure
+from holdfast.processes.recording import ErrorHandler, get_error_handler, record
+
+__all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]

@@ -1,0 +1,7 @@
+"""The writer of error files under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.processes.recording import ErrorHandler
+
+__all__ = ["ErrorHandler"]

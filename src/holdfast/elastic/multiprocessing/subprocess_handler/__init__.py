@@ -1,0 +1,7 @@
+"""The replaceable way a command is started, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.processes.subprocess_handler import SubprocessHandler, get_subprocess_handler
+
+__all__ = ["SubprocessHandler", "get_subprocess_handler"]

@@ -1,0 +1,7 @@
+"""The choice of the subprocess handler under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.processes.subprocess_handler import get_subprocess_handler
+
+__all__ = ["get_subprocess_handler"]

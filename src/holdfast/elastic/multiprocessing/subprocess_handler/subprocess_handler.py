@@ -1,0 +1,7 @@
+"""The handler of one command's process under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.processes.subprocess_handler import SubprocessHandler
+
+__all__ = ["SubprocessHandler"]
