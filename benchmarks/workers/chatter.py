@@ -1,7 +1,7 @@
 """A worker that writes many numbered lines, half to standard output, half to standard error.
 
-It writes blocks of whole lines, as a program with buffered output does, so that the speed of the
-launcher's tee is what limits it. Every line names its worker, its stream and its number.
+It writes blocks of whole lines, as a program with buffered output does, so that the launcher's
+tee is what limits the speed. Every line names its worker, its stream and its number.
 """
 
 from time import monotonic_ns
@@ -25,8 +25,11 @@ def write_all(fd: int, block: bytes) -> None:
         block = block[os.write(fd, block) :]
 
 
+templates = {
+    fd: b"%d %d %%09d " % (rank, fd) + b"x" * (width - len(f"{rank} {fd} 123456789 \n")) + b"\n"
+    for fd in (1, 2)
+}
 for first in range(0, lines, LINES_PER_BLOCK):
-    numbers = range(first, min(first + LINES_PER_BLOCK, lines))
+    numbers = tuple(range(first, min(first + LINES_PER_BLOCK, lines)))
     for fd in (1, 2):
-        text = "".join([f"{rank} {fd} {number:09d} ".ljust(width - 1, "x") + "\n" for number in numbers])
-        write_all(fd, text.encode())
+        write_all(fd, templates[fd] * len(numbers) % numbers)

@@ -91,7 +91,7 @@ def run_command(argv: list[str]) -> int:
         compat = args.exit_code_compat
         from holdfast.processes import keeping
 
-        keeping.become_subreaper()
+        keeping.adopt_orphans()
         keeping.Keeper.prestart()  # It gets ready while the rest is imported.
         try:
             execute(args)

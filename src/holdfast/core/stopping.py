@@ -111,6 +111,7 @@ class Stop:
     def leader_ended(self, now: float, key: int, *, died_of: int = 0) -> list[Effect]:
         """Take in that a leader ended; `died_of` is the signal that ended it, if one did."""
         self.running.discard(key)
+        self.given_up.discard(key)  # It did end, if late.
         if self.phase is Phase.ASKING and died_of == self._signum:
             self._some_died_untold = True
         if self.running or self.phase not in (Phase.ASKING, Phase.KILLING):

@@ -297,6 +297,7 @@ class PContext(ABC):
         while not all(rank in self._started or rank in self._ended for rank in ranks):
             self._block(None)
             self._hear_keeper()
+        keeping.become_subreaper_if_wanted()
 
     def _note_started(self, rank: int, pid: int) -> None:
         self._started[rank] = pid

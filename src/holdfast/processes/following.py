@@ -17,7 +17,6 @@ import select
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 from holdfast import messages
 from holdfast.errors import EnvironmentProblem, InternalError
@@ -26,6 +25,7 @@ from holdfast.processes.lines import LINE_BYTES_MAX, PrefixedLines
 from holdfast.processes.sinks import Sink
 from holdfast.processes.streams import TAIL_BYTES_MAX, FileStream, PipeStream, Stream
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 

@@ -259,18 +259,26 @@ class Keeper:
             pass  # `receive` tells of the lost keeper.
 
 
+_adopts = False
 _is_subreaper = False
 
 
-def become_subreaper() -> None:
-    """Adopt what a killed keeper would leave, so that it can be swept up.
+def adopt_orphans() -> None:
+    """Have this process adopt, once workers run, what a killed keeper would leave.
 
     Only for a process that is nothing but an agent: a program around us may have children of
     its own that must not be touched.
     """
+    global _adopts  # noqa: PLW0603 (a property of the process)
+    _adopts = True
+
+
+def become_subreaper_if_wanted() -> None:
+    """Do what `adopt_orphans` asked for; not earlier, for it would delay the first worker."""
     global _is_subreaper  # noqa: PLW0603 (a property of the process)
-    keeper_program.load_prctl()(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    _is_subreaper = True
+    if _adopts and not _is_subreaper:
+        keeper_program.load_prctl()(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _is_subreaper = True
 
 
 def sweep_after_loss() -> None:

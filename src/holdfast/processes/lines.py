@@ -8,10 +8,9 @@ It does not read anything and knows nothing of files or threads.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from holdfast import messages
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 

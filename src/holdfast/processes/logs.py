@@ -160,9 +160,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def discard_if_temporary(self) -> None:
         """Remove the root folder with all in it, if it is one that we made up ourselves."""
         if self._is_temporary and self._root_log_dir is not None:
-            import shutil
-
-            shutil.rmtree(self._root_log_dir, ignore_errors=True)
+            _remove_tree(self._root_log_dir)
             self._root_log_dir = self._run_dir = None
             self._is_temporary = False
 
@@ -236,6 +234,20 @@ def _as_name(text: str) -> str:
 
 def _random_suffix() -> str:
     return os.urandom(4).hex()
+
+
+def _remove_tree(path: str) -> None:
+    """Remove a folder of ours with all in it; importing `shutil` would take longer than this."""
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_tree(entry.path)
+                else:
+                    os.unlink(entry.path)
+        os.rmdir(path)
+    except OSError as problem:
+        messages.info(f"the temporary folder {path} was not removed: {problem.strerror}")
 
 
 def _make_unique_dir(stem: str) -> str:

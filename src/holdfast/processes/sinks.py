@@ -13,13 +13,24 @@ import select
 import stat
 import threading
 import weakref
-from typing import TYPE_CHECKING, Protocol
 
 from holdfast import messages
 from holdfast.errors import EnvironmentProblem
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Protocol
+
+    class TextStream(Protocol):
+        """What a sink needs of a stream that has no file descriptor, such as a notebook's."""
+
+        def write(self, text: str, /) -> object:
+            """Take `text`."""
+
+        def flush(self) -> object:
+            """Show what was taken."""
+
 
 # The kernel keeps a write of up to this many bytes to a pipe in one piece, whoever else writes
 # to that pipe at the same time (PIPE_BUF of Linux).
@@ -29,16 +40,6 @@ _GONE = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO, errno.ECONNRESET)
 
 _locks: weakref.WeakValueDictionary[tuple[int, int], threading.Lock] = weakref.WeakValueDictionary()
 _locks_guard = threading.Lock()
-
-
-class TextStream(Protocol):
-    """What a sink needs of a stream that has no file descriptor, such as a notebook's."""
-
-    def write(self, text: str, /) -> object:
-        """Take `text`."""
-
-    def flush(self) -> object:
-        """Show what was taken."""
 
 
 class Sink:

@@ -9,10 +9,10 @@ It does not start anything until `start()`; new code should use `LogFollower` it
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 from holdfast.processes.following import LogFollower, Sink
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable

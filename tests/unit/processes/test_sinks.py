@@ -4,7 +4,6 @@ import fcntl
 import io
 import os
 import socket
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -181,30 +180,26 @@ def test_sinks_of_one_terminal_share_a_lock_and_others_do_not(pipe: tuple[int, i
             os.close(fd)
 
 
-def test_threads_never_mix_their_lines(tmp_path: Path) -> None:
-    path = str(tmp_path / "file")
-    open(path, "wb").close()
-    fds = [os.open(path, os.O_WRONLY | os.O_APPEND) for _ in range(4)]
+def test_threads_never_mix_their_lines(pipe: tuple[int, int]) -> None:
+    """Each line is larger than the pipe, so its writer has to stop in the middle of it."""
+    read, write = pipe
+    fcntl.fcntl(write, 1031, 4096)
+    lines = [letter * 20_000 + b"\n" for letter in (b"a", b"b", b"c")]
 
-    def write(number: int) -> None:
-        sink = Sink(fds[number])
-        for _ in range(300):
-            sink.write(b"%d" % number * 100, b"%d" % number * 100 + b"\n")
+    def write_many(line: bytes) -> None:
+        sink = Sink(write)
+        for _ in range(20):
+            sink.write(bytearray(line[:5000]), line[5000:])
 
-    sys.setswitchinterval(1e-6)
-    try:
-        threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(0.005)
-        for fd in fds:
-            os.close(fd)
-    with open(path, "rb") as file:
-        lines = file.read().splitlines()
-    assert sorted(lines) == sorted(b"%d" % number * 200 for number in range(4) for _ in range(300))
+    threads = [threading.Thread(target=write_many, args=(line,)) for line in lines]
+    for thread in threads:
+        thread.start()
+    shown = bytearray()
+    while len(shown) < 60 * len(lines[0]):
+        shown += os.read(read, 1 << 16)
+    for thread in threads:
+        thread.join()
+    assert sorted(shown.splitlines(keepends=True)) == sorted(lines * 20)
 
 
 def test_a_file_sink_appends_and_closes_what_it_opened(tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+# Everything a newcomer needs: `make demo` and `make test` set up what they use, once.
+#
+#   make demo PYTHON=python3.12     another interpreter (3.11 or newer)
+#   make test ARGS='-k keeper'      arguments for pytest; `make bench` takes them too
+#
+# Each set-up step leaves a stamp in the virtual environment and is repeated only when
+# pyproject.toml (or this file) changes. Plain pip of any age is enough.
+
+PYTHON ?= python3
+VENV ?= .venv
+DOCS_VENV ?= .venv-docs
+ARGS ?=
+
+# The peer that tests and benchmarks compare with. The exact pin matters: it also matches a
+# CPU-only build (2.13.0+cpu) where pip is told of one, and prefers it. A range would fetch
+# gigabytes of CUDA libraries instead.
+TORCH ?= torch==2.13.0 numpy
+
+BIN := $(VENV)/bin
+PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
+SETTINGS := pyproject.toml Makefile
+
+# The dependency groups of pyproject.toml as a requirements file: pip reads groups itself only
+# since 25.1, and the pip of a fresh virtual environment may be older.
+GROUP = $(1)/bin/python -c 'import sys, tomllib; \
+	groups = tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]; \
+	print(*groups[sys.argv[1]], sep="\n")' $(2) > $(1)/$(2).txt
+
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench docs clean distclean
+.DEFAULT_GOAL := help
+
+help: ## Show this
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.holdfast ## Run a job that loses workers twice and finishes (about 6 seconds)
+	@$(BIN)/python examples/demo.py
+
+test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.lint ## Lay out the source as `make lint` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.holdfast $(VENV)/.torch ## Measure against torchrun and bare processes
+	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(DOCS_VENV)/.docs ## Build the documentation into site/
+	$(DOCS_VENV)/bin/zensical build --clean
+
+clean: ## Remove caches and build results
+	rm -rf site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
+	find benchmarks examples src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the virtual environments as well
+	rm -rf $(VENV) $(DOCS_VENV)
+
+# The steps of the set-up.
+
+%/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Holdfast needs Python 3.11 or newer; name one: make PYTHON=/path/to/python3.11" >&2; \
+		exit 1; }
+	@echo "Creating $* ..."
+	@$(PYTHON) -m venv $* || { \
+		rm -rf $*; \
+		echo "The module venv is missing; many distributions have it as python3-venv" >&2; exit 1; }
+
+# A virtual environment that another tool made may lack pip.
+%/.pip: | %/bin/python
+	@$*/bin/python -m pip --version > /dev/null 2>&1 || $*/bin/python -m ensurepip > /dev/null
+	@touch $@
+
+$(VENV)/.holdfast: $(SETTINGS) | $(VENV)/.pip
+	@echo "Installing holdfast into $(VENV) ..."
+	@$(call PIP,$(VENV)) --editable .
+	@touch $@
+
+$(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(SETTINGS) | $(VENV)/.pip
+	@echo "Installing what '$*' needs into $(VENV) ..."
+	@$(call GROUP,$(VENV),$*)
+	@$(call PIP,$(VENV)) --requirement $(VENV)/$*.txt
+	@touch $@
+
+$(VENV)/.torch: $(SETTINGS) | $(VENV)/.pip
+	@echo "Installing $(TORCH) into $(VENV) ..."
+	@$(call PIP,$(VENV)) $(TORCH)
+	@touch $@
+
+$(DOCS_VENV)/.docs: $(SETTINGS) | $(DOCS_VENV)/.pip
+	@echo "Installing what 'docs' needs into $(DOCS_VENV) ..."
+	@$(call GROUP,$(DOCS_VENV),docs)
+	@$(call PIP,$(DOCS_VENV)) --requirement $(DOCS_VENV)/docs.txt
+	@touch $@
+
+# Kept, although they are only steps on the way.
+.PRECIOUS: %/bin/python %/.pip

@@ -1,0 +1,137 @@
+"""The command `python -m benchmarks`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import machine, table
+from benchmarks.figures import LAUNCHERS
+from benchmarks.launching import BenchmarkError, Lab
+from benchmarks.measuring import measure
+from benchmarks.rows import ROWS
+
+if TYPE_CHECKING:
+    from benchmarks.figures import Result
+
+RESULTS = Path(__file__).parent / "results"
+FORMAT_VERSION = 1
+NAMES = [row.name for row in ROWS]
+
+EXAMPLES = f"""\
+rows: {", ".join(NAMES)}
+
+examples:
+  python -m benchmarks                            everything, about 4 minutes
+  python -m benchmarks --quick                    everything, few rounds, about 1 minute
+  python -m benchmarks --rows whole first-line    two rows
+  python -m benchmarks --rows whole --repeat 25   one row, with more rounds
+  python -m benchmarks --rows whole --launchers holdfast bare
+                                                  without the slow one, to tune
+  python -m benchmarks --save docs/benchmark.json also keep the figures there
+
+The machine should have nothing else to do. The figures are written to benchmarks/results/.
+"""
+
+
+def main() -> int:
+    """Measure, print, write; return the exit code."""
+    args = _parser().parse_args()
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    try:
+        with Lab() as lab:
+            return _run(args, lab)
+    except BenchmarkError as problem:
+        sys.stderr.write(f"benchmarks: error: {problem}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write("\nbenchmarks: interrupted; everything it started is gone\n")
+        return 130
+
+
+def _run(args: argparse.Namespace, lab: Lab) -> int:
+    began, host, before = time.monotonic(), machine.describe(), machine.CpuTimes()
+    print(machine.in_words(host), flush=True)
+    rows = [row for row in ROWS if row.name in (args.rows or NAMES)]
+    results: dict[str, list[Result]] = {}
+    for index, row in enumerate(rows, 1):
+        rounds = args.repeat or (row.quick_rounds if args.quick else row.rounds)
+        label = f"[{index}/{len(rows)}]"
+        results[row.name] = measure(lab, row, rounds, args.launchers, label)
+    flat = [result for row in rows for result in results[row.name]]
+    host["stolen_share"] = round(machine.CpuTimes().stolen_share_since(before), 4)
+    report = {
+        "format": FORMAT_VERSION,
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+        "took_s": round(time.monotonic() - began, 1),
+        "machine": host,
+        "quick": args.quick,
+        "left_behind": lab.left_behind,
+        "rows": {name: [result.as_json() for result in ones] for name, ones in results.items()},
+    }
+    print(f"\n{table.spread(flat)}\n\n{table.medians(flat)}\n")
+    for line in _remarks(flat, host, lab):
+        print(line)
+    print(f"took {report['took_s']:g} s; figures: {_write(report, args.save)}")
+    return 1 if args.check and (table.missed(flat) or "holdfast" in lab.left_behind) else 0
+
+
+def _remarks(results: list[Result], host: dict[str, Any], lab: Lab) -> list[str]:
+    lines = [f"not reached: {line}" for line in table.missed(results)]
+    lines += [
+        f"left behind by {launcher}: {count} processes"
+        for launcher, count in lab.left_behind.items()
+    ]
+    return lines + [f"warning: {line}" for line in machine.warnings(host)]
+
+
+def _write(report: dict[str, Any], also: Path | None) -> str:
+    RESULTS.mkdir(exist_ok=True)
+    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    paths = [RESULTS / f"bench-{stamp}.json", *([also] if also else [])]
+    for path in paths:
+        path.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return " and ".join(map(str, paths))
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Compare holdfast with torchrun and with bare processes, in turns.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--quick", action="store_true", help="few rounds: to see that it works")
+    parser.add_argument("--rows", nargs="+", choices=NAMES, metavar="ROW", help="only these rows")
+    parser.add_argument(
+        "--launchers", nargs="+", choices=LAUNCHERS, default=LAUNCHERS, metavar="NAME",
+        help=f"only these of {', '.join(LAUNCHERS)}",
+    )  # fmt: skip
+    parser.add_argument("--repeat", type=_positive, metavar="N", help="measured rounds of each row")
+    parser.add_argument("--save", type=Path, metavar="PATH", help="also write the figures there")
+    parser.add_argument(
+        "--check", action="store_true", help="exit with 1 if a target was not reached"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

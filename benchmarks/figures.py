@@ -1,0 +1,129 @@
+"""The figures of a run as pure data: samples in, medians, ratios and verdicts out.
+
+A `Metric` says what a number means and what is to be reached; `Result` adds what was measured.
+Nothing here measures, reads a clock or prints.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TORCHRUN, HOLDFAST, BARE = "torchrun", "holdfast", "bare"
+LAUNCHERS = (TORCHRUN, HOLDFAST, BARE)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What several samples of one figure come to."""
+
+    count: int
+    median: float
+    low: float
+    high: float
+    quartile1: float
+    quartile3: float
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Summary:
+        """Summarise at least one sample."""
+        if len(samples) == 1:
+            (only,) = samples
+            return cls(1, only, only, only, only, only)
+        quartile1, median, quartile3 = statistics.quantiles(samples, n=4, method="inclusive")
+        return cls(len(samples), median, min(samples), max(samples), quartile1, quartile3)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What Holdfast has to reach: so many times better than `torchrun`, at most so many times a
+    bare process, or at most an absolute number.
+    """
+
+    against: Literal["torchrun", "bare", "limit"]
+    number: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A target next to what was measured; `reached` is None where there is nothing to compare."""
+
+    target: str
+    measured: float | None
+    reached: bool | None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One figure that a row yields."""
+
+    key: str
+    title: str
+    unit: str
+    targets: tuple[Target, ...] = ()
+    higher_is_better: bool = False
+
+
+@dataclass
+class Result:
+    """The samples of one figure, by launcher, in the order they were taken."""
+
+    metric: Metric
+    samples: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, launcher: str, values: list[float]) -> None:
+        """Note the samples of one turn."""
+        self.samples.setdefault(launcher, []).extend(values)
+
+    def summaries(self) -> dict[str, Summary]:
+        """Return a summary for every launcher that has samples."""
+        return {name: Summary.of(values) for name, values in self.samples.items() if values}
+
+    def median(self, launcher: str) -> float | None:
+        """Return a launcher's median, None if it was not measured."""
+        samples = self.samples.get(launcher)
+        return statistics.median(samples) if samples else None
+
+    def times_better(self) -> float | None:
+        """Return how many times better Holdfast's median is than that of `torchrun`."""
+        theirs, ours = self.median(TORCHRUN), self.median(HOLDFAST)
+        return _ratio(ours, theirs) if self.metric.higher_is_better else _ratio(theirs, ours)
+
+    def times_bare(self) -> float | None:
+        """Return Holdfast's median as a multiple of the bare processes'."""
+        return _ratio(self.median(HOLDFAST), self.median(BARE))
+
+    def verdicts(self) -> list[Verdict]:
+        """Return every target with what was measured for it."""
+        return [self._verdict(target) for target in self.metric.targets]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all of it as plain data."""
+        metric = self.metric
+        return {
+            "key": metric.key,
+            "title": metric.title,
+            "unit": metric.unit,
+            "higher_is_better": metric.higher_is_better,
+            "summary": {name: vars(summary) for name, summary in self.summaries().items()},
+            "torchrun_over_holdfast": self.times_better(),
+            "holdfast_over_bare": self.times_bare(),
+            "targets": [vars(verdict) for verdict in self.verdicts()],
+            "samples": self.samples,
+        }
+
+    def _verdict(self, target: Target) -> Verdict:
+        if target.against == "torchrun":
+            text = f"at least {target.number:g}x torchrun's speed"
+            better = self.times_better()
+            return Verdict(text, better, None if better is None else better >= target.number)
+        if target.against == "bare":
+            text, measured = f"at most {target.number:g}x bare", self.times_bare()
+        else:
+            text, measured = f"at most {target.number:g} {self.metric.unit}", self.median(HOLDFAST)
+        return Verdict(text, measured, None if measured is None else measured <= target.number)
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None

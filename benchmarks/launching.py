@@ -1,0 +1,307 @@
+"""Starts the launchers and bare processes, takes their stamps, and leaves nothing behind.
+
+The one thing to know: nothing here polls. Ends are learnt by pidfd, stamps by a FIFO, so that the
+measuring process uses no CPU while it waits, which matters on a machine with two cores.
+
+The measuring process adopts what a killed launcher leaves (it is a "child subreaper"), so that
+`Lab.close` can end every process of an interrupted run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from benchmarks.figures import BARE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+WORKERS = Path(__file__).parent / "workers"
+# A command that takes longer than this hangs; torchrun's slowest row takes a tenth of it.
+COMMAND_S_MAX = 60.0
+SWEEP_S_MAX = 10.0
+PR_SET_CHILD_SUBREAPER = 36
+# Variables that change how a launcher or an interpreter runs. PYTHONDONTWRITEBYTECODE above all:
+# with it, modules that pip did not compile would be compiled again at every start.
+DROPPED = (
+    "LOCAL_RANK", "LOGLEVEL", "MASTER_ADDR", "MASTER_PORT", "PYTHONDEVMODE",
+    "PYTHONDONTWRITEBYTECODE", "PYTHONFAULTHANDLER", "PYTHONHASHSEED", "PYTHONMALLOC",
+    "PYTHONOPTIMIZE", "PYTHONPROFILEIMPORTTIME", "PYTHONTRACEMALLOC", "PYTHONUNBUFFERED",
+    "PYTHONVERBOSE", "PYTHONWARNINGS", "RANK", "WORLD_SIZE",
+)  # fmt: skip
+DROPPED_PREFIXES = ("BENCH_", "HOLDFAST_", "PET_", "TORCHELASTIC_", "TORCH_")
+
+
+Samples = dict[str, list[float]]  # what one turn yields, by metric
+
+
+class BenchmarkError(Exception):
+    """A launcher did not do what is to be measured."""
+
+
+class Stamp(NamedTuple):
+    """A worker reached its first line."""
+
+    generation: int
+    rank: int
+    pid: int
+    reached_ns: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A job to start: the same for every launcher, but for flags that a bare process lacks."""
+
+    script: str
+    workers: int
+    flags: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    held: bool = False  # The workers wait until `Job.let_go`.
+    console: int = subprocess.DEVNULL
+
+
+class Stamps:
+    """The FIFO into which workers write when they reached their first line."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        # Open for writing too: it then never reports an end between two writers.
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._rest = b""
+        self.seen: list[Stamp] = []
+
+    def take(self) -> None:
+        """Take in the stamps that are there."""
+        try:
+            data = self._rest + os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return
+        *lines, self._rest = data.split(b"\n")
+        self.seen += [Stamp(*map(int, line.split())) for line in lines]
+
+    def wait_for(self, generation: int, count: int, agent: int) -> list[Stamp]:
+        """Return the stamps of a generation once there are `count`; `agent` is a pidfd."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        poll.register(agent, select.POLLIN)
+        deadline = time.monotonic() + COMMAND_S_MAX
+        while True:
+            self.take()
+            found = [stamp for stamp in self.seen if stamp.generation == generation]
+            if len(found) >= count:
+                return found
+            left_s = deadline - time.monotonic()
+            ready = [fd for fd, _ in poll.poll(max(0.0, left_s) * 1000)]
+            if left_s <= 0 or ready == [agent]:
+                raise BenchmarkError(
+                    f"{len(found)} of {count} workers of generation {generation} started"
+                )
+
+    def close(self) -> None:
+        """Let go of the FIFO."""
+        os.close(self._fd)
+
+
+class Job:
+    """One launcher with its workers, or the bare processes that stand in for them."""
+
+    def __init__(self, lab: Lab, launcher: str, launch: Launch) -> None:
+        self.launcher = launcher
+        self.folder = Path(tempfile.mkdtemp(dir=lab.folder))
+        self.stamps = Stamps(self.folder / "stamps")
+        self._gate = -1
+        env = lab.env | launch.env | {"BENCH_STAMPS": str(self.folder / "stamps")}
+        if launch.held:
+            os.mkfifo(self.folder / "gate")
+            self._gate = os.open(self.folder / "gate", os.O_RDWR | os.O_CLOEXEC)
+            env["BENCH_GATE"] = str(self.folder / "gate")
+        commands = lab.commands(launcher, launch, self.folder)
+        environments = [env | {"LOCAL_RANK": str(rank)} for rank in range(len(commands))]
+        if launcher != BARE:
+            environments = [env]
+        self._errors = (self.folder / "errors").open("wb")
+        stderr = subprocess.STDOUT if launch.console == subprocess.PIPE else self._errors
+        self.console, writer = os.pipe() if launch.console == subprocess.PIPE else (-1, -1)
+        stdout = writer if writer >= 0 else launch.console
+        self.started_ns = time.monotonic_ns()
+        self.processes = [
+            subprocess.Popen(
+                command,
+                env=one,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+            )
+            for command, one in zip(commands, environments, strict=True)
+        ]
+        if writer >= 0:
+            os.close(writer)
+        self.pidfds = [os.pidfd_open(process.pid) for process in self.processes]
+
+    def wait_for_stamps(self, count: int, generation: int = 0) -> list[Stamp]:
+        """Return the stamps of a generation, in no order."""
+        try:
+            return self.stamps.wait_for(generation, count, self.pidfds[0])
+        except BenchmarkError as problem:
+            raise BenchmarkError(f"{self.launcher}: {problem}{self._said()}") from None
+
+    def let_go(self) -> None:
+        """Let the workers that wait end by themselves."""
+        os.close(self._gate)
+        self._gate = -1
+
+    def wait(self) -> int:
+        """Wait until all of it ended well; return when that was, in ns."""
+        deadline = time.monotonic() + COMMAND_S_MAX
+        for pidfd in self.pidfds:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                raise BenchmarkError(
+                    f"{self.launcher}: not finished after {COMMAND_S_MAX:g} s{self._said()}"
+                )
+        ended_ns = time.monotonic_ns()
+        codes = [process.wait() for process in self.processes]
+        if any(codes):
+            raise BenchmarkError(f"{self.launcher}: exit code {max(codes, key=abs)}{self._said()}")
+        self.stamps.take()
+        return ended_ns
+
+    def close(self) -> None:
+        """Let go of files and descriptors; the processes are the lab's to end."""
+        self.stamps.close()
+        self._errors.close()
+        for fd in (self._gate, self.console, *self.pidfds):
+            if fd >= 0:
+                os.close(fd)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _said(self) -> str:
+        text = (self.folder / "errors").read_text(encoding="utf-8", errors="replace").strip()
+        return f"; it said:\n{text[-3000:]}" if text else ""
+
+
+class Lab:
+    """Where jobs run: one environment and one temporary folder for all of them."""
+
+    def __init__(self, python: str = sys.executable) -> None:
+        self.python = python
+        self.folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+        self.env = clean_environment() | {"TMPDIR": str(self.folder)}
+        self.left_behind: dict[str, int] = {}
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def program(self, launcher: str) -> str:
+        """Return the launcher's command, from the environment this interpreter belongs to."""
+        beside = Path(self.python).parent / launcher
+        if not os.access(beside, os.X_OK):
+            raise BenchmarkError(f"{beside} is not there; install {launcher} beside {self.python}")
+        return str(beside)
+
+    def commands(self, launcher: str, launch: Launch, folder: Path) -> list[list[str]]:
+        """Return the command lines that stand for a launch; `{folder}` in a flag is the job's."""
+        script = str(WORKERS / launch.script)
+        if launcher == BARE:
+            return [[self.python, "-u", script] for _ in range(launch.workers)]
+        head = [self.program(launcher), *(["run"] if launcher == "holdfast" else [])]
+        flags = [flag.replace("{folder}", str(folder)) for flag in launch.flags]
+        return [[*head, "--nproc-per-node", str(launch.workers), *flags, script]]
+
+    def start(self, launcher: str, launch: Launch) -> Job:
+        """Start a job; use it in a `with`."""
+        return Job(self, launcher, launch)
+
+    def note_leftovers(self, launcher: str) -> None:
+        """Count what a launcher that ended has left, and end it."""
+        left = len(self.sweep())
+        if left:
+            self.left_behind[launcher] = self.left_behind.get(launcher, 0) + left
+
+    def sweep(self) -> set[int]:
+        """SIGKILL and reap every process below this one; return those that still ran."""
+        killed: set[int] = set()
+        deadline = time.monotonic() + SWEEP_S_MAX
+        while time.monotonic() < deadline:
+            _reap()
+            below = descendants_of(os.getpid())
+            if not below:
+                break
+            for pid in below:
+                killed.add(pid)
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            time.sleep(0.002)
+        return killed
+
+    def close(self) -> None:
+        """End every process and remove every file of this run."""
+        self.sweep()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment all launchers get: the person's, less what would favour one."""
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in DROPPED and not name.startswith(DROPPED_PREFIXES)
+    }
+    # Both launchers would set it to 1, and one would say so at length.
+    env["OMP_NUM_THREADS"] = "1"
+    return env
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the direct children of a process, of all its threads."""
+    found: list[int] = []
+    for listing in Path(f"/proc/{pid}/task").glob("*/children"):
+        try:
+            found += map(int, listing.read_text(encoding="ascii").split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # The thread ended meanwhile.
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return all processes below one."""
+    found: list[int] = []
+    level: Sequence[int] = children_of(pid)
+    while level:
+        found += level
+        level = [child for parent in level for child in children_of(parent)]
+    return found
+
+
+def _reap() -> None:
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        pass

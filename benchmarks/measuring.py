@@ -1,0 +1,61 @@
+"""Lets the launchers take turns, and tells the person how far it is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import Result
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.launching import Lab
+    from benchmarks.rows import Row
+
+# Where the console is a file, a line of progress comes no more often than this.
+TELL_EVERY_S = 2.0
+
+
+class Progress:
+    """One line that is rewritten on a terminal, and a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._live = sys.stderr.isatty()
+        self._told = 0.0
+
+    def tell(self, text: str) -> None:
+        """Say what happens now."""
+        now = time.monotonic()
+        if self._live:
+            sys.stderr.write(f"\r\x1b[K{text}")
+        elif now - self._told >= TELL_EVERY_S:
+            sys.stderr.write(f"{text}\n")
+            self._told = now
+        sys.stderr.flush()
+
+    def done(self) -> None:
+        """Clear the line."""
+        if self._live:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+def measure(lab: Lab, row: Row, rounds: int, launchers: Sequence[str], label: str) -> list[Result]:
+    """Measure a row: a turn for each launcher that is not counted, then `rounds` that are."""
+    results = [Result(metric) for metric in row.metrics]
+    taking = [launcher for launcher in row.launchers if launcher in launchers]
+    progress = Progress()
+    for turn in range(-1 if row.warm_up else 0, rounds):
+        for launcher in taking:
+            which = "warm-up" if turn < 0 else f"round {turn + 1} of {rounds}"
+            progress.tell(f"{label} {row.name}: {which}, {launcher}")
+            samples = row.measure(lab, launcher)
+            lab.note_leftovers(launcher)
+            if turn < 0:
+                continue
+            for result in results:
+                result.add(launcher, samples[result.metric.key])
+    progress.done()
+    return results

@@ -1,0 +1,42 @@
+"""The row about restarting: a worker is killed, and a whole new generation is in user code.
+
+One job gives several samples. Workers that wait hold no lock and no signal handler, so what is
+measured is the launcher's: notice, stop the others, start all again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.launching import Launch
+
+if TYPE_CHECKING:
+    from benchmarks.launching import Lab, Samples
+
+WORKERS = 2
+KILLS = 5
+# A launcher that looks every 100 ms is met at any point of its interval.
+PAUSE_S = (0.15, 0.35)
+NS_PER_MS = 1e6
+
+
+def measure_restart(lab: Lab, launcher: str) -> Samples:
+    """Kill a worker several times within one job."""
+    flags = ("--max-restarts", str(KILLS))
+    samples = []
+    with lab.start(launcher, Launch("stamp.py", WORKERS, flags=flags, held=True)) as job:
+        stamps = job.wait_for_stamps(WORKERS)
+        for kill in range(KILLS):
+            time.sleep(random.uniform(*PAUSE_S))
+            victim = next(stamp for stamp in stamps if stamp.rank == kill % WORKERS)
+            killed_ns = time.monotonic_ns()
+            os.kill(victim.pid, signal.SIGKILL)
+            stamps = job.wait_for_stamps(WORKERS, generation=kill + 1)
+            samples.append((max(stamp.reached_ns for stamp in stamps) - killed_ns) / NS_PER_MS)
+        job.let_go()
+        job.wait()
+    return {"restart": samples}

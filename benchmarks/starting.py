@@ -1,0 +1,40 @@
+"""Rows about starting: the first line of user code, the whole command, many workers.
+
+A stamp is the worker's first action. The clock starts just before the command is spawned.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.launching import Launch
+
+if TYPE_CHECKING:
+    from benchmarks.launching import Lab, Samples
+
+FEW, MANY = 2, 64
+NS_PER_MS = 1e6
+
+
+def measure_first_line(lab: Lab, launcher: str) -> Samples:
+    """Two workers: when the first and when the last of them is in user code."""
+    return _first_lines(lab, launcher, FEW)
+
+
+def measure_many(lab: Lab, launcher: str) -> Samples:
+    """The same for 64 workers."""
+    return _first_lines(lab, launcher, MANY)
+
+
+def measure_whole(lab: Lab, launcher: str) -> Samples:
+    """Two workers that do nothing, until the command is gone."""
+    with lab.start(launcher, Launch("nothing.py", FEW)) as job:
+        return {"whole": [(job.wait() - job.started_ns) / NS_PER_MS]}
+
+
+def _first_lines(lab: Lab, launcher: str, workers: int) -> Samples:
+    with lab.start(launcher, Launch("stamp.py", workers)) as job:
+        job.wait()
+        stamps = job.wait_for_stamps(workers)
+        after_ms = [(stamp.reached_ns - job.started_ns) / NS_PER_MS for stamp in stamps]
+    return {"first": [min(after_ms)], "last": [max(after_ms)]}

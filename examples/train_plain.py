@@ -1,0 +1,88 @@
+"""A worker without PyTorch that survives being killed: it saves what it has and goes on from there.
+
+Run it:
+
+    holdfast run --nproc-per-node 3 --max-restarts 3 examples/train_plain.py --folder /tmp/pi
+
+All workers together compute pi: each adds up its share of a series, in steps, and writes a
+checkpoint after each. Kill one (`kill -9 <pid>`) and watch: Holdfast stops the others and starts
+all of them again, and each goes on from its checkpoint. The sum is the same in the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import time
+from pathlib import Path
+
+TERMS_PER_STEP = 2_000
+
+
+def main() -> None:
+    """Work through the steps that are not done yet."""
+    args = parse_args()
+    # What every worker is told by its environment, as under torchrun.
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    generation = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    me = f"rank {rank} (pid {os.getpid()})"
+    args.folder.mkdir(parents=True, exist_ok=True)
+    checkpoint = args.folder / f"checkpoint_{rank}.json"
+    step, total = load(checkpoint)
+    print(f"{me}: start {generation}, begins at step {step} of {args.steps}")
+    if args.helpers:
+        # Data loaders do this. It has a session of its own and would outlive its parent.
+        subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    while step < args.steps:
+        if rank == args.fail_rank and step == args.fail_at_step:
+            fail_once(args.folder / "failed_once")
+        first = step * TERMS_PER_STEP
+        for term in range(first, first + TERMS_PER_STEP):
+            k = term * world_size + rank
+            total += (-1) ** k * 4 / (2 * k + 1)
+        step += 1
+        time.sleep(args.step_seconds)  # Real training has more to do.
+        save(checkpoint, step, total)
+        print(f"{me}: step {step} of {args.steps}")
+    print(f"{me}: done, its share of pi is {total!r}")
+
+
+def load(checkpoint: Path) -> tuple[int, float]:
+    """Return where the last start got to."""
+    try:
+        saved = json.loads(checkpoint.read_text())
+    except FileNotFoundError:
+        return 0, 0.0
+    return saved["step"], saved["total"]
+
+
+def save(checkpoint: Path, step: int, total: float) -> None:
+    """Write a checkpoint beside its place, then rename it: a kill must not leave half of one."""
+    beside = checkpoint.with_suffix(".new")
+    beside.write_text(json.dumps({"step": step, "total": total}))
+    beside.replace(checkpoint)
+
+
+def fail_once(marker: Path) -> None:
+    """Raise, but only the first time: the next start gets past this step."""
+    if not marker.exists():
+        marker.touch()
+        raise ValueError("a bad batch: this example was told to fail here once")
+
+
+def parse_args() -> argparse.Namespace:
+    """Return the arguments of the script; Holdfast passes them on untouched."""
+    parser = argparse.ArgumentParser(description="Compute pi in steps, with checkpoints.")
+    parser.add_argument("--folder", type=Path, required=True, help="where checkpoints are kept")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--step-seconds", type=float, default=0.1)
+    parser.add_argument("--fail-at-step", type=int, default=-1, help="raise an error there, once")
+    parser.add_argument("--fail-rank", type=int, default=1, help="the rank that raises it")
+    parser.add_argument("--helpers", action="store_true", help="each worker starts a helper too")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,421 @@
+"""Every public name of TorchElastic's areas built so far is here and takes the same calls.
+
+The real torch is introspected, so that a release which adds a name or a parameter fails here.
+What is left out on purpose is in the tables at the top, each entry with its reason; an entry that
+is no longer needed fails as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import importlib
+import inspect
+import textwrap
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import ModuleType
+
+pytestmark = pytest.mark.torch
+
+# Where a module of torch has its counterpart; the longest prefix counts.
+HOMES = {
+    "torch.distributed.elastic": "holdfast.elastic",
+    "torch.distributed.launcher": "holdfast.launcher",
+    "torch.distributed.run": "holdfast.run",
+}
+
+STILL_TO_COME = {
+    "torch.distributed.elastic.agent.server.health_check_server",
+    "torch.distributed.elastic.control_plane",
+    "torch.distributed.elastic.events",
+    "torch.distributed.elastic.metrics",
+    "torch.distributed.elastic.rendezvous",
+    "torch.distributed.elastic.timer",
+    "torch.distributed.elastic.utils",
+}
+
+WATCHDOG = "the watchdog is still to come"
+HEALTH = "health checks are still to come"
+EVENTS = "events are still to come"
+PLATFORM = "what the module found out about its platform; nothing to call"
+LOGGER = "the module's own logger"
+ALIAS = "a type alias for the module's own annotations, not exported"
+HOOK = "a hook between PContext and its two kinds; exits are not polled here"
+
+# Names as they are found in torch, `module:Class.member` without `torch.distributed.`.
+LEFT_OUT = {
+    "elastic.agent.server:TORCHELASTIC_ENABLE_FILE_TIMER": WATCHDOG,
+    "elastic.agent.server:TORCHELASTIC_TIMER_FILE": WATCHDOG,
+    "elastic.agent.server.api:logger": LOGGER,
+    "elastic.agent.server.api:SimpleElasticAgent.get_event_failed": EVENTS,
+    "elastic.agent.server.api:SimpleElasticAgent.get_event_succeeded": EVENTS,
+    "elastic.agent.server.api:SimpleElasticAgent.record_duration": EVENTS,
+    "elastic.agent.server.local_elastic_agent:TORCHELASTIC_ENABLE_FILE_TIMER": WATCHDOG,
+    "elastic.agent.server.local_elastic_agent:TORCHELASTIC_HEALTH_CHECK_PORT": HEALTH,
+    "elastic.agent.server.local_elastic_agent:TORCHELASTIC_TIMER_FILE": WATCHDOG,
+    "elastic.agent.server.local_elastic_agent:logger": LOGGER,
+    "elastic.multiprocessing.api:IS_MACOS": PLATFORM,
+    "elastic.multiprocessing.api:IS_WINDOWS": PLATFORM,
+    "elastic.multiprocessing.api:PContext._close": HOOK,
+    "elastic.multiprocessing.api:PContext._poll": HOOK,
+    "elastic.multiprocessing.api:logger": LOGGER,
+    "elastic.multiprocessing.errors:GlobalRank": ALIAS,
+    "elastic.multiprocessing.errors:JSON": ALIAS,
+    "elastic.multiprocessing.errors:logger": LOGGER,
+    "elastic.multiprocessing.errors.error_handler:logger": LOGGER,
+    "elastic.multiprocessing.redirects:IS_MACOS": PLATFORM,
+    "elastic.multiprocessing.redirects:IS_WINDOWS": PLATFORM,
+    "elastic.multiprocessing.redirects:libc": PLATFORM,
+    "elastic.multiprocessing.redirects:logger": LOGGER,
+    "elastic.multiprocessing.subprocess_handler.subprocess_handler:IS_WINDOWS": PLATFORM,
+    "elastic.multiprocessing.tail_log:logger": LOGGER,
+    "launcher.api:logger": LOGGER,
+    "run:logger": LOGGER,
+}
+
+
+# What torch has.
+
+
+def modules_of_torch() -> list[str]:
+    """Return the modules of the areas built so far, found as files so that none is overlooked."""
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    root = Path(spec.submodule_search_locations[0]).parent
+    found = []
+    for top in HOMES:
+        place = root.joinpath(*top.split("."))
+        files = place.rglob("*.py") if place.is_dir() else [place.with_suffix(".py")]
+        for file in files:
+            parts = file.relative_to(root).with_suffix("").parts
+            found.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return sorted(found)
+
+
+def built_so_far() -> list[str]:
+    return [name for name in modules_of_torch() if not is_to_come(name)]
+
+
+def is_to_come(module: str) -> bool:
+    return any(module == area or module.startswith(f"{area}.") for area in STILL_TO_COME)
+
+
+def counterpart(module: str) -> str:
+    top = max((top for top in HOMES if f"{module}.".startswith(f"{top}.")), key=len)
+    return HOMES[top] + module.removeprefix(top)
+
+
+def short(module: str) -> str:
+    return module.removeprefix("torch.distributed.")
+
+
+def public_names(module: ModuleType) -> set[str]:
+    """Return what a module offers: `__all__`, what it defines, and what a bare package imports."""
+    assert module.__file__ is not None
+    tree = ast.parse(Path(module.__file__).read_text())
+    names = set(getattr(module, "__all__", ()))
+    names.update(_defined(tree.body))
+    if not names and module.__file__.endswith("__init__.py"):
+        # A package that only gathers the names of its modules, without an `__all__`.
+        names.update(
+            alias.asname or alias.name
+            for node in tree.body
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        )
+    return {name for name in names if not name.startswith("_")}
+
+
+def _defined(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                yield from (one.id for one in ast.walk(target) if isinstance(one, ast.Name))
+        elif isinstance(node, ast.If):
+            yield from _defined([*node.body, *node.orelse])
+
+
+def members(cls: type) -> set[str]:
+    """Return the members a class has beyond what Python gives it, abstract hooks included."""
+    named = {
+        name
+        for base in cls.__mro__
+        if _is_of_a_project(base)
+        for name in [*vars(base), *getattr(base, "__annotations__", ()), *assigned_to_self(base)]
+    }
+    return {name for name in named if not name.startswith("_")} | abstract(cls)
+
+
+def home_of(member: str, cls: type) -> str:
+    """Return a member by the class that has it first, however it came to `cls`."""
+    home = next((base for base in reversed(cls.__mro__) if member in vars(base)), cls)
+    return f"{short(home.__module__)}:{home.__qualname__}.{member}"
+
+
+def abstract(cls: type) -> set[str]:
+    return set(getattr(cls, "__abstractmethods__", ()))
+
+
+def assigned_to_self(cls: type) -> set[str]:
+    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
+
+
+def _is_of_a_project(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] in ("torch", "holdfast")
+
+
+# The comparison of two things under one name.
+
+
+def compare(name: str, theirs: Any, ours: Any) -> Iterator[str]:
+    """Say in what `ours` cannot stand in for `theirs`."""
+    if isinstance(theirs, type):
+        if isinstance(ours, type):
+            yield from compare_classes(name, theirs, ours)
+        else:
+            yield f"{name}: is no class here"
+    elif callable(theirs):
+        if callable(ours):
+            yield from compare_calls(name, theirs, ours)
+        else:
+            yield f"{name}: cannot be called here"
+    elif theirs != ours:
+        yield f"{name}: is {ours!r} here, {theirs!r} there"
+
+
+def compare_classes(name: str, theirs: type, ours: type) -> Iterator[str]:
+    for base in theirs.__mro__:
+        if not _is_of_a_project(base) and not issubclass(ours, base):
+            yield f"{name}: is no {base.__name__} here"
+    more = abstract(ours) - abstract(theirs)
+    if more:
+        yield f"{name}: a subclass that serves torch lacks {sorted(more)} here"
+    if issubclass(theirs, enum.Enum) and issubclass(ours, enum.Enum):
+        mine = {one: member.value for one, member in ours.__members__.items()}
+        if mine != {one: member.value for one, member in theirs.__members__.items()}:
+            yield f"{name}: has the members {mine} here"
+    else:
+        yield from compare_calls(name, theirs, ours)
+    if dataclasses.is_dataclass(theirs):
+        yield from compare_fields(name, theirs, ours)
+    for member in sorted(members(theirs)):
+        if home_of(member, theirs) not in LEFT_OUT:
+            yield from compare_members(name, member, theirs, ours)
+
+
+def compare_members(name: str, member: str, theirs: type, ours: type) -> Iterator[str]:
+    where = f"{name}.{member}"
+    if member not in members(ours) and not hasattr(ours, member):
+        yield f"{where}: is missing"
+        return
+    # A plain attribute can stand in for a property; a method cannot.
+    missing = object()
+    there = inspect.getattr_static(theirs, member, missing)
+    here = inspect.getattr_static(ours, member, missing)
+    if type(there) in (staticmethod, classmethod) and type(here) is not type(there):
+        yield f"{where}: is a {type(there).__name__} there and {type(here).__name__} here"
+    elif callable(getattr(theirs, member, None)):
+        if callable(getattr(ours, member, None)):
+            yield from compare_calls(where, getattr(theirs, member), getattr(ours, member))
+        else:
+            yield f"{where}: cannot be called here"
+    elif callable(getattr(ours, member, None)):
+        yield f"{where}: is a method here"
+
+
+def compare_fields(name: str, theirs: Any, ours: Any) -> Iterator[str]:
+    if not dataclasses.is_dataclass(ours):
+        yield f"{name}: is no dataclass here"
+        return
+    there = dataclasses.fields(theirs)
+    here = dataclasses.fields(ours)
+    if [field.name for field in there] != [field.name for field in here[: len(there)]]:
+        yield f"{name}: has the fields {[field.name for field in here]} here"
+        return
+    for one, other in zip(there, here, strict=False):
+        if one.init != other.init or _default_of(one) != _default_of(other):
+            yield f"{name}.{one.name}: has another default here"
+
+
+def _default_of(field: dataclasses.Field[Any]) -> object:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default
+
+
+def compare_calls(name: str, theirs: Any, ours: Any) -> Iterator[str]:
+    """Say which calls `theirs` takes that `ours` refuses or understands in another way."""
+    try:
+        there = inspect.signature(theirs)
+    except ValueError:  # An exception without a constructor of its own has none.
+        return
+    here = inspect.signature(ours)
+    for args, kwargs in calls(there):
+        try:
+            bound = here.bind(*args, **kwargs)
+        except TypeError as refusal:
+            yield f"{name}: cannot be called with {args} {kwargs}: {refusal}"
+            return
+        moved = {one: value for one, value in understood(bound).items() if one != value}
+        if moved:
+            yield f"{name}: takes its parameters in another order: {moved}"
+    if dataclasses.is_dataclass(theirs):
+        return  # The defaults of its fields are compared, which says more.
+    for parameter in there.parameters.values():
+        mine = here.parameters.get(parameter.name)
+        if mine is not None and not same_default(parameter.default, mine.default):
+            yield f"{name}({parameter.name}): {mine.default!r} here, {parameter.default!r} there"
+
+
+def calls(signature: inspect.Signature) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """Make the calls a signature promises: the least, all by position, all by keyword.
+
+    Each value is the name of the parameter that it is meant for.
+    """
+    parameters = list(signature.parameters.values())
+    positional = [one.name for one in parameters if one.kind in POSITIONAL]
+    needed = [one.name for one in parameters if one.kind in POSITIONAL and one.default is one.empty]
+    only_named = {one.name: one.name for one in parameters if one.kind is one.KEYWORD_ONLY}
+    more = ["*"] if any(one.kind is one.VAR_POSITIONAL for one in parameters) else []
+    yield needed, {}
+    yield [*positional, *more], only_named
+    yield [], {one.name: one.name for one in parameters if one.kind in NAMED}
+
+
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+def understood(bound: inspect.BoundArguments) -> dict[str, str]:
+    """Return which parameter got which value; those that take any are left out."""
+    return {one: value for one, value in bound.arguments.items() if isinstance(value, str)}
+
+
+def same_default(theirs: Any, ours: Any) -> bool:
+    """Whether leaving the argument out means the same, where torch lets it be left out."""
+    if theirs is inspect.Parameter.empty:
+        return True
+    if callable(theirs) and callable(ours):
+        return True  # Whether two functions do the same cannot be seen from outside.
+    return bool(theirs == ours)
+
+
+# The tests.
+
+
+def every_pair() -> Iterator[tuple[str, Any, Any]]:
+    for module in built_so_far():
+        theirs = importlib.import_module(module)
+        ours = importlib.import_module(counterpart(module))
+        for name in sorted(public_names(theirs)):
+            where = f"{short(module)}:{name}"
+            if where not in LEFT_OUT:
+                yield where, getattr(theirs, name), getattr(ours, name, None)
+
+
+def test_every_module_has_a_counterpart() -> None:
+    missing = [name for name in built_so_far() if not _can_be_imported(counterpart(name))]
+    assert missing == []
+
+
+def test_every_public_name_is_here() -> None:
+    missing = [where for where, _, ours in every_pair() if ours is None]
+    assert missing == []
+
+
+def test_every_name_takes_the_same_calls_and_has_the_same_members() -> None:
+    problems = [
+        problem
+        for where, theirs, ours in every_pair()
+        if ours is not None
+        for problem in compare(where, theirs, ours)
+    ]
+    assert problems == []
+
+
+def test_every_package_exports_what_torch_exports() -> None:
+    """`from ... import *` must bring the same names as it does with torch."""
+    lacking = {}
+    for module in built_so_far():
+        theirs = importlib.import_module(module)
+        ours = importlib.import_module(counterpart(module))
+        wanted = set(getattr(theirs, "__all__", ()))
+        wanted -= {name for name in wanted if f"{short(module)}:{name}" in LEFT_OUT}
+        absent = wanted - set(getattr(ours, "__all__", ()))
+        if absent:
+            lacking[module] = absent
+    assert lacking == {}
+
+
+def test_nothing_is_left_out_without_need() -> None:
+    names = set()
+    for module in built_so_far():
+        theirs = importlib.import_module(module)
+        ours = importlib.import_module(counterpart(module))
+        for name in public_names(theirs):
+            value = getattr(theirs, name)
+            if not hasattr(ours, name):
+                names.add(f"{short(module)}:{name}")
+            elif isinstance(value, type):
+                absent = members(value) - members(getattr(ours, name))
+                names |= {home_of(member, value) for member in absent}
+    assert set(LEFT_OUT) - names == set()
+
+
+def test_no_area_is_still_to_come_that_is_here() -> None:
+    known = set(modules_of_torch())
+    assert known >= STILL_TO_COME
+    assert [area for area in STILL_TO_COME if _can_be_imported(counterpart(area))] == []
+
+
+def test_the_command_line_has_the_same_flags() -> None:
+    import torch.distributed.run
+
+    import holdfast.run
+
+    theirs = torch.distributed.run.get_args_parser()
+    ours = {
+        option: action
+        for action in holdfast.run.get_args_parser()._actions
+        for option in action.option_strings or [action.dest]
+    }
+    problems = []
+    for action in theirs._actions:
+        for option in action.option_strings or [action.dest]:
+            mine = ours.get(option)
+            if mine is None:
+                problems.append(f"{option}: is missing")
+                continue
+            for what in ("dest", "nargs", "default", "choices", "required"):
+                here, there = getattr(mine, what), getattr(action, what)
+                if here != there:
+                    problems.append(f"{option}: {what} is {here!r} here, {there!r} there")
+    assert problems == []
+
+
+def _can_be_imported(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError:
+        return False
+    return True
