@@ -23,7 +23,7 @@ import textwrap
 import time
 from pathlib import Path
 
-WORKERS, STEPS, STEP_SECONDS = 3, 30, 0.12
+WORKERS, STEPS, STEP_SECONDS = 3, 30, 0.15
 KILLED_RANK, KILL_AT_STEP = 1, 10
 FAILING_RANK, FAIL_AT_STEP = 2, 20
 PROGRESS_EVERY = 5
@@ -35,9 +35,9 @@ STEPPED = re.compile(r"rank (\d+) \(pid \d+\): step (\d+)")
 DONE = re.compile(r"rank (\d+) \(pid \d+\): done, its share of pi is (\S+)")
 
 INTRODUCTION = f"""\
-{WORKERS} workers compute pi together. Each works in {STEPS} steps, saves a checkpoint after each, and
-starts a helper process that nobody will stop. One worker will be killed, another will
-fail. Holdfast is told that it may restart them 3 times:
+{WORKERS} workers compute pi together. Each works in {STEPS} steps, saves a checkpoint after
+each, and starts a helper process that nobody will stop. One worker will be killed,
+another will fail. Holdfast is told that it may restart them 3 times:
 """
 
 

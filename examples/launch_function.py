@@ -19,7 +19,9 @@ def count_primes(limit: int) -> int:
     """Count the primes below `limit` among the numbers that are this worker's share."""
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     mine = range(2 + rank, limit, world_size)
-    return sum(all(number % divisor for divisor in range(2, int(number**0.5) + 1)) for number in mine)
+    return sum(
+        all(number % divisor for divisor in range(2, int(number**0.5) + 1)) for number in mine
+    )
 
 
 def main() -> None:

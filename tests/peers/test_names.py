@@ -13,6 +13,7 @@ import enum
 import importlib
 import inspect
 import textwrap
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
     from types import ModuleType
 
@@ -147,6 +149,7 @@ def _defined(body: list[ast.stmt]) -> Iterator[str]:
             yield from _defined([*node.body, *node.orelse])
 
 
+@cache
 def members(cls: type) -> set[str]:
     """Return the members a class has beyond what Python gives it, abstract hooks included."""
     named = {
@@ -323,6 +326,21 @@ def same_default(theirs: Any, ours: Any) -> bool:
 # The tests.
 
 
+def reference(a: int, b: str = "x", *, c: int = 1) -> None: ...
+def same_with_more(a: int, b: str = "x", d: int = 0, *, c: int = 1) -> None: ...
+def renamed(a: int, e: str = "x", *, c: int = 1) -> None: ...
+def moved(b: str, a: int = 0, *, c: int = 1) -> None: ...
+def another_default(a: int, b: str = "y", *, c: int = 1) -> None: ...
+def needs_more(a: int, b: str, d: int, *, c: int = 1) -> None: ...
+def only_by_position(a: int, b: str = "x", /, *, c: int = 1) -> None: ...
+
+
+@pytest.mark.parametrize("other", [renamed, moved, another_default, needs_more, only_by_position])
+def test_a_signature_that_takes_other_calls_is_noticed(other: object) -> None:
+    assert list(compare("it", reference, same_with_more)) == []
+    assert list(compare("it", reference, other)) != []
+
+
 def every_pair() -> Iterator[tuple[str, Any, Any]]:
     for module in built_so_far():
         theirs = importlib.import_module(module)
@@ -393,24 +411,53 @@ def test_the_command_line_has_the_same_flags() -> None:
 
     import holdfast.run
 
-    theirs = torch.distributed.run.get_args_parser()
-    ours = {
-        option: action
-        for action in holdfast.run.get_args_parser()._actions
-        for option in action.option_strings or [action.dest]
+    theirs = flags(torch.distributed.run.get_args_parser())
+    ours = flags(holdfast.run.get_args_parser())
+    assert {flag: ours.get(flag) for flag in theirs} == theirs
+
+
+def flags(parser: argparse.ArgumentParser) -> dict[str, object]:
+    """Return what each spelling of each flag, and each positional, stands for."""
+    return {
+        name: (one.dest, one.nargs, one.default, list(one.choices or ()), one.required)
+        for one in parser._actions
+        for name in one.option_strings or [one.dest]
     }
-    problems = []
-    for action in theirs._actions:
-        for option in action.option_strings or [action.dest]:
-            mine = ours.get(option)
-            if mine is None:
-                problems.append(f"{option}: is missing")
-                continue
-            for what in ("dest", "nargs", "default", "choices", "required"):
-                here, there = getattr(mine, what), getattr(action, what)
-                if here != there:
-                    problems.append(f"{option}: {what} is {here!r} here, {there!r} there")
-    assert problems == []
+
+
+@pytest.mark.parametrize(
+    ("line", "environment"),
+    [
+        ("train.py", {}),
+        ("--nproc-per-node 4 --nnodes 1:4 train.py --nnodes 7 -- -r 3", {}),
+        ("--nproc_per_node=gpu --rdzv_backend=c10d --rdzv_endpoint=h:1 train.py", {}),
+        ("--rdzv-conf a=1,b=2 --rdzv-id job --max-restarts 3 -- train.py -- x", {}),
+        ("-m -r 3 -t 0:1,1:2 pkg.train --standalone", {}),
+        ("-mr3 -t1 pkg.train", {}),
+        ("--max-r 2 --monitor-i 0.5 --no-py ./train -h", {}),
+        ("--duplicate-stdout-filters a,,b,c --duplicate-stderr-filters x train.py", {}),
+        ("--local-ranks-filter 0,1 --signals-to-handle SIGTERM --role r train.py", {}),
+        ("--run-path --start-method fork --virtual-local-rank train.py a", {}),
+        ("--master-addr h --master-port 1 --node-rank 2 --local-addr l train.py", {}),
+        ("--shutdown-timeout 5 --log-dir logs --logs-specs default train.py", {}),
+        ("--numa-binding node --event-log-handler console train.py", {}),
+        ("train.py", {"PET_NPROC_PER_NODE": "8", "PET_MAX_RESTARTS": "2", "PET_STANDALONE": "1"}),
+        ("train.py", {"PET_MODULE": "0", "PET_DUPLICATE_STDOUT_FILTERS": "a,b", "PET_TEE": "3"}),
+        ("--tee 1 --max_restarts 1 train.py", {"PET_TEE": "3", "PET_MAX_RESTARTS": "2"}),
+    ],
+)
+def test_command_lines_are_understood_in_the_same_way(
+    line: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.distributed.run
+
+    import holdfast.run
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    theirs = vars(torch.distributed.run.parse_args(line.split()))
+    ours = vars(holdfast.run.parse_args(line.split()))
+    assert {name: ours.get(name) for name in theirs} == theirs
 
 
 def _can_be_imported(module: str) -> bool:

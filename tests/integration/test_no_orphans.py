@@ -1,0 +1,150 @@
+"""Whatever dies, and however: no process of a job is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from real_jobs import Job, News, Watched
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A family that is hard to find: a child, a child in a session of its own, and a daemon that was
+# forked twice and belongs to no parent of the job any more.
+FAMILY = """
+    def sleeper(**how):
+        return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], **how).pid
+    def daemon():
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                tell(f"daemon{RANK}")
+                forever()
+            os._exit(0)
+        os.wait()
+    def have_family():
+        tell(f"child{RANK}", sleeper())
+        tell(f"session{RANK}", sleeper(start_new_session=True))
+        tell(f"bare{RANK}", sleeper(start_new_session=True, env={}))
+        daemon()
+        tell(f"leader{RANK}")
+"""
+FAMILY_SIZE = 5
+
+
+@pytest.mark.parametrize("victims", ["agent", "agent and leaders", "keeper", "agent and keeper"])
+def test_killing_what_supervises_kills_all(tmp_path: Path, victims: str) -> None:
+    with Job(tmp_path, FAMILY + "\n    have_family(); forever()\n", "--nproc-per-node=2") as job:
+        family = job.news.take(2 * FAMILY_SIZE)
+        keeper = job.keeper()
+        leaders = [family["leader0"], family["leader1"]]
+        everyone = Watched(*family.values(), keeper, job.agent.pid)
+        os.kill(job.agent.pid, signal.SIGSTOP)  # So that nobody reacts before all are hit.
+        if victims == "agent and keeper":
+            # Both at once is the one case that leaves the workers' own families to themselves;
+            # the workers are killed by the kernel even so.
+            everyone = Watched(*leaders, keeper, job.agent.pid)
+        doomed = {
+            "agent": [job.agent.pid],
+            "agent and leaders": [job.agent.pid, *leaders],
+            "keeper": [keeper],
+            "agent and keeper": [keeper, job.agent.pid],
+        }[victims]
+        for pid in doomed:
+            os.kill(pid, signal.SIGKILL)
+        if victims == "keeper":
+            os.kill(job.agent.pid, signal.SIGCONT)
+        everyone.all_gone()
+        if victims == "agent and keeper":
+            for name, pid in family.items():
+                if not name.startswith("leader"):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_crashed_worker_leaves_no_children(tmp_path: Path) -> None:
+    script = FAMILY + "\n    have_family(); os.kill(os.getpid(), signal.SIGSEGV)\n"
+    with Job(tmp_path, script) as job:
+        family = Watched(*job.news.take(FAMILY_SIZE).values())
+        code, _, err = job.end()
+        family.gone_already()
+        assert code == 128 + signal.SIGSEGV
+        assert "SIGSEGV (segmentation fault)" in err
+
+
+def test_a_worker_that_succeeds_leaves_no_children(tmp_path: Path) -> None:
+    with Job(tmp_path, FAMILY + "\n    have_family()\n") as job:
+        family = Watched(*job.news.take(FAMILY_SIZE).values())
+        code, _, err = job.end()
+        family.gone_already()
+        assert code == 0, err
+
+
+def test_a_generation_is_gone_before_the_next_one_starts(tmp_path: Path) -> None:
+    script = FAMILY + """
+    if GENERATION == "0":
+        have_family()
+        forever()
+    tell("again")
+    with open(os.environ["NEWS"] + ".go"): pass
+    """
+    with Job(tmp_path, script, "--max-restarts=1", "--shutdown-timeout=30") as job:
+        os.mkfifo(f"{job.news.path}.go")
+        told = job.news.take(FAMILY_SIZE)
+        family = Watched(*told.values())
+        os.kill(told["leader0"], signal.SIGKILL)
+        assert job.news.next()[0] == "again"
+        family.gone_already()
+        with open(f"{job.news.path}.go", "w"):
+            pass
+        code, _, err = job.end()
+        assert code == 0, err
+
+
+def test_a_lost_keeper_costs_one_restart_and_no_orphan(tmp_path: Path) -> None:
+    script = FAMILY + """
+    if GENERATION == "0":
+        have_family()
+        forever()
+    """
+    with Job(tmp_path, script, "--max-restarts=1") as job:
+        family = Watched(*job.news.take(FAMILY_SIZE).values())
+        os.kill(job.keeper(), signal.SIGKILL)
+        code, _, err = job.end()
+        family.gone_already()
+        assert code == 0, err
+        assert "the keeper of the workers" in err
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_function_workers_die_with_the_program_that_launched_them(
+    tmp_path: Path, method: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, subprocess, sys\n"
+        "from holdfast.launcher import LaunchConfig, elastic_launch\n"
+        "def tell(name, pid):\n"
+        "    with open(os.environ['NEWS'], 'w') as news: news.write(f'{name} {pid}\\n')\n"
+        "def work():\n"
+        "    rank = os.environ['RANK']\n"
+        "    child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        "    tell('child' + rank, child.pid); tell('leader' + rank, os.getpid())\n"
+        "    signal.pause()\n"
+        "if __name__ == '__main__':\n"
+        "    config = LaunchConfig(1, 1, 2, start_method=sys.argv[1])\n"
+        "    elastic_launch(config, work)()\n"
+    )
+    news = News(tmp_path)
+    command = [sys.executable, str(program), method]
+    launched = subprocess.Popen(command, env={**os.environ, "NEWS": str(news.path)})
+    everyone = Watched(*news.take(4).values())
+    launched.kill()
+    launched.wait()
+    everyone.all_gone()
+    news.close()

@@ -1,0 +1,81 @@
+"""Starting is cheap: what the command loads, counted in fresh interpreters.
+
+The counts are of modules that a bare interpreter has not loaded. They are limits, not targets: a
+change that needs one more module raises the number here and says so.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+VERSION_MODULES_MAX = 8
+RUN_MODULES_MAX = 100
+
+# Each costs more to import than all of the agent does to decide, or pulls in something that does.
+HEAVY = {
+    "asyncio", "concurrent", "ctypes.util", "dataclasses", "email", "http", "importlib.metadata",
+    "inspect", "json", "logging", "msgspec", "multiprocessing", "numpy", "pathlib", "shutil",
+    "socket", "ssl", "subprocess", "tempfile", "torch", "traceback", "typing", "unittest",
+    "urllib", "uuid",
+}  # fmt: skip
+
+PROGRAM = """
+import sys
+bare = set(sys.modules)
+{body}
+print("loaded", *sorted(set(sys.modules) - bare))
+"""
+
+
+def loaded_by(body: str) -> set[str]:
+    """Return the modules that a fresh interpreter has loaded after these statements."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(body=body)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    word, *modules = done.stdout.splitlines()[-1].split()
+    assert word == "loaded"
+    return set(modules)
+
+
+def heavy_among(modules: set[str]) -> set[str]:
+    return {name for name in HEAVY if any(f"{one}.".startswith(f"{name}.") for one in modules)}
+
+
+def command(*words: str) -> str:
+    return f"from holdfast.cli.main import dispatch; assert dispatch({list(words)!r}) == 0"
+
+
+def test_the_check_sees_a_heavy_module() -> None:
+    assert heavy_among(loaded_by("import asyncio.events")) >= {"asyncio"}
+    assert heavy_among({"jsonpatch", "torchaudio"}) == set()
+
+
+def test_importing_the_package_loads_only_itself() -> None:
+    assert loaded_by("import holdfast") <= {"__future__", "holdfast"}
+
+
+def test_version_loads_next_to_nothing() -> None:
+    modules = loaded_by(command("--version"))
+    assert not heavy_among(modules)
+    assert len(modules) <= VERSION_MODULES_MAX, sorted(modules)
+
+
+@pytest.mark.parametrize("flags", [[], ["--nproc-per-node", "2"], ["--standalone"]])
+def test_a_whole_job_loads_nothing_heavy_and_few_modules(flags: list[str]) -> None:
+    modules = loaded_by(command("run", *flags, "--no-python", "/bin/true"))
+    assert not heavy_among(modules)
+    assert len(modules) <= RUN_MODULES_MAX, sorted(modules)
+
+
+def test_recording_errors_costs_a_worker_next_to_nothing() -> None:
+    """`@record` is imported by the user's script, on top of whatever that needs."""
+    modules = loaded_by("from holdfast import record; record(print)")
+    assert not heavy_among(modules)
+    assert len(modules) <= VERSION_MODULES_MAX + 12, sorted(modules)
