@@ -126,4 +126,4 @@ class Result:
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above is not None and below else None
+    return above / below if above and below else None  # A ratio with nothing says nothing.

@@ -121,6 +121,7 @@ class Job:
         self.launcher = launcher
         self.folder = Path(tempfile.mkdtemp(dir=lab.folder))
         self.stamps = Stamps(self.folder / "stamps")
+        self._workers = launch.workers
         self._gate = -1
         env = lab.env | launch.env | {"BENCH_STAMPS": str(self.folder / "stamps")}
         if launch.held:
@@ -160,8 +161,8 @@ class Job:
 
     def let_go(self) -> None:
         """Let the workers that wait end by themselves."""
-        os.close(self._gate)
-        self._gate = -1
+        # A byte for each; kept open, because a worker may not have come to the gate yet.
+        os.write(self._gate, bytes(self._workers))
 
     def wait(self) -> int:
         """Wait until all of it ended well; return when that was, in ns."""

@@ -101,6 +101,7 @@ ROWS = (
                 higher_is_better=True,
             ),
             Metric("console_speed", "... to the last console byte", "MB/s", higher_is_better=True),
+            Metric("miscounted", "... too few or too many", "lines", (Target("limit", 0),)),
         ),
         ALL,
         rounds=7,

@@ -80,10 +80,11 @@ def spread(results: Sequence[Result]) -> str:
     """Return, for each figure and launcher, how far the samples lay apart."""
     lines = []
     for result in results:
+        title = f"{result.metric.title} ({result.metric.unit})"
         for launcher, summary in result.summaries().items():
             lines.append(
                 [
-                    f"{result.metric.title} ({result.metric.unit})",
+                    title,
                     launcher,
                     str(summary.count),
                     number(summary.low),
@@ -93,6 +94,7 @@ def spread(results: Sequence[Result]) -> str:
                     number(summary.high),
                 ]
             )
+            title = ""
     header = ["spread", "launcher", "samples", "min", "quartile", "median", "quartile", "max"]
     return aligned(header, lines)
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import subprocess
 import sys
 import textwrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import signal
     from pathlib import Path
     from typing import Self
 

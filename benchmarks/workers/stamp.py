@@ -17,6 +17,6 @@ os.write(stamps, f"{generation} {rank} {os.getpid()} {reached_ns}\n".encode())
 os.close(stamps)
 
 if "BENCH_GATE" in os.environ:
-    # Wait without using any CPU until the benchmark closes its end.
+    # Wait without using any CPU until the benchmark writes a byte for each.
     gate = os.open(os.environ["BENCH_GATE"], os.O_RDONLY)
     os.read(gate, 1)

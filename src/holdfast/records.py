@@ -6,7 +6,8 @@ class, but that module is imported only when it asks. It and what it drags in wo
 an agent's start (docs/internals/decisions/0006-light-values.md has the figures).
 
 Supported is what the public classes need: defaults, `fresh` for defaults made anew each time,
-fields by keyword only after `KEYWORDS`, fields left out of the constructor, `__post_init__`.
+`keyword` for fields that are given by keyword only, class variables, `__post_init__`. To add
+fields in a subclass, use `@dataclass` on it.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ def fresh(*, default_factory: Callable[[], Any]) -> Any:
     return Fresh(default_factory)
 
 
+class _Made:
+    """Stands in a signature for a fresh default, and looks there as it does for a data class."""
+
+    def __repr__(self) -> str:
+        return "<factory>"
+
+
+_MADE = _Made()
+
+
 class Keyword:
     """A default of a field that is given by keyword only."""
 
@@ -49,16 +60,19 @@ def keyword(*, default: Any, kw_only: bool = True) -> Any:
 
 
 class _AsDataclass:
-    """Answers what `dataclasses` asks of a class, when it asks."""
+    """Answers what `dataclasses` asks of a class or of one below it, when it asks."""
 
-    def __init__(self, name: str, specs: dict[str, Any]) -> None:
+    def __init__(self, name: str, home: type, specs: dict[str, Any]) -> None:
         self._name = name
+        self._home = home
         self._specs = specs
 
-    def __get__(self, _instance: object, owner: type) -> Any:
+    def __get__(self, _instance: object, _owner: type) -> Any:
         import dataclasses
 
-        namespace: dict[str, Any] = {"__annotations__": dict(owner.__annotations__)}
+        home: Any = self._home
+        kinds = {name: home.__annotations__[name] for name in home.__record_fields__}
+        namespace: dict[str, Any] = {"__annotations__": kinds}
         for field, default in self._specs.items():
             match default:
                 case Fresh(factory=factory):
@@ -67,11 +81,10 @@ class _AsDataclass:
                     namespace[field] = dataclasses.field(default=value, kw_only=True)
                 case _:
                     namespace[field] = default
-        twin: type = dataclasses.dataclass(type(owner.__name__, (), namespace))
-        twin.__module__ = owner.__module__
+        twin: type = dataclasses.dataclass(type(home.__name__, (), namespace))
         for name in ("__dataclass_fields__", "__dataclass_params__"):
-            setattr(owner, name, getattr(twin, name))
-        return getattr(owner, self._name)
+            setattr(home, name, getattr(twin, name))
+        return getattr(home, self._name)
 
 
 @dataclass_transform(field_specifiers=(fresh, keyword))
@@ -81,6 +94,7 @@ def record_class(cls: type[T]) -> type[T]:
         name for name, kind in cls.__annotations__.items() if not str(kind).startswith("ClassVar")
     ]
     specs = {name: cls.__dict__[name] for name in names if name in cls.__dict__}
+    cls.__record_fields__ = tuple(names)  # type: ignore[attr-defined]
     _add_methods(cls, names, specs)
     for name, default in specs.items():
         if isinstance(default, Keyword):
@@ -88,7 +102,7 @@ def record_class(cls: type[T]) -> type[T]:
         elif isinstance(default, Fresh):
             delattr(cls, name)
     for name in ("__dataclass_fields__", "__dataclass_params__"):
-        setattr(cls, name, _AsDataclass(name, specs))
+        setattr(cls, name, _AsDataclass(name, cls, specs))
     cls.__match_args__ = tuple(n for n in names if not isinstance(specs.get(n), Keyword))  # type: ignore[attr-defined,misc]
     cls.__hash__ = None  # type: ignore[assignment]
     return cls
@@ -97,14 +111,14 @@ def record_class(cls: type[T]) -> type[T]:
 def _add_methods(cls: type, names: list[str], specs: dict[str, Any]) -> None:
     """Write the constructor as source text, so that its signature is the real one."""
     plain, by_keyword, body = ["self"], [], []
-    scope: dict[str, Any] = {"_default": specs}
+    scope: dict[str, Any] = {"_default": specs, "_made": _MADE}
     for name in names:
         default = specs.get(name)
         annotated = f"{name}: {cls.__annotations__[name]!r}"
         value = name
         if isinstance(default, Fresh):
-            plain.append(f"{annotated} = None")
-            value = f"_default[{name!r}].factory() if {name} is None else {name}"
+            plain.append(f"{annotated} = _made")
+            value = f"_default[{name!r}].factory() if {name} is _made else {name}"
         elif isinstance(default, Keyword):
             by_keyword.append(f"{annotated} = _default[{name!r}].default")
         elif name in specs:
@@ -116,8 +130,11 @@ def _add_methods(cls: type, names: list[str], specs: dict[str, Any]) -> None:
         body.append("self.__post_init__()")
     if by_keyword:
         plain += ["*", *by_keyword]
-    source = f"def __init__({', '.join(plain)}):\n " + "\n ".join(body or ["pass"])
-    exec(source, scope)  # noqa: S102 (names and defaults of our own classes)
+    source = f"def __init__({', '.join(plain)}) -> None:\n " + "\n ".join(body or ["pass"])
+    # Not with this file's way of annotations: those of the class are texts already.
+    code = compile(source, "<record_class>", "exec", dont_inherit=True)
+    exec(code, scope)  # noqa: S102 (names and defaults of our own classes)
+    scope["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
     cls.__init__ = scope["__init__"]  # type: ignore[misc]
     if "__eq__" not in cls.__dict__:
         cls.__eq__ = _eq  # type: ignore[assignment,method-assign]
@@ -126,8 +143,7 @@ def _add_methods(cls: type, names: list[str], specs: dict[str, Any]) -> None:
 
 
 def _values(record: Any) -> dict[str, Any]:
-    names = (n for n, kind in type(record).__annotations__.items() if "ClassVar" not in str(kind))
-    return {name: getattr(record, name) for name in names}
+    return {name: getattr(record, name) for name in record.__record_fields__}
 
 
 def _eq(self: Any, other: object) -> Any:

@@ -42,10 +42,14 @@ class Fact:
                 values[name] = type(self).__dict__[name]
             else:
                 raise TypeError(f"{type(self).__name__} needs {name!r}")
-        if kwargs:
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(map(repr, kwargs))}")
+        for name in kwargs:
+            what = f"was given {name!r} twice" if name in names else f"has no field {name!r}"
+            raise TypeError(f"{type(self).__name__} {what}")
 
     def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"{type(self).__name__} cannot be changed: {name!r}")
+
+    def __delattr__(self, name: str) -> None:
         raise AttributeError(f"{type(self).__name__} cannot be changed: {name!r}")
 
     def __eq__(self, other: object) -> bool:

@@ -62,30 +62,36 @@ def pack_preparation(name: str) -> bytes:
     """Pickle what a new interpreter needs to look like this one to the user's modules."""
     from multiprocessing import spawn
 
-    return pickle.dumps(spawn.get_preparation_data(name))
+    return _pickle_for_child(spawn.get_preparation_data(name), Packed())
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
     """Pickle a call for a worker that does not share our memory."""
-    from multiprocessing import context, reduction
-
     packed = Packed()
     if _needs_value_pickling(fn):
         packed.data = _pickle_by_value(fn, args)
         return packed
-    buffer = io.BytesIO()
-    context.set_spawning_popen(packed)  # type: ignore[arg-type]
     try:
-        reduction.dump((fn, args), buffer)
+        packed.data = _pickle_for_child((fn, args), packed)
     except (AttributeError, TypeError, pickle.PicklingError) as error:
         raise UsageError(
             f"{_name_of(fn)} cannot be sent to a new worker process: {error}",
             hint="define it at the top level of a module, or use start_method='fork'",
         ) from error
+    return packed
+
+
+def _pickle_for_child(value: object, packed: Packed) -> bytes:
+    """Pickle with what `multiprocessing` allows only on the way to a child of one's own."""
+    from multiprocessing import context, reduction
+
+    buffer = io.BytesIO()
+    context.set_spawning_popen(packed)  # type: ignore[arg-type]
+    try:
+        reduction.dump(value, buffer)
     finally:
         context.set_spawning_popen(None)
-    packed.data = buffer.getvalue()
-    return packed
+    return buffer.getvalue()
 
 
 def _needs_value_pickling(fn: Callable[..., Any]) -> bool:

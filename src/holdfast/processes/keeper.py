@@ -135,6 +135,8 @@ class Keeper:
     """The loop: requests in, events out, children reaped."""
 
     def __init__(self, control_fd: int, run_call: Callable[[Any], int] | None) -> None:
+        # A worker that had this socket too would keep the agent from seeing the keeper die.
+        os.set_inheritable(control_fd, False)
         self.control = socket.socket(fileno=control_fd)
         self.run_call = run_call
         self.prctl = load_prctl()
@@ -263,6 +265,8 @@ class Keeper:
             self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != self.pid:
                 os._exit(status)  # The keeper died before the death signal was set.
+            signal.set_wakeup_fd(-1)
+            self.drop_own_fds()
             trouble_out = self.take_fds(fds, trouble_out)
             self.restore_signals()
             step = f"working directory {cwd}"
@@ -287,6 +291,12 @@ class Keeper:
         finally:
             os._exit(status)
 
+    def drop_own_fds(self) -> None:
+        """Close what is the keeper's own; a child that runs a call closes nothing by an exec."""
+        self.control.close()
+        for fd in (self.wake_in, self.wake_out, *(w.trouble_fd for w in self.workers.values())):
+            os.close(fd)
+
     def take_fds(self, fds: dict[int, int], trouble_out: int) -> int:
         """Put each descriptor where the worker expects it; return where the trouble pipe went."""
         import fcntl  # A C module, so importing it after the fork is safe.
@@ -304,7 +314,6 @@ class Keeper:
 
     def restore_signals(self) -> None:
         """Give the worker the signal dispositions the agent was started with."""
-        signal.set_wakeup_fd(-1)
         for number, disposition in self.dispositions.items():
             ignored = disposition == signal.SIG_IGN
             signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)

@@ -90,7 +90,7 @@ class WorkerStdio:
         """Return the end of a worker's standard error, empty where it is not kept."""
         captured = self._captured.get((rank, STDERR))
         if captured is not None:
-            return captured.tail().decode(errors="replace")
+            return captured.tail(TAIL_BYTES_MAX).decode(errors="replace")
         path = self._dest.stderrs.get(rank, "")
         if not path or path == os.devnull:
             return ""

@@ -1,0 +1,155 @@
+"""Every test must leave this process as it found it: no process, thread or descriptor more.
+
+The idea is from dask's `pytest_resourceleaks`. A look costs about a millisecond. Where something
+new is seen it may just be on its way out, so it gets `PATIENCE_S` to go; only a test that leaks
+waits for that long. What it leaked is killed, so that the tests after it are not blamed.
+
+Processes are found by a variable in their environment, not by their parent: whatever a test left
+behind belongs to the init process by then.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE_S = 3.0
+LOOK_AGAIN_S = 0.01
+MARK = "HOLDFAST_TESTS"
+# Daemon threads may be anybody's (pytest's, torch's), but those of ours have names.
+OUR_THREADS = "holdfast"
+# What Python and libraries open once, when it is first needed, and keep.
+KEPT_OPEN = ("/dev/null", "/dev/urandom", "/dev/random")
+
+_foreign: set[int] = set()  # Processes known not to be ours, so that each is looked at once.
+
+
+def pytest_configure() -> None:
+    """Mark every process that is started from here on."""
+    os.environ[MARK] = str(os.getpid())
+
+
+class Snapshot:
+    """What this process has at one moment."""
+
+    def __init__(self) -> None:
+        self.processes = _processes()
+        self.threads = {one for one in threading.enumerate() if _matters(one)}
+        self.descriptors = _descriptors()
+
+    def beyond(self, before: Snapshot) -> list[str]:
+        """Return in words what is here and was not there before."""
+        trackers, tracker_fds = _multiprocessing_servants()
+        return [
+            *(
+                f"process {pid}: {_command_line(pid)}"
+                for pid in sorted(self.processes - before.processes - trackers)
+            ),
+            *(f"thread {one.name}" for one in self.threads - before.threads),
+            *(
+                f"descriptor {fd}: {target}"
+                for fd, target in sorted(self.descriptors.items() - before.descriptors.items())
+                if target not in KEPT_OPEN and fd not in tracker_fds
+            ),
+        ]
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind() -> Iterator[None]:
+    """Fail a test that leaks a process, a thread or a descriptor."""
+    before = Snapshot()
+    yield
+    leaked = Snapshot().beyond(before)
+    if not leaked:
+        return
+    deadline = time.monotonic() + PATIENCE_S
+    while leaked and time.monotonic() < deadline:
+        gc.collect()  # A file in a cycle of references, such as a traceback's, is no leak.
+        time.sleep(LOOK_AGAIN_S)
+        leaked = Snapshot().beyond(before)
+    if leaked:
+        _kill(Snapshot().processes - before.processes - _multiprocessing_servants()[0])
+        pytest.fail("the test left behind: " + "; ".join(leaked), pytrace=False)
+
+
+def _kill(pids: set[int]) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue  # It ended at last.
+
+
+def _matters(thread: threading.Thread) -> bool:
+    return not thread.daemon or thread.name.startswith(OUR_THREADS)
+
+
+def _descriptors() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # That of the listing itself.
+    return found
+
+
+def _processes() -> set[int]:
+    """Return our children, ended ones that nobody waited for included, and all marked processes."""
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):
+        try:
+            with open(f"/proc/self/task/{task}/children") as children:
+                found.update(map(int, children.read().split()))
+        except FileNotFoundError:
+            continue  # The thread has ended.
+    wanted = f"{MARK}={os.getpid()}".encode()
+    there = {int(name) for name in os.listdir("/proc") if name.isdigit()}
+    _foreign.intersection_update(there)
+    _foreign.add(os.getpid())
+    for pid in there - _foreign - found:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as environ:
+                variables = environ.read().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        except PermissionError:
+            variables = []
+        if wanted in variables:
+            found.add(pid)
+        elif variables != [b""]:  # Empty for a moment while a program is being started.
+            _foreign.add(pid)
+    return found
+
+
+def _multiprocessing_servants() -> tuple[set[int], set[int]]:
+    """Return the processes and descriptors that `multiprocessing` keeps until the program ends."""
+    pids: set[int] = set()
+    fds: set[int] = set()
+    for module, name, pid_name, fd_name in (
+        ("multiprocessing.resource_tracker", "_resource_tracker", "_pid", "_fd"),
+        ("multiprocessing.forkserver", "_forkserver", "_forkserver_pid", "_forkserver_alive_fd"),
+    ):
+        servant = getattr(sys.modules.get(module), name, None)
+        if getattr(servant, pid_name, None) is not None:
+            pids.add(getattr(servant, pid_name))
+            fds.add(getattr(servant, fd_name))
+    return pids, fds
+
+
+def _command_line(pid: int) -> str:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return words.read().replace(b"\0", b" ").decode(errors="replace").strip() or "(ended)"
+    except OSError:
+        return "(gone)"

@@ -1,0 +1,24 @@
+"""The launchers that the tests of this folder compare."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from launchers import Launchers, Torchrun
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def torchrun() -> Iterator[Torchrun]:
+    running = Torchrun()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def launchers(tmp_path: Path, torchrun: Torchrun) -> Launchers:
+    return Launchers(tmp_path, torchrun)

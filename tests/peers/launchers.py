@@ -1,0 +1,142 @@
+"""Runs one command line under the real torchrun and under `holdfast run`, and keeps what came."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+BIN = Path(sys.executable).parent
+TIMEOUT_S = 60
+
+RUN_FOLDER = re.compile(r"(?P<run_id>.+)_[0-9a-z_]{8}")
+"""The folder of a run: its id and eight random characters."""
+
+
+class Outcome(NamedTuple):
+    """What one launcher made of a command line."""
+
+    folder: Path
+    code: int
+    out: str
+    err: str
+
+    def probes(self) -> dict[str, Any]:
+        """Return what the workers told in files of their own, by the name of the file."""
+        return {
+            file.name: json.loads(file.read_text()) for file in self.folder.glob("probe-*.json")
+        }
+
+    def logs(self) -> dict[str, str]:
+        """Return every file and folder of the log directory, without the name of the run."""
+        root = self.folder / "logs"
+        tree = {}
+        for path in sorted(root.rglob("*")):
+            run, *inner = path.relative_to(root).parts
+            assert RUN_FOLDER.fullmatch(run)
+            if not inner or inner == ["failure.json"]:  # The report is Holdfast's own.
+                continue
+            text = path.read_text() if path.is_file() else "a folder"
+            if inner[-1].startswith("filtered_"):  # Workers come in any order.
+                text = "".join(sorted(text.splitlines(keepends=True)))
+            tree["/".join(inner)] = text
+        return tree
+
+    def shown(self) -> tuple[list[str], list[str]]:
+        """Return the workers' lines on the two streams; workers come in any order."""
+        err = [line for line in self.err.splitlines() if re.search(r"\berr \S+ \d", line)]
+        return sorted(self.out.splitlines()), sorted(err)
+
+
+class Torchrun:
+    """The process that runs torchrun's jobs; see `torchrun_many.py`."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "torchrun_many.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def run(self, job: dict[str, Any]) -> int:
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(job).encode() + b"\n")
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
+        assert ready, f"torchrun {job['argv']} is not done after {TIMEOUT_S} s"
+        return int(process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+class Launchers:
+    """Runs command lines, each launcher in a folder of its own beside the scripts."""
+
+    def __init__(self, base: Path, torchrun: Torchrun) -> None:
+        self.base = base
+        self._torchrun = torchrun
+        kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH") if name in os.environ}
+        (base / "tmp").mkdir()
+        self.env = {
+            "PATH": f"{BIN}:/usr/bin:/bin",
+            "LC_ALL": "C.UTF-8",
+            "TMPDIR": str(base / "tmp"),
+            **kept,
+        }
+
+    def script(self, name: str, text: str) -> None:
+        path = self.base / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def both(self, line: list[str], env: dict[str, str] | None = None) -> tuple[Outcome, Outcome]:
+        """Return what torchrun and Holdfast made of the line, in this order."""
+        return self.torchrun(line, env), self.holdfast(line, env)
+
+    def torchrun(self, line: list[str], env: dict[str, str] | None = None) -> Outcome:
+        folder = self._folder("torchrun")
+        out, err = folder / "stdout", folder / "stderr"
+        code = self._torchrun.run(
+            {
+                "argv": line,
+                "env": self.env | (env or {}),
+                "cwd": str(folder),
+                "stdout": str(out),
+                "stderr": str(err),
+            }
+        )
+        return Outcome(folder, code, out.read_text(), err.read_text())
+
+    def holdfast(self, line: list[str], env: dict[str, str] | None = None) -> Outcome:
+        return self.command([str(BIN / "holdfast"), "run", *line], "holdfast", env)
+
+    def command(
+        self, command: list[str], folder_name: str, env: dict[str, str] | None = None
+    ) -> Outcome:
+        folder = self._folder(folder_name)
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env=self.env | (env or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        return Outcome(folder, done.returncode, done.stdout, done.stderr)
+
+    def _folder(self, name: str) -> Path:
+        folder = self.base / name
+        folder.mkdir()
+        return folder

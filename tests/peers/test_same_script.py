@@ -1,0 +1,386 @@
+"""The same script, the same command line: under the real torchrun and under `holdfast run`.
+
+Each test says what is compared; what must differ (ports, ids, places of temporary files) is made
+equal first, and nothing else is. Scripts that need no torch do not import it, and torchrun is
+started once for many jobs, so that this takes seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from launchers import BIN, RUN_FOLDER, Launchers, Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+# What a worker has from Holdfast and not from torchrun. None so far; name the reason beside each.
+MORE_VARIABLES: frozenset[str] = frozenset()
+
+LOOPBACK = ("localhost", "127.0.0.1")
+UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+
+PROBE = """\
+import json, os, sys
+name = "probe-{RANK}-{TORCHELASTIC_RESTART_COUNT}.json".format(**os.environ)
+with open(name, "w") as file:
+    json.dump({"env": dict(os.environ), "argv": sys.argv, "name": __name__}, file)
+"""
+
+NOISE = """\
+import os, sys
+rank = os.environ["RANK"]
+for word in ("plain", "orange", "plum,x", "caf\\u00e9"):
+    print(f"out {word} {rank}")
+    print(f"err {word} {rank}", file=sys.stderr)
+"""
+
+
+# The environment of workers.
+
+
+def comparable(env: dict[str, str], line: list[str]) -> dict[str, str]:
+    """Make equal what must differ: places, random ids, free ports, the name of this host."""
+    assert env.pop("TORCHELASTIC_USE_AGENT_STORE") in ("True", "False")
+    run, attempt, rank, name = env["TORCHELASTIC_ERROR_FILE"].split("/")[-4:]
+    found = RUN_FOLDER.fullmatch(run)
+    assert found
+    assert found["run_id"] == env["TORCHELASTIC_RUN_ID"]
+    env["TORCHELASTIC_ERROR_FILE"] = f"{attempt}/{rank}/{name}"
+    if UUID.fullmatch(env["TORCHELASTIC_RUN_ID"]):
+        env["TORCHELASTIC_RUN_ID"] = "any"
+    if "--master-port" not in line:
+        assert 1024 <= int(env["MASTER_PORT"]) <= 65535
+        env["MASTER_PORT"] = "any"
+    if env["MASTER_ADDR"] in LOOPBACK:
+        env["MASTER_ADDR"] = LOOPBACK[0]
+    return env
+
+
+ENVIRONMENTS: list[tuple[str, dict[str, str]]] = [
+    ("", {}),
+    ("--standalone --nproc-per-node 2", {}),
+    ("--nnodes 1 --nproc-per-node 2 --max-restarts 3 --role trainer", {}),
+    ("--nproc-per-node 2 --master-port PORT", {}),
+    ("--master-addr 127.0.0.1 --master-port PORT --rdzv-id job7 --node-rank 0", {}),
+    ("--rdzv-backend c10d --rdzv-endpoint localhost:0 --rdzv-id job7", {}),
+    ("--nproc-per-node 2 --local-addr 127.0.0.1", {"OMP_NUM_THREADS": "4"}),
+    ("--nproc-per-node 2 --virtual-local-rank", {"CUDA_VISIBLE_DEVICES": "3, 5"}),
+    ("--nproc-per-node 2 --virtual-local-rank", {}),
+    ("--signals-to-handle SIGTERM,SIGUSR1", {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}),
+    ("", {"PET_NPROC_PER_NODE": "2", "TORCH_ELASTIC_WORKER_IDENTICAL": "1"}),
+]
+
+
+@pytest.mark.parametrize(("flags", "env"), ENVIRONMENTS)
+def test_workers_get_the_same_environment(
+    flags: str, env: dict[str, str], launchers: Launchers
+) -> None:
+    launchers.script("probe.py", PROBE)
+    line = [*flags.replace("PORT", str(free_port())).split(), "--log-dir", "logs", "../probe.py"]
+    theirs, ours = launchers.both(line, env)
+    assert_same_environment(theirs, ours, line)
+
+
+def test_the_command_torchrun_gives_the_same_environment(launchers: Launchers) -> None:
+    """The other tests start torchrun by its `main`; this one by its command."""
+    launchers.script("probe.py", PROBE)
+    line = ["--nproc-per-node", "2", "--log-dir", "logs", "../probe.py"]
+    theirs = launchers.command([str(BIN / "torchrun"), *line], "torchrun")
+    assert_same_environment(theirs, launchers.holdfast(line), line)
+
+
+def assert_same_environment(theirs: Outcome, ours: Outcome, line: list[str]) -> None:
+    assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
+    there, here = theirs.probes(), ours.probes()
+    assert there
+    assert here.keys() == there.keys()
+    for name in there:
+        wanted = comparable(there[name]["env"], line)
+        given = comparable(here[name]["env"], line)
+        more = {variable for variable in given if variable not in wanted}
+        assert more <= MORE_VARIABLES
+        assert {variable: given.get(variable) for variable in wanted} == wanted
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# What workers run.
+
+ARGUMENTS = ["--nproc-per-node", "7", "-r3", "", "two words", "$HOME", "--", "--rank=$local_rank"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["../probe.py", *ARGUMENTS],
+        ["../probe.py", "--", "a", "--", "b"],
+        ["--", "../probe.py", "--", "a"],
+        ["--role", "r", "--", "../probe.py", "a"],
+        ["-m", "parts.probe", *ARGUMENTS, "${local_rank}x$local_rank"],
+        ["--module", "--", "parts.probe", "-x"],
+        ["--no-python", "../probe.py", *ARGUMENTS],
+        ["--no_python", "../probe.py", "--", "x"],
+        ["--run-path", "../probe.py", *ARGUMENTS],
+        ["--run-path", "--start-method", "fork", "../probe.py", "x"],
+    ],
+    ids=lambda line: " ".join(line[:3]),
+)
+def test_workers_get_the_same_arguments(line: list[str], launchers: Launchers) -> None:
+    launchers.script("probe.py", f"#!{sys.executable}\n{PROBE}")
+    launchers.script("parts/probe.py", PROBE)
+    path = os.pathsep.join(["..", *filter(None, [launchers.env.get("PYTHONPATH")])])
+    theirs, ours = launchers.both(["--nproc-per-node", "2", *line], {"PYTHONPATH": path})
+    assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
+    there = {name: (one["argv"], one["name"]) for name, one in theirs.probes().items()}
+    here = {name: (one["argv"], one["name"]) for name, one in ours.probes().items()}
+    assert len(there) == 2
+    assert here == there
+
+
+# Output and logs.
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "-r 3",
+        "-t 3",
+        "-r 1 -t 2",
+        "-r 0:1,1:2 -t 1:1",
+        "--redirects 1:3 --tee 0:2,2:1 --role trainer",
+        "--local-ranks-filter 1",
+        "--local-ranks-filter 0,2 -t 3",
+        "--local-ranks-filter 0 -r 1 -t 2",
+        "-t 3 --duplicate-stdout-filters orange,plum --duplicate-stderr-filters plum,,x",
+        "-t 0:3 --duplicate-stdout-filters plain --local-ranks-filter 1",
+        "-r 3 --duplicate-stderr-filters plain",
+        "--duplicate-stdout-filters plain",
+    ],
+)
+def test_output_goes_to_the_same_places(flags: str, launchers: Launchers) -> None:
+    launchers.script("noise.py", NOISE)
+    line = [*flags.split(), "--nproc-per-node", "3", "--log-dir", "logs", "../noise.py"]
+    theirs, ours = launchers.both(line)
+    assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
+    assert ours.logs() == theirs.logs()
+    assert ours.shown() == theirs.shown()
+
+
+@pytest.mark.parametrize("template", ["[${role_name}|${rank}|$local_rank|${pid}]>", "plain "])
+def test_lines_get_the_same_prefix(template: str, launchers: Launchers) -> None:
+    launchers.script("noise.py", NOISE)
+    line = ["--nproc-per-node", "2", "--role", "trainer", "-t", "3", "../noise.py"]
+    theirs, ours = launchers.both(line, {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": template})
+    assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
+    assert ours.shown() == theirs.shown()
+
+
+def test_no_log_directory_leaves_output_alone(launchers: Launchers) -> None:
+    launchers.script("noise.py", NOISE)
+    theirs, ours = launchers.both(["--log-dir", "/dev/null", "../noise.py"])
+    assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
+    assert ours.shown() == theirs.shown()
+
+
+def test_a_restart_leaves_the_same_logs(launchers: Launchers) -> None:
+    failing = "if (rank, os.environ['TORCHELASTIC_RESTART_COUNT']) == ('1', '0'): sys.exit(5)\n"
+    launchers.script("noise.py", NOISE + PROBE + failing)
+    flags = ["--nproc-per-node", "2", "--max-restarts", "2", "-r", "3", "--log-dir", "logs"]
+    theirs, ours = launchers.both([*flags, "../noise.py"])
+    assert (theirs.code, ours.code) == (0, 0), theirs.err + ours.err
+    there, here = theirs.logs(), ours.logs()
+    assert "attempt_1/1/stdout.log" in there
+    # Worker 0 may be stopped at any moment of its first attempt, by either launcher.
+    for logs in (there, here):
+        logs.pop("attempt_0/0/stdout.log", None)
+        logs.pop("attempt_0/0/stderr.log", None)
+    assert here == there
+
+
+# Errors.
+
+RAISING = """\
+import os, signal
+if os.environ["RANK"] == "0":
+    signal.pause()
+from {module} import record
+@record
+def main(step):
+    raise ValueError(f"no\\nluck in step {{step}} at caf\\u00e9")
+main(3)
+"""
+
+
+@pytest.mark.parametrize("module", ["torch.distributed.elastic.multiprocessing.errors", "holdfast"])
+def test_a_recorded_exception_is_told_in_the_same_files(module: str, launchers: Launchers) -> None:
+    """Also that torch's own `@record` is understood, and ours by torchrun."""
+    launchers.script("raising.py", RAISING.format(module=module))
+    line = ["--nproc-per-node", "2", "--log-dir", "logs", "../raising.py"]
+    theirs, ours = launchers.both(line, {"TORCHELASTIC_ERROR_FILE": "job.json"})
+    assert (theirs.code, ours.code) == (1, 1)
+    there, here = error_files(theirs), error_files(ours)
+    assert there["worker"]["message"] == "ValueError: no\nluck in step 3 at caf\u00e9"
+    assert there["job"] == there["worker"] | {"errorCode": 1}
+    assert here == there
+    for line_of_traceback in here["worker"]["extraInfo"]["py_callstack"].splitlines():
+        assert line_of_traceback.strip() in ours.err
+    assert f"{ours.folder}/logs/" in ours.err
+
+
+def error_files(outcome: Outcome) -> dict[str, Any]:
+    """Return the error files of worker 1 and of the launcher, their times checked and removed."""
+    texts = {
+        "worker": outcome.logs()["attempt_0/1/error.json"],
+        "job": (outcome.folder / "job.json").read_text(),
+    }
+    messages = {}
+    for name, text in texts.items():
+        (key, message), *more = json.loads(text).items()
+        assert (key, more) == ("message", [])
+        extra = message["extraInfo"]
+        seconds = extra.pop("timestamp")
+        assert re.fullmatch("[0-9]{10}", seconds)
+        assert extra.pop("timestamp_ns", seconds).startswith(seconds)
+        messages[name] = message
+    return messages
+
+
+# Programs that use torch.
+
+GLOO = """\
+import os, signal
+import torch
+import torch.distributed as dist
+assert dist.is_torchelastic_launched()
+dist.init_process_group("gloo")
+attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], dist.get_rank()
+total = torch.tensor([rank + 1])
+dist.all_reduce(total)
+print(f"attempt {attempt} rank {rank} of {dist.get_world_size()} total {total.item()}", flush=True)
+if f"{attempt}-{rank}" == os.environ.get("KILLED"):
+    os.kill(os.getpid(), signal.SIGKILL)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "workers"),
+    [
+        ("", 2),
+        ("", 4),
+        ("--standalone", 2),
+        ("--nnodes 1", 2),
+        ("--master-port PORT", 2),
+        ("--run-path --start-method forkserver", 2),
+    ],
+)
+def test_gloo_works(flags: str, workers: int, launchers: Launchers) -> None:
+    launchers.script("gloo.py", GLOO)
+    line = [*flags.replace("PORT", str(free_port())).split(), f"--nproc-per-node={workers}"]
+    outcome = launchers.holdfast([*line, "../gloo.py"])
+    assert outcome.code == 0, outcome.err
+    assert sorted(outcome.out.splitlines()) == all_reduced(0, workers)
+
+
+@pytest.mark.parametrize("flags", ["", "--master-port PORT"])
+def test_gloo_works_again_after_a_restart(flags: str, launchers: Launchers) -> None:
+    launchers.script("gloo.py", GLOO)
+    line = [*flags.replace("PORT", str(free_port())).split(), "--nproc-per-node=2"]
+    outcome = launchers.holdfast([*line, "--max-restarts=1", "../gloo.py"], {"KILLED": "0-1"})
+    assert outcome.code == 0, outcome.err
+    assert "SIGKILL" in outcome.err
+    lines = sorted(outcome.out.splitlines())
+    # Worker 0 may be stopped before it has said anything in its first attempt.
+    assert [line for line in lines if not line.startswith("attempt 0 rank 0")] == [
+        all_reduced(0, 2)[1],
+        *all_reduced(1, 2),
+    ]
+
+
+def all_reduced(attempt: int, workers: int) -> list[str]:
+    total = sum(range(workers + 1))
+    return [f"attempt {attempt} rank {rank} of {workers} total {total}" for rank in range(workers)]
+
+
+# From Python.
+
+LAUNCHING = """\
+import json, os, sys
+
+def work(number, word):
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID")
+    return [number + int(os.environ["RANK"]), word, __name__, [os.environ[name] for name in names]]
+
+def main(api):
+    def launch(entrypoint, *args, **settings):
+        config = api.LaunchConfig(
+            1, 1, 2, run_id="same", role="trainer", rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0", max_restarts=0, **settings)
+        return api.elastic_launch(config, entrypoint)(*args)
+
+    told = {}
+    for method in ("spawn", "fork", "forkserver"):
+        told[method] = launch(work, 10, "x", start_method=method)
+    told["command"] = launch(sys.executable, "-c", "import os; os.environ['RANK']")
+    try:
+        launch(sys.executable, "-c", "import os; os._exit(int(os.environ['RANK']) * 3)")
+    except Exception as error:
+        rank, failure = error.get_first_failure()
+        told["failed"] = [type(error).__name__, error.name, rank, failure.local_rank]
+        told["how"] = [failure.exitcode, failure.signal_name(), failure.error_file]
+    print(json.dumps(told))
+
+if __name__ == "__main__":
+    if sys.argv[1] == "torch":
+        import torch.distributed.launcher.api as api
+    else:
+        import holdfast.launcher.api as api
+    main(api)
+"""
+
+
+def test_launching_from_python_returns_the_same(launchers: Launchers) -> None:
+    launchers.script("launching.py", LAUNCHING)
+    told = {}
+    for peer in ("torch", "holdfast"):
+        outcome = launchers.command([sys.executable, "../launching.py", peer], peer)
+        assert outcome.code == 0, outcome.err
+        told[peer] = json.loads(outcome.out)
+    assert told["torch"]["spawn"]["1"][0] == 11
+    assert told["holdfast"] == told["torch"]
+
+
+def test_logs_specs_made_for_torch_serve_here(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+
+    from holdfast.launcher.api import LaunchConfig, elastic_launch
+
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects={0: Std.ALL, 1: Std.ERR})
+    config = LaunchConfig(1, 1, 2, logs_specs=specs, run_id="job", max_restarts=0)
+    shell = 'echo "out $RANK" >"$TORCHELASTIC_ERROR_FILE.out"; echo "err $RANK" >&2; echo out'
+    assert elastic_launch(config, "/bin/sh")("-c", shell) == {0: None, 1: None}
+    (attempt,) = tmp_path.glob("logs/job_*/attempt_0")
+    written = {str(one.relative_to(attempt)): one.read_text() for one in attempt.rglob("*.*")}
+    assert written == {
+        "0/error.json.out": "out 0\n",
+        "0/stderr.log": "err 0\n",
+        "0/stdout.log": "out\n",
+        "1/error.json.out": "out 1\n",
+        "1/stderr.log": "err 1\n",
+    }

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from signal import SIGKILL, SIGSEGV, SIGTERM
+
+import pytest
+
+from holdfast.core.stopping import (
+    REAP_S,
+    AskLeftovers,
+    KillTree,
+    Phase,
+    SignalLeader,
+    Stop,
+    SweepLeftovers,
+)
+
+
+def begun(*running: int, signum: int = SIGTERM, grace_s: float = 30.0) -> Stop:
+    stop = Stop(running, signum=signum, grace_s=grace_s)
+    stop.begin(100.0)
+    return stop
+
+
+def stop_in(phase: Phase) -> Stop:
+    """Return a stop, begun at 100, that has got to this phase."""
+    match phase:
+        case Phase.ASKING:
+            stop = begun(0, 1)
+        case Phase.KILLING:
+            stop = begun(0, 1)
+            stop.kill_now(101.0)
+        case Phase.LEFTOVERS:
+            stop = begun(0)
+            stop.leader_ended(101.0, 0, died_of=SIGTERM)
+        case Phase.SWEEPING:
+            stop = begun(0)
+            stop.leader_ended(101.0, 0)
+        case Phase.ENDED:
+            stop = begun(0)
+            stop.leader_ended(101.0, 0)
+            stop.cleared()
+    assert stop.phase is phase
+    return stop
+
+
+def test_every_leader_is_asked_in_the_order_of_the_keys() -> None:
+    stop = Stop({2, 0, 1}, signum=SIGTERM, grace_s=30.0)
+    assert stop.begin(100.0) == [SignalLeader(key, SIGTERM) for key in (0, 1, 2)]
+    assert stop.next_deadline() == 130.0
+
+
+def test_nothing_is_due_before_it_begins() -> None:
+    stop = Stop([0], signum=SIGTERM, grace_s=30.0)
+    assert stop.next_deadline() is None
+    assert stop.tick(1e9) == []
+    assert not stop.ended
+
+
+def test_the_callers_collection_is_left_alone() -> None:
+    running = {0, 1}
+    stop = Stop(running, signum=SIGTERM, grace_s=30.0)
+    stop.begin(100.0)
+    stop.leader_ended(101.0, 0)
+    assert running == {0, 1}
+
+
+@pytest.mark.parametrize(("signum", "grace_s"), [(SIGKILL, 30.0), (SIGTERM, 0.0), (SIGTERM, -1.0)])
+def test_without_anything_to_ask_for_leaders_are_killed_at_once(
+    signum: int, grace_s: float
+) -> None:
+    stop = Stop([0, 1], signum=signum, grace_s=grace_s)
+    assert stop.begin(100.0) == [KillTree(0), KillTree(1)]
+    assert stop.killed == {0, 1}
+    assert not stop.patience_lost
+    assert stop.next_deadline() == 100.0 + REAP_S
+
+
+@pytest.mark.parametrize(("signum", "grace_s"), [(SIGKILL, 30.0), (SIGTERM, 0.0), (SIGTERM, 30.0)])
+def test_without_leaders_only_what_they_left_is_swept_up(signum: int, grace_s: float) -> None:
+    stop = Stop([], signum=signum, grace_s=grace_s)
+    assert stop.begin(100.0) == [SweepLeftovers()]
+    assert stop.killed == set()
+    assert stop.next_deadline() == 100.0 + REAP_S
+
+
+@pytest.mark.parametrize("died_of", [0, SIGSEGV])
+def test_what_leaders_left_that_handled_the_signal_is_swept_up(died_of: int) -> None:
+    stop = begun(0, 1)
+    assert stop.leader_ended(101.0, 0, died_of=died_of) == []
+    assert stop.leader_ended(102.0, 1, died_of=died_of) == [SweepLeftovers()]
+    assert stop.next_deadline() == 102.0 + REAP_S
+
+
+@pytest.mark.parametrize("first_died", [True, False])
+def test_one_leader_that_died_of_the_signal_is_enough_to_ask_what_is_left(
+    first_died: bool,
+) -> None:
+    stop = begun(0, 1)
+    assert stop.leader_ended(101.0, 0, died_of=SIGTERM if first_died else 0) == []
+    last = stop.leader_ended(102.0, 1, died_of=0 if first_died else SIGTERM)
+    assert last == [AskLeftovers(SIGTERM)]
+    assert stop.next_deadline() == 130.0, "they have the rest of the time, and no more"
+
+
+def test_the_deadline_kills_the_leaders_that_still_run() -> None:
+    stop = begun(0, 1, 2)
+    stop.leader_ended(101.0, 1)
+    assert stop.tick(129.9) == []
+    assert stop.tick(130.0) == [KillTree(0), KillTree(2)]
+    assert stop.killed == {0, 2}
+    assert stop.patience_lost
+
+
+def test_the_deadline_kills_what_leaders_left() -> None:
+    stop = stop_in(Phase.LEFTOVERS)
+    assert stop.tick(129.9) == []
+    assert stop.tick(130.0) == [SweepLeftovers()]
+    assert stop.patience_lost
+
+
+def test_wanting_it_over_is_not_losing_patience() -> None:
+    stop = begun(0, 1)
+    assert stop.kill_now(101.0) == [KillTree(0), KillTree(1)]
+    assert not stop.patience_lost
+    leftovers = stop_in(Phase.LEFTOVERS)
+    assert leftovers.kill_now(102.0) == [SweepLeftovers()]
+    assert not leftovers.patience_lost
+
+
+@pytest.mark.parametrize("phase", [Phase.KILLING, Phase.SWEEPING, Phase.ENDED])
+def test_what_was_killed_is_not_killed_again_nor_given_more_time(phase: Phase) -> None:
+    stop = stop_in(phase)
+    deadline = stop.next_deadline()
+    assert stop.kill_now(105.0) == []
+    assert stop.phase is phase
+    assert stop.next_deadline() == deadline
+
+
+def test_killed_leaders_are_swept_up_after_whatever_they_died_of() -> None:
+    stop = begun(0, 1)
+    stop.kill_now(101.0)
+    assert stop.leader_ended(101.1, 0, died_of=SIGKILL) == []
+    # It died of the signal we asked with, just before it was killed: too late to ask below it.
+    assert stop.leader_ended(101.2, 1, died_of=SIGTERM) == [SweepLeftovers()]
+
+
+def test_a_leader_that_does_not_die_is_given_up_and_the_rest_swept_up() -> None:
+    stop = begun(0, 1)
+    stop.tick(130.0)
+    stop.leader_ended(131.0, 0, died_of=SIGKILL)
+    assert stop.tick(130.0 + REAP_S - 0.1) == []
+    assert stop.tick(130.0 + REAP_S) == [SweepLeftovers()]
+    assert stop.given_up == {1}
+    assert stop.tick(130.0 + 2 * REAP_S) == []
+    assert stop.ended
+    assert stop.given_up == {1}
+
+
+def test_a_leader_that_ends_after_all_is_not_given_up() -> None:
+    stop = begun(0)
+    stop.tick(130.0)
+    stop.tick(130.0 + REAP_S)
+    assert stop.given_up == {0}
+    assert stop.leader_ended(130.0 + REAP_S + 1, 0, died_of=SIGKILL) == []
+    stop.cleared()
+    assert stop.ended
+    assert stop.given_up == set()
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_news_that_nothing_is_left_ends_it_only_where_that_was_asked(phase: Phase) -> None:
+    stop = stop_in(phase)
+    stop.cleared()
+    assert stop.ended == (phase in (Phase.LEFTOVERS, Phase.SWEEPING, Phase.ENDED))
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_with_nobody_to_act_on_the_workers_it_is_over(phase: Phase) -> None:
+    stop = stop_in(phase)
+    stop.abandon()
+    assert stop.ended
+    assert stop.running == set()
+
+
+def test_the_end_is_final() -> None:
+    stop = stop_in(Phase.ENDED)
+    assert stop.leader_ended(102.0, 0, died_of=SIGTERM) == []
+    assert stop.kill_now(103.0) == []
+    assert stop.tick(1e9) == []
+    assert stop.ended
+    assert stop.next_deadline() is None
+
+
+def test_a_leader_told_of_twice_is_one() -> None:
+    stop = begun(0, 1)
+    stop.leader_ended(101.0, 0)
+    assert stop.leader_ended(102.0, 0) == []
+    assert stop.phase is Phase.ASKING
+    assert stop.running == {1}
