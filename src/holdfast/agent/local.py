@@ -205,7 +205,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         context = self._pcontext
         if context is None or context.stop_ended:
             return
-        context.begin_stop(signum, grace_s)
+        context.begin_stop(signum, grace_s, hopeless=self._stuck.ranks())
         while not context.stop_ended:
             self._block(context.next_deadline())
             if self._abandoned:  # An error ended the run: the machine has no say any more.

@@ -183,7 +183,6 @@ class SimpleElasticAgent(ElasticAgent):
             case supervision.StopWorkers(generation, reason, signum):
                 unkillable = self._stop_generation(reason, signum)
                 self._worker_group.state = WorkerState.STOPPED
-                self._tell_restart(reason)
                 return supervision.WorkersStopped(generation, unkillable)
             case supervision.KillWorkers():
                 self._kill_workers()
@@ -213,6 +212,8 @@ class SimpleElasticAgent(ElasticAgent):
         return f"{one.name}: stopping"
 
     def _join_round(self) -> supervision.Event:
+        if self._machine.generation >= 0:
+            self._tell_restart(self._machine.reason)
         self._rendezvous(self._worker_group)
         group = self._worker_group
         assert group.group_rank is not None
@@ -311,9 +312,10 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _tell_restart(self, reason: Reason) -> None:
         """Say why the workers are started again, before they are."""
-        budget = self._machine.budget
-        if reason not in (Reason.WORKER_FAILED, Reason.UNHEALTHY) or not budget.left:
+        if reason is Reason.REGROUP:
+            messages.info("nodes are waiting to join: regrouping")
             return
+        budget = self._machine.budget
         first = min(
             self._result.failures.items(),
             key=lambda item: (item[1].consequence, item[1].order),
@@ -326,5 +328,5 @@ class SimpleElasticAgent(ElasticAgent):
             what = f"rank {rank} (pid {failure.pid}) failed: {failure.detail or failure.ending()}"
             what += f": {lines[-1]}" if lines else ""
         messages.warning(
-            f"{what}; restarting all workers (restart {budget.used + 1} of {budget.max_restarts})"
+            f"{what}; restarting all workers (restart {budget.used} of {budget.max_restarts})"
         )

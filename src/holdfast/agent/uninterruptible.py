@@ -62,6 +62,10 @@ class StuckWorkers:
         rank = min(self._stuck)
         return f"worker {rank} (pid {pids[rank]}) {self._what(rank)}"
 
+    def ranks(self) -> set[int]:
+        """Return the local ranks that are stuck."""
+        return set(self._stuck)
+
     def explain(self, failure: ProcessFailure) -> ProcessFailure:
         """Return the failure of a stuck worker as what it is: the cause, not a consequence."""
         if failure.local_rank not in self._stuck:

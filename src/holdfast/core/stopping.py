@@ -76,10 +76,18 @@ class Stop:
     """
 
     def __init__(
-        self, running: Iterable[int], *, signum: int, grace_s: float, reap_s: float = REAP_S
+        self,
+        running: Iterable[int],
+        *,
+        signum: int,
+        grace_s: float,
+        reap_s: float = REAP_S,
+        hopeless: Iterable[int] = (),
     ) -> None:
         self.phase = Phase.ASKING
         self.running = set(running)
+        # Those that cannot answer a signal: they are killed at once, and not waited for.
+        self._hopeless = set(hopeless)
         self.killed: set[int] = set()
         self.given_up: set[int] = set()
         self._signum = signum
@@ -102,11 +110,15 @@ class Stop:
     def begin(self, now: float) -> list[Effect]:
         """Ask every running leader to end."""
         self._deadline = now + self._grace_s
-        if self._signum == SIGKILL or (self._grace_s <= 0 and self.running):
-            return self._kill(now)
         if not self.running:
             return self._sweep(now)
-        return [SignalLeader(key, self._signum) for key in sorted(self.running)]
+        if self._signum == SIGKILL or self._grace_s <= 0 or self.running <= self._hopeless:
+            return self._kill(now)
+        self.killed = self.running & self._hopeless
+        return [
+            KillTree(key) if key in self._hopeless else SignalLeader(key, self._signum)
+            for key in sorted(self.running)
+        ]
 
     def leader_ended(self, now: float, key: int, *, died_of: int = 0) -> list[Effect]:
         """Take in that a leader ended; `died_of` is the signal that ended it, if one did."""
@@ -114,8 +126,11 @@ class Stop:
         self.given_up.discard(key)  # It did end, if late.
         if self.phase is Phase.ASKING and died_of == self._signum:
             self._some_died_untold = True
-        if self.running or self.phase not in (Phase.ASKING, Phase.KILLING):
+        if self.phase not in (Phase.ASKING, Phase.KILLING):
             return []
+        if self.running:
+            only_hopeless = self.phase is Phase.ASKING and self.running <= self._hopeless
+            return self._kill(now) if only_hopeless else []
         if self.phase is Phase.ASKING and self._some_died_untold:
             self.phase = Phase.LEFTOVERS
             return [AskLeftovers(self._signum)]

@@ -27,7 +27,7 @@ from holdfast.records import fresh, record_class
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from typing import Any
 
     from holdfast.processes.failures import ProcessFailure
@@ -189,11 +189,16 @@ class PContext(ABC):
         fresh, self._fresh = self._fresh, []
         return fresh
 
-    def begin_stop(self, signum: int, grace_s: float) -> None:
-        """Begin to bring the workers down; `stop_ended` tells when nothing is left."""
+    def begin_stop(self, signum: int, grace_s: float, *, hopeless: Iterable[int] = ()) -> None:
+        """Begin to bring the workers down; `stop_ended` tells when nothing is left.
+
+        `hopeless` are local ranks that cannot answer a signal, so that asking them is in vain.
+        """
         if self._stop is None:
             self._stop_began_ns = time.time_ns()
-            self._stop = stopping.Stop(self._running, signum=int(signum), grace_s=grace_s)
+            self._stop = stopping.Stop(
+                self._running, signum=int(signum), grace_s=grace_s, hopeless=hopeless
+            )
             self._perform(self._stop.begin(time.monotonic()))
 
     def kill_now(self) -> None:

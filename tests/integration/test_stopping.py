@@ -1,0 +1,198 @@
+"""Stopping a job: who gets which signal, how long they have, and what the command says of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_jobs import Job, Watched
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OBEDIENT = """
+    def obey(signum, frame):
+        tell(f"got{signum}-{RANK}")
+        sys.exit(0)
+    for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        signal.signal(one, obey)
+"""
+STUBBORN = """
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda signum, frame: tell(f"ignored{signum}-{RANK}"))
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1"])
+def test_a_signal_is_passed_on_to_each_leader(tmp_path: Path, name: str) -> None:
+    signum = signal.Signals[name]
+    flags = ("--nproc-per-node=2", "--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
+    script = OBEDIENT + "\n    tell(f'leader{RANK}'); forever()\n"
+    with Job(tmp_path, script, *flags) as job:
+        leaders = job.news.take(2)
+        job.signal(signum)
+        assert job.news.take(2) == {
+            f"got{int(signum)}-{rank[-1]}": pid for rank, pid in leaders.items()
+        }
+        code, _, err = job.end()
+        assert code == 128 + signum
+        assert f"stopped by {name}" in err
+        assert "Traceback" not in err
+
+
+def test_a_signal_goes_to_the_leader_alone(tmp_path: Path) -> None:
+    """A leader ends its own children, in its own order; a group-wide signal would race with it."""
+    script = (
+        OBEDIENT
+        + """
+    if os.fork() == 0:
+        RANK = "child"
+        tell("child"); forever()
+    tell("leader"); forever()
+    """
+    )
+    with Job(tmp_path, script) as job:
+        family = job.news.take(2)
+        gone = Watched(family["child"])
+        job.signal(signal.SIGTERM)
+        assert job.news.take(1) == {"got15-0": family["leader"]}
+        assert job.end()[0] == 143
+        gone.gone_already()
+        assert job.news.is_quiet()  # The child was killed, not asked.
+
+
+def test_a_shell_that_dies_of_the_signal_does_not_cost_its_child_the_grace(tmp_path: Path) -> None:
+    child = tmp_path / "child.py"
+    child.write_text(
+        "import os, signal, sys\n"
+        "def save(signum, frame):\n"
+        "    with open(os.environ['NEWS'], 'w') as news: news.write(f'saved {os.getpid()}\\n')\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "with open(os.environ['NEWS'], 'w') as news: news.write(f'child {os.getpid()}\\n')\n"
+        "while True: signal.pause()\n"
+    )
+    script = f"#!/bin/sh\npython3 {child}\nexit $?\n"
+    with Job(tmp_path, script, "--no-python", name="train.sh") as job:
+        pid = job.news.take(1)["child"]
+        job.signal(signal.SIGTERM)
+        assert job.news.take(1) == {"saved": pid}
+        assert job.end()[0] == 143
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path: Path) -> None:
+    script = STUBBORN + "\n    tell(f'leader{RANK}'); forever()\n"
+    with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=1000") as job:
+        leaders = Watched(*job.news.take(2).values())
+        job.signal(signal.SIGINT)
+        assert set(job.news.take(2)) == {"ignored2-0", "ignored2-1"}
+        job.signal(signal.SIGINT)
+        code, _, err = job.end()
+        leaders.gone_already()
+        assert code == 130
+        assert "killing the workers now" in err
+
+
+def test_a_worker_has_its_time_and_then_is_killed_with_its_family(tmp_path: Path) -> None:
+    script = (
+        STUBBORN
+        + """
+    if os.fork() == 0:
+        os.setsid()
+        tell("child")
+        forever()
+    tell("leader"); forever()
+    """
+    )
+    with Job(tmp_path, script, "--shutdown-timeout=0.2") as job:
+        family = Watched(*job.news.take(2).values())
+        job.signal(signal.SIGTERM)
+        code, _, err = job.end()
+        family.gone_already()
+        assert code == 143
+        assert "did not end in time: killed" in err
+
+
+def test_the_same_time_holds_when_a_failure_brings_workers_down(tmp_path: Path) -> None:
+    """torchrun always waits 30 s here, whatever --shutdown-timeout says."""
+    script = (
+        STUBBORN
+        + """
+    tell(f"leader{RANK}")
+    if RANK == "1":
+        with open(os.environ["NEWS"] + ".go"): pass
+        sys.exit(7)
+    forever()
+    """
+    )
+    with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=0.2") as job:
+        os.mkfifo(f"{job.news.path}.go")
+        family = Watched(*job.news.take(2).values())
+        with open(f"{job.news.path}.go", "w"):
+            pass
+        code, _, err = job.end()
+        family.gone_already()
+        assert code == 7
+        assert "consequence" in err
+
+
+def test_the_stop_signal_can_be_chosen(tmp_path: Path) -> None:
+    script = (
+        OBEDIENT
+        + """
+    tell(f"leader{RANK}")
+    if RANK == "1":
+        with open(os.environ["NEWS"] + ".go"): pass
+        sys.exit(7)
+    forever()
+    """
+    )
+    with Job(tmp_path, script, "--nproc-per-node=2", "--stop-signal=SIGUSR1") as job:
+        os.mkfifo(f"{job.news.path}.go")
+        leaders = job.news.take(2)
+        with open(f"{job.news.path}.go", "w"):
+            pass
+        assert job.news.take(1) == {f"got{int(signal.SIGUSR1)}-0": leaders["leader0"]}
+        assert job.end()[0] == 7
+
+
+def test_a_signal_while_restarting_ends_the_job(tmp_path: Path) -> None:
+    script = (
+        STUBBORN
+        + """
+    tell(f"leader{RANK}")
+    forever()
+    """
+    )
+    with Job(tmp_path, script, "--nproc-per-node=2", "--max-restarts=5") as job:
+        leaders = job.news.take(2)
+        os.kill(leaders["leader1"], signal.SIGKILL)
+        assert job.news.take(1) == {"ignored15-0": leaders["leader0"]}  # Its stop has begun.
+        job.signal(signal.SIGTERM)
+        os.kill(leaders["leader0"], signal.SIGKILL)
+        assert job.end()[0] == 143
+        assert job.news.is_quiet()
+
+
+def test_a_worker_in_uninterruptible_sleep_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that waits for its vfork child is in that state, until the child lets it go."""
+    monkeypatch.setenv("TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT", "0.3")
+    script = """
+    os.mkfifo("never")
+    tell("leader")
+    os.posix_spawn("/bin/true", ["true"], {},
+                   file_actions=[(os.POSIX_SPAWN_OPEN, 0, "never", os.O_RDONLY, 0)])
+    """
+    with Job(tmp_path, script, "--max-restarts=3") as job:
+        worker = Watched(*job.news.take(1).values())
+        code, _, err = job.end()
+        worker.gone_already()
+        assert code == 128 + signal.SIGKILL
+        assert "stuck in uninterruptible sleep" in err
+        assert "restarting" not in err  # A new start would only get stuck as well.
+        assert job.news.is_quiet()
