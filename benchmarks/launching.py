@@ -256,7 +256,9 @@ class Lab:
         return killed
 
     def close(self) -> None:
-        """End every process and remove every file of this run."""
+        """End every process and remove every file of this run; the last thing to do."""
+        for impatient in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(impatient, signal.SIG_IGN)
         self.sweep()
         shutil.rmtree(self.folder, ignore_errors=True)
 

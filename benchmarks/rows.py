@@ -58,6 +58,7 @@ ROWS = (
                 "ms",
                 (Target("torchrun", 12), Target("bare", 5)),
             ),
+            Metric("cpu", "... CPU time of all its processes", "ms"),
         ),
         ALL,
         rounds=9,

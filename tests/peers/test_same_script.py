@@ -309,12 +309,13 @@ def test_gloo_works_again_after_a_restart(launchers: Launchers) -> None:
 
 
 GLOO_LAUNCHING = """\
-import runpy, sys
+import sys
 import torch.distributed
 from holdfast.launcher.api import LaunchConfig, elastic_launch
+from holdfast.run import run_script_path
 config = LaunchConfig(
     1, 1, 2, rdzv_backend="static", rdzv_endpoint=sys.argv[1], max_restarts=1, start_method="fork")
-elastic_launch(config, runpy.run_path)("../gloo.py")
+elastic_launch(config, run_script_path)("../gloo.py")
 """
 
 

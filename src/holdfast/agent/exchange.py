@@ -9,6 +9,7 @@ import os
 
 from holdfast import messages
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, identical_ranks
+from holdfast.processes.signals import SignalException
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,5 +62,7 @@ def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
         if store.add(f"{TERMINAL_STATE}num_members", 1) == group.group_world_size:
             store.set(last, "done")
         store.wait([last], timedelta(seconds=timeout_s))
-    except (OSError, RuntimeError) as problem:  # TimeoutError is one; torch's errors the other.
+    except SignalException:
+        raise
+    except Exception as problem:  # noqa: BLE001 (each kind of store fails in a way of its own)
         messages.error(f"the other nodes were not done {timeout_s:g} s after this one: {problem}")

@@ -29,6 +29,7 @@ from holdfast.errors import HoldfastError
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
     from holdfast.processes.failures import ChildFailedError
 
@@ -53,13 +54,24 @@ holdfast VERB --help tells more about a verb.
 """
 
 
-def entry() -> int:
-    """Be the command `holdfast`; return its exit code."""
+def entry() -> NoReturn:
+    """Be the command `holdfast`: end this process with its exit code."""
     try:
         code = dispatch(sys.argv[1:])
     except KeyboardInterrupt:
         code = INTERRUPTED
-    return _flushed(code)
+    _leave(_flushed(code))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process without the interpreter's slow dismantling; there is nothing to keep.
+
+    What plug-ins registered to run at exit still runs.
+    """
+    import atexit
+
+    atexit._run_exitfuncs()
+    os._exit(_flushed(code))
 
 
 def dispatch(argv: list[str]) -> int:
@@ -83,20 +95,18 @@ def dispatch(argv: list[str]) -> int:
 
 def run_command(argv: list[str]) -> int:
     """Run `holdfast run` with these arguments and return its exit code; never raises."""
+    from holdfast.processes import keeping
+
     compat = False
     try:
+        if not {"-h", "--help"} & set(argv):
+            keeping.Keeper.prestart()  # It gets ready while the rest is imported and checked.
         from holdfast.cli.run import execute, parse_args
 
         args = parse_args(argv)
         compat = args.exit_code_compat
-        from holdfast.processes import keeping
-
         keeping.adopt_orphans()
-        keeping.Keeper.prestart()  # It gets ready while the rest is imported.
-        try:
-            execute(args)
-        finally:
-            keeping.Keeper.discard_prestarted()
+        execute(args)
     except SystemExit as end:
         return _code_of(end)
     except KeyboardInterrupt:
@@ -104,6 +114,8 @@ def run_command(argv: list[str]) -> int:
         return _compatible(INTERRUPTED, compat)
     except Exception as error:  # noqa: BLE001 (the last place before the shell)
         return _compatible(_report(error, compat), compat)
+    finally:
+        keeping.Keeper.discard_prestarted()
     return 0
 
 

@@ -136,7 +136,7 @@ class Keeper:
 
     def __init__(self, control_fd: int, run_call: Callable[[Any], int] | None) -> None:
         # A worker that had this socket too would keep the agent from seeing the keeper die.
-        os.set_inheritable(control_fd, False)
+        os.set_inheritable(control_fd, False)  # noqa: FBT003
         self.control = socket.socket(fileno=control_fd)
         self.run_call = run_call
         self.prctl = load_prctl()

@@ -10,14 +10,12 @@ import os
 import signal
 import threading
 from collections import deque
-from contextlib import contextmanager
 
 from holdfast import messages
 from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from types import FrameType, TracebackType
     from typing import Self
 
@@ -110,7 +108,7 @@ class SignalWatch:
         self._previous: dict[signal.Signals, object] = {}
         self._previous_wakeup = -1
         self._read = self._write = -1
-        self._raises = False
+        self.raises = False
 
     def __enter__(self) -> Self:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -154,25 +152,37 @@ class SignalWatch:
             self._pending.popleft()
         return taken
 
-    @contextmanager
-    def raising(self) -> Iterator[None]:
+    def raising(self) -> Raising:
         """Let a signal raise `SignalException` meanwhile, to get out of code that is not ours.
 
         For waits inside a user's handler or store, which nothing else could end.
         """
-        if self._pending:
-            self._raise(self._pending.popleft())
-        self._raises = True
-        try:
-            yield
-        finally:
-            self._raises = False
+        return Raising(self)
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
         one = signal.Signals(signum)
-        if self._raises:
+        if self.raises:
             self._raise(one)
         self._pending.append(one)
 
+    def raise_pending(self) -> None:
+        """Raise for the oldest signal that was not taken yet, if there is one."""
+        if self._pending:
+            self._raise(self._pending.popleft())
+
     def _raise(self, one: signal.Signals) -> None:
         raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
+
+
+class Raising:
+    """While entered, signals of a watch raise. A class, as `contextlib` would delay the start."""
+
+    def __init__(self, watch: SignalWatch) -> None:
+        self._watch = watch
+
+    def __enter__(self) -> None:
+        self._watch.raise_pending()
+        self._watch.raises = True
+
+    def __exit__(self, *_: object) -> None:
+        self._watch.raises = False

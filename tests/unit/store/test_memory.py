@@ -101,9 +101,9 @@ def test_the_time_is_over_for_the_keys_without_a_value() -> None:
 
 def test_the_stores_own_timeout_holds_where_none_is_given() -> None:
     store = MemoryStore(timeout_s=SOON_S)
-    with pytest.raises(TimeoutError, match="for: a$"):
+    with pytest.raises(TimeoutError, match=r"for: a$"):
         store.get("a")
-    with pytest.raises(TimeoutError, match="for: a$"):
+    with pytest.raises(TimeoutError, match=r"for: a$"):
         store.wait(["a"])
 
 
@@ -119,11 +119,15 @@ def test_a_signal_handler_can_end_a_wait() -> None:
     store = MemoryStore()
     main = threading.get_ident()
     sender = threading.Thread(target=lambda: signal.pthread_kill(main, signal.SIGUSR1))
+
+    def wait_for_ever() -> None:
+        sender.start()
+        store.get("never")
+
     previous = signal.signal(signal.SIGUSR1, enough)
     try:
         with pytest.raises(Enough):
-            sender.start()
-            store.get("never")
+            wait_for_ever()
     finally:
         sender.join()
         signal.signal(signal.SIGUSR1, previous)

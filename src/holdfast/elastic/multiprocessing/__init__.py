@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as attributes)
+    api,
+    errors,
+    redirects,
+    subprocess_handler,
+    tail_log,
+)
 from holdfast.processes.calls import MultiprocessContext
 from holdfast.processes.commands import SubprocessContext
 from holdfast.processes.contexts import PContext, RunProcsResult

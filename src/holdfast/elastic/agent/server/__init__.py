@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from holdfast.agent.simple import ElasticAgent, SimpleElasticAgent
 from holdfast.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from holdfast.elastic.agent.server import (  # noqa: F401 (also reached as attributes)
+    api,
+    local_elastic_agent,
+)
 
 __all__ = [
     "ElasticAgent",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from holdfast.elastic.multiprocessing.errors import (  # noqa: F401 (also reached as attributes)
+    error_handler,
+    handlers,
+)
 from holdfast.processes.failures import ChildFailedError, ProcessFailure
 from holdfast.processes.recording import ErrorHandler, get_error_handler, record
 

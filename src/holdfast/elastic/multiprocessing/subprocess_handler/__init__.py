@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from holdfast.elastic.multiprocessing.subprocess_handler import (  # noqa: F401 (as attributes)
+    handlers,
+    subprocess_handler,
+)
 from holdfast.processes.subprocess_handler import SubprocessHandler, get_subprocess_handler
 
 __all__ = ["SubprocessHandler", "get_subprocess_handler"]

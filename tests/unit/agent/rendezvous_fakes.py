@@ -1,0 +1,57 @@
+"""Rendezvous for tests of agents: rounds that are told beforehand, and nodes in threads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.store.interface import Store
+
+
+class ToldRendezvous(RendezvousHandler):
+    """Each round has this node as `rank` of `world_size`, and a store by `make_store`.
+
+    `waiting` has the answers of `num_nodes_waiting`, one for each time it is asked; then it is 0.
+    """
+
+    def __init__(
+        self,
+        rank: int = 0,
+        world_size: int = 1,
+        make_store: Callable[[], Store] = MemoryStore,
+        waiting: list[int] | None = None,
+    ) -> None:
+        self._place = (rank, world_size)
+        self._make_store = make_store
+        self.waiting = waiting or []
+        self.rounds = 0
+        self.asked = 0
+
+    def get_backend(self) -> str:
+        return "told"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self.rounds += 1
+        where = RendezvousStoreInfo("meeting.point", 29000 + self.rounds)
+        return RendezvousInfo(self._make_store(), *self._place, where)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def num_nodes_waiting(self) -> int:
+        self.asked += 1
+        return self.waiting.pop(0) if self.waiting else 0
+
+    def get_run_id(self) -> str:
+        return "job"
+
+    def shutdown(self) -> bool:
+        return True
