@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,7 @@ class Torchrun:
             [sys.executable, str(HERE / "torchrun_many.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            start_new_session=True,
         )
 
     def run(self, job: dict[str, Any]) -> int:
@@ -75,7 +77,8 @@ class Torchrun:
         return int(process.stdout.readline())
 
     def close(self) -> None:
-        self._process.kill()
+        # The whole group, since a job that was given up has to stop its workers.
+        os.killpg(self._process.pid, signal.SIGTERM)
         self._process.communicate()
 
 

@@ -65,4 +65,6 @@ def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
     except SignalException:
         raise
     except Exception as problem:  # noqa: BLE001 (each kind of store fails in a way of its own)
-        messages.error(f"the other nodes were not done {timeout_s:g} s after this one: {problem}")
+        messages.error(
+            f"stopped waiting for the other nodes to be done (limit {timeout_s:g} s): {problem}"
+        )

@@ -144,9 +144,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         try:
             return super().run(role)
         finally:
+            unkillable = self._pcontext is not None and self._pcontext.given_up
             self._release_context()
             if self._keeper is not None:
-                self._keeper.close()
+                self._keeper.close(wait=not unkillable)
                 self._keeper = None
 
     # How the agent waits, and what it takes in.
@@ -179,7 +180,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         assert context is not None
         chosen = signal.Signals(signum) if signum else self._stop_signal
         if reason is Reason.SIGNAL:
-            self._shutdown(chosen, self._shutdown_timeout)
+            self._shut_down(chosen)
         elif reason is Reason.SUCCEEDED:
             self._bring_down(chosen, self._shutdown_timeout)  # What they left, if anything.
         else:

@@ -72,15 +72,21 @@ class SimpleElasticAgent(ElasticAgent):
         self._exit_barrier_timeout = exit_barrier_timeout
         self._shutdown_timeout = shutdown_timeout
         self._total_execution_time = 0
+        self._signals = SignalWatch(())
+        self._signals_to_handle: str | None = None
+        self._round = 0
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget the last run, so that there can be another."""
+        spec = self._worker_group.spec
         self._machine = Supervision(
             local_world_size=spec.local_world_size, max_restarts=spec.max_restarts
         )
-        self._signals = SignalWatch(())
-        self._signals_to_handle: str | None = None
         self._abandoned = False
+        self._is_down = False
         self._result = RunResult(WorkerState.INIT)
         self._finished: supervision.Finish | None = None
-        self._round = 0
 
     # What a subclass says.
 
@@ -113,18 +119,23 @@ class SimpleElasticAgent(ElasticAgent):
         """Run the workers until they succeeded or failed for good.
 
         Raises `SignalException` if a signal ended the run. Whatever happens, the workers are
-        gone when this returns or raises.
+        gone when this returns or raises. May be called again, with the whole budget of restarts.
         """
         begin = time.monotonic()
+        self._begin_anew()
+        death_sig = signal.SIGTERM
         try:
             with self._watch_signals():
                 try:
                     return self._invoke_run(role)
-                except BaseException:
+                except BaseException as problem:
                     self._abandoned = True
+                    if isinstance(problem, SignalException):
+                        death_sig = problem.sigval
                     raise
                 finally:
-                    self._shutdown(timeout=self._shutdown_timeout)
+                    if not self._is_down:
+                        self._shut_down(death_sig)
         finally:
             self._total_execution_time = int(time.monotonic() - begin)
 
@@ -138,7 +149,9 @@ class SimpleElasticAgent(ElasticAgent):
         return self._machine.budget.left
 
     def _watch_signals(self) -> SignalWatch:
-        names = self._signals_to_handle or os.environ.get(SIGNALS_ENV) or DEFAULT_SIGNALS
+        names = self._signals_to_handle
+        if names is None:
+            names = os.environ.get(SIGNALS_ENV, DEFAULT_SIGNALS)
         self._signals = SignalWatch(parse_signals(names))
         return self._signals
 
@@ -261,10 +274,14 @@ class SimpleElasticAgent(ElasticAgent):
     def _stop_generation(self, reason: Reason, signum: int) -> int:
         """Stop what is left; return how many processes cannot be killed."""
         if reason is Reason.SIGNAL:
-            self._shutdown(signal.Signals(signum), self._shutdown_timeout)
+            self._shut_down(signal.Signals(signum))
         elif reason is not Reason.SUCCEEDED:
             self._stop_workers(self._worker_group)
         return 0
+
+    def _shut_down(self, death_sig: signal.Signals) -> None:
+        self._shutdown(death_sig, timeout=self._shutdown_timeout)
+        self._is_down = True
 
     def _kill_workers(self) -> None:
         """Hasten a stop that is under way; nothing a hook that blocks could be told."""

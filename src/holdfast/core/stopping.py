@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 SIGKILL = 9
-# How long a killed process may take to go; after that only uninterruptible sleep explains it.
-REAP_S = 10.0
+# How long a killed process may take to go. Taking apart a process with much memory or many GPUs
+# takes the kernel seconds; longer than this, only uninterruptible sleep explains.
+REAP_S = 15.0
+# How long the rest may take once something was given up: it has been dying all that time.
+REST_S = 1.0
 
 
 class Phase(Enum):
@@ -164,7 +167,9 @@ class Stop:
         if self.phase is Phase.KILLING:
             # Some leader does not die; whatever else there is must go all the same.
             self.given_up |= self.running
-            return self._sweep(now)
+            effects = self._sweep(now)
+            self._deadline = now + min(REST_S, self._reap_s)
+            return effects
         self.phase = Phase.ENDED
         return []
 

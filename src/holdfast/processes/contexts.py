@@ -261,8 +261,10 @@ class PContext(ABC):
         self._stdio.close()
         self._release()
         self._epoll.close()
+        for rank, pid in self.given_up.items():
+            messages.error(f"worker {rank} (pid {pid}) is left behind: it {unkillable(pid)}")
         if self._owns_keeper and self._keeper is not None:
-            self._keeper.close()
+            self._keeper.close(wait=not self.given_up)
 
     # For the two kinds of worker.
 

@@ -236,12 +236,15 @@ class Keeper:
         self._events.clear()
         return events
 
-    def close(self) -> None:
-        """Have all that is below the keeper killed, and wait for the keeper to end."""
+    def close(self, *, wait: bool = True) -> None:
+        """Have all that is below the keeper killed, and wait for the keeper to end.
+
+        Without waiting it ends by itself soon, for when something below it cannot be killed.
+        """
         if self._control.fileno() < 0:
             return
         self._control.close()
-        if self._owner == os.getpid():
+        if wait and self._owner == os.getpid():
             try:
                 os.waitpid(self.pid, 0)
             except ChildProcessError:

@@ -187,7 +187,7 @@ def test_nodes_that_do_not_come_are_told_of_and_the_barrier_ends(
 ) -> None:
     exchange.exit_barrier(node(make_store(), 0, 2), SOON_S)
     (said,) = caplog.messages
-    assert said.startswith("the other nodes were not done 0.05 s after this one: ")
+    assert said.startswith("stopped waiting for the other nodes to be done (limit 0.05 s): ")
 
 
 def test_a_single_node_passes_the_barrier_without_a_store() -> None:

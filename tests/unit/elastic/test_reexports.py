@@ -41,7 +41,8 @@ def test_every_listed_name_is_there(name: str) -> None:
 
 def test_modules_are_reached_through_their_package_as_with_torch() -> None:
     program = (
-        "import holdfast.elastic.multiprocessing as workers, holdfast.elastic.agent.server as agent\n"
+        "import holdfast.elastic.multiprocessing as workers\n"
+        "import holdfast.elastic.agent.server as agent\n"
         "workers.errors.record, workers.errors.handlers, workers.errors.error_handler\n"
         "workers.api.Std, workers.redirects.redirect, workers.tail_log.TailLog\n"
         "workers.subprocess_handler.handlers, workers.subprocess_handler.subprocess_handler\n"
