@@ -16,6 +16,10 @@ ARGS ?=
 # gigabytes of CUDA libraries instead.
 TORCH ?= torch==2.13.0 numpy
 
+# What builds the documentation. Its next release, 0.0.74, requires a package (zensical-ui) that
+# was not to be found on the package index when this was pinned.
+DOCS ?= zensical==0.0.73
+
 BIN := $(VENV)/bin
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 SETTINGS := pyproject.toml Makefile
@@ -95,9 +99,8 @@ $(VENV)/.torch: $(SETTINGS) | $(VENV)/.pip
 	@touch $@
 
 $(DOCS_VENV)/.docs: $(SETTINGS) | $(DOCS_VENV)/.pip
-	@echo "Installing what 'docs' needs into $(DOCS_VENV) ..."
-	@$(call GROUP,$(DOCS_VENV),docs)
-	@$(call PIP,$(DOCS_VENV)) --requirement $(DOCS_VENV)/docs.txt
+	@echo "Installing $(DOCS) into $(DOCS_VENV) ..."
+	@$(call PIP,$(DOCS_VENV)) $(DOCS)
 	@touch $@
 
 # Kept, although they are only steps on the way.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,18 @@ TIMEOUT_S = 60
 
 RUN_FOLDER = re.compile(r"(?P<run_id>.+)_[0-9a-z_]{8}")
 """The folder of a run: its id and eight random characters."""
+
+
+def free_port() -> int:
+    """Return a port nobody uses, out of those the kernel does not give away by itself."""
+    while True:
+        port = random.randint(20000, 32000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("", port))
+            except OSError:
+                continue
+            return port
 
 
 class Outcome(NamedTuple):
@@ -66,15 +80,17 @@ class Torchrun:
             start_new_session=True,
         )
 
-    def run(self, job: dict[str, Any]) -> int:
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(json.dumps(job).encode() + b"\n")
-        process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], TIMEOUT_S)
-        assert ready, f"torchrun {job['argv']} is not done after {TIMEOUT_S} s"
-        return int(process.stdout.readline())
+    def begin(self, job: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def end(self) -> int:
+        """Wait until the job is done and return its exit code."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], TIMEOUT_S)
+        assert ready, f"torchrun is not done after {TIMEOUT_S} s"
+        return int(self._process.stdout.readline())
 
     def close(self) -> None:
         # The whole group, since a job that was given up has to stop its workers.
@@ -105,12 +121,9 @@ class Launchers:
 
     def both(self, line: list[str], env: dict[str, str] | None = None) -> tuple[Outcome, Outcome]:
         """Return what torchrun and Holdfast made of the line, in this order."""
-        return self.torchrun(line, env), self.holdfast(line, env)
-
-    def torchrun(self, line: list[str], env: dict[str, str] | None = None) -> Outcome:
         folder = self._folder("torchrun")
         out, err = folder / "stdout", folder / "stderr"
-        code = self._torchrun.run(
+        self._torchrun.begin(
             {
                 "argv": line,
                 "env": self.env | (env or {}),
@@ -119,7 +132,9 @@ class Launchers:
                 "stderr": str(err),
             }
         )
-        return Outcome(folder, code, out.read_text(), err.read_text())
+        ours = self.holdfast(line, env)
+        code = self._torchrun.end()
+        return Outcome(folder, code, out.read_text(), err.read_text()), ours
 
     def holdfast(self, line: list[str], env: dict[str, str] | None = None) -> Outcome:
         return self.command([str(BIN / "holdfast"), "run", *line], "holdfast", env)

@@ -143,7 +143,8 @@ class StopSettings(Fact):
     running: str
     signum: int
     grace_s: float
-    reap_s: float = stopping.REAP_S
+    reap_s: float
+    hopeless: str = ""
 
 
 class LeaderEnded(Fact):
@@ -160,10 +161,11 @@ class StoppingPlayer:
         if first == "new":
             settings = read_fact(StopSettings, words)
             self.stop = stopping.Stop(
-                [int(key) for key in settings.running.split(",") if key],
+                read_keys(settings.running),
                 signum=settings.signum,
                 grace_s=settings.grace_s,
                 reap_s=settings.reap_s,
+                hopeless=read_keys(settings.hopeless),
             )
             self.clock = Clock()
             return [self._state()]
@@ -228,6 +230,10 @@ def write_fact(fact: Fact) -> str:
             text = str(value.value if isinstance(value, Enum) else value)
         words.append(f"{name}={shlex.quote(text)}")
     return " ".join(words)
+
+
+def read_keys(text: str) -> list[int]:
+    return [int(key) for key in text.split(",") if key]
 
 
 def listed(keys: Iterable[int]) -> str:

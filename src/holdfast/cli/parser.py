@@ -94,7 +94,7 @@ class ScriptParser(argparse.ArgumentParser):
             if word == "--":
                 return flags, words[at + 1 :]
             if not self._is_flag(word):
-                return flags, words[at:]
+                return flags, [word, *_without_separator(words[at + 1 :])]
             written, values = self._read_flag(word)
             flags.append(written)
             at += 1
@@ -160,6 +160,11 @@ def _values_of(action: argparse.Action) -> int:
     if action.nargs is None:
         return 1
     return action.nargs if isinstance(action.nargs, int) else 1
+
+
+def _without_separator(words: list[str]) -> list[str]:
+    """Drop a `--` right after the script: torchrun does, and scripts rely on not seeing it."""
+    return words[1:] if words[:1] == ["--"] else words
 
 
 def _help_columns() -> int:

@@ -22,6 +22,7 @@ from holdfast import messages
 from holdfast.core import stopping
 from holdfast.core.facts import Fact
 from holdfast.processes import keeping
+from holdfast.processes.memory import OomKills
 from holdfast.processes.stdio import WorkerStdio
 from holdfast.records import fresh, record_class
 
@@ -115,6 +116,7 @@ class PContext(ABC):
         self.stop_signal: int = signal.SIGTERM
         self._keeper = keeper
         self._owns_keeper = keeper is None
+        self._oom_kills = OomKills()
         self._epoll = select.epoll()
         self._readers: dict[int, Callable[[], None]] = {}
         self._started: dict[int, int] = {}  # rank -> pid
@@ -318,6 +320,8 @@ class PContext(ABC):
         self._running.discard(rank)
         if exitcode == 0 and not detail:
             detail = self._trouble_at_end(rank)
+        elif exitcode == -signal.SIGKILL and self._stop is None and not detail:
+            detail = self._oom_kills.explain()
         ended = Ended(
             rank,
             pid,

@@ -38,6 +38,7 @@ import marshal
 import os
 import select
 import sys
+from errno import EMFILE
 
 TYPE_CHECKING = False  # `typing` itself would double the keeper's start-up.
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SIGNALS_SHRUGGED_OFF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
-MESSAGE_FDS_MAX = 64
+MESSAGE_FDS_MAX = 253  # The kernel passes no more at once.
 RECEIVE_BYTES = 1 << 18
 # How long a keeper whose agent is gone waits for what it has killed; a process in
 # uninterruptible sleep may outlast it and is then left to the init process.
@@ -145,6 +146,7 @@ class Keeper:
         self.clearing = 0  # The signal leftovers are being given; 0 while none is wanted.
         self.received = bytearray()
         self.received_fds: list[int] = []
+        self.unsent = bytearray()
         self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Ignored dispositions survive an exec, so the workers need to get the old ones back.
         self.dispositions = {number: signal.getsignal(number) for number in SIGNALS_SHRUGGED_OFF}
@@ -163,10 +165,15 @@ class Keeper:
         poll.register(self.wake_in, select.POLLIN)
         serving = True
         while serving:
-            for fd, _events in poll.poll():
+            writing = select.POLLOUT if self.unsent else 0
+            poll.modify(self.control.fileno(), select.POLLIN | writing)
+            for fd, events in poll.poll():
                 if fd == self.wake_in:
                     self.reap()
-                elif not self.receive():
+                    continue
+                if events & select.POLLOUT:
+                    self.send()
+                if events & ~select.POLLOUT and not self.receive():
                     serving = False
         self.farewell()
 
@@ -229,15 +236,20 @@ class Keeper:
         """Fork a worker and say so, or say why it could not be forked."""
         fds = self.received_fds[: len(targets)]
         del self.received_fds[: len(targets)]
-        trouble_in, trouble_out = os.pipe()
+        trouble: list[int] = []
         try:
-            pid = os.fork()
+            if len(fds) < len(targets):  # The kernel drops those we have no room for.
+                raise OSError(EMFILE, os.strerror(EMFILE))
+            trouble.extend(os.pipe())
+            pid = self.fork()
         except OSError as error:
-            os.close(trouble_in)
-            os.close(trouble_out)
-            self.tell("unspawned", key, error.errno, f"fork: {error.strerror}")
+            for fd in trouble:
+                os.close(fd)
+            self.tell("unspawned", key, error.errno, error.strerror)
         else:
+            trouble_in, trouble_out = trouble
             if pid == 0:
+                os.close(trouble_in)
                 self.become_worker(
                     argv, env, cwd, dict(zip(targets, fds, strict=True)), trouble_out, call
                 )
@@ -247,6 +259,17 @@ class Keeper:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def fork(self) -> int:
+        """Fork with all signals held back: one for the worker must not meet our own actions."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return pid
 
     def become_worker(
         self,
@@ -287,7 +310,8 @@ class Keeper:
                 os.write(trouble_out, f"{error.errno or 0} {step}".encode(errors="replace")[:4096])
         except BaseException:  # noqa: BLE001 (nobody else is left to tell)
             if trouble_out >= 0:
-                os.write(trouble_out, f"0 {step}: {sys.exc_info()[1]!r}".encode()[:4096])
+                story = f"0 {step}: {sys.exc_info()[1]!r}"
+                os.write(trouble_out, story.encode(errors="replace")[:4096])
         finally:
             os._exit(status)
 
@@ -306,11 +330,13 @@ class Keeper:
         parked = {
             target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for target, fd in fds.items()
         }
-        trouble_out = fcntl.fcntl(trouble_out, fcntl.F_DUPFD_CLOEXEC, above)
+        parked_trouble = fcntl.fcntl(trouble_out, fcntl.F_DUPFD_CLOEXEC, above)
+        for fd in {trouble_out, *fds.values()}:
+            os.close(fd)
         for target, fd in parked.items():
             os.dup2(fd, target, inheritable=True)
             os.close(fd)
-        return trouble_out
+        return parked_trouble
 
     def restore_signals(self) -> None:
         """Give the worker the signal dispositions the agent was started with."""
@@ -401,12 +427,20 @@ class Keeper:
     # Events.
 
     def tell(self, *event: Any) -> None:
-        """Send an event; an agent that is gone is noticed when its requests end."""
+        """Send an event, as soon as the agent has room for it."""
         body = marshal.dumps(event)
+        self.unsent += len(body).to_bytes(4, "little") + body
+        self.send()
+
+    def send(self) -> None:
+        """Send what there is room for; the agent may itself be waiting for us to receive."""
         try:
-            self.control.sendall(len(body).to_bytes(4, "little") + body)
-        except OSError:
+            while self.unsent:
+                del self.unsent[: self.control.send(self.unsent, socket.MSG_DONTWAIT)]
+        except BlockingIOError:
             pass
+        except OSError:
+            self.unsent.clear()  # An agent that is gone is noticed when its requests end.
 
 
 def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None:

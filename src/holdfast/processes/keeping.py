@@ -17,7 +17,7 @@ import sys
 from collections import deque
 
 from holdfast.core.facts import Fact
-from holdfast.errors import EnvironmentProblem
+from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.processes import keeper as keeper_program
 
 TYPE_CHECKING = False
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 RECEIVE_BYTES = 1 << 18
 PR_SET_CHILD_SUBREAPER = 36
 REAP_MS_MAX = 10_000
+# How long a keeper may take to kill all that is below it; after that it is stuck itself.
+CLOSE_MS_MAX = keeper_program.FAREWELL_MS_MAX + 5_000
 # Each round kills one more layer of what was forked while the round before it ran.
 SWEEP_ROUNDS_MAX = 100
 
@@ -112,10 +114,11 @@ class Keeper:
                 sys.executable,
                 argv,
                 os.environ,
+                # In this order: where our own streams are closed, the two may be in their places.
                 file_actions=[
+                    *_moved_to(its.fileno(), 3, script, 4),
                     null,
                     (os.POSIX_SPAWN_DUP2, 0, 1),
-                    *_moved_to(its.fileno(), 3, script, 4),
                 ],
                 setsid=True,
                 setsigmask=[],
@@ -145,6 +148,9 @@ class Keeper:
                 setsid=True,
                 setsigmask=[],
             )
+        except OSError as error:
+            ours.close()
+            raise EnvironmentProblem(f"could not start {argv[0]}: {error.strerror}") from None
         finally:
             its.close()
         return cls(pid, ours)
@@ -166,8 +172,9 @@ class Keeper:
     def fork(cls, run_call: Callable[[Any], int]) -> Keeper:
         """Return a keeper that is a fork of this process and runs calls with its memory."""
         ours, its = socket.socketpair()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # As it is where the console is closed.
+                stream.flush()
         pid = os.fork()
         if pid == 0:
             try:
@@ -194,6 +201,11 @@ class Keeper:
         call: Any = None,
     ) -> None:
         """Ask for a worker; `fds` maps the numbers it is to have to descriptors of ours."""
+        if len(fds) > keeper_program.MESSAGE_FDS_MAX:
+            raise UsageError(
+                f"a worker cannot be given {len(fds)} file descriptors; at most "
+                f"{keeper_program.MESSAGE_FDS_MAX} queues, pipes and the like can be passed to it"
+            )
         request = ("spawn", key, argv and list(argv), dict(env), cwd, list(fds), call)
         self._send(request, list(fds.values()))
 
@@ -243,12 +255,14 @@ class Keeper:
         """
         if self._control.fileno() < 0:
             return
+        ours = self._owner == os.getpid()
+        if ours:
+            # Closing alone says nothing while a process forked from this one has a copy.
+            self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
-        if wait and self._owner == os.getpid():
-            try:
-                os.waitpid(self.pid, 0)
-            except ChildProcessError:
-                pass  # The program around us reaped it.
+        if wait and ours and not _reap_soon(self.pid, CLOSE_MS_MAX):
+            keeper_program.send_signal(self.pid, 9)  # The kernel then kills the workers.
+            _reap_soon(self.pid)
 
     def _send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
         body = marshal.dumps(request)
@@ -303,29 +317,45 @@ def sweep_adopted(spared: set[int]) -> None:
             _reap_soon(pid)
 
 
-def _reap_soon(pid: int) -> None:
-    """Reap a killed child once it has ended, but wait no longer than a kill can take."""
+def _reap_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
+    """Reap a child once it has ended; False if that takes longer than it should."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
-        return  # Its own parent, killed in the same round, reaped it first.
+        return True  # Its own parent, killed in the same round, reaped it first.
     try:
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
-        if poll.poll(REAP_MS_MAX):
-            os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+        if not poll.poll(ms_max):
+            return False
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     except ChildProcessError:
         pass  # Not ours: the next round finds it as ours, or gone.
     finally:
         os.close(pidfd)
+    return True
 
 
 def _program_path() -> str:
     """Return the keeper's compiled file, which starts faster, or else its source."""
     cached: str | None = getattr(keeper_program.__spec__, "cached", None)
-    if cached and os.path.exists(cached):
+    if cached and _is_current(cached, keeper_program.__file__):
         return cached
     return keeper_program.__file__
+
+
+def _is_current(cached: str, source: str) -> bool:
+    """Whether a compiled file is of this source, as the import system would judge it."""
+    try:
+        with open(cached, "rb") as stream:
+            header = stream.read(16)
+        about = os.stat(source)
+    except OSError:
+        return False
+    if header[4:8] == b"\1\0\0\0":  # It has a hash in place of the time, and is not to be checked.
+        return True
+    made_of = (int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF)
+    return header[4:16] == bytes(4) + b"".join(part.to_bytes(4, "little") for part in made_of)
 
 
 def _moved_to(first: int, first_target: int, second: int, second_target: int) -> list[Any]:
@@ -335,4 +365,5 @@ def _moved_to(first: int, first_target: int, second: int, second_target: int) ->
         (os.POSIX_SPAWN_DUP2, first, parked),
         (os.POSIX_SPAWN_DUP2, second, second_target),
         (os.POSIX_SPAWN_DUP2, parked, first_target),
+        (os.POSIX_SPAWN_CLOSE, parked),
     ]

@@ -171,6 +171,7 @@ class SignalWatch:
             self._raise(self._pending.popleft())
 
     def _raise(self, one: signal.Signals) -> None:
+        self.raises = False  # Once: the cleaning up that follows must not be torn out of its work.
         raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
 
 
@@ -181,8 +182,8 @@ class Raising:
         self._watch = watch
 
     def __enter__(self) -> None:
+        self._watch.raises = True  # First: a signal that came in between would be waited out.
         self._watch.raise_pending()
-        self._watch.raises = True
 
     def __exit__(self, *_: object) -> None:
         self._watch.raises = False

@@ -64,6 +64,9 @@ class WorkerStdio:
         self._captured: dict[tuple[int, int], Stream] = {}
         self._sinks: dict[int, Sink] = {}
         self._filtered: dict[int, Sink] = {}
+        for which, filters in self._filters.items():
+            if filters:  # The file is there even if no stream that goes through a file matches.
+                self._filtered_sink(which)
 
     def open(self, rank: int) -> dict[int, int]:
         """Return fresh descriptors for a worker's streams 0, 1 and 2; close them once it runs."""

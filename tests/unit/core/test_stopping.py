@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.core.stopping import (
     REAP_S,
+    REST_S,
     AskLeftovers,
     KillTree,
     Phase,
@@ -136,12 +137,18 @@ def test_what_was_killed_is_not_killed_again_nor_given_more_time(phase: Phase) -
     assert stop.next_deadline() == deadline
 
 
-def test_killed_leaders_are_swept_up_after_whatever_they_died_of() -> None:
+@pytest.mark.parametrize("died_before", [True, False])
+def test_once_anybody_was_killed_nobody_is_asked_any_more(died_before: bool) -> None:
     stop = begun(0, 1)
+    if died_before:
+        stop.leader_ended(100.5, 0, died_of=SIGTERM)
     stop.kill_now(101.0)
-    assert stop.leader_ended(101.1, 0, died_of=SIGKILL) == []
-    # It died of the signal we asked with, just before it was killed: too late to ask below it.
-    assert stop.leader_ended(101.2, 1, died_of=SIGTERM) == [SweepLeftovers()]
+    # It may have died of the signal we asked with, just before it was killed.
+    effects = [
+        effect for key in (0, 1) for effect in stop.leader_ended(101.1, key, died_of=SIGTERM)
+    ]
+    assert SweepLeftovers() in effects
+    assert stop.phase is Phase.SWEEPING
 
 
 def test_a_leader_that_does_not_die_is_given_up_and_the_rest_swept_up() -> None:
@@ -151,7 +158,8 @@ def test_a_leader_that_does_not_die_is_given_up_and_the_rest_swept_up() -> None:
     assert stop.tick(130.0 + REAP_S - 0.1) == []
     assert stop.tick(130.0 + REAP_S) == [SweepLeftovers()]
     assert stop.given_up == {1}
-    assert stop.tick(130.0 + 2 * REAP_S) == []
+    assert stop.next_deadline() == 130.0 + REAP_S + REST_S, "it has been dying for long"
+    assert stop.tick(130.0 + REAP_S + REST_S) == []
     assert stop.ended
     assert stop.given_up == {1}
 
@@ -161,10 +169,49 @@ def test_a_leader_that_ends_after_all_is_not_given_up() -> None:
     stop.tick(130.0)
     stop.tick(130.0 + REAP_S)
     assert stop.given_up == {0}
-    assert stop.leader_ended(130.0 + REAP_S + 1, 0, died_of=SIGKILL) == []
+    assert stop.leader_ended(130.0 + REAP_S, 0, died_of=SIGKILL) == []
     stop.cleared()
     assert stop.ended
     assert stop.given_up == set()
+
+
+def test_the_rest_gets_no_longer_than_a_killed_process_gets() -> None:
+    stop = Stop([0], signum=SIGKILL, grace_s=30.0, reap_s=REST_S / 4)
+    stop.begin(100.0)
+    stop.tick(100.0 + REST_S / 4)
+    assert stop.next_deadline() == 100.0 + REST_S / 2
+
+
+def test_leaders_that_cannot_answer_are_killed_at_once_and_the_others_asked() -> None:
+    stop = Stop([0, 1, 2], signum=SIGTERM, grace_s=30.0, hopeless=[1])
+    assert stop.begin(100.0) == [SignalLeader(0, SIGTERM), KillTree(1), SignalLeader(2, SIGTERM)]
+    assert stop.killed == {1}
+    assert stop.phase is Phase.ASKING
+    assert stop.next_deadline() == 130.0
+
+
+def test_where_no_leader_can_answer_nobody_waits() -> None:
+    stop = Stop([0, 1], signum=SIGTERM, grace_s=30.0, hopeless=[0, 1])
+    assert stop.begin(100.0) == [KillTree(0), KillTree(1)]
+    assert stop.next_deadline() == 100.0 + REAP_S
+
+
+def test_for_leaders_that_cannot_answer_alone_nobody_waits_until_the_deadline() -> None:
+    stop = Stop([0, 1], signum=SIGTERM, grace_s=30.0, hopeless=[1])
+    stop.begin(100.0)
+    stop.leader_ended(101.0, 0)
+    assert stop.phase is Phase.KILLING
+    assert stop.next_deadline() == 101.0 + REAP_S
+    stop.tick(101.0 + REAP_S)
+    assert stop.given_up == {1}
+    assert not stop.patience_lost
+
+
+def test_who_could_not_answer_once_but_has_ended_does_not_matter() -> None:
+    stop = Stop([0], signum=SIGTERM, grace_s=30.0, hopeless=[1])
+    assert stop.begin(100.0) == [SignalLeader(0, SIGTERM)]
+    assert stop.killed == set()
+    assert stop.leader_ended(101.0, 0) == [SweepLeftovers()]
 
 
 @pytest.mark.parametrize("phase", list(Phase))

@@ -43,12 +43,16 @@ class Workers(RuleBasedStateMachine):
 
     @initialize(
         count=st.integers(0, 4),
+        hopeless=st.one_of(st.just(frozenset()), st.frozensets(st.integers(0, 4))),
         signum=st.sampled_from([SIGTERM, SIGTERM, SIGINT, SIGHUP, SIGKILL]),
         grace_s=st.one_of(seconds, seconds, seconds, st.just(0.0)),
         reap_s=seconds,
     )
-    def begin(self, count: int, signum: int, grace_s: float, reap_s: float) -> None:
+    def begin(
+        self, count: int, hopeless: frozenset[int], signum: int, grace_s: float, reap_s: float
+    ) -> None:
         self.alive = set(range(count))
+        self.hopeless = hopeless
         self.signum = signum
         self.deadline = BEGIN_S + grace_s
         # Nothing may take longer, if the clock is looked at in time.
@@ -61,10 +65,12 @@ class Workers(RuleBasedStateMachine):
         self.hurried = signum == SIGKILL or grace_s == 0
         self.was_ended = False
         self.abandoned = False
-        self.stop = Stop(sorted(self.alive), signum=signum, grace_s=grace_s, reap_s=reap_s)
+        self.stop = Stop(
+            sorted(self.alive), signum=signum, grace_s=grace_s, reap_s=reap_s, hopeless=hopeless
+        )
         self.judge(self.stop.begin(self.now))
-        assert self.asked == (set() if self.hurried else self.alive)
-        assert self.killed == (self.alive if self.hurried else set())
+        assert self.asked == (set() if self.hurried else self.alive - hopeless)
+        assert self.killed == self.alive - self.asked
         assert self.swept == (not self.alive)
 
     def judge(self, effects: list[Effect]) -> None:
@@ -73,12 +79,13 @@ class Workers(RuleBasedStateMachine):
             may_kill = self.hurried or self.now >= self.deadline
             match effect:
                 case SignalLeader(key, signum):
-                    assert key in self.alive - self.asked
+                    assert key in self.alive - self.asked - self.hopeless
                     assert signum == self.signum
                     self.asked.add(key)
                 case KillTree(key):
-                    assert key in self.alive - self.killed
-                    assert may_kill, "killed before the deadline"
+                    assert key in self.alive
+                    assert key in self.hopeless or key not in self.killed, "killed twice"
+                    assert key in self.hopeless or may_kill, "killed before the deadline"
                     self.killed.add(key)
                 case AskLeftovers(signum):
                     assert not self.alive

@@ -55,12 +55,15 @@ class World(RuleBasedStateMachine):
         workers=st.integers(1, 4),
         max_restarts=st.integers(0, 3),
         doomed=st.booleans(),
+        quiet_steps=st.sampled_from([0, 5, 10, 20, 1000]),
     )
-    def make(self, workers: int, max_restarts: int, doomed: bool) -> None:
+    def make(self, workers: int, max_restarts: int, doomed: bool, quiet_steps: int) -> None:
         self.machine = Supervision(local_world_size=workers, max_restarts=max_restarts)
         self.everyone = frozenset(range(workers))
         self.max_restarts = max_restarts
         self.doomed = doomed  # Whether workers left to themselves fail, in the end.
+        # No signal comes before so many steps: most lives would otherwise be short ones.
+        self.quiet_until = float(quiet_steps)
         self.now = 0.0
         self.begun = False
         self.rounds = 0
@@ -123,7 +126,7 @@ class World(RuleBasedStateMachine):
             case KillWorkers(generation):
                 assert self.is_stopping()
                 assert generation == self.generation
-                assert self.signals.count(SIGINT) >= 2
+                assert self.signals.count(SIGINT) >= 2, "killed by a first SIGINT"
             case EnterBarrier():
                 assert self.owed is None
                 assert self.succeeded == self.everyone
@@ -238,7 +241,8 @@ class World(RuleBasedStateMachine):
             self.note_cause(Reason.REGROUP)
         assert len(self.tell(NodesWaiting(count))) == must_stop
 
-    @rule(signum=st.sampled_from([SIGINT, SIGTERM, SIGHUP]))
+    @precondition(lambda self: self.now >= self.quiet_until)
+    @rule(signum=st.sampled_from([SIGINT, SIGINT, SIGTERM, SIGHUP]))
     def signal_comes(self, signum: int) -> None:
         stopping, starting = self.is_stopping(), isinstance(self.owed, StartWorkers)
         if self.finish is None:

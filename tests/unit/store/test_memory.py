@@ -114,16 +114,23 @@ def test_a_signal_handler_can_end_a_wait() -> None:
         pass
 
     def enough(_signum: int, _frame: object) -> None:
-        raise Enough
+        if not ended.is_set():
+            ended.set()
+            raise Enough
 
-    store = MemoryStore()
-    main = threading.get_ident()
-    sender = threading.Thread(target=lambda: signal.pthread_kill(main, signal.SIGUSR1))
+    def send() -> None:
+        # Again and again: a signal in the moment before Python goes to sleep does not wake it.
+        while not ended.wait(0.01):
+            signal.pthread_kill(main, signal.SIGUSR1)
 
     def wait_for_ever() -> None:
         sender.start()
         store.get("never")
 
+    store = MemoryStore()
+    main = threading.get_ident()
+    ended = threading.Event()
+    sender = threading.Thread(target=send)
     previous = signal.signal(signal.SIGUSR1, enough)
     try:
         with pytest.raises(Enough):

@@ -1,0 +1,81 @@
+"""Launching from Python: the same calls as with torch, and parts made for torch."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from launchers import Launchers
+
+pytestmark = pytest.mark.torch
+
+LAUNCHING = """\
+import json, os, sys
+
+def work(number, word):
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RUN_ID")
+    return [number + int(os.environ["RANK"]), word, __name__, [os.environ[name] for name in names]]
+
+def main(api):
+    def launch(entrypoint, *args, **settings):
+        config = api.LaunchConfig(
+            1, 1, 2, run_id="same", role="trainer", rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0", max_restarts=0, **settings)
+        return api.elastic_launch(config, entrypoint)(*args)
+
+    told = {}
+    for method in ("spawn", "fork", "forkserver"):
+        told[method] = launch(work, 10, "x", start_method=method)
+    told["command"] = launch(sys.executable, "-c", "import os; os.environ['RANK']")
+    try:
+        launch(sys.executable, "-c", "import os; os._exit(int(os.environ['RANK']) * 3)")
+    except Exception as error:
+        rank, failure = error.get_first_failure()
+        told["failed"] = [type(error).__name__, error.name, rank, failure.local_rank]
+        told["how"] = [failure.exitcode, failure.signal_name(), failure.error_file]
+    print(json.dumps(told))
+
+if __name__ == "__main__":
+    if sys.argv[1] == "torch":
+        import torch.distributed.launcher.api as api
+    else:
+        import holdfast.launcher.api as api
+    main(api)
+"""
+
+
+def test_launching_from_python_returns_the_same(launchers: Launchers) -> None:
+    launchers.script("launching.py", LAUNCHING)
+    told = {}
+    for peer in ("torch", "holdfast"):
+        outcome = launchers.command([sys.executable, "../launching.py", peer], peer)
+        assert outcome.code == 0, outcome.err
+        told[peer] = json.loads(outcome.out)
+    assert told["torch"]["spawn"]["1"][0] == 11
+    assert told["holdfast"] == told["torch"]
+
+
+def test_logs_specs_made_for_torch_serve_here(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+
+    from holdfast.launcher.api import LaunchConfig, elastic_launch
+
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects={0: Std.ALL, 1: Std.ERR})
+    config = LaunchConfig(1, 1, 2, logs_specs=specs, run_id="job", max_restarts=0)
+    shell = 'echo "out $RANK" >"$TORCHELASTIC_ERROR_FILE.out"; echo "err $RANK" >&2; echo out'
+    assert elastic_launch(config, "/bin/sh")("-c", shell) == {0: None, 1: None}
+    (attempt,) = tmp_path.glob("logs/job_*/attempt_0")
+    written = {str(one.relative_to(attempt)): one.read_text() for one in attempt.rglob("*.*")}
+    assert written == {
+        "0/error.json.out": "out 0\n",
+        "0/stderr.log": "err 0\n",
+        "0/stdout.log": "out\n",
+        "1/error.json.out": "out 1\n",
+        "1/stderr.log": "err 1\n",
+    }
