@@ -23,6 +23,8 @@ DOCS ?= zensical==0.0.73
 BIN := $(VENV)/bin
 PIP = $(1)/bin/python -m pip install --quiet --disable-pip-version-check
 SETTINGS := pyproject.toml Makefile
+# For mypy, one by one: each may have a conftest.py, and mypy takes one module of a name at a time.
+TEST_FOLDERS := $(patsubst %/,%,$(sort $(filter-out tests/__pycache__/,$(wildcard tests/*/))))
 
 # The dependency groups of pyproject.toml as a requirements file: pip reads groups itself only
 # since 25.1, and the pip of a fresh virtual environment may be older.
@@ -46,7 +48,8 @@ test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests
 lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(BIN)/mypy src benchmarks examples $(wildcard tests/*.py)
+	set -e; for folder in $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
 	$(BIN)/lint-imports
 
 format: $(VENV)/.lint ## Lay out the source as `make lint` wants it

@@ -39,6 +39,8 @@ GRACE_S = 30
 # A larger return value is a sign that data should travel by file or shared memory.
 RESULT_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 20
+# The longest single wait; a deadline further away is looked at again then.
+BLOCK_S_MAX = 86_400
 
 
 @record_class
@@ -113,6 +115,7 @@ class PContext(ABC):
             capture_stderr=capture_stderr,
         )
         self.grace_s: float = GRACE_S
+        self.reap_s: float = stopping.REAP_S
         self.stop_signal: int = signal.SIGTERM
         self._keeper = keeper
         self._owns_keeper = keeper is None
@@ -147,7 +150,7 @@ class PContext(ABC):
         accepted for compatibility: exits are learnt as they happen.
         """
         deadline = None if timeout < 0 else time.monotonic() + timeout
-        while True:
+        while not self._closed:
             self.poll_events(time.monotonic())
             if self._stop is None and (self.first_failure() or self.all_ended()):
                 self.begin_stop(self.stop_signal, self.grace_s)
@@ -157,6 +160,7 @@ class PContext(ABC):
             if deadline is not None and now >= deadline:
                 return None
             self._block(min_of(deadline, self.next_deadline()))
+        return self.result()
 
     def pids(self) -> dict[int, int]:
         """Return the process id of each worker by local rank."""
@@ -199,7 +203,11 @@ class PContext(ABC):
         if self._stop is None:
             self._stop_began_ns = time.time_ns()
             self._stop = stopping.Stop(
-                self._running, signum=int(signum), grace_s=grace_s, hopeless=hopeless
+                self._running,
+                signum=int(signum),
+                grace_s=grace_s,
+                reap_s=self.reap_s,
+                hopeless=hopeless,
             )
             self._perform(self._stop.begin(time.monotonic()))
 
@@ -214,7 +222,9 @@ class PContext(ABC):
             self._perform(self._stop.tick(now))
 
     def next_deadline(self) -> float | None:
-        """Return when `tick` is due, on the monotonic clock."""
+        """Return when `poll_events` is due at the latest, on the monotonic clock."""
+        if self._fresh:
+            return 0.0  # They came with other news, and nothing will wake anyone for them.
         return self._stop.next_deadline() if self._stop is not None else None
 
     @property
@@ -264,7 +274,8 @@ class PContext(ABC):
         self._release()
         self._epoll.close()
         for rank, pid in self.given_up.items():
-            messages.error(f"worker {rank} (pid {pid}) is left behind: it {unkillable(pid)}")
+            why = unkillable(pid, self.reap_s)
+            messages.error(f"worker {rank} (pid {pid}) is left behind: it {why}")
         if self._owns_keeper and self._keeper is not None:
             self._keeper.close(wait=not self.given_up)
 
@@ -311,6 +322,8 @@ class PContext(ABC):
     def _note_started(self, rank: int, pid: int) -> None:
         self._started[rank] = pid
         self._running.add(rank)
+        if self._stop is not None:
+            self._kill_tree(rank)  # It was asked for by a start that failed at another worker.
 
     def _note_ended(
         self, rank: int, pid: int, exitcode: int, detail: str = "", *, mendable: bool = True
@@ -362,9 +375,13 @@ class PContext(ABC):
         self._unwatch(self._keeper.fileno())
         self._owns_keeper = True  # Nobody else can use it any more.
         keeping.sweep_after_loss()
-        detail = f"the keeper of the workers (pid {self._keeper.pid}) was killed, and they with it"
-        for rank in sorted(self._running):
-            self._note_ended(rank, self._started[rank], -signal.SIGKILL, detail)
+        keeper = f"the keeper of the workers (pid {self._keeper.pid})"
+        for rank in range(self.nprocs):
+            if rank in self._started:
+                detail = f"{keeper} was killed, and they with it"
+                self._note_ended(rank, self._started[rank], -signal.SIGKILL, detail)
+            else:
+                self._note_ended(rank, 0, 127, f"could not be started: {keeper} is gone")
         if self._stop is not None:
             self._stop.abandon()
 
@@ -406,15 +423,17 @@ class PContext(ABC):
         """Wait for anything to happen, or for the deadline."""
         poll = select.poll()
         poll.register(self._epoll.fileno(), select.POLLIN)
-        wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        poll.poll(None if wait_s is None else wait_s * 1000 + 1)
+        if deadline is None:
+            poll.poll()
+        else:
+            poll.poll(min(max(0.0, deadline - time.monotonic()), BLOCK_S_MAX) * 1000 + 1)
 
     def _ending_of_unkillable(self, rank: int, pid: int) -> Ended:
         return Ended(
             rank,
             pid,
             -signal.SIGKILL,
-            unkillable(pid),
+            unkillable(pid, self.reap_s),
             order=self.nprocs + rank,
             when_ns=time.time_ns(),
             after_stop=True,
@@ -461,11 +480,11 @@ def start_trouble(trouble: tuple[int, str] | None) -> str:
     )
 
 
-def unkillable(pid: int) -> str:
+def unkillable(pid: int, reap_s: float) -> str:
     """Say of a process that SIGKILL does not end what state it is in."""
     state = process_state(pid)
     where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
-    return f"does not end even by SIGKILL: {where}, given up after {stopping.REAP_S:g} s"
+    return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"
 
 
 def process_state(pid: int) -> str:

@@ -34,6 +34,7 @@ from __future__ import annotations
 
 import _signal as signal  # type: ignore[import-not-found]
 import _socket as socket
+import fcntl
 import marshal
 import os
 import select
@@ -323,8 +324,6 @@ class Keeper:
 
     def take_fds(self, fds: dict[int, int], trouble_out: int) -> int:
         """Put each descriptor where the worker expects it; return where the trouble pipe went."""
-        import fcntl  # A C module, so importing it after the fork is safe.
-
         above = max([*fds, *fds.values(), trouble_out, 2]) + 1
         # First out of each other's way, then to their places.
         parked = {

@@ -28,7 +28,7 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     [
         ("train.py", "train.py", []),
         ("train.py --nnodes 2 -m x", "train.py", ["--nnodes", "2", "-m", "x"]),
-        ("train.py -- a -- b", "train.py", ["--", "a", "--", "b"]),
+        ("train.py -- a -- b", "train.py", ["a", "--", "b"]),
         ("-- train.py -- a", "train.py", ["--", "a"]),
         ("--tee 3 -- train.py", "train.py", []),
         ("train.py --help", "train.py", ["--help"]),
