@@ -22,7 +22,7 @@ from holdfast import messages
 from holdfast.core import stopping
 from holdfast.core.facts import Fact
 from holdfast.processes import keeping
-from holdfast.processes.memory import OomKills
+from holdfast.processes.oom_kills import OomKills
 from holdfast.processes.stdio import WorkerStdio
 from holdfast.records import fresh, record_class
 
