@@ -36,16 +36,6 @@ def fresh(*, default_factory: Callable[[], Any]) -> Any:
     return Fresh(default_factory)
 
 
-class _Made:
-    """Stands in a signature for a fresh default, and looks there as it does for a data class."""
-
-    def __repr__(self) -> str:
-        return "<factory>"
-
-
-_MADE = _Made()
-
-
 class Keyword:
     """A default of a field that is given by keyword only."""
 
@@ -60,20 +50,34 @@ def keyword(*, default: Any, kw_only: bool = True) -> Any:
 
 
 class _AsDataclass:
-    """Answers what `dataclasses` asks of a class or of one below it, when it asks."""
+    """Answers what `dataclasses` and `inspect` ask of a class, when they ask."""
 
     def __init__(self, name: str, home: type, specs: dict[str, Any]) -> None:
         self._name = name
         self._home = home
         self._specs = specs
 
-    def __get__(self, _instance: object, _owner: type) -> Any:
+    def __get__(self, _instance: object, owner: type) -> Any:
+        if self._name != "__signature__":
+            return getattr(_twin(self._home, self._specs), self._name)
+        if owner.__init__ is not self._home.__init__:  # type: ignore[misc]
+            raise AttributeError(self._name)  # A class below it has a constructor of its own.
+        import inspect
+
+        return inspect.signature(_twin(self._home, self._specs))
+
+
+def _twin(home: Any, specs: dict[str, Any]) -> Any:
+    """Return the data class that is made of the same fields, the same one each time."""
+    if "__record_twin__" not in home.__dict__:
         import dataclasses
 
-        home: Any = self._home
         kinds = {name: home.__annotations__[name] for name in home.__record_fields__}
-        namespace: dict[str, Any] = {"__annotations__": kinds}
-        for field, default in self._specs.items():
+        namespace: dict[str, Any] = {
+            "__annotations__": kinds,
+            "__qualname__": home.__qualname__,
+        }
+        for field, default in specs.items():
             match default:
                 case Fresh(factory=factory):
                     namespace[field] = dataclasses.field(default_factory=factory)
@@ -81,10 +85,8 @@ class _AsDataclass:
                     namespace[field] = dataclasses.field(default=value, kw_only=True)
                 case _:
                     namespace[field] = default
-        twin: type = dataclasses.dataclass(type(home.__name__, (), namespace))
-        for name in ("__dataclass_fields__", "__dataclass_params__"):
-            setattr(home, name, getattr(twin, name))
-        return getattr(home, self._name)
+        home.__record_twin__ = dataclasses.dataclass(type(home.__name__, (), namespace))
+    return home.__record_twin__
 
 
 @dataclass_transform(field_specifiers=(fresh, keyword))
@@ -101,7 +103,7 @@ def record_class(cls: type[T]) -> type[T]:
             setattr(cls, name, default.default)
         elif isinstance(default, Fresh):
             delattr(cls, name)
-    for name in ("__dataclass_fields__", "__dataclass_params__"):
+    for name in ("__dataclass_fields__", "__dataclass_params__", "__signature__"):
         setattr(cls, name, _AsDataclass(name, cls, specs))
     cls.__match_args__ = tuple(n for n in names if not isinstance(specs.get(n), Keyword))  # type: ignore[attr-defined,misc]
     cls.__hash__ = None  # type: ignore[assignment]
@@ -109,37 +111,31 @@ def record_class(cls: type[T]) -> type[T]:
 
 
 def _add_methods(cls: type, names: list[str], specs: dict[str, Any]) -> None:
-    """Write the constructor as source text, so that its signature is the real one."""
-    plain, by_keyword, body = ["self"], [], []
-    scope: dict[str, Any] = {"_default": specs, "_made": _MADE}
-    for name in names:
-        default = specs.get(name)
-        annotated = f"{name}: {cls.__annotations__[name]!r}"
-        value = name
-        if isinstance(default, Fresh):
-            plain.append(f"{annotated} = _made")
-            value = f"_default[{name!r}].factory() if {name} is _made else {name}"
-        elif isinstance(default, Keyword):
-            by_keyword.append(f"{annotated} = _default[{name!r}].default")
-        elif name in specs:
-            plain.append(f"{annotated} = _default[{name!r}]")
-        else:
-            plain.append(annotated)
-        body.append(f"self.{name} = {value}")
-    if hasattr(cls, "__post_init__"):
-        body.append("self.__post_init__()")
-    if by_keyword:
-        plain += ["*", *by_keyword]
-    source = f"def __init__({', '.join(plain)}) -> None:\n " + "\n ".join(body or ["pass"])
-    # Not with this file's way of annotations: those of the class are texts already.
-    code = compile(source, "<record_class>", "exec", dont_inherit=True)
-    exec(code, scope)  # noqa: S102 (names and defaults of our own classes)
-    scope["__init__"].__qualname__ = f"{cls.__qualname__}.__init__"
-    cls.__init__ = scope["__init__"]  # type: ignore[misc]
+    by_position = [name for name in names if not isinstance(specs.get(name), Keyword)]
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 (it becomes one)
+        values = dict(zip(by_position, args, strict=False)) | kwargs
+        missing = [name for name in names if name not in values and name not in specs]
+        if missing or len(values) != len(args) + len(kwargs) or not values.keys() <= set(names):
+            _twin(cls, specs)(*args, **kwargs)  # It refuses the call, and says why.
+        for name in names:
+            setattr(self, name, values[name] if name in values else _made(specs[name]))
+        if hasattr(cls, "__post_init__"):
+            self.__post_init__()
+
+    __init__.__qualname__ = f"{cls.__qualname__}.__init__"
+    cls.__init__ = __init__  # type: ignore[misc]
     if "__eq__" not in cls.__dict__:
         cls.__eq__ = _eq  # type: ignore[assignment,method-assign]
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = _repr  # type: ignore[assignment,method-assign]
+
+
+def _made(default: Any) -> Any:
+    """Return the value of a default, made for one instance."""
+    if isinstance(default, Fresh):
+        return default.factory()
+    return default.default if isinstance(default, Keyword) else default
 
 
 def _values(record: Any) -> dict[str, Any]:

@@ -39,6 +39,12 @@ def command_of(name: str) -> list[str]:
     return [*PROGRAMS[program], *words]
 
 
+def with_whole_lines(command: list[str], logs: Path) -> list[str]:
+    """Return the command with --tee: workers that share a pipe may break each other's lines."""
+    at = command.index("run") + 1
+    return [*command[:at], "--tee", "1", "--log-dir", str(logs), *command[at:]]
+
+
 def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str]:
     inherited = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     return subprocess.run(
@@ -68,7 +74,7 @@ def test_train_plain_resumes_from_its_checkpoints(tmp_path: Path) -> None:
     command = command_of(PLAIN)
     command[command.index("--folder") + 1] = str(tmp_path)
     command += ["--steps", "4", "--step-seconds", "0.01", "--fail-at-step", "2"]
-    done = run(command)
+    done = run(with_whole_lines(command, tmp_path / "logs"))
     assert done.returncode == 0, done.stderr
     assert "restarting all workers (restart 1 of 3)" in done.stderr
     assert re.search(r"rank 1 \(pid \d+\): start 1, begins at step 2 of 4", done.stdout)
@@ -92,8 +98,8 @@ def test_launch_function_returns_the_values_by_rank() -> None:
 
 
 @pytest.mark.torch
-def test_ddp_gloo_trains_the_same_weight_on_every_rank() -> None:
-    done = run(command_of(TORCH))
+def test_ddp_gloo_trains_the_same_weight_on_every_rank(tmp_path: Path) -> None:
+    done = run(with_whole_lines(command_of(TORCH), tmp_path))
     assert done.returncode == 0, done.stderr
-    said = [f"rank {rank} of 2: the weight is 3.000" for rank in range(2)]
+    said = [f"[default{rank}]:rank {rank} of 2: the weight is 3.000" for rank in range(2)]
     assert sorted(done.stdout.splitlines()) == said

@@ -3,12 +3,13 @@
 The handler of a command's process can be replaced (`replace_subprocess_handler`), for programs
 that must be started in a way of their own. A replaced handler's process is not below the keeper:
 its exit is learnt by pidfd, it is stopped through the handler, and its children are killed by
-walking its tree.
+walking its tree, or with its process group once it has ended.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 
 from holdfast.processes import keeper as keeper_program
@@ -53,7 +54,7 @@ class SubprocessContext(PContext):
         )
         self.numa_options = numa_options
         self.subprocess_handlers: dict[int, SubprocessHandler] = {}
-        self._pidfds: list[int] = []
+        self._pidfds: dict[int, int] = {}  # rank -> pidfd
 
     def _start(self) -> None:
         # The keeper is needed for replaced handlers too: it answers that nothing is left.
@@ -93,15 +94,27 @@ class SubprocessContext(PContext):
             numa_options=self.numa_options,
         )
         self.subprocess_handlers[rank] = handler
-        pidfd = os.pidfd_open(handler.proc.pid)
-        self._pidfds.append(pidfd)
+        self._pidfds[rank] = os.pidfd_open(handler.proc.pid)
         self._note_started(rank, handler.proc.pid)
+        self._watch(self._pidfds[rank], lambda: self._take_exit(rank))
+        self._stdio.follow(rank)
 
-        def note_exit() -> None:
-            self._unwatch(pidfd)
-            self._note_ended(rank, handler.proc.pid, handler.proc.wait())
+    def _take_exit(self, rank: int) -> None:
+        handler = self.subprocess_handlers[rank]
+        self._unwatch(self._pidfds[rank])
+        # Before it is reaped: until then its number, and so the group, is surely its own.
+        handler.close(signal.SIGKILL)
+        self._note_ended(rank, handler.proc.pid, handler.proc.wait())
 
-        self._watch(pidfd, note_exit)
+    def _lose_keeper(self) -> None:
+        # Workers of replaced handlers are not below the keeper, so the kernel spares them.
+        orphaned = [rank for rank in self.subprocess_handlers if rank in self._running]
+        for rank in orphaned:
+            self._kill_tree(rank)
+        super()._lose_keeper()
+        for rank in orphaned:
+            if select.select([self._pidfds[rank]], [], [], self.reap_s)[0]:
+                self._take_exit(rank)
 
     def _signal_leader(self, rank: int, signum: int) -> None:
         if rank in self.subprocess_handlers:
@@ -118,5 +131,5 @@ class SubprocessContext(PContext):
             super()._kill_tree(rank)
 
     def _release(self) -> None:
-        for pidfd in self._pidfds:
+        for pidfd in self._pidfds.values():
             os.close(pidfd)

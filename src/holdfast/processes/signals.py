@@ -99,7 +99,8 @@ class SignalWatch:
     """Collects signals while it is entered, and makes a descriptor readable for each.
 
     Outside the main thread Python cannot handle signals; then the watch stays empty, and the
-    program that owns the main thread decides what a signal means.
+    program that owns the main thread decides what a signal means. A signal that is ignored when
+    the watch begins stays so: `nohup`, or a shell for its background, has decided that.
     """
 
     def __init__(self, signals: tuple[signal.Signals, ...]) -> None:
@@ -117,7 +118,8 @@ class SignalWatch:
                 messages.info("not in the main thread: signals are left to the program around it")
             return self
         for one in self._signals:
-            self._previous[one] = signal.signal(one, self._note)
+            if signal.getsignal(one) is not signal.SIG_IGN:
+                self._previous[one] = signal.signal(one, self._note)
         self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 

@@ -76,6 +76,12 @@ class WorkerStdio:
             STDERR: self._open_output(rank, STDERR, self._dest.stderrs.get(rank, "")),
         }
 
+    def follow(self, rank: int) -> None:
+        """Follow the files of a worker whose streams somebody else opens."""
+        for which, paths in ((STDOUT, self._dest.stdouts), (STDERR, self._dest.stderrs)):
+            if paths.get(rank):
+                self._follow_file(rank, which, paths[rank])
+
     def finish(self) -> None:
         """Pass on all that was written; call it when the workers are gone."""
         if self._follower is not None:
@@ -136,7 +142,7 @@ class WorkerStdio:
     def _follow_file(self, rank: int, which: int, path: str) -> None:
         teed = rank in (self._dest.tee_stdouts if which == STDOUT else self._dest.tee_stderrs)
         filters = self._filters[which]
-        if not teed and not filters:
+        if path == os.devnull or (not teed and not filters):
             return
         self._follow().follow_file(
             path,

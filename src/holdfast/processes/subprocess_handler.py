@@ -37,7 +37,11 @@ class SubprocessHandler:
         self._stdout = self._open(stdout)
         self._stderr = self._open(stderr)
         self.local_rank_id = local_rank_id
-        self.proc = self._popen((entrypoint, *map(str, args)), {**os.environ, **env})
+        try:
+            self.proc = self._popen((entrypoint, *map(str, args)), {**os.environ, **env})
+        except BaseException:
+            self._close_files()
+            raise
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
         """Signal the process group, SIGTERM unless told otherwise, and close the log files."""
@@ -45,6 +49,9 @@ class SubprocessHandler:
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
         except ProcessLookupError:
             pass
+        self._close_files()
+
+    def _close_files(self) -> None:
         for stream in self._files:
             stream.close()
         self._files.clear()

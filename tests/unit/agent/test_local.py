@@ -299,15 +299,16 @@ def test_it_can_run_again() -> None:
 
 def test_a_signal_is_passed_on_and_ends_the_run() -> None:
     before = [signal.getsignal(one) for one in HANDLED]
-    os.mkfifo("ready")
+    os.mkfifo("ready0")
+    os.mkfifo("ready1")
     script = (
-        "trap 'echo HUP $RANK >> seen; exit 0' HUP; echo go > ready; while :; do sleep 0.01; done"
+        "trap 'echo HUP $RANK >> seen; exit 0' HUP; echo go > ready$RANK;"
+        "while :; do sleep 0.01; done"
     )
 
     def send() -> None:
-        with open("ready") as ready:
-            while ready.read(3):
-                pass
+        Path("ready0").read_text()
+        Path("ready1").read_text()
         os.kill(os.getpid(), signal.SIGHUP)
 
     agent = local(script, local_world_size=2, max_restarts=3)
@@ -317,7 +318,7 @@ def test_a_signal_is_passed_on_and_ends_the_run() -> None:
         agent.run()
     sender.join()
     assert ended.value.sigval is signal.SIGHUP
-    assert "HUP 0" in lines("seen")
+    assert lines("seen") == ["HUP 0", "HUP 1"]
     assert [signal.getsignal(one) for one in HANDLED] == before
 
 
@@ -326,10 +327,11 @@ def test_a_signal_is_passed_on_and_ends_the_run() -> None:
 
 @pytest.mark.parametrize("polled", [True, False])
 def test_nodes_with_roles_share_out_ranks_and_wait_for_each_other(polled: bool) -> None:
-    os.mkfifo("go")
+    os.mkfifo("go1")
+    os.mkfifo("go2")
     script = (
         'echo "$ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE $RANK/$WORLD_SIZE '
-        '$GROUP_RANK/$GROUP_WORLD_SIZE" >> seen; [ $GROUP_RANK = 0 ] || read go < go'
+        '$GROUP_RANK/$GROUP_WORLD_SIZE" >> seen; [ $GROUP_RANK = 0 ] || read go < go$GROUP_RANK'
     )
     store = MemoryStore()
     handler = ToldRendezvous if polled else Quiet
@@ -349,8 +351,8 @@ def test_nodes_with_roles_share_out_ranks_and_wait_for_each_other(polled: bool) 
         # The first node's workers are done, and it has come to the barrier.
         store.wait(["torchelastic/agent/terminal_state/num_members"])
         assert not first.done()
-        for _ in others:
-            Path("go").write_text("on\n")
+        Path("go1").write_text("on\n")
+        Path("go2").write_text("on\n")
         results = [one.result() for one in (first, *others)]
     assert [result.return_values for result in results] == [
         {0: None, 1: None},

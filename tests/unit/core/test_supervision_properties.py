@@ -16,7 +16,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    precondition,
     rule,
 )
 
@@ -46,6 +45,9 @@ if TYPE_CHECKING:
     from holdfast.core.supervision import Effect, Event
 
 FAILURES = (Reason.WORKER_FAILED, Reason.UNHEALTHY)
+# How many answers come in before something unasked happens: four are one whole restart.
+answers = st.integers(0, 4)
+mostly_true = st.sampled_from([True, True, True, False])
 
 
 class World(RuleBasedStateMachine):
@@ -55,15 +57,15 @@ class World(RuleBasedStateMachine):
         workers=st.integers(1, 4),
         max_restarts=st.integers(0, 3),
         doomed=st.booleans(),
-        quiet_steps=st.sampled_from([0, 5, 10, 20, 1000]),
+        quiet_generations=st.integers(-1, 3),
     )
-    def make(self, workers: int, max_restarts: int, doomed: bool, quiet_steps: int) -> None:
+    def make(self, workers: int, max_restarts: int, doomed: bool, quiet_generations: int) -> None:
         self.machine = Supervision(local_world_size=workers, max_restarts=max_restarts)
         self.everyone = frozenset(range(workers))
         self.max_restarts = max_restarts
         self.doomed = doomed  # Whether workers left to themselves fail, in the end.
-        # No signal comes before so many steps: most lives would otherwise be short ones.
-        self.quiet_until = float(quiet_steps)
+        # Without a time that no signal disturbs, most lives would be short.
+        self.quiet_generations = quiet_generations
         self.now = 0.0
         self.begun = False
         self.rounds = 0
@@ -80,14 +82,31 @@ class World(RuleBasedStateMachine):
         self.cause: Reason | None = None  # The first fact that no generation outlives.
         self.mendable = True
         self.fatal = False
+        self.first_failed: int | None = None
 
     # What the world knows of itself.
 
+    def situation(self) -> str:
+        if self.finish is not None:
+            return "done"
+        if not self.begun:
+            return "idle"
+        match self.owed:
+            case JoinRound():
+                return "joining"
+            case StartWorkers():
+                return "starting"
+            case StopWorkers():
+                return "stopping"
+            case EnterBarrier():
+                return "leaving"
+        return "running"
+
     def is_running(self) -> bool:
-        return self.begun and self.owed is None and self.finish is None
+        return self.situation() == "running"
 
     def is_stopping(self) -> bool:
-        return isinstance(self.owed, StopWorkers)
+        return self.situation() == "stopping"
 
     def has_workers(self) -> bool:
         return self.is_running() or self.is_stopping()
@@ -157,34 +176,29 @@ class World(RuleBasedStateMachine):
 
     # Answers.
 
-    @precondition(lambda self: not self.begun and self.finish is None)
-    @rule()
-    def begin(self) -> None:
-        self.begun = True
-        assert self.tell(Begun()) == [JoinRound()]
-
-    @precondition(lambda self: isinstance(self.owed, JoinRound))
-    @rule()
-    def round_forms(self) -> None:
-        self.owed = None
-        self.tell(RoundJoined(self.rounds, 0, 1))
-        self.rounds += 1
-        assert isinstance(self.owed, StartWorkers)
-
-    @precondition(lambda self: isinstance(self.owed, StartWorkers))
-    @rule()
-    def workers_come_up(self) -> None:
-        self.owed = None
-        self.alive = set(self.everyone)
-        if self.signals:
-            self.note_cause(Reason.SIGNAL)
-        self.tell(WorkersStarted(self.generation))
-        assert self.is_stopping() == bool(self.signals)
-
-    @precondition(lambda self: self.is_stopping())
     @rule(unkillable=st.sampled_from([0, 0, 0, 1, 2]))
-    def workers_are_gone(self, unkillable: int) -> None:
-        self.owed = None
+    def answer(self, unkillable: int) -> None:
+        owed, self.owed = self.owed, None
+        match owed:
+            case None if self.situation() == "idle":
+                self.begun = True
+                assert self.tell(Begun()) == [JoinRound()]
+            case JoinRound():
+                self.tell(RoundJoined(self.rounds, 0, 1))
+                self.rounds += 1
+                assert self.situation() == "starting"
+            case StartWorkers(generation):
+                self.alive = set(self.everyone)
+                if self.signals:
+                    self.note_cause(Reason.SIGNAL)
+                self.tell(WorkersStarted(generation))
+                assert self.situation() == ("stopping" if self.signals else "running")
+            case StopWorkers(generation):
+                self.workers_are_gone(generation, unkillable)
+            case EnterBarrier():
+                assert self.tell(BarrierEnded()) == [Finish(Outcome.SUCCEEDED)]
+
+    def workers_are_gone(self, generation: int, unkillable: int) -> None:
         self.alive.clear()
         failed = self.cause in FAILURES or (self.cause is Reason.REGROUP and unkillable > 0)
         spent = self.charged == self.max_restarts
@@ -192,88 +206,101 @@ class World(RuleBasedStateMachine):
         goes_on = not self.fatal and not self.signals
         if goes_on and failed:
             self.charged += 1
-        (effect,) = self.tell(WorkersStopped(self.generation, unkillable))
+        (effect,) = self.tell(WorkersStopped(generation, unkillable))
         if self.cause is not Reason.SUCCEEDED:
             assert isinstance(effect, JoinRound if goes_on else Finish)
         elif not self.signals:
             assert isinstance(effect, EnterBarrier)
 
-    @precondition(lambda self: isinstance(self.owed, EnterBarrier))
-    @rule()
-    def others_are_done(self) -> None:
-        self.owed = None
-        assert self.tell(BarrierEnded()) == [Finish(Outcome.SUCCEEDED)]
+    def go_on(self, count: int) -> None:
+        for _ in range(count):
+            self.answer(unkillable=0)
 
     # What happens unasked.
 
-    @precondition(lambda self: self.has_workers() and self.alive)
-    @rule(
-        which=st.integers(0, 3),
-        failed=st.booleans(),
-        mendable=st.sampled_from([True] * 3 + [False]),
-    )
-    def worker_ends(self, which: int, failed: bool, mendable: bool) -> None:
+    @rule(after=answers, which=st.integers(0, 3), failed=st.booleans(), mendable=mostly_true)
+    def worker_ends(self, after: int, which: int, failed: bool, mendable: bool) -> None:
+        self.go_on(after)
+        if not self.has_workers() or not self.alive:
+            return
         local_rank = sorted(self.alive)[which % len(self.alive)]
         self.alive.discard(local_rank)
-        if not failed:
-            self.succeeded.add(local_rank)
         must_stop = self.is_running() and (failed or not self.alive)
         if failed:
+            if self.is_running():
+                self.first_failed = local_rank
             self.note_cause(Reason.WORKER_FAILED, mendable=mendable)
-        elif not self.alive:
-            self.note_cause(Reason.SUCCEEDED)
+        else:
+            self.succeeded.add(local_rank)
+            if not self.alive:
+                self.note_cause(Reason.SUCCEEDED)
         effects = self.tell(WorkerExited(self.generation, local_rank, failed, mendable))
         assert len(effects) == must_stop
 
-    @precondition(lambda self: self.has_workers())
-    @rule(mendable=st.booleans())
-    def workers_are_found_unhealthy(self, mendable: bool) -> None:
+    @rule(after=answers, mendable=mostly_true)
+    def workers_are_found_unhealthy(self, after: int, mendable: bool) -> None:
+        self.go_on(after)
+        if not self.has_workers():
+            return
         must_stop = self.is_running()
         self.note_cause(Reason.UNHEALTHY, mendable=mendable)
         effects = self.tell(WorkersUnhealthy(self.generation, "no progress", mendable))
         assert len(effects) == must_stop
 
-    @precondition(lambda self: self.begun)
-    @rule(count=st.integers(0, 2))
-    def nodes_wait(self, count: int) -> None:
+    @rule(after=answers, count=st.integers(0, 2))
+    def nodes_wait(self, after: int, count: int) -> None:
+        self.go_on(after)
+        if self.situation() == "idle":
+            return
         must_stop = self.is_running() and count > 0
         if count > 0:
             self.note_cause(Reason.REGROUP)
         assert len(self.tell(NodesWaiting(count))) == must_stop
 
-    @precondition(lambda self: self.now >= self.quiet_until)
-    @rule(signum=st.sampled_from([SIGINT, SIGINT, SIGTERM, SIGHUP]))
-    def signal_comes(self, signum: int) -> None:
-        stopping, starting = self.is_stopping(), isinstance(self.owed, StartWorkers)
-        if self.finish is None:
+    @rule(after=answers, signum=st.sampled_from([SIGINT, SIGINT, SIGTERM, SIGHUP]))
+    def signal_comes(self, after: int, signum: int) -> None:
+        if self.generation < self.quiet_generations:
+            return
+        self.go_on(after)
+        before = self.situation()
+        if before != "done":
             self.signals.append(signum)
         self.note_cause(Reason.SIGNAL)
         effects = self.tell(SignalReceived(signum))
-        if stopping and signum == SIGINT and self.signals.count(SIGINT) >= 2:
-            assert effects == [KillWorkers(self.generation)]
-        elif not stopping and not starting:
-            assert self.is_stopping() or self.finish is not None
+        match before:
+            case "running":
+                assert effects == [StopWorkers(self.generation, Reason.SIGNAL, signum)]
+            case "stopping" if signum == SIGINT and self.signals.count(SIGINT) >= 2:
+                assert effects == [KillWorkers(self.generation)]
+            case "starting" | "stopping":
+                assert self.situation() == before
+            case _:
+                assert self.situation() == "done"
 
     # News that comes late: see test_supervision for the states that still refuse it.
 
-    @precondition(lambda self: self.generation > 0 and not isinstance(self.owed, StartWorkers))
-    @rule(back=st.integers(1, 3), local_rank=st.integers(0, 3), failed=st.booleans())
-    def an_exit_is_told_late(self, back: int, local_rank: int, failed: bool) -> None:
-        generation = max(0, self.generation - back)
-        assert self.tell(WorkerExited(generation, local_rank, failed, mendable=False)) == []
+    @rule(after=answers, back=st.integers(1, 3), local_rank=st.integers(0, 3), failed=st.booleans())
+    def an_exit_is_told_late(self, after: int, back: int, local_rank: int, failed: bool) -> None:
+        self.go_on(after)
+        generation = self.generation - back
+        if generation >= 0 and self.situation() != "starting":
+            late = WorkerExited(generation, local_rank, failed, mendable=False)
+            assert self.tell(late) == []
 
-    @precondition(lambda self: self.generation > 0 and self.has_workers())
-    @rule(back=st.integers(1, 3))
-    def bad_health_is_told_late(self, back: int) -> None:
-        generation = max(0, self.generation - back)
-        assert self.tell(WorkersUnhealthy(generation, "no progress", mendable=False)) == []
+    @rule(after=answers, back=st.integers(1, 3))
+    def bad_health_is_told_late(self, after: int, back: int) -> None:
+        self.go_on(after)
+        generation = self.generation - back
+        if generation >= 0 and self.situation() not in ("starting", "leaving"):
+            late = WorkersUnhealthy(generation, "no progress", mendable=False)
+            assert self.tell(late) == []
 
-    @precondition(lambda self: self.finish is None)
-    @rule(kind=st.sampled_from([JoinRound, StartWorkers, StopWorkers, EnterBarrier]))
-    def something_is_answered_that_was_not_asked(self, kind: type[Effect]) -> None:
-        if isinstance(self.owed, kind):
+    @rule(after=answers, kind=st.sampled_from([JoinRound, StartWorkers, StopWorkers, EnterBarrier]))
+    def something_is_answered_that_was_not_asked(self, after: int, kind: type[Effect]) -> None:
+        self.go_on(after)
+        if isinstance(self.owed, kind) or self.finish is not None:
             return
-        answers: dict[type, Event] = {
+        answers_to: dict[type, Event] = {
             JoinRound: RoundJoined(self.rounds, 0, 1),
             StartWorkers: WorkersStarted(self.generation),
             StopWorkers: WorkersStopped(self.generation),
@@ -281,7 +308,7 @@ class World(RuleBasedStateMachine):
         }
         before = {**vars(self.machine), "story": list(self.machine.story)}
         with pytest.raises(InvalidEvent):
-            self.machine.handle(self.now, answers[kind])
+            self.machine.handle(self.now, answers_to[kind])
         assert {**vars(self.machine), "story": list(self.machine.story)} == before
 
     # What holds at all times.
@@ -291,6 +318,7 @@ class World(RuleBasedStateMachine):
         assert self.machine.generation == self.generation
         assert self.machine.restart_count == self.charged <= self.max_restarts
         assert self.machine.budget.left == self.max_restarts - self.charged
+        assert self.machine.first_failed == self.first_failed
         if not isinstance(self.owed, StartWorkers):
             assert self.machine.running == self.alive
         if self.cause in FAILURES or self.cause is Reason.REGROUP:
@@ -305,21 +333,10 @@ class World(RuleBasedStateMachine):
         while self.finish is None:
             assert events_left > 0, "the run does not end"
             events_left -= 1
-            self.be_fair()
-
-    def be_fair(self) -> None:
-        if not self.begun:
-            self.begin()
-        elif isinstance(self.owed, JoinRound):
-            self.round_forms()
-        elif isinstance(self.owed, StartWorkers):
-            self.workers_come_up()
-        elif self.is_stopping():
-            self.workers_are_gone(unkillable=0)
-        elif isinstance(self.owed, EnterBarrier):
-            self.others_are_done()
-        else:
-            self.worker_ends(which=0, failed=self.doomed, mendable=True)
+            if self.is_running():
+                self.worker_ends(after=0, which=0, failed=self.doomed, mendable=True)
+            else:
+                self.answer(unkillable=0)
 
 
 World.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.processes.signals import (
+    DEFAULT_SIGNALS,
+    PENDING_MAX,
+    SignalException,
+    SignalWatch,
+    in_words,
+    parse_signal,
+    parse_signals,
+    signal_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+USR1, USR2 = signal.SIGUSR1, signal.SIGUSR2
+TAKEN = (USR1, USR2, signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def handlers_are_put_back() -> Iterator[None]:
+    """Fail a test after which a signal or the wake-up descriptor is not as it was."""
+    before = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    yield
+    wakeup = signal.set_wakeup_fd(-1)
+    after = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    for number, action in before.items():
+        if after[number] != action:
+            signal.signal(number, action)
+    assert after == before
+    assert wakeup == -1
+
+
+def send(number: int) -> None:
+    """Send this process a signal, and have Python's handler run."""
+    signal.raise_signal(number)
+
+
+def is_readable(fd: int) -> bool:
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+# Names and words.
+
+
+@pytest.mark.parametrize("text", ["SIGTERM", "TERM", "15", " SIGTERM ", " 15"])
+def test_a_signal_by_name_or_number(text: str) -> None:
+    assert parse_signal(text, flag="--stop-signal") is signal.SIGTERM
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sigterm", "SIGNOTHING", "0", "99", "-15", "²", "SIG", "15.0"]
+)
+def test_what_is_no_signal_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_signal(text, flag="--stop-signal")
+    assert str(caught.value).startswith(f"--stop-signal: {text!r} is not a signal; accepted: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_signals() -> None:
+    assert parse_signals(DEFAULT_SIGNALS) == (
+        signal.SIGTERM,
+        signal.SIGINT,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+    )
+    assert parse_signals(" USR1 ,12,") == (USR1, USR2)
+    assert parse_signals("") == ()
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "STOP", "9"])
+def test_what_no_process_can_handle_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"^--signals-to-handle: SIG(KILL|STOP) cannot be handled"):
+        parse_signals(f"SIGTERM,{name}")
+
+
+def test_signals_in_words() -> None:
+    assert signal_name(signal.SIGTERM) == "SIGTERM"
+    assert signal_name(50) == "signal 50"
+    assert in_words(signal.SIGSEGV) == "SIGSEGV (segmentation fault)"
+    assert in_words(signal.SIGUSR1) == "SIGUSR1"
+    assert in_words(50) == "signal 50"
+
+
+def test_the_exception_has_the_signal() -> None:
+    error = SignalException("ended", signal.SIGHUP)
+    assert str(error) == "ended"
+    assert error.sigval is signal.SIGHUP
+    assert isinstance(error, Exception)
+
+
+# The watch.
+
+
+def test_signals_are_collected_in_order_and_wake_the_loop() -> None:
+    with SignalWatch(TAKEN) as watch:
+        assert watch.take() == []
+        assert not is_readable(watch.fileno())
+        for number in (USR1, USR2, USR1):
+            send(number)
+        assert is_readable(watch.fileno())
+        assert watch.take() == [USR1, USR2, USR1]
+        assert not is_readable(watch.fileno())
+        assert watch.take() == []
+
+
+def test_a_signal_from_outside_wakes_a_wait() -> None:
+    with SignalWatch(TAKEN) as watch:
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.read(read, 1)
+            os.kill(os.getppid(), USR1)
+            os._exit(0)
+        poll = select.poll()
+        poll.register(watch.fileno(), select.POLLIN)
+        os.write(write, b"!")
+        assert poll.poll(60_000)
+        assert watch.take() == [USR1]
+        os.waitpid(pid, 0)
+        os.close(read)
+        os.close(write)
+
+
+def test_handlers_and_the_wake_up_descriptor_are_put_back() -> None:
+    heard: list[int] = []
+    own_read, own_write = os.pipe2(os.O_NONBLOCK)
+    before = signal.signal(USR1, lambda number, _: heard.append(number))
+    ignored = signal.signal(USR2, signal.SIG_IGN)
+    signal.set_wakeup_fd(own_write)
+    try:
+        with SignalWatch(TAKEN) as watch:
+            send(USR1)
+            assert watch.take() == [USR1]
+        assert heard == []
+        send(USR1)
+        assert heard == [USR1]
+        assert os.read(own_read, 10) == bytes([USR1])
+        assert signal.getsignal(USR2) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        assert signal.set_wakeup_fd(-1) == own_write
+        signal.signal(USR1, before)
+        signal.signal(USR2, ignored)
+        os.close(own_read)
+        os.close(own_write)
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """As under nohup, where the end of the terminal must not end the job."""
+    before = signal.signal(USR1, signal.SIG_IGN)
+    try:
+        with SignalWatch(TAKEN) as watch:
+            send(USR1)
+            send(USR2)
+            assert watch.take() == [USR2]
+        assert signal.getsignal(USR1) is signal.SIG_IGN
+    finally:
+        signal.signal(USR1, before)
+
+
+def test_they_are_put_back_after_an_exception() -> None:
+    with pytest.raises(ZeroDivisionError), SignalWatch(TAKEN):
+        send(1 // 0)
+    assert signal.getsignal(USR1) is signal.SIG_DFL
+
+
+def test_a_handler_that_was_not_set_from_python_becomes_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = signal.signal
+    monkeypatch.setattr(signal, "signal", lambda *how: [real(*how), None][1])
+    with SignalWatch((USR1,)):
+        pass
+    monkeypatch.undo()
+    assert signal.getsignal(USR1) is signal.SIG_DFL
+
+
+def test_a_flood_is_limited_and_its_last_signals_are_kept() -> None:
+    with SignalWatch(TAKEN) as watch:
+        for _ in range(PENDING_MAX):
+            send(USR1)
+        send(USR2)
+        taken = watch.take()
+    assert len(taken) == PENDING_MAX
+    assert taken[-1] is USR2
+
+
+def test_watches_can_be_nested() -> None:
+    with SignalWatch((USR1,)) as outer:
+        with SignalWatch((USR1,)) as inner:
+            send(USR1)
+            assert inner.take() == [USR1]
+        send(USR1)
+        assert outer.take() == [USR1]
+
+
+def test_a_watch_of_nothing() -> None:
+    with SignalWatch(()) as watch:
+        assert watch.take() == []
+
+
+def test_outside_the_main_thread_signals_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    seen = []
+
+    def watch_there(signals: tuple[signal.Signals, ...]) -> None:
+        with SignalWatch(signals) as watch:
+            seen.append((watch.take(), is_readable(watch.fileno()), signal.getsignal(USR1)))
+
+    caplog.set_level("INFO")
+    for signals in (TAKEN, ()):
+        thread = threading.Thread(target=watch_there, args=(signals,))
+        thread.start()
+        thread.join()
+    assert seen == [([], False, signal.SIG_DFL)] * 2
+    assert caplog.text.count("not in the main thread") == 1
+
+
+def test_one_watch_can_be_entered_again() -> None:
+    watch = SignalWatch((USR1,))
+    for _ in range(2):
+        with watch:
+            send(USR1)
+            assert watch.take() == [USR1]
+
+
+# Raising.
+
+
+def test_a_signal_gets_out_of_code_that_is_not_ours() -> None:
+    with SignalWatch(TAKEN) as watch:
+        with pytest.raises(SignalException) as caught, watch.raising():
+            send(USR1)
+        assert caught.value.sigval is USR1
+        assert str(os.getpid()) in str(caught.value)
+        assert watch.take() == []
+        send(USR2)
+        assert watch.take() == [USR2]
+
+
+def test_a_signal_that_came_before_raises_at_once() -> None:
+    with SignalWatch(TAKEN) as watch:
+        send(USR1)
+        send(USR2)
+        entered = False
+        with pytest.raises(SignalException) as caught, watch.raising():
+            entered = True
+        assert not entered
+        assert caught.value.sigval is USR1
+        assert watch.take() == [USR2]
+
+
+def test_only_one_signal_raises() -> None:
+    """The cleaning up that follows must not be torn out of its work."""
+
+    def be_interrupted(watch: SignalWatch) -> None:
+        with watch.raising():
+            try:
+                send(USR1)
+            finally:
+                send(USR2)
+
+    with SignalWatch(TAKEN) as watch:
+        with pytest.raises(SignalException) as caught:
+            be_interrupted(watch)
+        assert caught.value.sigval is USR1
+        assert watch.take() == [USR2]
+
+
+def test_nothing_raises_where_nothing_came() -> None:
+    with SignalWatch(TAKEN) as watch:
+        with watch.raising():
+            pass
+        send(USR1)
+        assert watch.take() == [USR1]
