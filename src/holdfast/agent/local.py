@@ -86,7 +86,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         args: dict[int, tuple[Any, ...]] = {}
         envs: dict[int, dict[str, str]] = {}
         prefixes: dict[int, str] = {}
-        inherited = {**self._worker_env, **os.environ}
+        inherited = {**os.environ, **self._worker_env}
         for worker in worker_group.workers:
             rank = worker.local_rank
             envs[rank] = self._worker_env | environment.worker_environment(
@@ -164,16 +164,15 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _observe(self) -> list[supervision.Event]:
         context = self._pcontext
         assert context is not None
-        events = self._exits(context)
+        exits = self._exits(context)
         stuck = self._stuck.look(time.monotonic(), context)
         if stuck:
             messages.error(stuck)
-            events.append(
-                supervision.WorkersUnhealthy(self._machine.generation, stuck, mendable=False)
-            )
-        if self._watches_by_hook and not events:
-            return super()._observe()
-        return events
+            generation = self._machine.generation
+            return [*exits, supervision.WorkersUnhealthy(generation, stuck, mendable=False)]
+        if self._watches_by_hook and all(ended.mendable for ended in exits):
+            return super()._observe()  # What an exit means is the hook's to say.
+        return [*exits]
 
     def _stop_generation(self, reason: Reason, signum: int) -> int:
         context = self._pcontext
@@ -217,7 +216,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._take_signals()
             self._dispatch(self._exits(context))
 
-    def _exits(self, context: PContext) -> list[supervision.Event]:
+    def _exits(self, context: PContext) -> list[supervision.WorkerExited]:
         generation = self._machine.generation
         return [
             supervision.WorkerExited(generation, ended.rank, ended.failed, ended.mendable)

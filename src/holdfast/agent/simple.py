@@ -333,14 +333,10 @@ class SimpleElasticAgent(ElasticAgent):
             messages.info("nodes are waiting to join: regrouping")
             return
         budget = self._machine.budget
-        first = min(
-            self._result.failures.items(),
-            key=lambda item: (item[1].consequence, item[1].order),
-            default=None,
-        )
+        causes = [item for item in self._result.failures.items() if not item[1].consequence]
         what = "the workers are not healthy"
-        if first is not None:
-            rank, failure = first
+        if causes:
+            rank, failure = min(causes, key=lambda item: item[1].order)
             lines = failure.traceback_text().strip().splitlines()
             what = f"rank {rank} (pid {failure.pid}) failed: {failure.detail or failure.ending()}"
             what += f": {lines[-1]}" if lines else ""

@@ -62,7 +62,10 @@ def pack_preparation(name: str) -> bytes:
     """Pickle what a new interpreter needs to look like this one to the user's modules."""
     from multiprocessing import spawn
 
-    return _pickle_for_child(spawn.get_preparation_data(name), Packed())
+    data = spawn.get_preparation_data(name)
+    if not os.path.isfile(str(data.get("init_main_from_path"))):
+        data.pop("init_main_from_path", None)  # It came through a pipe: there is none to import.
+    return _pickle_for_child(data, Packed())
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
@@ -73,7 +76,7 @@ def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
         return packed
     try:
         packed.data = _pickle_for_child((fn, args), packed)
-    except (AttributeError, TypeError, pickle.PicklingError) as error:
+    except (AttributeError, TypeError, RuntimeError, pickle.PicklingError) as error:
         raise UsageError(
             f"{_name_of(fn)} cannot be sent to a new worker process: {error}",
             hint="define it at the top level of a module, or use start_method='fork'",
@@ -97,7 +100,8 @@ def _pickle_for_child(value: object, packed: Packed) -> bytes:
 def _needs_value_pickling(fn: Callable[..., Any]) -> bool:
     """Whether only this interactive session knows the function: no file can be imported."""
     main = sys.modules.get("__main__")
-    interactive = getattr(main, "__file__", None) is None and main.__spec__ is None  # type: ignore[union-attr]
+    has_file = os.path.isfile(getattr(main, "__file__", None) or "")
+    interactive = not has_file and getattr(main, "__spec__", None) is None
     return interactive and getattr(fn, "__module__", None) == "__main__"
 
 
@@ -123,20 +127,36 @@ def _name_of(fn: Callable[..., Any]) -> str:
 
 def call_and_return(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int) -> None:
     """Call the function and send back its value; exceptions pass through."""
-    value = record(fn)(*args)
+    try:
+        value = record(fn)(*args)
+    except SystemExit as leaving:
+        if leaving.code is not None:
+            raise
+        value = None  # `sys.exit()` means what `sys.exit(0)` does.
+    data = record(pack_value)(value, _name_of(fn))
+    assert data is not None
     with open(result_fd, "wb") as result:
-        result.write(pickle.dumps(value))
+        result.write(data)
+
+
+def pack_value(value: object, name: str) -> bytes:
+    """Pickle what a function returned."""
+    try:
+        return pickle.dumps(value)
+    except Exception as error:
+        raise TypeError(f"the return value of {name} cannot be sent back: {error}") from error
 
 
 def call_in_fork(call: Callable[[], None]) -> int:
     """Call in a forked child and return its exit status, as the interpreter would end it."""
     status = 0
+    _part_from_the_parent()
     try:
         call()
     except SystemExit as leaving:
         status = _exit_status(leaving.code)
     except KeyboardInterrupt:
-        sys.stderr.flush()
+        _flush_streams()
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:  # noqa: BLE001 (we are the last to see it, as the interpreter is)
@@ -157,6 +177,24 @@ def _exit_status(code: object) -> int:
     return 1
 
 
+def _part_from_the_parent() -> None:
+    """Let go of what a forked child must not share: children, connections, replaced streams."""
+    from holdfast.processes.stdio import is_descriptor
+
+    for name, fd, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
+        if not is_descriptor(getattr(sys, name), fd):
+            # In a notebook, say: what is written to a copy of its stream, nobody reads.
+            stream = open(fd, "w", buffering=1, errors=errors, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+    if "multiprocessing.util" in sys.modules:
+        # As `multiprocessing` does in its own children.
+        from multiprocessing import process, util
+
+        process._children = set()  # type: ignore[attr-defined]
+        util._finalizer_registry.clear()  # type: ignore[attr-defined]
+        util._run_after_forkers()  # type: ignore[attr-defined]
+
+
 def _end_like_an_interpreter() -> None:
     """Do what a forked child would miss by `os._exit`: join threads, flush queues and streams."""
     import threading
@@ -164,18 +202,28 @@ def _end_like_an_interpreter() -> None:
     threading._shutdown()  # type: ignore[attr-defined]
     if "multiprocessing.util" in sys.modules:
         sys.modules["multiprocessing.util"]._exit_function()
+    _flush_streams()
+
+
+def _flush_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):
-            pass
+        except (OSError, ValueError, AttributeError):
+            pass  # It was closed, or nobody is there to read it.
 
 
 def prepare(preparation: bytes) -> None:
     """Make this new interpreter look like the agent's to the user's modules."""
-    from multiprocessing import spawn
+    from multiprocessing import process, spawn
 
-    spawn.prepare(pickle.loads(preparation))  # noqa: S301 (our agent's)
+    # While this is set, a script that starts processes as it is imported is refused; it would
+    # start itself for ever.
+    process.current_process()._inheriting = True  # type: ignore[attr-defined]
+    try:
+        spawn.prepare(pickle.loads(preparation))  # noqa: S301 (our agent's)
+    finally:
+        del process.current_process()._inheriting  # type: ignore[attr-defined]
 
 
 def main() -> None:

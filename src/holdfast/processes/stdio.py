@@ -41,6 +41,18 @@ def is_descriptor(stream: TextIO | None, fd: int) -> bool:
         return False
 
 
+def hold_standard_places() -> None:
+    """Fill descriptors 0, 1 and 2 where they are closed.
+
+    A pipe of ours that got such a number would be in the way of the workers' own streams.
+    """
+    for fd in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest number that is free: this one.
+
+
 class WorkerStdio:
     """Opens the streams of each worker and follows those that need following."""
 
@@ -53,6 +65,7 @@ class WorkerStdio:
         stderr_filters: Sequence[str] = (),
         capture_stderr: bool = True,
     ) -> None:
+        hold_standard_places()
         self._dest = dest
         self._prefixes = {rank: prefix.encode() for rank, prefix in prefixes.items()}
         self._filters = {
@@ -70,11 +83,15 @@ class WorkerStdio:
 
     def open(self, rank: int) -> dict[int, int]:
         """Return fresh descriptors for a worker's streams 0, 1 and 2; close them once it runs."""
-        return {
-            STDIN: self._open_stdin(),
-            STDOUT: self._open_output(rank, STDOUT, self._dest.stdouts.get(rank, "")),
-            STDERR: self._open_output(rank, STDERR, self._dest.stderrs.get(rank, "")),
-        }
+        opened = {STDIN: self._open_stdin()}
+        try:
+            for which, paths in ((STDOUT, self._dest.stdouts), (STDERR, self._dest.stderrs)):
+                opened[which] = self._open_output(rank, which, paths.get(rank, ""))
+        except BaseException:
+            for fd in opened.values():
+                os.close(fd)
+            raise
+        return opened
 
     def follow(self, rank: int) -> None:
         """Follow the files of a worker whose streams somebody else opens."""
@@ -111,10 +128,13 @@ class WorkerStdio:
             return ""
 
     def _open_stdin(self) -> int:
-        try:
-            return os.dup(STDIN)
-        except OSError:
-            return os.open(os.devnull, os.O_RDONLY)
+        # Where it is closed, descriptor 0 may by now be something else of this process.
+        if sys.__stdin__ is not None and not sys.__stdin__.closed:
+            try:
+                return os.dup(STDIN)
+            except OSError:
+                pass
+        return os.open(os.devnull, os.O_RDONLY)
 
     def _open_output(self, rank: int, which: int, path: str) -> int:
         if path:

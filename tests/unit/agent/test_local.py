@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -66,6 +67,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_ELASTIC_WORKER_IDENTICAL"):
         monkeypatch.delenv(name, raising=False)
     return tmp_path
+
+
+def kill_and_wait(pid: int) -> None:
+    """Kill a process and wait until it is dead; its parent is left to reap it."""
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([pidfd], [], [])
+    os.close(pidfd)
 
 
 def lines(name: str) -> list[str]:
@@ -263,17 +272,17 @@ def test_too_few_devices_are_told_before_anything_starts(monkeypatch: pytest.Mon
 
 
 def test_one_keeper_serves_all_restarts() -> None:
-    agent = local("echo $PPID >> keepers; exit 1", max_restarts=2, local_world_size=2)
+    agent = local("echo $PPID >> keepers; exit 1", max_restarts=2)
     assert agent.run().is_failed()
     keepers = lines("keepers")
-    assert len(keepers) == 6
+    assert len(keepers) == 3
     assert len(set(keepers)) == 1
 
 
 def test_a_killed_keeper_is_a_failure_that_a_restart_mends() -> None:
     script = (
         "echo $PPID >> keepers; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then"
-        " kill -9 $PPID; sleep 1000; fi"
+        " kill -9 $PPID; exec sleep 1000; fi"
     )
     agent = local(script, max_restarts=1)
     assert agent.run().state is WorkerState.SUCCEEDED
@@ -281,8 +290,19 @@ def test_a_killed_keeper_is_a_failure_that_a_restart_mends() -> None:
 
 
 def test_a_killed_keeper_is_the_reason_when_nothing_is_left() -> None:
-    result = local("kill -9 $PPID; sleep 1000").run()
+    result = local("kill -9 $PPID; exec sleep 1000").run()
     assert "the keeper of the workers" in result.failures[0].detail
+
+
+def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
+    class Unlucky(LocalElasticAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+            if self._keeper is not None and self.restart_count == 1:
+                kill_and_wait(self._keeper.pid)
+            return super()._start_workers(worker_group)
+
+    agent = local("[ $TORCHELASTIC_RESTART_COUNT -ge 1 ]", kind=Unlucky, max_restarts=2)
+    assert agent.run().state is WorkerState.SUCCEEDED
 
 
 def test_it_can_run_again() -> None:
@@ -405,13 +425,17 @@ class Watching(LocalElasticAgent):
         return result
 
 
-def test_a_hook_may_find_running_workers_unhealthy() -> None:
+def test_a_hook_may_find_running_workers_unhealthy(caplog: pytest.LogCaptureFixture) -> None:
     script = "if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then touch sick; sleep 1000; fi"
     agent = local(script, kind=Watching, monitor_interval=0.01, max_restarts=1)
     assert agent.run().state is WorkerState.SUCCEEDED
     assert agent.restart_count == 1
     assert WorkerState.UNHEALTHY in agent.found
     assert agent.found[-1] is WorkerState.SUCCEEDED
+    # That a stopped worker died of the stop signal is no reason for the stop.
+    assert caplog.messages == [
+        "the workers are not healthy; restarting all workers (restart 1 of 1)"
+    ]
 
 
 def test_a_hook_is_told_of_exits_at_once_and_of_every_kind() -> None:
@@ -469,20 +493,17 @@ def switches(folder: str) -> int:
     return count
 
 
-def test_nothing_wakes_while_nothing_happens() -> None:
-    """Between two ticks of the worker, neither a thread of the agent nor the keeper moves.
+def becomes_quiet(agent: LocalElasticAgent, windows: int) -> bool:
+    """Whether neither a thread of the agent nor the keeper moves between two ticks of a worker.
 
     A tick takes longer than any of them would let pass between two looks, if it looked.
     """
-    os.mkfifo("ticks")
-    script = "exec 3> ticks; while [ ! -e enough ]; do echo $PPID >&3; sleep 0.25; done"
-    agent = local(script, logs=DefaultLogsSpecs("logs"))
     quiet = False
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(agent.run)
         with open("ticks") as ticks:
             before = -1
-            for _ in range(WINDOWS_MAX):
+            for _ in range(windows):
                 keeper = int(ticks.readline())
                 now = switches("/proc/self/task") + switches(f"/proc/{keeper}/task")
                 quiet, before = now == before, now
@@ -490,4 +511,19 @@ def test_nothing_wakes_while_nothing_happens() -> None:
                     break
             Path("enough").touch()
         running.result()
-    assert quiet
+    return quiet
+
+
+TICKING = "exec 3> ticks; while [ ! -e enough ]; do echo $PPID >&3; sleep 0.2; done"
+
+
+def test_nothing_wakes_while_nothing_happens() -> None:
+    os.mkfifo("ticks")
+    agent = local(TICKING, logs=DefaultLogsSpecs("logs"))
+    assert becomes_quiet(agent, WINDOWS_MAX)
+
+
+def test_an_agent_that_must_ask_does_wake() -> None:
+    os.mkfifo("ticks")
+    agent = local(TICKING, handler=ToldRendezvous(), monitor_interval=0.05)
+    assert not becomes_quiet(agent, 4)

@@ -52,6 +52,10 @@ def test_an_absolute_target_needs_no_other_launcher(mib: float, reached: bool) -
     assert result(MEMORY, holdfast=[mib]).verdicts() == [Verdict("at most 32 MiB", mib, reached)]
 
 
+def test_an_absolute_target_is_held_against_the_worst_sample() -> None:
+    assert [one.reached for one in result(MEMORY, holdfast=[16, 16, 33]).verdicts()] == [False]
+
+
 def test_a_target_with_nothing_to_compare_is_neither_reached_nor_missed() -> None:
     measured = result(TIME, holdfast=[100])
     assert [verdict.reached for verdict in measured.verdicts()] == [None, None]

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 
 FAILURES = (Reason.WORKER_FAILED, Reason.UNHEALTHY)
 # How many answers come in before something unasked happens: four are one whole restart.
-answers = st.integers(0, 4)
+answers = st.sampled_from([0, 0, 0, 1, 2, 3, 4])
+signals = st.sampled_from([SIGINT, SIGINT, SIGTERM, SIGHUP])
 mostly_true = st.sampled_from([True, True, True, False])
 
 
@@ -176,7 +177,7 @@ class World(RuleBasedStateMachine):
 
     # Answers.
 
-    @rule(unkillable=st.sampled_from([0, 0, 0, 1, 2]))
+    @rule(unkillable=st.integers(0, 2))
     def answer(self, unkillable: int) -> None:
         owed, self.owed = self.owed, None
         match owed:
@@ -257,11 +258,14 @@ class World(RuleBasedStateMachine):
             self.note_cause(Reason.REGROUP)
         assert len(self.tell(NodesWaiting(count))) == must_stop
 
-    @rule(after=answers, signum=st.sampled_from([SIGINT, SIGINT, SIGTERM, SIGHUP]))
-    def signal_comes(self, after: int, signum: int) -> None:
-        if self.generation < self.quiet_generations:
-            return
+    @rule(after=answers, signums=st.lists(signals, min_size=1, max_size=3))
+    def signals_come(self, after: int, signums: list[int]) -> None:
         self.go_on(after)
+        if self.generation >= self.quiet_generations:
+            for signum in signums:
+                self.signal_comes(signum)
+
+    def signal_comes(self, signum: int) -> None:
         before = self.situation()
         if before != "done":
             self.signals.append(signum)
@@ -339,5 +343,5 @@ class World(RuleBasedStateMachine):
                 self.answer(unkillable=0)
 
 
-World.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+World.TestCase.settings = settings(max_examples=200, stateful_step_count=40, deadline=None)
 TestSupervisionInTheWorld = World.TestCase

@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import errno
+import fcntl
+import io
+import os
+import struct
+import subprocess
+import sys
+import termios
+import textwrap
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from functions_to_call import say
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.processes.logs import DefaultLogsSpecs, LogsDest
+from holdfast.processes.starting import start_processes
+from holdfast.processes.std import Std
+from holdfast.processes.stdio import TAIL_BYTES_MAX, WorkerStdio, is_descriptor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from holdfast.processes.contexts import RunProcsResult
+
+PATIENCE_S = 60
+
+# An agent as a program of its own: it runs `WORKER` and writes down how that ended.
+AGENT = """
+    import os, sys
+    from holdfast.processes.logs import DefaultLogsSpecs
+    from holdfast.processes.starting import start_processes
+    def work(script):
+        if os.system(script): raise RuntimeError("the script failed")
+    def main():
+        method, folder, script, capture = sys.argv[1:5]
+        logs = DefaultLogsSpecs(log_dir=folder + "/logs")
+        what, args = ("sh", ("-c", script)) if method == "command" else (work, (script,))
+        how = {} if method == "command" else {"start_method": method}
+        os.environ["FOLDER"] = folder
+        context = start_processes(
+            "x", what, {0: args}, {0: {}}, logs, capture_stderr=capture == "captured", **how)
+        result = context.wait(60)
+        context.close()
+        with open(folder + "/result", "w") as stream:
+            for failure in result.failures.values():
+                stream.write(f"{failure.exitcode} {failure.detail} {failure.stderr_tail!r}")
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Any:
+    path = tmp_path / "agent.py"
+    path.write_text(textwrap.dedent(AGENT))
+
+    def command(method: str, script: str, capture: str = "captured") -> list[str]:
+        return [sys.executable, str(path), method, str(tmp_path), script, capture]
+
+    return command
+
+
+def result_in(folder: Path) -> str:
+    return (folder / "result").read_text()
+
+
+# Which streams are the process's own.
+
+
+def test_python_streams_that_are_descriptors(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with open(read) as one, open(write, "w") as two:
+        assert is_descriptor(one, read)
+        assert not is_descriptor(one, write)
+        assert is_descriptor(two, write)
+    assert not is_descriptor(one, read), "closed"
+    assert not is_descriptor(io.StringIO(), 1)
+    assert not is_descriptor(None, 1)
+    assert not is_descriptor(object(), 1)  # type: ignore[arg-type]
+
+
+# In a notebook or the like, where `sys.stdout` is not descriptor 1.
+
+
+def run(
+    tmp_path: Path, what: Any, *args: object, start_method: str = "spawn", tee: Std = Std.NONE
+) -> RunProcsResult:
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), tee=tee)
+    context = start_processes("x", what, {0: args}, {0: {}}, logs, start_method=start_method)
+    try:
+        result = context.wait(PATIENCE_S)
+        assert result is not None
+        return result
+    finally:
+        context.close()
+
+
+class Notebook(io.StringIO):
+    """A stream whose `fileno` leads nowhere, as a notebook's does."""
+
+    def fileno(self) -> int:
+        raise io.UnsupportedOperation("fileno")
+
+
+@contextmanager
+def notebook() -> Iterator[tuple[Notebook, Notebook]]:
+    """Replace the streams; not in a fixture, after which pytest would replace them again."""
+    kept = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = streams = Notebook(), Notebook()
+    try:
+        yield streams
+    finally:
+        sys.stdout, sys.stderr = kept
+
+
+def test_output_of_commands_reaches_replaced_streams(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = "echo to out; echo to err >&2; printf 'ä no end' >&2; exit 1"
+    with notebook() as (out, err):
+        result = run(tmp_path, "sh", "-c", script)
+    assert out.getvalue() == "to out\n"
+    assert err.getvalue().startswith("to err\nä no end")
+    assert result.failures[0].stderr_tail == "to err\nä no end"
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_output_of_functions_reaches_replaced_streams(tmp_path: Path, method: str) -> None:
+    """A forked worker has a copy of the replaced stream, which nobody reads."""
+    with notebook() as streams:
+        result = run(tmp_path, say, "to out", "to err", start_method=method)
+    assert not result.is_failed()
+    assert [stream.getvalue() for stream in streams] == ["to out\n", "to err\n"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_redirected_output_of_functions_is_in_the_files(tmp_path: Path, method: str) -> None:
+    with notebook() as streams:
+        result = run(tmp_path, say, "to out", "to err", start_method=method, tee=Std.ALL)
+    assert Path(result.stdouts[0]).read_text() == "to out\n"
+    assert Path(result.stderrs[0]).read_text() == "to err\n"
+    assert [stream.getvalue() for stream in streams] == ["[x0]:to out\n", "[x0]:to err\n"]
+
+
+# With the agent's own streams.
+
+
+@pytest.mark.parametrize("method", ["command", "spawn", "fork", "forkserver"])
+def test_standard_input_is_inherited(agent: Any, tmp_path: Path, method: str) -> None:
+    script = "cat > $FOLDER/read"
+    done = subprocess.run(agent(method, script), input=b"from the user\n", timeout=PATIENCE_S)
+    assert done.returncode == 0
+    assert (tmp_path / "read").read_text() == "from the user\n"
+
+
+TELLS_STREAMS = """
+streams=
+for fd in 0 1 2; do streams="$streams $(readlink /proc/$$/fd/$fd)"; done
+echo $streams > $FOLDER/streams
+"""
+
+
+def test_standard_output_is_inherited_and_standard_error_passes_through(
+    agent: Any, tmp_path: Path
+) -> None:
+    script = f"{TELLS_STREAMS} echo to out; echo to err >&2; exit 3"
+    done = subprocess.run(agent("command", script), capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("to out\n", "to err\n")
+    assert result_in(tmp_path) == "3  'to err\\n'"
+
+
+def test_nothing_is_captured_if_that_is_not_wanted(agent: Any, tmp_path: Path) -> None:
+    with open(tmp_path / "err", "w+") as err:
+        script = f"{TELLS_STREAMS} echo to err >&2; exit 3"
+        subprocess.run(agent("command", script, "as it is"), stderr=err, check=True)
+    assert (tmp_path / "err").read_text() == "to err\n"
+    assert (tmp_path / "streams").read_text().split()[-1] == str(tmp_path / "err")
+    assert result_in(tmp_path) == "3  ''"
+
+
+@pytest.mark.parametrize(
+    ("method", "closed"),
+    [
+        *(("command", closed) for closed in ("<&-", ">&-", "2>&-")),
+        *((method, "<&- >&- 2>&-") for method in ("command", "spawn", "fork", "forkserver")),
+    ],
+)
+def test_streams_that_the_agent_was_started_without(
+    agent: Any, tmp_path: Path, closed: str, method: str
+) -> None:
+    script = f"set -e; {TELLS_STREAMS} echo to out; echo to err >&2; cat"
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", *agent(method, script)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=PATIENCE_S
+    )
+    assert done.returncode == 0
+    assert result_in(tmp_path) == ""
+    assert done.stdout == ("to out\n" if " >&-" not in f" {closed}" else "")
+    assert done.stderr == ("to err\n" if "2>&-" not in closed else "")
+    streams = (tmp_path / "streams").read_text().split()
+    assert streams[0] == os.devnull
+    assert all(stream.startswith("pipe:") for stream in streams[1:])
+
+
+# On a terminal.
+
+
+def read_all(master: int) -> bytes:
+    said = b""
+    while True:
+        try:
+            piece = os.read(master, 65536)
+        except OSError as problem:
+            if problem.errno != errno.EIO:
+                raise
+            return said  # The last one who had the terminal open is gone.
+        if not piece:
+            return said
+        said += piece
+
+
+@pytest.mark.parametrize("method", ["command", "fork"])
+def test_workers_see_the_agents_terminal(agent: Any, tmp_path: Path, method: str) -> None:
+    script = (
+        "for fd in 0 1 2; do test -t $fd && echo $fd is a terminal >&2; done; "
+        "stty size <&2 >&2; echo to out; exit 3"
+    )
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 77, 0, 0))
+    started = subprocess.Popen(
+        agent(method, script), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
+    )
+    os.close(slave)
+    said = read_all(master)
+    os.close(master)
+    assert started.wait(PATIENCE_S) == 0
+    lines = said.decode().split("\r\n")
+    assert "\r" not in "".join(lines), "carriage returns were doubled"
+    assert "\n" not in "".join(lines)
+    assert lines[-1] == ""
+    expected = [f"{fd} is a terminal" for fd in range(3)]
+    told = [line for line in lines if line in (*expected, "33 77", "to out")]
+    assert sorted(told) == sorted([*expected, "33 77", "to out"])
+    if method == "command":
+        tail = "".join(f"{line}\\n" for line in (*expected, "33 77"))
+        assert result_in(tmp_path) == f"3  '{tail}'"
+
+
+# Opening.
+
+
+def stdio(dest: LogsDest, **how: Any) -> WorkerStdio:
+    return WorkerStdio(dest, prefixes={0: "<0>", 1: "<1>"}, **how)
+
+
+def open_fds() -> set[str]:
+    listed = set(os.listdir("/proc/self/fd"))
+    return {fd for fd in listed if os.path.exists(f"/proc/self/fd/{fd}")}
+
+
+def test_a_file_is_emptied_and_appended_to(tmp_path: Path) -> None:
+    """Appending, so that two who have it open do not overwrite each other."""
+    path = tmp_path / "out"
+    path.write_text("of an earlier start\n")
+    here = stdio(LogsDest(stdouts={0: str(path)}, stderrs={0: str(path)}))
+    fds = here.open(0)
+    for number in range(3):
+        os.write(fds[1], f"out {number}\n".encode())
+        os.write(fds[2], f"err {number}\n".encode())
+    assert not any(os.get_inheritable(fd) for fd in fds.values())
+    for fd in fds.values():
+        os.close(fd)
+    here.finish()
+    assert path.read_text() == "".join(f"out {n}\nerr {n}\n" for n in range(3))
+    assert here.stderr_tail(0) == path.read_text()
+    here.close()
+
+
+@pytest.mark.parametrize("which", ["stdouts", "stderrs"])
+def test_what_was_opened_is_closed_again_if_a_file_cannot_be(tmp_path: Path, which: str) -> None:
+    bad = f"{tmp_path}/no/such/folder/file"
+    paths = {"stdouts": {0: f"{tmp_path}/out"}, "stderrs": {0: f"{tmp_path}/err"}}
+    paths[which] = {0: bad}
+    here = stdio(LogsDest(**paths))  # type: ignore[arg-type]
+    before = open_fds()
+    with pytest.raises(EnvironmentProblem, match=f"^cannot write {bad}: No such file"):
+        here.open(0)
+    assert open_fds() == before
+    here.close()
+
+
+def test_nothing_is_followed_where_nothing_needs_to_be(tmp_path: Path) -> None:
+    """Watching /dev/null would wake the agent for everything anybody throws away."""
+    dest = LogsDest(
+        stdouts={0: os.devnull, 1: f"{tmp_path}/out"},
+        stderrs={0: os.devnull, 1: f"{tmp_path}/err"},
+        filtered_stdout=f"{tmp_path}/filtered",
+    )
+    here = stdio(dest, stdout_filters=["loss"])
+    for fd in here.open(0).values():
+        os.close(fd)
+    assert here._follower is None
+    for fd in here.open(1).values():
+        os.close(fd)
+    assert here._follower is not None
+    here.close()
+    assert here.stderr_tail(0) == ""
+    assert here.stderr_tail(2) == ""
+
+
+def test_filters_work_without_showing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    dest = LogsDest(
+        stdouts={0: f"{tmp_path}/out"},
+        stderrs={0: f"{tmp_path}/err"},
+        filtered_stdout=f"{tmp_path}/filtered",
+    )
+    here = stdio(dest, stdout_filters=["loss"])
+    fds = here.open(0)
+    os.write(fds[1], b"loss 1\nother\nloss 2\n")
+    for fd in fds.values():
+        os.close(fd)
+    here.finish()
+    here.close()
+    assert (tmp_path / "filtered").read_text() == "<0>loss 1\n<0>loss 2\n"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_tail_of_a_captured_stream_is_limited() -> None:
+    here = stdio(LogsDest(stdouts={0: ""}, stderrs={0: ""}))
+    data = b"".join(b"line %d\n" % number for number in range(30_000))
+    with notebook() as (_out, err):
+        fds = here.open(0)
+        with open(fds[2], "wb") as stream:
+            stream.write(data)
+    os.close(fds[0])
+    os.close(fds[1])
+    here.finish()
+    assert here.stderr_tail(0).encode() == data[-TAIL_BYTES_MAX:]
+    assert err.getvalue() == data.decode()
+    here.close()
+
+
+def test_finishing_does_not_wait_for_a_stream_that_somebody_keeps_open() -> None:
+    here = stdio(LogsDest(stdouts={0: ""}, stderrs={0: ""}))
+    with notebook() as (_out, err):
+        fds = here.open(0)
+        os.write(fds[2], b"so far\n")
+        here.finish()
+    assert err.getvalue() == "so far\n"
+    here.close()
+    for fd in fds.values():
+        os.close(fd)
