@@ -8,7 +8,6 @@ launches. Neither changes the environment or the namespace it is given.
 from __future__ import annotations
 
 import os
-from copy import copy
 
 from holdfast import messages
 from holdfast.cli import values
@@ -144,7 +143,7 @@ def _with_rendezvous(args: Namespace) -> Namespace:
         and max_nodes == 1
     )
     if args.standalone or alone:
-        args = copy(args)
+        args = type(args)(**vars(args))
         args.rdzv_backend = "c10d"
         args.rdzv_endpoint = "localhost:0"
         args.rdzv_id = _fresh_run_id()

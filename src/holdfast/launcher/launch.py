@@ -72,13 +72,17 @@ def launch_agent(
     run_id = config.run_id or os.urandom(16).hex()
     handler = single_node_handler(config, run_id)
     agent = make_agent(config, entrypoint, args, handler, health_check_server)
+    failure: Exception | None = None
     try:
         result = agent.run()
         if result.is_failed():
-            raise failure_of(entrypoint_name(entrypoint, args), result, config, run_id, agent)
+            failure = failure_of(entrypoint_name(entrypoint, args), result, config, run_id, agent)
     finally:
         handler.shutdown()
-    discard_logs(config)
+        if failure is None:  # Also after a signal: only a failure has more to tell than was said.
+            discard_logs(config)
+    if failure is not None:
+        raise failure
     return result.return_values
 
 
@@ -90,7 +94,7 @@ def single_node_handler(config: LaunchConfig, run_id: str) -> SingleNodeHandler:
     return SingleNodeHandler(
         run_id,
         backend=config.rdzv_backend,
-        master_addr=config.local_addr or addr,
+        master_addr=addr or config.local_addr,
         master_port=port,
     )
 

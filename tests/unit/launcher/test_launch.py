@@ -22,7 +22,7 @@ from holdfast.processes.signals import SignalException
 from holdfast.processes.std import Std
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OURS = ("TORCHELASTIC_SIGNALS_TO_HANDLE", "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
@@ -43,20 +43,15 @@ def state_of_the_program() -> tuple[object, ...]:
     """Return what a launch must leave alone."""
     wakeup_fd = signal.set_wakeup_fd(-1)
     signal.set_wakeup_fd(wakeup_fd)
+    environment = dict(os.environ)
+    environment.pop("PYTEST_CURRENT_TEST")
     return (
-        dict(os.environ),
+        environment,
         [signal.getsignal(one) for one in HANDLED],
         wakeup_fd,
         os.getcwd(),
         threading.active_count(),
     )
-
-
-@pytest.fixture(autouse=True)
-def _the_program_around_is_left_alone(folder: Path) -> Iterator[None]:
-    before = state_of_the_program()
-    yield
-    assert state_of_the_program() == before
 
 
 def config(nproc: int = 1, **settings: Any) -> LaunchConfig:
@@ -73,8 +68,19 @@ def config(nproc: int = 1, **settings: Any) -> LaunchConfig:
     )
 
 
+def launch(
+    settings: LaunchConfig, entrypoint: Callable[..., Any] | str | None, *args: Any
+) -> dict[int, Any]:
+    """Launch as anyone would, and check that the program around is left alone, come what may."""
+    before = state_of_the_program()
+    try:
+        return elastic_launch(settings, entrypoint)(*args)
+    finally:
+        assert state_of_the_program() == before
+
+
 def shell(script: str, nproc: int = 1, **settings: Any) -> dict[int, Any]:
-    return elastic_launch(config(nproc, **settings), "/bin/sh")("-c", script)
+    return launch(config(nproc, **settings), "/bin/sh", "-c", script)
 
 
 def fails(script: str, nproc: int = 1, **settings: Any) -> ChildFailedError:
@@ -99,12 +105,12 @@ def scaled(factor: int, text: str) -> tuple[int, str]:
 
 
 def test_a_function_returns_its_values_by_rank() -> None:
-    values = elastic_launch(config(3), scaled)(10, "rank $local_rank")
+    values = launch(config(3), scaled, 10, "rank $local_rank")
     assert values == {0: (0, "rank 0"), 1: (10, "rank 1"), 2: (20, "rank 2")}
 
 
 def test_a_function_is_sent_to_new_interpreters_by_default() -> None:
-    values = elastic_launch(config(start_method="spawn"), scaled)(10, "x")
+    values = launch(config(start_method="spawn"), scaled, 10, "x")
     assert values == {0: (0, "x")}
 
 
@@ -119,16 +125,17 @@ def test_the_agent_can_be_launched_without_the_wrapper() -> None:
 
 
 def test_arguments_of_a_program_may_be_of_any_type(folder: Path) -> None:
-    elastic_launch(config(), "/bin/sh")("-c", 'echo "$@" > seen', "sh", 7, folder, None)
+    launch(config(), "/bin/sh", "-c", 'echo "$@" > seen', "sh", 7, folder, None)
     assert seen() == [f"7 {folder} None"]
 
 
 def test_it_works_in_a_thread() -> None:
+    job = elastic_launch(config(2), "/bin/sh")
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(shell, "exit 0", 2).result() == {0: None, 1: None}
-        failed = pool.submit(shell, "exit 4").exception()
+        assert pool.submit(job, "-c", "exit 0").result() == {0: None, 1: None}
+        failed = pool.submit(job, "-c", "exit 4").exception()
     assert isinstance(failed, ChildFailedError)
-    assert failed.failures[0].exitcode == 4
+    assert failed.get_first_failure()[1].exitcode == 4
 
 
 # What cannot be launched.
@@ -137,12 +144,12 @@ def test_it_works_in_a_thread() -> None:
 @pytest.mark.parametrize("nothing", [None, ""])
 def test_nothing_to_run_is_refused(nothing: str | None) -> None:
     with pytest.raises(UsageError, match=r"^entrypoint: there is nothing to run"):
-        elastic_launch(config(), nothing)()
+        launch(config(), nothing)
 
 
 def test_several_nodes_are_not_supported_yet() -> None:
     with pytest.raises(NotYetSupported, match=r"^max_nodes: 2: jobs of several nodes"):
-        elastic_launch(config(max_nodes=2), "/bin/sh")("-c", "touch started")
+        launch(config(max_nodes=2), "/bin/sh", "-c", "touch started")
     assert not Path("started").exists()
 
 
@@ -153,7 +160,7 @@ def test_no_workers_are_refused() -> None:
 
 def test_an_unknown_start_method_is_refused_and_leaves_nothing() -> None:
     with pytest.raises(UsageError, match=r"^start_method: 'clone' is unknown"):
-        elastic_launch(config(start_method="clone"), scaled)(1, "x")
+        launch(config(start_method="clone"), scaled, 1, "x")
     assert temporary_folders() == []
 
 
@@ -200,7 +207,7 @@ def test_a_restart_may_succeed() -> None:
 
 def test_a_failed_function_is_known_by_its_name_and_its_traceback() -> None:
     with pytest.raises(ChildFailedError) as failed:
-        elastic_launch(config(), scaled)("not a number")
+        launch(config(), scaled, "not a number")
     assert failed.value.name == "scaled"
     assert "TypeError" in failed.value.failures[0].traceback_text()
     assert failed.value.failures[0].error_file.endswith("/attempt_0/0/error.json")
@@ -208,7 +215,7 @@ def test_a_failed_function_is_known_by_its_name_and_its_traceback() -> None:
 
 def test_a_missing_program_is_a_failure_and_is_not_tried_again() -> None:
     with pytest.raises(ChildFailedError) as failed:
-        elastic_launch(config(max_restarts=3), "/no/such/program")()
+        launch(config(max_restarts=3), "/no/such/program")
     assert failed.value.restarts == "after 0 of 3 restarts"
     assert failed.value.failures[0].exitcode == CannotStart.exit_code
 
@@ -293,11 +300,11 @@ def test_a_signal_ends_the_job_and_leaves_no_temporary_folder() -> None:
         Path("ready").read_text()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    sender = threading.Thread(target=send)
-    sender.start()
-    with pytest.raises(SignalException) as ended:
-        shell("echo go > ready; sleep 1000", max_restarts=3)
-    sender.join()
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send)
+        with pytest.raises(SignalException) as ended:
+            shell("echo go > ready; sleep 1000", max_restarts=3)
+        sending.result()
     assert ended.value.sigval is signal.SIGTERM
     assert temporary_folders() == []
 
@@ -312,16 +319,16 @@ def environment_of_a_worker(**settings: Any) -> dict[str, str]:
 
 def test_a_config_serves_for_several_launches(folder: Path) -> None:
     again = config(2, max_restarts=1)
-    values = [elastic_launch(again, scaled)(n, "x") for n in (1, 2)]
+    values = [launch(again, scaled, n, "x") for n in (1, 2)]
     assert values == [{0: (0, "x"), 1: (1, "x")}, {0: (0, "x"), 1: (2, "x")}]
     assert temporary_folders() == []
 
 
 def test_each_launch_without_an_id_gets_one_of_its_own() -> None:
     again = config()
-    launch = elastic_launch(again, "/bin/sh")
+    job = elastic_launch(again, "/bin/sh")
     for _ in range(2):
-        launch("-c", "echo $TORCHELASTIC_RUN_ID >> seen")
+        job("-c", "echo $TORCHELASTIC_RUN_ID >> seen")
     one, other = seen()
     assert one != other
     assert again.run_id == ""
@@ -387,7 +394,6 @@ def test_settings_for_workers_win_over_the_environment(monkeypatch: pytest.Monke
     assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM"
     assert env["TORCHELASTIC_MAX_RESTARTS"] == "6"
     assert env["ROLE_NAME"] == "trainer"
-    # The teardown of every test checks that our own environment is as it was.
 
 
 def test_workers_threads_are_left_alone_unless_said() -> None:

@@ -19,7 +19,7 @@ METHODS = {
 
 
 def test_what_a_handler_must_have() -> None:
-    assert RendezvousHandler.__abstractmethods__ == METHODS  # type: ignore[attr-defined]
+    assert RendezvousHandler.__abstractmethods__ == METHODS
 
 
 @pytest.mark.torch

@@ -75,8 +75,8 @@ def test_wait_ends_with_the_last_of_its_keys(store: Any) -> None:
 
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(wait)
-        store.set("a", "1")
-        store.add("b", 1)
+        store.add("a", 1)
+        store.set("b", "1")
         assert waiting.result()
 
 
@@ -90,6 +90,15 @@ def test_every_add_of_many_threads_counts(store: Any) -> None:
     with ThreadPoolExecutor(8) as pool:
         totals = sorted(pool.map(lambda _: store.add("count", 1), range(400)))
     assert totals == list(range(1, 401))
+
+
+def test_a_first_add_ends_a_wait_too() -> None:
+    """With torch's `HashStore` it does not."""
+    store = MemoryStore()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(store.get, "count")
+        store.add("count", 1)
+        assert waiting.result() == b"1"
 
 
 def test_the_time_is_over_for_the_keys_without_a_value() -> None:
