@@ -114,18 +114,22 @@ class MultiprocessContext(PContext):
             result_fd = self._returned[rank].write_fd
             passed = [call_fd, result_fd, *packed.fds, *([tracker_fd] if tracker_fd >= 0 else [])]
             argv = [*command, str(call_fd), str(result_fd), str(tracker_fd)]
-            self._spawn(keeper, rank, argv, passed, call=None)
-            os.close(call_fd)
+            try:
+                self._spawn(keeper, rank, argv, passed, call=None)
+            finally:
+                os.close(call_fd)
 
     def _start_from_server(self) -> None:
         preparation = functions.pack_preparation(self.name)
         payload_fd = sealed_file(pickle.dumps((preparation, functions.preload_modules())))
         # This keeper holds the user's imports; the shared one could not serve in its place.
         self._owns_keeper = True
-        keeper = self._use_keeper(
-            Keeper.run_program(functions.interpreter_command("serve_forks"), payload_fd)
-        )
-        os.close(payload_fd)
+        try:
+            keeper = self._use_keeper(
+                Keeper.run_program(functions.interpreter_command("serve_forks"), payload_fd)
+            )
+        finally:
+            os.close(payload_fd)
         for rank in range(self.nprocs):
             packed = functions.pack_call(self._callable(), self.args[rank])
             result_fd = self._returned[rank].write_fd

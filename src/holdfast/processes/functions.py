@@ -244,6 +244,7 @@ def serve_forks() -> None:
     """Be the `forkserver`: import once, then be a keeper that forks a worker for each call."""
     from holdfast.processes import keeper
 
+    os.closerange(PREPARATION_FD + 1, 1 << 16)  # What the agent's program left inheritable.
     with open(PREPARATION_FD, "rb") as stream:
         preparation, modules = pickle.load(stream)  # noqa: S301 (our agent's)
     prepare(preparation)

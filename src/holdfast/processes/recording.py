@@ -101,6 +101,9 @@ class ErrorHandler:
 
         A process without an error file of its own leaves the worker's where it is.
         """
+        path = self._get_error_file_path()
+        if not path:
+            return
         import json
 
         try:
@@ -110,9 +113,6 @@ class ErrorHandler:
             return
         if error_code:
             self.override_error_code_in_rootcause_data(rootcause_error_file, data, error_code)
-        path = self._get_error_file_path()
-        if not path:
-            return
         if os.path.isfile(path):
             _complain(f"the error file {path} is replaced by {rootcause_error_file}")
         try:

@@ -519,7 +519,7 @@ TICKING = "exec 3> ticks; while [ ! -e enough ]; do echo $PPID >&3; sleep 0.2; d
 
 def test_nothing_wakes_while_nothing_happens() -> None:
     os.mkfifo("ticks")
-    agent = local(TICKING, logs=DefaultLogsSpecs("logs"))
+    agent = local(TICKING, logs=DefaultLogsSpecs("logs"), monitor_interval=0.05)
     assert becomes_quiet(agent, WINDOWS_MAX)
 
 

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
 )
 
 from holdfast.core.stopping import (
+    REST_S,
     AskLeftovers,
     KillTree,
     SignalLeader,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 TICK_S = 1 / 1024
 BEGIN_S = 1000.0
 
+# How a leader ends: it handles our signal or dies of it, crashes, or somebody kills it.
+endings = st.sampled_from(["handled", "died of it", "died of it", "crashed", "killed"])
 seconds = st.integers(1, 40 * 1024).map(lambda ticks: ticks * TICK_S)
 fractions = st.integers(0, 4).map(lambda quarters: quarters / 4)
 
@@ -63,6 +66,10 @@ class Workers(RuleBasedStateMachine):
         self.leftovers_asked = False
         self.swept = False
         self.hurried = signum == SIGKILL or grace_s == 0
+        self.asking = not self.hurried and not self.alive <= hopeless
+        self.reap_s = reap_s
+        self.died_untold = False
+        self.patience_lost = False
         self.was_ended = False
         self.abandoned = False
         self.stop = Stop(
@@ -73,7 +80,7 @@ class Workers(RuleBasedStateMachine):
         assert self.killed == self.alive - self.asked
         assert self.swept == (not self.alive)
 
-    def judge(self, effects: list[Effect]) -> None:
+    def judge(self, effects: list[Effect]) -> list[Effect]:
         assert not (self.was_ended and effects), "something is done after the end"
         for effect in effects:
             may_kill = self.hurried or self.now >= self.deadline
@@ -98,20 +105,48 @@ class Workers(RuleBasedStateMachine):
                     assert self.alive <= self.killed, "swept up beside leaders not yet killed"
                     assert may_kill or not self.leftovers_asked, "killed before the deadline"
                     self.swept = True
+        if KillTree in map(type, effects) and not self.asking:
+            self.judge_patience(self.reap_s)
+        if SweepLeftovers() in effects:
+            self.judge_patience(min(REST_S, self.reap_s) if self.stop.given_up else self.reap_s)
+        return effects
+
+    def judge_patience(self, patience_s: float) -> None:
+        """What was killed has so much time to go."""
+        assert self.stop.next_deadline() == self.now + patience_s
 
     def can_go_on(self) -> bool:
         return not self.stop.ended
 
     @precondition(lambda self: self.alive)
-    @rule(which=st.integers(0, 3), how=st.sampled_from(["handled", "asked", "crashed", "killed"]))
-    def leader_ends(self, which: int, how: str) -> None:
-        key = sorted(self.alive)[which % len(self.alive)]
+    @rule(which=st.integers(0, 3), how=endings)
+    def one_leader_ends(self, which: int, how: str) -> None:
+        self.leader_ends(sorted(self.alive)[which % len(self.alive)], how)
+
+    @rule(how=endings, last=endings)
+    def all_leaders_end(self, how: str, last: str) -> None:
+        while self.alive:
+            self.leader_ends(min(self.alive), how if len(self.alive) > 1 else last)
+
+    def leader_ends(self, key: int, how: str) -> None:
         self.alive.discard(key)
-        signals = {"handled": 0, "asked": self.signum, "crashed": SIGSEGV, "killed": SIGKILL}
-        effects = self.stop.leader_ended(self.now, key, died_of=signals[how])
-        self.judge(effects)
-        if not self.alive and not self.abandoned:
-            assert self.swept or self.leftovers_asked
+        signals = {"handled": 0, "died of it": self.signum, "crashed": SIGSEGV, "killed": SIGKILL}
+        died_of = signals[how]
+        was_asking, was_over = self.asking, self.swept or self.abandoned
+        if was_asking and died_of == self.signum:
+            self.died_untold = True
+        if self.alive <= self.hopeless:
+            self.asking = False
+        effects = self.judge(self.stop.leader_ended(self.now, key, died_of=died_of))
+        if was_over:
+            assert effects == []
+        elif not self.alive:
+            asks = was_asking and self.died_untold
+            assert effects == [AskLeftovers(self.signum) if asks else SweepLeftovers()]
+        elif was_asking and not self.asking:
+            assert effects == [KillTree(each) for each in sorted(self.alive)]
+        else:
+            assert effects == []
 
     @precondition(lambda self: self.can_go_on())
     @rule(fraction=fractions)
@@ -134,6 +169,9 @@ class Workers(RuleBasedStateMachine):
         self.tick()
 
     def tick(self) -> None:
+        waits = self.asking or (self.leftovers_asked and not self.swept)
+        if self.now >= self.deadline and waits and not self.was_ended:
+            self.patience_lost, self.asking = True, False
         self.judge(self.stop.tick(self.now))
         if self.now >= self.deadline and not self.stop.ended:
             assert self.alive <= self.killed, "a leader outlived the deadline"
@@ -142,7 +180,7 @@ class Workers(RuleBasedStateMachine):
 
     @rule()
     def somebody_wants_it_over(self) -> None:
-        self.hurried = True
+        self.hurried, self.asking = True, False
         self.judge(self.stop.kill_now(self.now))
         assert self.stop.ended or self.alive <= self.killed
         assert self.stop.ended or self.alive or self.swept
@@ -168,7 +206,7 @@ class Workers(RuleBasedStateMachine):
     @rule()
     def keeper_is_lost(self) -> None:
         self.alive.clear()
-        self.abandoned = True
+        self.abandoned, self.asking = True, False
         self.stop.abandon()
         assert self.stop.ended
 
@@ -181,7 +219,7 @@ class Workers(RuleBasedStateMachine):
         assert stop.ended or not self.was_ended, "the end is final"
         self.was_ended = stop.ended
         assert self.abandoned or stop.given_up <= self.alive & self.killed
-        assert not (stop.patience_lost and self.now < self.deadline)
+        assert stop.patience_lost == self.patience_lost
 
     @invariant()
     def it_ends_in_time(self) -> None:
