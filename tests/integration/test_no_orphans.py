@@ -21,14 +21,17 @@ FAMILY = """
     def sleeper(**how):
         return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], **how).pid
     def daemon():
+        read, write = os.pipe()
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 tell(f"daemon{RANK}")
+                os.close(write)
                 forever()
             os._exit(0)
-        os.wait()
+        os.close(write)
+        os.read(read, 1)  # Ends when it has told.
     def have_family():
         tell(f"child{RANK}", sleeper())
         tell(f"session{RANK}", sleeper(start_new_session=True))

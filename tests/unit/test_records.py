@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.agent.workers import RunResult, WorkerSpec
 from holdfast.launcher.config import LaunchConfig
-from holdfast.processes.contexts import RunProcsResult
+from holdfast.processes.endings import RunProcsResult
 from holdfast.processes.logs import LogsDest
 from holdfast.records import fresh, keyword, record_class
 from holdfast.rendezvous.handler import RendezvousStoreInfo

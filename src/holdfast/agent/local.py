@@ -8,7 +8,6 @@ does not need it.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 
@@ -25,9 +24,9 @@ from holdfast.agent.workers import (
 )
 from holdfast.core import supervision
 from holdfast.core.supervision import Reason
-from holdfast.processes.contexts import min_of
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.starting import start_processes
+from holdfast.processes.waiting import min_of, wait_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -224,12 +223,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         ]
 
     def _block(self, deadline: float | None) -> None:
-        poll = select.poll()
-        poll.register(self._signals.fileno(), select.POLLIN)
-        if self._pcontext is not None:
-            poll.register(self._pcontext.fileno(), select.POLLIN)
-        wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        poll.poll(None if wait_s is None else wait_s * 1000 + 1)
+        context = self._pcontext
+        wait_for(deadline, self._signals.fileno(), *([context.fileno()] if context else []))
 
     def _obtain_keeper(self) -> Keeper:
         if self._keeper is None or self._keeper.lost:

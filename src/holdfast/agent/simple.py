@@ -11,7 +11,6 @@ returns is performed here in order, and what came of it is the next event.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -38,6 +37,7 @@ from holdfast.processes.signals import (
     in_words,
     parse_signals,
 )
+from holdfast.processes.waiting import wait_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -294,9 +294,8 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _wait_for_change(self) -> None:
         """Wait for a signal, but no longer than until the next look."""
-        poll = select.poll()
-        poll.register(self._signals.fileno(), select.POLLIN)
-        poll.poll(self._worker_group.spec.monitor_interval * 1000)
+        look_again = time.monotonic() + self._worker_group.spec.monitor_interval
+        wait_for(look_again, self._signals.fileno())
 
     def _observe(self) -> list[supervision.Event]:
         """Ask the hook how the workers are, and put its answer as events."""

@@ -8,7 +8,7 @@ all the time; only one that stays in it, at every look, for the whole limit is s
 from __future__ import annotations
 
 from holdfast import messages
-from holdfast.processes.contexts import process_state
+from holdfast.processes.endings import process_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

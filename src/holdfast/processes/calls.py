@@ -10,13 +10,17 @@ import pickle
 
 from holdfast.errors import UsageError
 from holdfast.processes import functions
-from holdfast.processes.contexts import READ_BYTES, RESULT_BYTES_MAX, PContext
+from holdfast.processes.contexts import PContext
 from holdfast.processes.keeping import Keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+# A larger return value is a sign that data should travel by file or shared memory.
+RESULT_BYTES_MAX = 1 << 30
+READ_BYTES = 1 << 20
 
 
 class ReturnedValue:

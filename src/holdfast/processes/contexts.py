@@ -12,7 +12,6 @@ The agent, which decides for itself what an exit means, waits on `fileno()` and 
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import time
@@ -20,11 +19,19 @@ from abc import ABC, abstractmethod
 
 from holdfast import messages
 from holdfast.core import stopping
-from holdfast.core.facts import Fact
 from holdfast.processes import keeping
+from holdfast.processes.endings import (
+    Ended,
+    RunProcsResult,
+    ending_of_unkillable,
+    failure_of,
+    start_trouble,
+    unkillable,
+)
 from holdfast.processes.oom_kills import OomKills
+from holdfast.processes.std import require_every_rank
 from holdfast.processes.stdio import WorkerStdio
-from holdfast.records import fresh, record_class
+from holdfast.processes.waiting import min_of, wait_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,43 +43,6 @@ if TYPE_CHECKING:
     from holdfast.processes.logs import LogsSpecs
 
 GRACE_S = 30
-# A larger return value is a sign that data should travel by file or shared memory.
-RESULT_BYTES_MAX = 1 << 30
-READ_BYTES = 1 << 20
-# The longest single wait; a deadline further away is looked at again then.
-BLOCK_S_MAX = 86_400
-
-
-@record_class
-class RunProcsResult:
-    """How a group of workers ended, by local rank."""
-
-    return_values: dict[int, Any] = fresh(default_factory=dict)
-    failures: dict[int, ProcessFailure] = fresh(default_factory=dict)
-    stdouts: dict[int, str] = fresh(default_factory=dict)
-    stderrs: dict[int, str] = fresh(default_factory=dict)
-
-    def is_failed(self) -> bool:
-        """Whether any worker failed."""
-        return len(self.failures) > 0
-
-
-class Ended(Fact):
-    """How one worker ended, as first seen."""
-
-    rank: int
-    pid: int
-    exitcode: int
-    detail: str
-    order: int
-    when_ns: int  # On the wall clock, as error files have it.
-    after_stop: bool  # A stop had begun before.
-    mendable: bool = True  # False for what a new start would only repeat.
-
-    @property
-    def failed(self) -> bool:
-        """Whether this ending is a failure; an unusual exit with code 0 has a detail."""
-        return self.exitcode != 0 or bool(self.detail)
 
 
 class PContext(ABC):
@@ -259,7 +229,7 @@ class PContext(ABC):
             if ended.failed:
                 outcome.failures[rank] = self._failure(ended)
         for rank, pid in self.given_up.items():
-            outcome.failures[rank] = self._failure(self._ending_of_unkillable(rank, pid))
+            outcome.failures[rank] = self._failure(ending_of_unkillable(rank, pid, self.reap_s))
         if not outcome.failures:
             outcome.return_values = {rank: self._value_of(rank) for rank in range(self.nprocs)}
         return outcome
@@ -385,11 +355,6 @@ class PContext(ABC):
         if self._stop is not None:
             self._stop.abandon()
 
-    @property
-    def keeper_lost(self) -> bool:
-        """Whether the keeper was killed, so that the next start needs a new one."""
-        return self._keeper is not None and self._keeper.lost
-
     def _perform(self, effects: Sequence[stopping.Effect]) -> None:
         keeper = self._keeper
         for effect in effects:
@@ -421,83 +386,14 @@ class PContext(ABC):
 
     def _block(self, deadline: float | None) -> None:
         """Wait for anything to happen, or for the deadline."""
-        poll = select.poll()
-        poll.register(self._epoll.fileno(), select.POLLIN)
-        if deadline is None:
-            poll.poll()
-        else:
-            poll.poll(min(max(0.0, deadline - time.monotonic()), BLOCK_S_MAX) * 1000 + 1)
-
-    def _ending_of_unkillable(self, rank: int, pid: int) -> Ended:
-        return Ended(
-            rank,
-            pid,
-            -signal.SIGKILL,
-            unkillable(pid, self.reap_s),
-            order=self.nprocs + rank,
-            when_ns=time.time_ns(),
-            after_stop=True,
-        )
+        wait_for(deadline, self._epoll.fileno())
 
     def _failure(self, ended: Ended) -> ProcessFailure:
-        from holdfast.processes.failures import ProcessFailure
-
-        failure = ProcessFailure(
-            local_rank=ended.rank,
-            pid=ended.pid,
-            exitcode=ended.exitcode,
+        return failure_of(
+            ended,
+            stop_began_ns=self._stop_began_ns,
             error_file=self.error_files[ended.rank],
             stderr_tail=self._stdio.stderr_tail(ended.rank),
-            detail=ended.detail,
-            order=ended.order,
-            observed_ns=ended.when_ns,
             stdout_file=self.stdouts[ended.rank],
             stderr_file=self.stderrs[ended.rank],
         )
-        # Who recorded an exception before the stop began is no consequence, however late it ended.
-        failure.consequence = ended.after_stop and failure.came_after(self._stop_began_ns)
-        return failure
-
-
-def require_every_rank(mapping: dict[int, Any], nprocs: int, what: str) -> None:
-    """Raise unless the map has exactly the local ranks of this node as keys."""
-    if set(mapping) != set(range(nprocs)):
-        raise RuntimeError(
-            f"{what}: expected one entry for each local rank {list(range(nprocs))}, "
-            f"got {sorted(mapping)}"
-        )
-
-
-def start_trouble(trouble: tuple[int, str] | None) -> str:
-    """Say why a forked child could not become the worker."""
-    if trouble is None:
-        return ""
-    errno, step = trouble
-    return (
-        f"could not be started: {step}: {os.strerror(errno)}"
-        if errno
-        else (f"could not be started: {step}")
-    )
-
-
-def unkillable(pid: int, reap_s: float) -> str:
-    """Say of a process that SIGKILL does not end what state it is in."""
-    state = process_state(pid)
-    where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
-    return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"
-
-
-def process_state(pid: int) -> str:
-    """Return the kernel's letter for a process's state, empty if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
-
-
-def min_of(first: float | None, second: float | None) -> float | None:
-    """Return the earlier of two deadlines that may not exist."""
-    if first is None or second is None:
-        return first if second is None else second
-    return min(first, second)

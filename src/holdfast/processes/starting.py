@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.processes.contexts import require_every_rank
+from holdfast.processes.std import require_every_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

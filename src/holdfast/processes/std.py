@@ -63,3 +63,12 @@ def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int,
     if isinstance(val_or_map, int):
         return dict.fromkeys(range(local_world_size), Std(int(val_or_map)))
     return {rank: Std(int(val_or_map.get(rank, 0))) for rank in range(local_world_size)}
+
+
+def require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -> None:
+    """Raise unless the map has exactly the local ranks of this node as keys."""
+    if set(mapping) != set(range(nprocs)):
+        raise RuntimeError(
+            f"{what}: expected one entry for each local rank {list(range(nprocs))}, "
+            f"got {sorted(mapping)}"
+        )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from holdfast.processes.contexts import RunProcsResult
+    from holdfast.processes.endings import RunProcsResult
 
 PATIENCE_S = 60
 METHODS = ("spawn", "fork", "forkserver")

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core import stopping
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes import contexts
+from holdfast.processes import waiting
 from holdfast.processes.commands import SubprocessContext
-from holdfast.processes.contexts import Ended, PContext, RunProcsResult
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.std import Std
@@ -22,6 +20,9 @@ from real_jobs import News, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from holdfast.processes.contexts import PContext
+    from holdfast.processes.endings import Ended, RunProcsResult
 
 PATIENCE_S = 60
 # Tells that it is there, then waits to be stopped; `exec` so that it has no child.
@@ -95,7 +96,7 @@ def until(
     seen = [] if seen is None else seen
     give_up_at = time.monotonic() + PATIENCE_S
     while not done():
-        deadline = contexts.min_of(context.next_deadline(), give_up_at)
+        deadline = waiting.min_of(context.next_deadline(), give_up_at)
         assert deadline is not None
         wait_s = max(0.0, deadline - time.monotonic())
         select.select([context.fileno()], [], [], wait_s + 0.001)
@@ -594,7 +595,6 @@ def test_a_killed_keeper_fails_all_workers(group: Group) -> None:
     everyone = Watched(*(context.pids()[rank] for rank in (0, 1)))
     assert context._keeper is not None
     pid = context._keeper.pid
-    assert not context.keeper_lost
     os.kill(pid, signal.SIGKILL)
     result = finished(context)
     everyone.all_gone()
@@ -603,7 +603,6 @@ def test_a_killed_keeper_fails_all_workers(group: Group) -> None:
         0: (-9, detail),
         1: (-9, detail),
     }
-    assert context.keeper_lost
     context.close()
 
 
@@ -632,33 +631,3 @@ def test_a_keeper_that_is_lost_during_a_stop(group: Group) -> None:
     until(context, lambda: context.stop_ended)
     assert context.result().failures[0].exitcode == -9
     context.close()
-
-
-# Small things.
-
-
-def test_trouble_in_words() -> None:
-    assert contexts.start_trouble(None) == ""
-    assert contexts.start_trouble((2, "x")) == f"could not be started: x: {os.strerror(2)}"
-    assert contexts.start_trouble((0, "x: y")) == "could not be started: x: y"
-
-
-def test_the_state_of_a_process() -> None:
-    assert contexts.process_state(os.getpid()) == "R"
-    assert contexts.process_state(1 << 30) == ""
-    assert "uninterruptible" not in contexts.unkillable(os.getpid(), stopping.REAP_S)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "least"), [(None, None, None), (1, None, 1), (None, 2, 2), (3, 2, 2)]
-)
-def test_the_earlier_deadline(
-    first: float | None, second: float | None, least: float | None
-) -> None:
-    assert contexts.min_of(first, second) == least
-
-
-def test_results_are_failed_by_any_failure() -> None:
-    assert not RunProcsResult().is_failed()
-    assert RunProcsResult(failures={0: None}).is_failed()  # type: ignore[dict-item]
-    assert RunProcsResult().failures is not RunProcsResult().failures

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from holdfast.processes.contexts import RunProcsResult
+    from holdfast.processes.endings import RunProcsResult
 
 PATIENCE_S = 60
 

@@ -11,7 +11,8 @@ from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as at
 )
 from holdfast.processes.calls import MultiprocessContext
 from holdfast.processes.commands import SubprocessContext
-from holdfast.processes.contexts import PContext, RunProcsResult
+from holdfast.processes.contexts import PContext
+from holdfast.processes.endings import RunProcsResult
 from holdfast.processes.failures import ProcessFailure
 from holdfast.processes.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.signals import SignalException

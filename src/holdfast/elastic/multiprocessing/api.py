@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from holdfast.processes.calls import MultiprocessContext
 from holdfast.processes.commands import SubprocessContext
-from holdfast.processes.contexts import PContext, RunProcsResult
+from holdfast.processes.contexts import PContext
+from holdfast.processes.endings import RunProcsResult
 from holdfast.processes.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.redirects import get_std_cm
 from holdfast.processes.signals import SignalException

@@ -1,0 +1,106 @@
+"""How workers ended: what is noted of each, and what is said of the odd ones."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from holdfast.core.facts import Fact
+from holdfast.records import fresh, record_class
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from holdfast.processes.failures import ProcessFailure
+
+# No node has so many workers: what was given up comes after everything that ended.
+ORDER_OF_GIVEN_UP = 1 << 20
+
+
+@record_class
+class RunProcsResult:
+    """How a group of workers ended, by local rank."""
+
+    return_values: dict[int, Any] = fresh(default_factory=dict)
+    failures: dict[int, ProcessFailure] = fresh(default_factory=dict)
+    stdouts: dict[int, str] = fresh(default_factory=dict)
+    stderrs: dict[int, str] = fresh(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """Whether any worker failed."""
+        return len(self.failures) > 0
+
+
+class Ended(Fact):
+    """How one worker ended, as first seen."""
+
+    rank: int
+    pid: int
+    exitcode: int
+    detail: str
+    order: int
+    when_ns: int  # On the wall clock, as error files have it.
+    after_stop: bool  # A stop had begun before.
+    mendable: bool = True  # False for what a new start would only repeat.
+
+    @property
+    def failed(self) -> bool:
+        """Whether this ending is a failure; an unusual exit with code 0 has a detail."""
+        return self.exitcode != 0 or bool(self.detail)
+
+
+def start_trouble(trouble: tuple[int, str] | None) -> str:
+    """Say why a forked child could not become the worker."""
+    if trouble is None:
+        return ""
+    errno, step = trouble
+    return f"could not be started: {step}" + (f": {os.strerror(errno)}" if errno else "")
+
+
+def unkillable(pid: int, reap_s: float) -> str:
+    """Say of a process that SIGKILL does not end what state it is in."""
+    state = process_state(pid)
+    where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
+    return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's letter for a process's state, empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def ending_of_unkillable(rank: int, pid: int, reap_s: float) -> Ended:
+    """Return how a worker that was given up counts as ended: after all others, by SIGKILL."""
+    return Ended(
+        rank,
+        pid,
+        -signal.SIGKILL,
+        unkillable(pid, reap_s),
+        order=ORDER_OF_GIVEN_UP + rank,
+        when_ns=time.time_ns(),
+        after_stop=True,
+    )
+
+
+def failure_of(ended: Ended, *, stop_began_ns: int, **known: Any) -> ProcessFailure:
+    """Return the failure that an ending is; `known` is what else its fields are to say."""
+    from holdfast.processes.failures import ProcessFailure
+
+    failure = ProcessFailure(
+        local_rank=ended.rank,
+        pid=ended.pid,
+        exitcode=ended.exitcode,
+        detail=ended.detail,
+        order=ended.order,
+        observed_ns=ended.when_ns,
+        **known,
+    )
+    # Who recorded an exception before the stop began is no consequence, however late it ended.
+    failure.consequence = ended.after_stop and failure.came_after(stop_began_ns)
+    return failure

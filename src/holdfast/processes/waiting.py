@@ -1,0 +1,28 @@
+"""Waiting for descriptors and deadlines, whichever comes first."""
+
+from __future__ import annotations
+
+import select
+import time
+
+# The longest single wait; a deadline further away is looked at again then.
+WAIT_S_MAX = 86_400
+
+
+def min_of(first: float | None, second: float | None) -> float | None:
+    """Return the earlier of two deadlines that may not exist."""
+    if first is None or second is None:
+        return first if second is None else second
+    return min(first, second)
+
+
+def wait_for(deadline: float | None, *fds: int) -> None:
+    """Wait until a descriptor can be read, or for the deadline on the monotonic clock."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, select.POLLIN)
+    if deadline is None:
+        poll.poll()
+    else:
+        # Rounded up: a wait that ends just before its deadline would have to be done again.
+        poll.poll(min(max(0.0, deadline - time.monotonic()), WAIT_S_MAX) * 1000 + 1)
