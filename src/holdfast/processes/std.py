@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from enum import IntFlag
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 # A local rank of more digits than this is a typing error, not a machine.
 RANK_DIGITS_MAX = 6
 
