@@ -209,7 +209,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._block(context.next_deadline())
             if self._abandoned:  # An error ended the run: the machine has no say any more.
                 context.poll_events(time.monotonic())
-                if self._signals.take():
+                if self._signals.take() is not None:
                     context.kill_now()
                 continue
             self._take_signals()

@@ -164,7 +164,9 @@ class SimpleElasticAgent(ElasticAgent):
             if self._machine.state is State.RUNNING:
                 self._dispatch(self._observe())
             if self._machine.state is State.RUNNING and self._asks_for_nodes():
-                self._dispatch([supervision.NodesWaiting(self._nodes_waiting())])
+                waiting = self._nodes_waiting()
+                if waiting > 0:
+                    self._dispatch([supervision.NodesWaiting(waiting)])
         return self._conclude(self._finished)
 
     def _conclude(self, finish: supervision.Finish) -> RunResult:
@@ -207,21 +209,24 @@ class SimpleElasticAgent(ElasticAgent):
         return None
 
     def _take_signals(self) -> None:
-        for one in self._signals.take():
+        # One by one: acting on the first may take long, and the next must be seen meanwhile.
+        while (one := self._signals.take()) is not None:
             messages.warning(self._signal_notice(one))
             self._dispatch([supervision.SignalReceived(one)])
 
     def _signal_notice(self, one: signal.Signals) -> str:
-        stopping = self._machine.state is State.STOPPING
-        if one == signal.SIGINT and stopping:
+        interrupt = one == signal.SIGINT
+        if interrupt and self._machine.interrupted:
             return f"{one.name} again: killing the workers now"
+        again = "; again to kill them at once" if interrupt else ""
         if self._machine.state is State.RUNNING:
             count = len(self._machine.running)
-            again = "; again to kill them at once" if one == signal.SIGINT else ""
             return (
                 f"{one.name}: passing it on to {count} worker{'s'[: count != 1]} and waiting up to "
                 f"{self._shutdown_timeout:g} s for them to end{again}"
             )
+        if self._machine.state is State.STOPPING:
+            return f"{one.name}: the workers are being stopped already{again}"
         return f"{one.name}: stopping"
 
     def _join_round(self) -> supervision.Event:

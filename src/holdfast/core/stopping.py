@@ -2,17 +2,17 @@
 
 ::
 
-    ASKING ──all leaders ended──► LEFTOVERS ──gone──► ENDED
-       │                              │                 ▲
-       │ deadline, or kill_now        │ deadline        │ gone, or given up
-       ▼                              ▼                 │
-    KILLING ──all leaders ended──► SWEEPING ────────────┘
+    ASKING ──all ended, some died of the signal──► LEFTOVERS ──gone──► ENDED
+       │ │                                             │                 ▲
+       │ └──all ended in other ways──────┐             │ deadline        │ gone, or given up
+       │ deadline, or kill_now           ▼             ▼                 │
+       └──► KILLING ──all ended──► SWEEPING ─────────────────────────────┘
 
 Only a worker's leader is asked: it knows its children and in which order to end them. A leader
-that *handled* the signal is trusted to have done so, and what it left is killed at once. A leader
-that simply *died* of the signal (a shell around a trainer does) has told nobody, so what it left
-is asked too and has the rest of the time. A process that does not die even of SIGKILL (in
-uninterruptible sleep) is given up after `reap_s` and reported.
+that *handled* the signal is trusted to have done so, and what it left is killed once all leaders
+are gone. A leader that simply *died* of the signal (a shell around a trainer does) has told
+nobody, so what it left is asked too and has the rest of the time. A process that does not die
+even of SIGKILL (in uninterruptible sleep) is given up after `reap_s` and reported.
 
 Pure: time is an argument, and the caller performs the effects in order. Keys name workers.
 """

@@ -3,8 +3,7 @@
 ::
 
     IDLE ─Begun─► JOINING ─RoundJoined─► STARTING ─WorkersStarted─► RUNNING
-                     ▲                                                 │ an exit, a signal,
-                     │ restart, regroup                                ▼ nodes waiting
+                     ▲ restart, regroup                                │ an exit, a signal, nodes
                      └───────────────── WorkersStopped ◄────────── STOPPING
                                              │
                        all succeeded ◄───────┴───────► failed, or a signal
@@ -21,7 +20,7 @@ The rules:
 3.  A failure that a new start would only repeat (the program cannot be started, a process that
     SIGKILL does not end) is answered by giving up.
 4.  A signal stops the workers with that same signal, and nothing starts after it. A second SIGINT
-    kills them at once. A failure that led to the stop before the signal came stays the reason.
+    kills them at once. A failure before the signal stays the reason if it was the end anyway.
 5.  Success is when every worker ended with code 0. What they left is cleared away all the same;
     then the node waits for the others at the barrier.
 6.  A generation is one start of the workers; its number only grows.
@@ -32,7 +31,7 @@ one event (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWo
 that is under way, and `Finish` is the last. An event that cannot happen in a state raises
 `InvalidEvent` and changes nothing. Late news of an earlier generation is no error and is ignored.
 
-Pure: no I/O, no clock. `now` is kept for the story alone.
+Pure: no I/O, no clock; nothing here waits for a time, and `now` is kept for the story alone.
 """
 
 from __future__ import annotations
@@ -48,9 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-SIGINT = 2
-# How many steps the story keeps; a restart takes about six.
-STORY_STEPS_MAX = 256
+SIGINT, SIGKILL = 2, 9
+STORY_STEPS_MAX = 256  # A restart takes about six.
 
 
 class State(Enum):
@@ -215,6 +213,8 @@ class Supervision:
     """The machine of one agent."""
 
     def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
+        if local_world_size < 1:
+            raise ValueError(f"{local_world_size} workers would never be done")
         self.state = State.IDLE
         self.generation = -1
         self.budget = Budget(max_restarts)
@@ -233,25 +233,28 @@ class Supervision:
         return self.budget.used
 
     @property
+    def interrupted(self) -> bool:
+        """Whether a SIGINT came already, so that the next one kills."""
+        return self._interrupts > 0
+
+    @property
     def reason(self) -> Reason:
         """Why the last stop was begun."""
         return self._after_stop
 
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take in one fact; return what must now be done, in order."""
-        before = self.state
-        handler = _HANDLERS.get((self.state, type(event)))
+        if isinstance(event, _REPORTS) and event.generation < self.generation:
+            return []  # Late news.
+        state = self.state
+        handler = _HANDLERS.get((state, type(event)))
         if handler is None:
-            if type(event) in _PASSED_OVER.get(self.state, ()):
+            if type(event) in _PASSED_OVER.get(state, ()):
                 return []
-            raise InvalidEvent(f"{event!r} cannot happen while {self.state.value}")
+            raise InvalidEvent(f"{event!r} cannot happen while {state.value}")
         effects = handler(self, event)
-        self.story.append(Step(now, before, event, tuple(effects)))
+        self.story.append(Step(now, state, event, tuple(effects)))
         return effects
-
-    def next_deadline(self) -> float | None:
-        """Return when time alone changes something: never, in this machine."""
-        return None
 
     def check(self) -> None:
         """Assert what must hold after every step."""
@@ -262,7 +265,7 @@ class Supervision:
         if self.state is State.DONE:
             assert not self.running
 
-    # Handlers, in the order of a life.
+    # In the order of a life.
 
     def _begin(self, _event: Begun) -> list[Effect]:
         self.state = State.JOINING
@@ -280,12 +283,12 @@ class Supervision:
         self._expect_generation(event.generation)
         self.state = State.RUNNING
         if self._signum:  # It came while they were being started.
-            return self._stop(Reason.SIGNAL, self._signum)
+            signum = SIGKILL if self._interrupts >= 2 else self._signum
+            return self._stop(Reason.SIGNAL, signum)
         return []
 
     def _exited(self, event: WorkerExited) -> list[Effect]:
-        if event.generation != self.generation:
-            return []
+        self._expect_generation(event.generation)
         self.running -= {event.local_rank}
         if event.failed:
             self.first_failed = event.local_rank
@@ -296,13 +299,12 @@ class Supervision:
         return []
 
     def _exited_while_stopping(self, event: WorkerExited) -> list[Effect]:
-        if event.generation == self.generation:
-            self.running -= {event.local_rank}
+        self._expect_generation(event.generation)
+        self.running -= {event.local_rank}
         return []
 
     def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
-        if event.generation != self.generation:
-            return []
+        self._expect_generation(event.generation)
         self._mendable = event.mendable
         return self._stop(Reason.UNHEALTHY)
 
@@ -319,9 +321,7 @@ class Supervision:
 
     def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
         self._note_signal(event)
-        if self._interrupts >= 2:
-            return [KillWorkers(self.generation)]
-        return []
+        return [KillWorkers(self.generation)] if self._interrupts >= 2 else []
 
     def _signal_idle(self, event: SignalReceived) -> list[Effect]:
         self._note_signal(event)
@@ -335,7 +335,7 @@ class Supervision:
         if event.unkillable:
             self._mendable = False
             failed = failed or reason is Reason.REGROUP
-        if reason is Reason.SUCCEEDED:
+        if reason is Reason.SUCCEEDED and not self._signum:
             self.state = State.LEAVING
             return [EnterBarrier()]
         if failed and judge(self.budget, mendable=self._mendable) is Verdict.GIVE_UP:
@@ -388,11 +388,13 @@ _HANDLERS: dict[tuple[State, type], Callable[[Supervision, Any], list[Effect]]] 
     (_S.LEAVING, BarrierEnded): Supervision._barrier_ended,
     (_S.LEAVING, SignalReceived): Supervision._signal_idle,
 }
-# What may still arrive when it no longer matters.
+# What may still arrive when it no longer matters; in DONE also the outcome of a wait broken off.
+_REPORTS = (WorkerExited, WorkersUnhealthy)
+_LATE = (*_REPORTS, NodesWaiting)
 _PASSED_OVER: dict[State, tuple[type, ...]] = {
-    _S.JOINING: (WorkerExited, WorkersUnhealthy, NodesWaiting),
+    _S.JOINING: _LATE,
     _S.STARTING: (NodesWaiting,),
     _S.STOPPING: (WorkersUnhealthy, NodesWaiting),
     _S.LEAVING: (WorkerExited, NodesWaiting),
-    _S.DONE: (WorkerExited, WorkersUnhealthy, NodesWaiting, SignalReceived),
+    _S.DONE: (*_LATE, SignalReceived, RoundJoined, BarrierEnded),
 }

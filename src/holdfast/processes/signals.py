@@ -142,17 +142,22 @@ class SignalWatch:
         """Return the descriptor that is readable when `take` has something."""
         return self._read
 
-    def take(self) -> list[signal.Signals]:
-        """Return the signals that arrived since the last call, oldest first."""
+    def take(self) -> signal.Signals | None:
+        """Return the oldest signal that was not taken yet, None if there is none.
+
+        The descriptor stays readable while there are more.
+        """
         try:
             while os.read(self._read, 4096):
                 pass
         except BlockingIOError:
             pass
-        taken = list(self._pending)
-        for _ in taken:
-            self._pending.popleft()
-        return taken
+        if not self._pending:
+            return None
+        one = self._pending.popleft()
+        if self._pending:
+            os.write(self._write, b"\0")
+        return one
 
     def raising(self) -> Raising:
         """Let a signal raise `SignalException` meanwhile, to get out of code that is not ours.

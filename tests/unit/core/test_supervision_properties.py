@@ -281,13 +281,13 @@ class World(RuleBasedStateMachine):
             case _:
                 assert self.situation() == "done"
 
-    # News that comes late: see test_supervision for the states that still refuse it.
+    # News that comes late.
 
     @rule(after=answers, back=st.integers(1, 3), local_rank=st.integers(0, 3), failed=st.booleans())
     def an_exit_is_told_late(self, after: int, back: int, local_rank: int, failed: bool) -> None:
         self.go_on(after)
         generation = self.generation - back
-        if generation >= 0 and self.situation() != "starting":
+        if generation >= 0:
             late = WorkerExited(generation, local_rank, failed, mendable=False)
             assert self.tell(late) == []
 
@@ -295,7 +295,7 @@ class World(RuleBasedStateMachine):
     def bad_health_is_told_late(self, after: int, back: int) -> None:
         self.go_on(after)
         generation = self.generation - back
-        if generation >= 0 and self.situation() not in ("starting", "leaving"):
+        if generation >= 0:
             late = WorkersUnhealthy(generation, "no progress", mendable=False)
             assert self.tell(late) == []
 

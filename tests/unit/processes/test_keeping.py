@@ -157,6 +157,19 @@ class Kept:
             os.close(fd)
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_ignored() -> Iterator[None]:
+    """Begin with the default actions, even where these tests are run under nohup."""
+    ignored = [
+        number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    for number in set(ignored) - {signal.SIGPIPE, signal.SIGXFSZ}:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @pytest.fixture
 def kept() -> Iterator[Kept]:
     made = Kept(Keeper.start())
