@@ -34,9 +34,25 @@ KEPT_OPEN = ("/dev/null", "/dev/urandom", "/dev/random")
 _foreign: set[int] = set()  # Processes known not to be ours, so that each is looked at once.
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--rewrite-scenarios",
+        action="store_true",
+        help="write what the machines do now into the transcripts, instead of comparing",
+    )
+
+
 def pytest_configure() -> None:
-    """Mark every process that is started from here on."""
+    """Mark every process that is started from here on, and let each be told to end.
+
+    Under `nohup`, or in the background of a shell, some signals are ignored, and that would pass
+    on to all jobs the tests start.
+    """
     os.environ[MARK] = str(os.getpid())
+    for one in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+        if signal.getsignal(one) == signal.SIG_IGN:
+            interrupt = one == signal.SIGINT
+            signal.signal(one, signal.default_int_handler if interrupt else signal.SIG_DFL)
 
 
 class Snapshot:

@@ -50,6 +50,6 @@ def main(args: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    from holdfast.cli.main import run_command
+    from holdfast.cli.main import be_command, run_command
 
-    sys.exit(run_command(sys.argv[1:]))
+    be_command(lambda: run_command(sys.argv[1:]))

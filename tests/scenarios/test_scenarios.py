@@ -12,7 +12,7 @@ that has its default value is left out. A further `new` begins another story in 
 
 To write what happens now below every `----` (a new block may be without one)::
 
-    pytest tests/scenarios --rewrite-scenarios
+    pytest --rewrite-scenarios tests/scenarios
 
 and read the difference before you keep it: a transcript is a promise.
 """
@@ -258,10 +258,10 @@ def name_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_transcript(path: Path, rewriting: bool) -> None:
+def test_transcript(path: Path, pytestconfig: pytest.Config) -> None:
     written = path.read_text()
     happened = Transcript(written).replayed(PLAYERS[path.parent.name]())
-    if rewriting:
+    if pytestconfig.getoption("rewrite_scenarios"):
         path.write_text(happened)
     else:
         assert written == happened

@@ -56,11 +56,19 @@ holdfast VERB --help tells more about a verb.
 
 def entry() -> NoReturn:
     """Be the command `holdfast`: end this process with its exit code."""
+    be_command(lambda: dispatch(sys.argv[1:]))
+
+
+def be_command(command: Callable[[], int]) -> NoReturn:
+    """Make this process nothing but a command of ours: run it, and end with its exit code."""
+    from holdfast.processes import keeping
+
+    keeping.adopt_orphans()
     try:
-        code = dispatch(sys.argv[1:])
+        code = command()
     except KeyboardInterrupt:
         code = INTERRUPTED
-    _leave(_flushed(code))
+    _leave(code)
 
 
 def _leave(code: int) -> NoReturn:
@@ -105,7 +113,6 @@ def run_command(argv: list[str]) -> int:
 
         args = parse_args(argv)
         compat = args.exit_code_compat
-        keeping.adopt_orphans()
         execute(args)
     except SystemExit as end:
         return _code_of(end)
