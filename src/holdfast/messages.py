@@ -11,6 +11,8 @@ import os
 import sys
 
 DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+# How long a line waits for a console that is full; then it is dropped.
+CONSOLE_MS_MAX = 200
 
 _LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "ERROR": ERROR}
 
@@ -26,13 +28,29 @@ def say(level: int, text: str) -> None:
     if logging is not None and logging.getLogger("holdfast").hasHandlers():
         logging.getLogger("holdfast").log(level, text)
         return
-    if level < threshold():
+    if level < threshold() or not _takes_lines():
         return
     try:
         sys.stderr.write(f"[holdfast] {text}\n")
         sys.stderr.flush()
     except (OSError, ValueError, AttributeError):
         pass  # No console (closed, or None under pythonw-like hosts): nothing to tell it.
+
+
+def _takes_lines() -> bool:
+    """Whether the console takes a line soon. Supervision must not wait for one that is stuck:
+
+    a pager nobody scrolls, a terminal held by Ctrl-S, a log collector that hangs.
+    """
+    import select
+
+    try:
+        descriptor = sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return sys.stderr is not None  # A stream of Python's own, such as a notebook's.
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    return bool(poll.poll(CONSOLE_MS_MAX))
 
 
 def debug(text: str) -> None:

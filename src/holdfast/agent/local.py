@@ -99,10 +99,25 @@ class LocalElasticAgent(SimpleElasticAgent):
                 prefixes[rank] = environment.log_line_prefix(
                     self._log_line_prefix_template, spec.role, worker
                 )
-        assert spec.entrypoint is not None
         self._release_context()
         self._stuck.forget()
-        self._pcontext = start_processes(
+        if callable(spec.entrypoint):
+            # What the user's modules do while a fork server imports them may take for ever.
+            with self._signals.raising():
+                self._pcontext = self._start_context(args, envs, prefixes)
+        else:
+            self._pcontext = self._start_context(args, envs, prefixes)
+        return dict(self._pcontext.pids())
+
+    def _start_context(
+        self,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        prefixes: dict[int, str],
+    ) -> PContext:
+        spec = self._worker_group.spec
+        assert spec.entrypoint is not None
+        return start_processes(
             name=spec.role,
             entrypoint=spec.entrypoint,
             args=args,
@@ -116,7 +131,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             keeper=self._obtain_keeper(),
             capture_stderr=self._capture_stderr,
         )
-        return dict(self._pcontext.pids())
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         del worker_group
@@ -226,7 +240,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         context = self._pcontext
         wait_for(deadline, self._signals.fileno(), *([context.fileno()] if context else []))
 
-    def _obtain_keeper(self) -> Keeper:
+    def _obtain_keeper(self) -> Keeper | None:
+        """Return the keeper of all generations; None where each start makes one of its own."""
+        if callable(self._worker_group.spec.entrypoint) and self._start_method != "spawn":
+            return None
         if self._keeper is None or self._keeper.lost:
             self._keeper = Keeper.start()
         return self._keeper

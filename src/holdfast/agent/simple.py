@@ -43,6 +43,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+STORY_STEPS_TOLD = 20
 EXIT_BARRIER_S = 300
 SHUTDOWN_S = 30
 
@@ -183,10 +184,20 @@ class SimpleElasticAgent(ElasticAgent):
     def _dispatch(self, events: Iterable[supervision.Event]) -> None:
         pending = deque(events)
         while pending:
-            for effect in self._machine.handle(time.monotonic(), pending.popleft()):
+            for effect in self._decide(pending.popleft()):
                 outcome = self._perform(effect)
                 if outcome is not None:
                     pending.append(outcome)
+
+    def _decide(self, event: supervision.Event) -> list[supervision.Effect]:
+        try:
+            effects = self._machine.handle(time.monotonic(), event)
+            self._machine.check()
+        except (supervision.InvalidEvent, AssertionError) as problem:
+            for step in [*self._machine.story][-STORY_STEPS_TOLD:]:
+                messages.error(f"while {step.state.value}: {step.event} -> {list(step.effects)}")
+            raise InternalError(f"the supervision of the workers went wrong: {problem}") from None
+        return effects
 
     def _perform(self, effect: supervision.Effect) -> supervision.Event | None:
         match effect:

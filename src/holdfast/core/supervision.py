@@ -27,11 +27,9 @@ The rules:
 
 Use: perform the effects of each `handle` in order, and bring the outcome of each back as exactly
 one event (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`:
-`WorkersStopped`; `EnterBarrier`: `BarrierEnded`). `KillWorkers` only hastens a stop
-that is under way, and `Finish` is the last. An event that cannot happen in a state raises
-`InvalidEvent` and changes nothing. Late news of an earlier generation is no error and is ignored.
-
-Pure: no I/O, no clock; nothing here waits for a time, and `now` is kept for the story alone.
+`WorkersStopped`; `EnterBarrier`: `BarrierEnded`). `KillWorkers` only hastens a stop, and `Finish`
+is the last. An event that cannot happen in a state raises `InvalidEvent` and changes nothing; late
+news of an earlier generation is ignored. Pure: no I/O, no clock; `now` is kept for the story alone.
 """
 
 from __future__ import annotations
@@ -223,7 +221,7 @@ class Supervision:
         self.story: deque[Step] = deque(maxlen=STORY_STEPS_MAX)
         self._local_world_size = local_world_size
         self._after_stop = Reason.SUCCEEDED
-        self._mendable = True
+        self._mendable = self._alone = True
         self._signum = 0
         self._interrupts = 0
 
@@ -271,7 +269,8 @@ class Supervision:
         self.state = State.JOINING
         return [JoinRound()]
 
-    def _joined(self, _event: RoundJoined) -> list[Effect]:
+    def _joined(self, event: RoundJoined) -> list[Effect]:
+        self._alone = event.group_world_size == 1
         self.generation += 1
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
@@ -335,7 +334,7 @@ class Supervision:
         if event.unkillable:
             self._mendable = False
             failed = failed or reason is Reason.REGROUP
-        if reason is Reason.SUCCEEDED and not self._signum:
+        if reason is Reason.SUCCEEDED and (self._alone or not self._signum):
             self.state = State.LEAVING
             return [EnterBarrier()]
         if failed and judge(self.budget, mendable=self._mendable) is Verdict.GIVE_UP:

@@ -21,7 +21,7 @@ from collections import deque
 from holdfast import messages
 from holdfast.errors import EnvironmentProblem, InternalError
 from holdfast.processes.inotify import OVERFLOW, Inotify
-from holdfast.processes.lines import LINE_BYTES_MAX, PrefixedLines
+from holdfast.processes.lines import LINE_BYTES_MAX, PrefixedLines, RawBytes
 from holdfast.processes.sinks import Sink
 from holdfast.processes.streams import TAIL_BYTES_MAX, FileStream, PipeStream, Stream
 
@@ -116,13 +116,15 @@ class LogFollower:
         filtered_to: Sink | None = None,
         accept: Callable[[bytes], bool] | None = None,
         tail_bytes_max: int = TAIL_BYTES_MAX,
+        raw: bool = False,
     ) -> Stream:
         """Follow the read end of a pipe, or a terminal's master, which is ours from now on.
 
         It is made non-blocking, and closed when it ends or is finished. The rest is as with
-        `follow_file`; the last `tail_bytes_max` bytes are kept for `tail()`.
+        `follow_file`; the last `tail_bytes_max` bytes are kept for `tail()`. With `raw` its bytes
+        go to `to` at once and as they are, whether they are whole lines or not.
         """
-        lines = self._lines(prefix, to, filters, filtered_to, accept)
+        lines = RawBytes(to) if raw else self._lines(prefix, to, filters, filtered_to, accept)
         sinks = _sinks(to, filtered_to)
         stream = PipeStream(f"fd {fd}", fd, lines, sinks, tail_bytes_max=tail_bytes_max)
         with self._lock:

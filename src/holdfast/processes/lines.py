@@ -155,3 +155,24 @@ class PrefixedLines:
                     f"{type(problem).__name__}: {problem}"
                 )
             return True
+
+
+class RawBytes:
+    """The bytes of one stream on their way to its sink, at once and as they are.
+
+    For a person who watches one terminal: a prompt has no line end, and a progress bar shows its
+    state only until the next one.
+    """
+
+    __slots__ = ("_to",)
+
+    def __init__(self, to: Sink | None) -> None:
+        self._to = to
+
+    def feed(self, data: bytes) -> None:
+        """Write the next bytes of the stream."""
+        if self._to is not None:
+            self._to.write(data)
+
+    def flush(self) -> None:
+        """End the stream; nothing was held back."""

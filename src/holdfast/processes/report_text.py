@@ -76,9 +76,9 @@ def _first_failure(rank: int, failure: ProcessFailure) -> list[str]:
     lines.append(f"  error_file: {failure.error_file}")
     lines += _cause(failure)
     lines += _stderr(failure)
-    if failure.stdout_file:
+    if failure.stdout_file not in ("", "/dev/null"):
         lines.append(f"  stdout log: {failure.stdout_file}")
-    if failure.stderr_file:
+    if failure.stderr_file not in ("", "/dev/null"):
         lines.append(f"  stderr log: {failure.stderr_file}")
     return lines
 

@@ -54,7 +54,11 @@ def hold_standard_places() -> None:
 
 
 class WorkerStdio:
-    """Opens the streams of each worker and follows those that need following."""
+    """Opens the streams of each worker and follows those that need following.
+
+    Following begins with `begin_following`, once the workers have been asked for: what they write
+    until then waits for it, while its imports would make the workers wait.
+    """
 
     def __init__(
         self,
@@ -74,12 +78,13 @@ class WorkerStdio:
         }
         self._capture_stderr = capture_stderr
         self._follower: LogFollower | None = None
+        self._console_stuck = False
+        self._pipes: dict[tuple[int, int], int] = {}
+        self._hidden: set[tuple[int, int]] = set()
+        self._files: list[tuple[int, int, str]] = []
         self._captured: dict[tuple[int, int], Stream] = {}
         self._sinks: dict[int, Sink] = {}
         self._filtered: dict[int, Sink] = {}
-        for which, filters in self._filters.items():
-            if filters:  # The file is there even if no stream that goes through a file matches.
-                self._filtered_sink(which)
 
     def open(self, rank: int) -> dict[int, int]:
         """Return fresh descriptors for a worker's streams 0, 1 and 2; close them once it runs."""
@@ -93,21 +98,44 @@ class WorkerStdio:
             raise
         return opened
 
-    def follow(self, rank: int) -> None:
-        """Follow the files of a worker whose streams somebody else opens."""
+    def note_files(self, rank: int) -> None:
+        """Have the files of a worker followed whose streams somebody else opens."""
         for which, paths in ((STDOUT, self._dest.stdouts), (STDERR, self._dest.stderrs)):
             if paths.get(rank):
-                self._follow_file(rank, which, paths[rank])
+                self._files.append((rank, which, paths[rank]))
+
+    def begin_following(self) -> None:
+        """Follow what was opened so far."""
+        for which, filters in self._filters.items():
+            if filters:  # The file is there even if no stream that goes through a file matches.
+                self._filtered_sink(which)
+        for (rank, which), fd in self._pipes.items():
+            sink = None if (rank, which) in self._hidden else self._console_sink(which)
+            # Several workers on one pipe had better not break into each other's lines.
+            raw = len(self._prefixes) == 1 or os.isatty(which)
+            self._captured[rank, which] = self._follow().follow_fd(
+                fd, to=sink, tail_bytes_max=TAIL_BYTES_MAX, raw=raw
+            )
+        self._pipes.clear()
+        for rank, which, path in self._files:
+            self._follow_file(rank, which, path)
+        self._files.clear()
 
     def finish(self) -> None:
-        """Pass on all that was written; call it when the workers are gone."""
-        if self._follower is not None:
-            self._follower.finish_all()
+        """Pass on all that was written; call it when the workers are gone.
+
+        A console that takes nothing for long is given up, and not waited for again.
+        """
+        if self._follower is not None and not self._console_stuck:
+            self._console_stuck = not self._follower.finish_all()
 
     def close(self) -> None:
         """Let go of everything."""
+        for fd in self._pipes.values():
+            os.close(fd)
+        self._pipes.clear()
         if self._follower is not None:
-            self._follower.close()
+            self._follower.close(drain_s_max=0 if self._console_stuck else None)
             self._follower = None
         for sink in self._filtered.values():
             sink.close()
@@ -137,19 +165,19 @@ class WorkerStdio:
         return os.open(os.devnull, os.O_RDONLY)
 
     def _open_output(self, rank: int, which: int, path: str) -> int:
-        if path:
-            fd = self._open_file(path)
-            self._follow_file(rank, which, path)
-            return fd
+        hidden = path == os.devnull and which == STDERR and self._capture_stderr
+        if path and not hidden:
+            self._files.append((rank, which, path))
+            return self._open_file(path)
         console = sys.stdout if which == STDOUT else sys.stderr
-        inheritable = is_descriptor(console, which)
+        inheritable = is_descriptor(console, which) and not hidden
         if inheritable and (which == STDOUT or not self._capture_stderr):
             console.flush()
             return os.dup(which)
         read, write = self._open_detour(which, is_terminal=inheritable and os.isatty(which))
-        self._captured[rank, which] = self._follow().follow_fd(
-            read, to=self._console_sink(which), tail_bytes_max=TAIL_BYTES_MAX
-        )
+        self._pipes[rank, which] = read
+        if hidden:  # Nobody wants to see it, but its end is for the report.
+            self._hidden.add((rank, which))
         return write
 
     def _open_file(self, path: str) -> int:

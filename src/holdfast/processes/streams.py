@@ -13,7 +13,7 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.processes.lines import PrefixedLines
+    from holdfast.processes.lines import PrefixedLines, RawBytes
     from holdfast.processes.sinks import Sink
 
 # How much is read at once. Larger is no faster (the copies leave the cache) and holds the
@@ -48,7 +48,9 @@ class Stream:
         "_done", "_fd", "_lines", "_sinks", "burst_bytes", "bytes_read", "finishing", "name",
     )  # fmt: skip
 
-    def __init__(self, name: str, fd: int, lines: PrefixedLines, sinks: tuple[Sink, ...]) -> None:
+    def __init__(
+        self, name: str, fd: int, lines: PrefixedLines | RawBytes, sinks: tuple[Sink, ...]
+    ) -> None:
         self.name = name
         self._fd = fd
         self._lines = lines
@@ -109,7 +111,9 @@ class FileStream(Stream):
 
     __slots__ = ("_stop_at",)
 
-    def __init__(self, name: str, fd: int, lines: PrefixedLines, sinks: tuple[Sink, ...]) -> None:
+    def __init__(
+        self, name: str, fd: int, lines: PrefixedLines | RawBytes, sinks: tuple[Sink, ...]
+    ) -> None:
         super().__init__(name, fd, lines, sinks)
         self._stop_at = 0
 
@@ -165,7 +169,7 @@ class PipeStream(Stream):
         self,
         name: str,
         fd: int,
-        lines: PrefixedLines,
+        lines: PrefixedLines | RawBytes,
         sinks: tuple[Sink, ...],
         *,
         tail_bytes_max: int,

@@ -386,10 +386,16 @@ def test_a_second_sigint_while_starting_kills_what_was_started() -> None:
     assert tell(machine, WorkersStarted(1)) == [StopWorkers(1, Reason.SIGNAL, SIGKILL)]
 
 
-def test_a_signal_while_clearing_up_after_a_success_ends_it_without_the_barrier() -> None:
-    machine = running(workers=1)
+@pytest.mark.parametrize(
+    ("nodes", "effect"), [(1, EnterBarrier()), (2, Finish(Outcome.SIGNALLED, SIGTERM))]
+)
+def test_a_signal_after_a_success_does_not_wait_for_others_and_does_not_undo_it(
+    nodes: int, effect: Effect
+) -> None:
+    machine = Supervision(local_world_size=1, max_restarts=0)
+    tell(machine, Begun(), RoundJoined(0, 0, nodes), WorkersStarted(0))
     tell(machine, WorkerExited(0, 0, failed=False), SignalReceived(SIGTERM))
-    assert tell(machine, WorkersStopped(0)) == [Finish(Outcome.SIGNALLED, SIGTERM)]
+    assert tell(machine, WorkersStopped(0)) == [effect]
 
 
 def test_no_workers_at_all_are_refused() -> None:

@@ -299,19 +299,56 @@ def test_nothing_is_followed_where_nothing_needs_to_be(tmp_path: Path) -> None:
     """Watching /dev/null would wake the agent for everything anybody throws away."""
     dest = LogsDest(
         stdouts={0: os.devnull, 1: f"{tmp_path}/out"},
-        stderrs={0: os.devnull, 1: f"{tmp_path}/err"},
+        stderrs={0: f"{tmp_path}/err0", 1: f"{tmp_path}/err"},
         filtered_stdout=f"{tmp_path}/filtered",
     )
     here = stdio(dest, stdout_filters=["loss"])
-    for fd in here.open(0).values():
-        os.close(fd)
-    assert here._follower is None
-    for fd in here.open(1).values():
-        os.close(fd)
-    assert here._follower is not None
+    for rank, followed in ((0, False), (1, True)):
+        for fd in here.open(rank).values():
+            os.close(fd)
+        here.begin_following()
+        assert (here._follower is not None) == followed
     here.close()
     assert here.stderr_tail(0) == ""
     assert here.stderr_tail(2) == ""
+
+
+def test_what_nobody_wants_to_see_is_kept_for_the_report(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    here = stdio(LogsDest(stdouts={0: os.devnull}, stderrs={0: os.devnull}))
+    fds = here.open(0)
+    here.begin_following()
+    os.write(fds[1], b"out\n")
+    os.write(fds[2], b"why it failed\n")
+    for fd in fds.values():
+        os.close(fd)
+    here.finish()
+    assert here.stderr_tail(0) == "why it failed\n"
+    here.close()
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_one_worker_is_shown_at_once_and_several_by_the_line(workers: int) -> None:
+    dest = LogsDest(stdouts={0: ""}, stderrs={0: ""})
+    here = WorkerStdio(dest, prefixes=dict.fromkeys(range(workers), ""))
+    shown, told = os.pipe()
+    with notebook() as (_out, err):
+        err.write = lambda text: os.write(told, text.encode())  # type: ignore[method-assign]
+        fds = here.open(0)
+        here.begin_following()
+        os.write(fds[2], b"name? ")
+        if workers == 1:
+            assert os.read(shown, 100) == b"name? "
+        os.write(fds[2], b"ok\n")
+        assert os.read(shown, 100) == (b"ok\n" if workers == 1 else b"name? ok\n")
+        for fd in fds.values():
+            os.close(fd)
+        here.finish()
+    here.close()
+    os.close(shown)
+    os.close(told)
 
 
 def test_filters_work_without_showing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -322,6 +359,7 @@ def test_filters_work_without_showing(tmp_path: Path, capfd: pytest.CaptureFixtu
     )
     here = stdio(dest, stdout_filters=["loss"])
     fds = here.open(0)
+    here.begin_following()
     os.write(fds[1], b"loss 1\nother\nloss 2\n")
     for fd in fds.values():
         os.close(fd)
@@ -336,6 +374,7 @@ def test_the_tail_of_a_captured_stream_is_limited() -> None:
     data = b"".join(b"line %d\n" % number for number in range(30_000))
     with notebook() as (_out, err):
         fds = here.open(0)
+        here.begin_following()
         with open(fds[2], "wb") as stream:
             stream.write(data)
     os.close(fds[0])
@@ -350,6 +389,7 @@ def test_finishing_does_not_wait_for_a_stream_that_somebody_keeps_open() -> None
     here = stdio(LogsDest(stdouts={0: ""}, stderrs={0: ""}))
     with notebook() as (_out, err):
         fds = here.open(0)
+        here.begin_following()
         os.write(fds[2], b"so far\n")
         here.finish()
     assert err.getvalue() == "so far\n"

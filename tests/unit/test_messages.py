@@ -1,0 +1,54 @@
+"""What Holdfast says, to whom, and that saying it never holds anything up."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from holdfast import messages
+
+
+def test_levels_choose_what_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("holdfast"), "hasHandlers", lambda: False)
+    for level, shown in (("DEBUG", 4), ("info", 3), ("", 2), ("nonsense", 2), ("ERROR", 1)):
+        monkeypatch.setenv("LOGLEVEL", level)
+        for say in (messages.debug, messages.info, messages.warning, messages.error):
+            say("a line")
+        assert capsys.readouterr().err == "[holdfast] a line\n" * shown
+
+
+def test_a_program_that_has_set_up_logging_gets_records(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="holdfast"):
+        messages.info("told")
+    assert [(one.name, one.levelname, one.message) for one in caplog.records] == [
+        ("holdfast", "INFO", "told")
+    ]
+
+
+def test_a_console_that_is_full_is_not_waited_for() -> None:
+    """A pipe that nobody reads: lines are dropped, and the program goes on to its end."""
+    read, write = os.pipe()
+    os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
+    program = (
+        "from holdfast import messages; [messages.error('lost') for _ in range(3)]; print('on')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], stderr=write, stdout=subprocess.PIPE, timeout=60
+    )
+    assert done.stdout == b"on\n"
+    os.close(read)
+    os.close(write)
+
+
+@pytest.mark.parametrize("closing", ["import os; os.close(2)", "import sys; sys.stderr = None"])
+def test_no_console_is_no_fault(closing: str) -> None:
+    program = f"{closing}\nfrom holdfast import messages; messages.error('lost'); print('on')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.stdout == b"on\n"
