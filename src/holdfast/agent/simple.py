@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 STORY_STEPS_TOLD = 20
+# An exception may have a message of any length; the report has more of it.
+NOTICE_CHARS_MAX = 500
 EXIT_BARRIER_S = 300
 SHUTDOWN_S = 30
 
@@ -207,6 +209,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._start_generation()
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
+                messages.info(f"stopping generation {generation}: {reason.value}")
                 unkillable = self._stop_generation(reason, signum)
                 self._worker_group.state = WorkerState.STOPPED
                 return supervision.WorkersStopped(generation, unkillable)
@@ -286,6 +289,12 @@ class SimpleElasticAgent(ElasticAgent):
         for local_rank, worker_id in self._start_workers(group).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
+        started = ", ".join(f"{worker.global_rank} (pid {worker.id})" for worker in group.workers)
+        messages.info(
+            f"generation {self._machine.generation} on node {group.group_rank} of "
+            f"{group.group_world_size}: started ranks {started}; MASTER_ADDR={group.master_addr}, "
+            f"MASTER_PORT={group.master_port}"
+        )
 
     def _stop_generation(self, reason: Reason, signum: int) -> int:
         """Stop what is left; return how many processes cannot be killed."""
@@ -348,13 +357,21 @@ class SimpleElasticAgent(ElasticAgent):
             messages.info("nodes are waiting to join: regrouping")
             return
         budget = self._machine.budget
-        causes = [item for item in self._result.failures.items() if not item[1].consequence]
+        causes = {
+            rank: failure
+            for rank, failure in self._result.failures.items()
+            if not failure.consequence
+        }
         what = "the workers are not healthy"
         if causes:
-            rank, failure = min(causes, key=lambda item: item[1].order)
+            from holdfast.processes.failures import ChildFailedError
+
+            rank, failure = ChildFailedError("", causes).get_first_failure()
             lines = failure.traceback_text().strip().splitlines()
             what = f"rank {rank} (pid {failure.pid}) failed: {failure.detail or failure.ending()}"
             what += f": {lines[-1]}" if lines else ""
+            if len(what) > NOTICE_CHARS_MAX:
+                what = what[:NOTICE_CHARS_MAX] + " ..."
         messages.warning(
             f"{what}; restarting all workers (restart {budget.used} of {budget.max_restarts})"
         )
