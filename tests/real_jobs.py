@@ -70,7 +70,14 @@ def forever():
 class Job:
     """A `holdfast run` of one script, with its news; ends with the test, whatever happens."""
 
-    def __init__(self, folder: Path, script: str, *flags: str, name: str = "train.py") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        *flags: str,
+        name: str = "train.py",
+        stderr: int = subprocess.PIPE,
+    ) -> None:
         self.news = News(folder)
         path = folder / name
         head = SCRIPT_HEAD if name.endswith(".py") else ""
@@ -79,7 +86,7 @@ class Job:
         self.agent = subprocess.Popen(
             [*HOLDFAST, "run", *flags, str(path)],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env={**os.environ, "NEWS": str(self.news.path)},
             cwd=folder,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -80,6 +81,21 @@ def test_a_shell_that_dies_of_the_signal_does_not_cost_its_child_the_grace(tmp_p
         pid = job.news.take(1)["child"]
         job.signal(signal.SIGTERM)
         assert job.news.take(1) == {"saved": pid}
+        assert job.end()[0] == 143
+
+
+def test_a_console_that_takes_nothing_does_not_hold_a_signal_up(tmp_path: Path) -> None:
+    """A pager nobody scrolls, or a hung log collector, must not cost the workers their notice."""
+    read, write = os.pipe()
+    os.write(write, bytes(fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)))
+    script = OBEDIENT + "\n    tell('leader'); forever()\n"
+    with Job(tmp_path, script, stderr=write) as job:
+        pid = job.news.take(1)["leader"]
+        job.signal(signal.SIGTERM)
+        assert job.news.take(1) == {"got15-0": pid}
+        os.close(write)
+        with open(read, "rb") as console:
+            assert console.read().endswith(b"stopped by SIGTERM (asked to stop)\n")
         assert job.end()[0] == 143
 
 
