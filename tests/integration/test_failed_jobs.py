@@ -1,0 +1,134 @@
+"""What the command says of a job that failed, and the exit code it ends with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_jobs import HOLDFAST
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RAISES = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    print("the disk is full of cats", file=sys.stderr)
+    raise ValueError("no room")
+time.sleep(1000)
+"""
+
+
+def holdfast(folder: Path, *words: str, script: str | None = None) -> tuple[int, str]:
+    """Run the command; return its exit code and what it wrote to standard error."""
+    if script is not None:
+        (folder / "train.py").write_text(script)
+    temporary = folder / "tmp"
+    temporary.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [*HOLDFAST, *words],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--local-ranks-filter", "0"],
+        ["--redirects", "3"],
+        ["--tee", "3", "--log-dir", "logs"],
+        ["--log-dir", "/dev/null"],
+        ["--log-dir", "/dev/null", "--redirects", "3"],
+        ["--run-path"],
+        ["--run-path", "--start-method", "fork"],
+    ],
+    ids=" ".join,
+)
+def test_a_script_without_a_decorator_is_reported_in_full(tmp_path: Path, flags: list[str]) -> None:
+    code, err = holdfast(tmp_path, "run", "--nproc-per-node=2", *flags, "train.py", script=RAISES)
+    report = err[err.index("=====") :]
+    assert code == 1
+    assert "Root Cause (first observed failure):" in report
+    assert "rank      : 1 (local_rank: 1)" in report
+    assert "ValueError: no room" in report
+    assert "train.py" in report
+    assert "the disk is full of cats" in report
+    assert "/dev/null" not in report
+    [other] = [line for line in report.splitlines() if "consequence" in line]
+    assert "rank 0" in other
+    assert "SIGTERM" in other
+
+
+def test_the_same_is_there_as_json(tmp_path: Path) -> None:
+    words = ("run", "--nproc-per-node=2", "--log-dir=logs", "train.py")
+    code, err = holdfast(tmp_path, *words, script=RAISES)
+    [path] = (tmp_path / "logs").rglob("failure.json")
+    assert code == 1
+    assert str(path) in err
+    report = json.loads(path.read_text())
+    assert report["first"]["rank"] == 1
+    assert "ValueError: no room" in report["first"]["traceback"]
+    assert [other["consequence"] for other in report["others"]] == [True]
+
+
+ENDINGS = {
+    "exit code": ("import sys; sys.exit(7)", 7),
+    "text": ("import sys; sys.exit('no')", 1),
+    "signal": ("import os; os.kill(os.getpid(), 11)", 139),
+    "killed": ("import os; os.kill(os.getpid(), 9)", 137),
+    "abort": ("import os; os.abort()", 134),
+    "success": ("", 0),
+    "syntax": ("def", 1),
+}
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("compat", [False, True])
+def test_the_exit_code_is_the_workers_own(tmp_path: Path, how: str, *, compat: bool) -> None:
+    script, expected = ENDINGS[how]
+    flags = ["--exit-code-compat"] if compat else []
+    code, err = holdfast(tmp_path, "run", *flags, "train.py", script=script)
+    assert code == (min(expected, 1) if compat else expected)
+    assert "holdfast/" not in err  # No traceback of our own.
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["run", "missing.py"], 127, "'missing.py': there is no such script"),
+        (["run", "--no-python", "./plain"], 126, "'./plain'"),
+        (["run", "--no-python", "no-such-program"], 127, "'no-such-program'"),
+        (["run", "--nproc-per-node", "0", "plain"], 2, "--nproc-per-node: '0'"),
+        (["run", "--max-restarts", "x", "plain"], 2, "--max-restarts"),
+        (["run", "--nnodes", "2", "plain"], 2, "not supported yet"),
+        (["run", "--tee", "9", "plain"], 2, "--tee"),
+        (["run", "--bogus", "plain"], 2, "--bogus"),
+        (["run"], 2, "no script given"),
+        (["dance"], 2, "'dance' is not a verb"),
+    ],
+)
+def test_what_cannot_be_run_is_one_line(
+    tmp_path: Path, words: list[str], code: int, line: str
+) -> None:
+    (tmp_path / "plain").write_text("no program")
+    ended, err = holdfast(tmp_path, *words)
+    assert ended == code, err
+    assert err.count("\n") == 1
+    assert line in err
+
+
+def test_temporary_logs_are_removed_after_success_and_kept_after_failure(tmp_path: Path) -> None:
+    holdfast(tmp_path, "run", "train.py", script="")
+    assert not list((tmp_path / "tmp").iterdir())
+    holdfast(tmp_path, "run", "train.py", script="raise SystemExit(3)")
+    assert len(list((tmp_path / "tmp").rglob("failure.json"))) == 1
