@@ -6,8 +6,8 @@ class, but that module is imported only when it asks. It and what it drags in wo
 an agent's start (docs/internals/decisions/0006-light-values.md has the figures).
 
 Supported is what the public classes need: defaults, `fresh` for defaults made anew each time,
-`keyword` for fields that are given by keyword only, class variables, `__post_init__`. To add
-fields in a subclass, use `@dataclass` on it.
+`keyword` for fields that are given by keyword only, class variables, `__post_init__`, and
+`copy.replace`. To add fields in a subclass, use `@dataclass` on it.
 """
 
 from __future__ import annotations
@@ -129,6 +129,8 @@ def _add_methods(cls: type, names: list[str], specs: dict[str, Any]) -> None:
         cls.__eq__ = _eq  # type: ignore[assignment,method-assign]
     if "__repr__" not in cls.__dict__:
         cls.__repr__ = _repr  # type: ignore[assignment,method-assign]
+    if "__replace__" not in cls.__dict__:
+        cls.__replace__ = _replace  # type: ignore[attr-defined]
 
 
 def _made(default: Any) -> Any:
@@ -146,6 +148,13 @@ def _eq(self: Any, other: object) -> Any:
     if type(other) is not type(self):
         return NotImplemented
     return _values(self) == _values(other)
+
+
+def _replace(self: Any, /, **changes: Any) -> Any:
+    """Return another with some fields changed; `copy.replace` asks for this from Python 3.13 on."""
+    import dataclasses
+
+    return dataclasses.replace(self, **changes)
 
 
 def _repr(self: Any) -> str:

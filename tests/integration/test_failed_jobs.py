@@ -132,3 +132,45 @@ def test_temporary_logs_are_removed_after_success_and_kept_after_failure(tmp_pat
     assert not list((tmp_path / "tmp").iterdir())
     holdfast(tmp_path, "run", "train.py", script="raise SystemExit(3)")
     assert len(list((tmp_path / "tmp").rglob("failure.json"))) == 1
+
+
+def test_a_worker_that_was_still_ending_when_it_was_stopped_did_not_fail_by_a_signal(
+    tmp_path: Path,
+) -> None:
+    """Schedulers read 143 as preemption and start the job again."""
+    script = """
+import atexit, os, time
+from holdfast import record
+@record
+def main():
+    if os.environ["RANK"] == "0":
+        atexit.register(time.sleep, 1000)
+        raise ValueError("first")
+    while not os.path.exists(os.environ["TORCHELASTIC_ERROR_FILE"].replace("/1/", "/0/")):
+        time.sleep(0.01)
+    raise ValueError("second")
+main()
+"""
+    code, err = holdfast(tmp_path, "run", "--nproc-per-node=2", "train.py", script=script)
+    assert "rank      : 0" in err
+    assert "ValueError: first" in err
+    assert code == 1
+
+
+def test_who_was_killed_for_not_stopping_is_told_so(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+here = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
+open(here + "/ready", "w").close()
+if os.environ["RANK"] == "0":
+    signal.pause()
+while not os.path.exists(here[:-1] + "0/ready"):
+    pass
+sys.exit(5)
+"""
+    words = ("run", "--nproc-per-node=2", "--shutdown-timeout=0.1", "train.py")
+    code, err = holdfast(tmp_path, *words, script=script)
+    assert code == 5
+    assert "killed by SIGKILL (it was asked to stop and did not end in time)" in err
+    assert "out-of-memory" not in err

@@ -171,6 +171,17 @@ def test_replace_makes_another_with_some_fields_changed() -> None:
     assert box.name == "a"
 
 
+@pytest.mark.parametrize("kind", [Box, Crate, Chest])
+def test_copy_replace_finds_what_it_calls(kind: type[Box]) -> None:
+    """`copy.replace` is new in Python 3.13; this is all that it does."""
+    box: Any = kind("a", parts=["x"])
+    other = kind.__replace__(box, name="b")  # type: ignore[attr-defined]
+    assert other == kind("b", parts=["x"])
+    assert (type(other), other.label) == (kind, "b of 3")
+    with pytest.raises(TypeError):
+        kind.__replace__(box, weight=1)  # type: ignore[attr-defined]
+
+
 def test_a_subclass_without_fields_of_its_own_has_those_of_its_base() -> None:
     assert repr(Crate("a")) == "Crate(name='a', size=3, parts=[], lid=None, colour='red')"
     assert Crate("a") == Crate("a")

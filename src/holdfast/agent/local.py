@@ -157,7 +157,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         try:
             return super().run(role)
         finally:
-            unkillable = self._pcontext is not None and self._pcontext.given_up
+            unkillable = self._pcontext is not None and self._pcontext.left_behind
             self._release_context()
             if self._keeper is not None:
                 self._keeper.close(wait=not unkillable)
@@ -207,7 +207,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 for rank, failure in result.failures.items()
             },
         )
-        return len(context.given_up)
+        return len(context.left_behind)
 
     def _kill_workers(self) -> None:
         if self._pcontext is not None:

@@ -226,7 +226,9 @@ def parse_log_dir(text: str | None) -> str | None:
     """
     if not text:
         return None
-    path = os.path.abspath(text)
+    from holdfast.processes.logs import absolute
+
+    path = absolute(text)
     if path != os.devnull and os.path.exists(path) and not os.path.isdir(path):
         refuse(text, "--log-dir", "is not a folder", "a folder, made if missing, or /dev/null")
     return path

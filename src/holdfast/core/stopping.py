@@ -93,6 +93,8 @@ class Stop:
         self._hopeless = set(hopeless)
         self.killed: set[int] = set()
         self.given_up: set[int] = set()
+        # Whether something that ended workers left does not die either.
+        self.leftovers_given_up = False
         self._signum = signum
         self._grace_s = grace_s
         self._reap_s = reap_s
@@ -109,6 +111,10 @@ class Stop:
     def next_deadline(self) -> float | None:
         """Return when `tick` is due if nothing else happens before."""
         return None if self.ended else self._deadline
+
+    def has_sent(self, signum: int, key: int) -> bool:
+        """Whether the stop itself has sent this signal to this leader."""
+        return key in self.killed if signum == SIGKILL else signum == self._signum
 
     def begin(self, now: float) -> list[Effect]:
         """Ask every running leader to end."""
@@ -147,6 +153,7 @@ class Stop:
     def abandon(self) -> None:
         """Take in that what could act on the workers is gone, and they with it."""
         self.running.clear()
+        self.leftovers_given_up = False
         self.phase = Phase.ENDED
 
     def kill_now(self, now: float) -> list[Effect]:
@@ -170,6 +177,7 @@ class Stop:
             effects = self._sweep(now)
             self._deadline = now + min(REST_S, self._reap_s)
             return effects
+        self.leftovers_given_up = not self.running  # Else it is a leader that is not gone.
         self.phase = Phase.ENDED
         return []
 

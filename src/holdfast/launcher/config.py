@@ -97,10 +97,16 @@ class LaunchConfig:
         self.stop_signal = parse_signal(self.stop_signal, flag="stop_signal").name
 
 
-def check_seconds(value: float, *, source: str) -> None:
-    """Refuse a time that no deadline can be made of; `source` names the setting it came from."""
+def check_seconds(value: float, *, source: str, given: object = None) -> None:
+    """Refuse a time that no deadline can be made of; `source` names the setting it came from.
+
+    `given` is what the person wrote, if that was something else.
+    """
     if not math.isfinite(value) or value < 0:
-        raise UsageError(f"{source}: {value} is not a time; accepted: seconds from 0, such as 30")
+        shown = value if given is None else given
+        raise UsageError(
+            f"{source}: {shown!r} is not a time; accepted: seconds from 0, such as 30 or 2.5"
+        )
 
 
 def parse_seconds(text: str, *, source: str) -> int | float:
@@ -112,10 +118,7 @@ def parse_seconds(text: str, *, source: str) -> int | float:
             value = float(text)
         except ValueError:
             value = math.nan
-    if not math.isfinite(value) or value < 0:
-        raise UsageError(
-            f"{source}: {text!r} is not a time; accepted: seconds from 0, such as 30 or 2.5"
-        )
+    check_seconds(value, source=source, given=text)
     return value
 
 

@@ -9,6 +9,8 @@ from holdfast import messages
 from holdfast.agent.local import LocalElasticAgent
 from holdfast.agent.workers import WorkerSpec
 from holdfast.errors import EnvironmentProblem, NotYetSupported, UsageError
+from holdfast.launcher.surroundings import refusal
+from holdfast.processes.logs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.single_node import SingleNodeHandler
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from holdfast.agent.workers import RunResult
     from holdfast.launcher.config import LaunchConfig
     from holdfast.processes.failures import ChildFailedError
+    from holdfast.processes.logs import LogsSpecs
 
 REPORT_FILE = "failure.json"
 
@@ -65,25 +68,46 @@ def launch_agent(
     """
     if not entrypoint:
         raise UsageError("entrypoint: there is nothing to run; give a program or a function")
-    if config.max_nodes > 1:
-        raise NotYetSupported(
-            f"max_nodes: {config.max_nodes}: jobs of several nodes are not supported yet; use 1"
-        )
+    refuse_what_is_to_come(config)
+    logs_specs = logs_of_this_launch(config)
     run_id = config.run_id or os.urandom(16).hex()
     handler = single_node_handler(config, run_id)
-    agent = make_agent(config, entrypoint, args, handler, health_check_server)
+    agent = make_agent(config, logs_specs, entrypoint, args, handler, health_check_server)
     failure: Exception | None = None
     try:
         result = agent.run()
         if result.is_failed():
-            failure = failure_of(entrypoint_name(entrypoint, args), result, config, run_id, agent)
+            name = entrypoint_name(entrypoint, args)
+            restarts = agent.restart_count
+            failure = failure_of(name, result, config, logs_specs, run_id, restarts)
+    except OSError as problem:
+        # Workers' own errors are results, so this is one of starting or watching them.
+        refused = refusal(problem)
+        if refused is None:
+            raise
+        raise refused from problem
     finally:
         handler.shutdown()
         if failure is None:  # Also after a signal: only a failure has more to tell than was said.
-            discard_logs(config)
+            discard_logs(logs_specs)
     if failure is not None:
         raise failure
     return result.return_values
+
+
+def refuse_what_is_to_come(config: LaunchConfig) -> None:
+    """Raise for settings that would be ignored, since their part is still to be built."""
+    if config.max_nodes > 1:
+        raise NotYetSupported(
+            f"max_nodes: {config.max_nodes}: jobs of several nodes are not supported yet; use 1"
+        )
+    if config.numa_options is not None:
+        raise NotYetSupported("numa_options: binding workers to CPUs is not supported yet")
+    if config.event_log_handler != "null":
+        raise NotYetSupported(
+            f"event_log_handler: {config.event_log_handler!r}: recording events is not supported "
+            "yet; accepted: 'null'"
+        )
 
 
 def single_node_handler(config: LaunchConfig, run_id: str) -> SingleNodeHandler:
@@ -110,8 +134,18 @@ def split_endpoint(endpoint: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def logs_of_this_launch(config: LaunchConfig) -> LogsSpecs:
+    """Return the logs specs with folders of their own; those of a plug-in are used as they are."""
+    assert config.logs_specs is not None
+    # Not of a class derived from ours: its author may hold on to the one that was given.
+    if type(config.logs_specs) is DefaultLogsSpecs:
+        return config.logs_specs.for_another_run()
+    return config.logs_specs
+
+
 def make_agent(
     config: LaunchConfig,
+    logs_specs: LogsSpecs,
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
     handler: SingleNodeHandler,
@@ -137,11 +171,10 @@ def make_agent(
     worker_env = {SIGNALS_ENV: config.signals_to_handle}
     if config.omp_num_threads is not None:
         worker_env["OMP_NUM_THREADS"] = str(config.omp_num_threads)
-    assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
     return LocalElasticAgent(
         spec,
-        config.logs_specs,
+        logs_specs,
         start_method=config.start_method,
         exit_barrier_timeout=config.exit_barrier_timeout,
         log_line_prefix_template=config.log_line_prefix_template,
@@ -166,7 +199,12 @@ def entrypoint_name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> st
 
 
 def failure_of(
-    name: str, result: RunResult, config: LaunchConfig, run_id: str, agent: LocalElasticAgent
+    name: str,
+    result: RunResult,
+    config: LaunchConfig,
+    logs_specs: LogsSpecs,
+    run_id: str,
+    restarts: int,
 ) -> Exception:
     """Return the error that tells a failed run's story, and write the same as JSON."""
     if not result.failures:
@@ -174,10 +212,9 @@ def failure_of(
     from holdfast.processes.failures import ChildFailedError
 
     error = ChildFailedError(name, result.failures)
-    restarts = agent.restart_count
     if config.max_restarts:
         error.restarts = f"after {restarts} of {config.max_restarts} restarts"
-    run_dir = getattr(config.logs_specs, "run_dir", None)
+    run_dir = getattr(logs_specs, "run_dir", None)
     if run_dir:
         error.log_dir = run_dir
         write_report(error, os.path.join(run_dir, REPORT_FILE), config, run_id, restarts)
@@ -203,8 +240,7 @@ def write_report(
         messages.warning(f"the failure report could not be written to {path}: {problem.strerror}")
 
 
-def discard_logs(config: LaunchConfig) -> None:
+def discard_logs(specs: Any) -> None:
     """Remove a temporary log folder that holds nothing anyone asked to keep."""
-    specs: Any = config.logs_specs
     if getattr(specs, "keeps_nothing", False):
         specs.discard_if_temporary()

@@ -11,15 +11,15 @@ import pickle
 from holdfast.errors import UsageError
 from holdfast.processes import functions
 from holdfast.processes.contexts import PContext
-from holdfast.processes.keeping import Keeper
+from holdfast.processes.keeper import MESSAGE_FDS_MAX
+from holdfast.processes.keeping import Keeper, current_folder
+from holdfast.processes.starting import START_METHODS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# A larger return value is a sign that data should travel by file or shared memory.
-RESULT_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 20
 
 
@@ -30,10 +30,11 @@ class ReturnedValue:
         self.read_fd, self.write_fd = os.pipe()
         os.set_blocking(self.read_fd, False)
         self.data = bytearray()
+        self.too_large = False
 
     def take(self) -> bool:
-        """Read what is there; False when the pipe has ended."""
-        while True:
+        """Read what is there; False when there is no more to come."""
+        while not self.too_large:
             try:
                 piece = os.read(self.read_fd, READ_BYTES)
             except BlockingIOError:
@@ -41,11 +42,17 @@ class ReturnedValue:
             if not piece:
                 return False
             self.data += piece
-            if len(self.data) > RESULT_BYTES_MAX:
-                raise UsageError(
-                    f"a worker's return value is larger than {RESULT_BYTES_MAX} bytes",
-                    hint="return a path, and put the data into a file",
-                )
+            if len(self.data) > functions.RESULT_BYTES_MAX:
+                # Workers look at the size themselves; something else writes to this pipe.
+                self.too_large = True
+                self.data.clear()
+        return False
+
+    def close_read(self) -> None:
+        """Let go of our end."""
+        if self.read_fd >= 0:
+            os.close(self.read_fd)
+            self.read_fd = -1
 
     def close_write(self) -> None:
         """Let go of the worker's end."""
@@ -71,10 +78,9 @@ class MultiprocessContext(PContext):
         duplicate_stderr_filters: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        if start_method not in functions.START_METHODS:
+        if start_method not in START_METHODS:
             raise UsageError(
-                f"start_method: {start_method!r} is unknown; "
-                f"accepted: {', '.join(functions.START_METHODS)}"
+                f"start_method: {start_method!r} is unknown; accepted: {', '.join(START_METHODS)}"
             )
         super().__init__(
             name,
@@ -93,19 +99,13 @@ class MultiprocessContext(PContext):
         self._unpickled: dict[int, Any] = {}
 
     def _start(self) -> None:
-        ranks = range(self.nprocs)
-        for rank in ranks:
-            returned = self._returned[rank] = ReturnedValue()
-            self._watch(returned.read_fd, lambda rank=rank: self._take_value(rank))  # type: ignore[misc]
         starter = {
             "spawn": self._start_spawned,
             "forkserver": self._start_from_server,
             "fork": self._start_forked,
         }[self.start_method]
         starter()
-        self._await_spawned(ranks)
-        for returned in self._returned.values():
-            returned.close_write()
+        self._await_spawned(range(self.nprocs))
 
     def _start_spawned(self) -> None:
         keeper = self._use_keeper(self._keeper or Keeper.start())
@@ -114,18 +114,26 @@ class MultiprocessContext(PContext):
         tracker_fd = functions.tracker_fd()
         for rank in range(self.nprocs):
             packed = functions.pack_call(self._callable(), self.args[rank])
-            call_fd = sealed_file(pickle.dumps((preparation, packed.data)))
-            result_fd = self._returned[rank].write_fd
-            passed = [call_fd, result_fd, *packed.fds, *([tracker_fd] if tracker_fd >= 0 else [])]
-            argv = [*command, str(call_fd), str(result_fd), str(tracker_fd)]
+            call_fd = file_in_memory(pickle.dumps((preparation, packed.data, tracker_fd >= 0)))
+            returned = self._expect_value(rank)
+            passed = {
+                functions.CALL_FD: call_fd,
+                **packed.passed_fds(returned.write_fd, tracker_fd),
+            }
             try:
-                self._spawn(keeper, rank, argv, passed, call=None)
+                self._spawn(keeper, rank, command, passed, call=None)
             finally:
                 os.close(call_fd)
+                returned.close_write()
 
     def _start_from_server(self) -> None:
+        ranks = range(self.nprocs)
+        calls = [functions.pack_call(self._callable(), self.args[rank]) for rank in ranks]
+        fds_max = max((len(packed.fds) for packed in calls), default=0)
+        end_fd = functions.ARGUMENTS_FD + min(fds_max, MESSAGE_FDS_MAX)
         preparation = functions.pack_preparation(self.name)
-        payload_fd = sealed_file(pickle.dumps((preparation, functions.preload_modules())))
+        payload = (os.getpid(), preparation, functions.preload_modules(), end_fd)
+        payload_fd = file_in_memory(pickle.dumps(payload))
         # This keeper holds the user's imports; the shared one could not serve in its place.
         self._owns_keeper = True
         try:
@@ -134,16 +142,28 @@ class MultiprocessContext(PContext):
             )
         finally:
             os.close(payload_fd)
-        for rank in range(self.nprocs):
-            packed = functions.pack_call(self._callable(), self.args[rank])
-            result_fd = self._returned[rank].write_fd
-            self._spawn(keeper, rank, None, [result_fd, *packed.fds], call=(packed.data, result_fd))
+        tracker_fd = functions.tracker_fd()
+        for rank, packed in zip(ranks, calls, strict=True):
+            returned = self._expect_value(rank)
+            passed = packed.passed_fds(returned.write_fd, tracker_fd)
+            try:
+                self._spawn(keeper, rank, None, passed, call=(packed.data, list(passed)))
+            finally:
+                returned.close_write()
 
     def _start_forked(self) -> None:
+        expected = [self._expect_value(rank) for rank in range(self.nprocs)]
         self._owns_keeper = True  # It has this very moment's memory, good for one start.
         keeper = self._use_keeper(Keeper.fork(self._run_in_fork))
         for rank in range(self.nprocs):
-            self._spawn(keeper, rank, None, [], call=rank)
+            self._spawn(keeper, rank, None, {}, call=rank)
+        for returned in expected:
+            returned.close_write()
+
+    def _expect_value(self, rank: int) -> ReturnedValue:
+        returned = self._returned[rank] = ReturnedValue()
+        self._watch(returned.read_fd, lambda: self._take_value(rank))
+        return returned
 
     def _run_in_fork(self, rank: int) -> int:
         """Run one worker's call, in a child of the forked keeper."""
@@ -157,7 +177,13 @@ class MultiprocessContext(PContext):
         return self.entrypoint
 
     def _spawn(
-        self, keeper: Keeper, rank: int, argv: list[str] | None, passed: list[int], *, call: Any
+        self,
+        keeper: Keeper,
+        rank: int,
+        argv: list[str] | None,
+        passed: dict[int, int],
+        *,
+        call: Any,
     ) -> None:
         streams = self._stdio.open(rank)
         try:
@@ -165,8 +191,8 @@ class MultiprocessContext(PContext):
                 rank,
                 argv,
                 env={**os.environ, **self.envs[rank]},
-                cwd=os.getcwd(),
-                fds={**streams, **{fd: fd for fd in passed}},
+                cwd=current_folder(),
+                fds={**streams, **passed},
                 call=call,
             )
         finally:
@@ -177,10 +203,15 @@ class MultiprocessContext(PContext):
         returned = self._returned[rank]
         if not returned.take():
             self._unwatch(returned.read_fd)
+            if returned.too_large:
+                returned.close_read()  # Whoever still writes would wait for ever.
 
     def _trouble_at_end(self, rank: int) -> str:
         self._take_value(rank)
-        data = self._returned[rank].data
+        returned = self._returned[rank]
+        if returned.too_large:
+            return f"sent back more than {functions.RESULT_BYTES_MAX} bytes as its return value"
+        data = returned.data
         if not data:
             return "ended with code 0 but did not return: it left by os._exit or the like"
         try:
@@ -196,11 +227,11 @@ class MultiprocessContext(PContext):
         for returned in self._returned.values():
             returned.close_write()
             self._unwatch(returned.read_fd)
-            os.close(returned.read_fd)
+            returned.close_read()
         self._returned.clear()
 
 
-def sealed_file(data: bytes) -> int:
+def file_in_memory(data: bytes) -> int:
     """Return a descriptor of an unnamed file in memory, ready to be read from its start."""
     fd = os.memfd_create("holdfast-call")
     with open(fd, "wb", closefd=False) as stream:

@@ -14,7 +14,7 @@ import signal
 
 from holdfast.processes import keeper as keeper_program
 from holdfast.processes.contexts import PContext
-from holdfast.processes.keeping import Keeper
+from holdfast.processes.keeping import Keeper, current_folder
 from holdfast.processes.subprocess_handler import custom_handler_factory
 
 TYPE_CHECKING = False
@@ -65,7 +65,7 @@ class SubprocessContext(PContext):
             for rank in ranks:
                 self._start_by_handler(rank)
             return
-        cwd = os.getcwd()
+        cwd = current_folder()
         for rank in ranks:
             fds = self._stdio.open(rank)
             try:
@@ -97,7 +97,7 @@ class SubprocessContext(PContext):
         self._pidfds[rank] = os.pidfd_open(handler.proc.pid)
         self._note_started(rank, handler.proc.pid)
         self._watch(self._pidfds[rank], lambda: self._take_exit(rank))
-        self._stdio.follow(rank)
+        self._stdio.note_files(rank)
 
     def _take_exit(self, rank: int) -> None:
         handler = self.subprocess_handlers[rank]

@@ -12,26 +12,28 @@ The agent, which decides for itself what an exit means, waits on `fileno()` and 
 
 from __future__ import annotations
 
-import select
 import signal
 import time
 from abc import ABC, abstractmethod
 
 from holdfast import messages
 from holdfast.core import stopping
-from holdfast.processes import keeping
+from holdfast.processes import keeping, sweeping
 from holdfast.processes.endings import (
     Ended,
     RunProcsResult,
     ending_of_unkillable,
     failure_of,
+    is_mendable,
+    report_left_behind,
     start_trouble,
-    unkillable,
 )
+from holdfast.processes.keeper import descendants_of
 from holdfast.processes.oom_kills import OomKills
 from holdfast.processes.std import require_every_rank
 from holdfast.processes.stdio import WorkerStdio
-from holdfast.processes.waiting import min_of, wait_for
+from holdfast.processes.waiting import min_of
+from holdfast.processes.watching import Watching
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,9 +45,11 @@ if TYPE_CHECKING:
     from holdfast.processes.logs import LogsSpecs
 
 GRACE_S = 30
+# How long a worker that was given up may still take once the keeper is gone too.
+LAST_MS_MAX = 1_000
 
 
-class PContext(ABC):
+class PContext(Watching, ABC):
     """One start of a group of workers. Not thread-safe: use it from one thread at a time."""
 
     def __init__(
@@ -62,6 +66,7 @@ class PContext(ABC):
         keeper: Keeper | None = None,
         capture_stderr: bool = True,
     ) -> None:
+        super().__init__()
         self.name = name
         self.entrypoint = entrypoint
         self.args = args
@@ -90,14 +95,13 @@ class PContext(ABC):
         self._keeper = keeper
         self._owns_keeper = keeper is None
         self._oom_kills = OomKills()
-        self._epoll = select.epoll()
-        self._readers: dict[int, Callable[[], None]] = {}
         self._started: dict[int, int] = {}  # rank -> pid
         self._running: set[int] = set()
         self._ended: dict[int, Ended] = {}
         self._fresh: list[Ended] = []
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
+        self._leftovers: list[int] = []  # What workers left and SIGKILL does not end.
         self._closed = False
 
     # TorchElastic's interface.
@@ -108,6 +112,7 @@ class PContext(ABC):
             raise ValueError("these workers were started before; a context starts them once")
         try:
             self._start()
+            self._stdio.begin_following()
         except BaseException:
             self.close(signal.SIGKILL, 0)
             raise
@@ -117,7 +122,8 @@ class PContext(ABC):
 
         A failure first brings the other workers down. `timeout` is in seconds; 0 only looks, and
         a negative one waits for ever. None means that the time was over before. `period` is
-        accepted for compatibility: exits are learnt as they happen.
+        accepted for compatibility: exits are learnt as they happen. With the result all is
+        released, as by `close`.
         """
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while not self._closed:
@@ -125,7 +131,9 @@ class PContext(ABC):
             if self._stop is None and (self.first_failure() or self.all_ended()):
                 self.begin_stop(self.stop_signal, self.grace_s)
             if self._stop is not None and self._stop.ended:
-                return self.result()
+                result = self.result()
+                self.release()
+                return result
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 return None
@@ -152,15 +160,9 @@ class PContext(ABC):
 
     # The agent's interface.
 
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when `poll_events` has something to do."""
-        return self._epoll.fileno()
-
     def poll_events(self, now: float) -> list[Ended]:
         """Take in what happened, drive a stop that is under way, return the new endings."""
-        for fd, _events in self._epoll.poll(0):
-            if fd in self._readers:
-                self._readers[fd]()
+        self._take_what_is_ready()
         self.tick(now)
         fresh, self._fresh = self._fresh, []
         return fresh
@@ -188,8 +190,10 @@ class PContext(ABC):
 
     def tick(self, now: float) -> None:
         """Let a stop that is under way see the time."""
-        if self._stop is not None:
+        if self._stop is not None and not self._stop.ended:
             self._perform(self._stop.tick(now))
+            if self.stop_ended:  # Time was over, before all were gone.
+                self._doubt_keeper()
 
     def next_deadline(self) -> float | None:
         """Return when `poll_events` is due at the latest, on the monotonic clock."""
@@ -207,6 +211,11 @@ class PContext(ABC):
         """The workers that did not die even of SIGKILL: local rank to process id."""
         ranks = self._stop.given_up if self._stop is not None else ()
         return {rank: self._started[rank] for rank in ranks}
+
+    @property
+    def left_behind(self) -> list[int]:
+        """The process ids of all that did not die even of SIGKILL: workers, and what they left."""
+        return [*self.given_up.values(), *self._leftovers]
 
     def running(self) -> set[int]:
         """Return the local ranks whose leader runs."""
@@ -242,12 +251,10 @@ class PContext(ABC):
         self._stdio.finish()
         self._stdio.close()
         self._release()
-        self._epoll.close()
-        for rank, pid in self.given_up.items():
-            why = unkillable(pid, self.reap_s)
-            messages.error(f"worker {rank} (pid {pid}) is left behind: it {why}")
+        self._end_watching()
+        report_left_behind(self.given_up, self._leftovers, self.reap_s)
         if self._owns_keeper and self._keeper is not None:
-            self._keeper.close(wait=not self.given_up)
+            self._keeper.close(wait=not self.left_behind)
 
     # For the two kinds of worker.
 
@@ -265,16 +272,8 @@ class PContext(ABC):
         del rank
         return ""
 
-    def _release(self) -> None:  # noqa: B027 (most kinds of worker hold nothing)
+    def _release(self) -> None:
         """Let go of what the kind of worker needed."""
-
-    def _watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        self._readers[fd] = on_readable
-        self._epoll.register(fd, select.EPOLLIN)
-
-    def _unwatch(self, fd: int) -> None:
-        if self._readers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
 
     def _use_keeper(self, keeper: Keeper) -> Keeper:
         self._keeper = keeper
@@ -283,16 +282,17 @@ class PContext(ABC):
 
     def _await_spawned(self, ranks: Sequence[int]) -> None:
         """Wait until the keeper has forked each worker that was asked for."""
-        assert self._keeper is not None
+        self._stdio.begin_following()  # Just the time for its imports: the keeper is at work.
         while not all(rank in self._started or rank in self._ended for rank in ranks):
             self._block(None)
             self._hear_keeper()
-        keeping.become_subreaper_if_wanted()
+        sweeping.become_subreaper_if_wanted()
 
     def _note_started(self, rank: int, pid: int) -> None:
         self._started[rank] = pid
         self._running.add(rank)
         if self._stop is not None:
+            self._stop.killed.add(rank)
             self._kill_tree(rank)  # It was asked for by a start that failed at another worker.
 
     def _note_ended(
@@ -305,21 +305,14 @@ class PContext(ABC):
             detail = self._trouble_at_end(rank)
         elif exitcode == -signal.SIGKILL and self._stop is None and not detail:
             detail = self._oom_kills.explain()
-        ended = Ended(
-            rank,
-            pid,
-            exitcode,
-            detail,
-            order=len(self._ended),
-            when_ns=time.time_ns(),
-            after_stop=self._stop is not None,
-            mendable=mendable,
-        )
+        stop, died_of = self._stop, max(0, -exitcode)
+        stray = bool(stop and died_of and not detail and not stop.has_sent(died_of, rank))
+        order, now_ns = len(self._ended), time.time_ns()
+        ended = Ended(rank, pid, exitcode, detail, order, now_ns, stop is not None, mendable, stray)
         self._ended[rank] = ended
         self._fresh.append(ended)
-        if self._stop is not None:
-            died_of = -exitcode if exitcode < 0 else 0
-            self._perform(self._stop.leader_ended(time.monotonic(), rank, died_of=died_of))
+        if stop is not None:
+            self._perform(stop.leader_ended(time.monotonic(), rank, died_of=died_of))
 
     def _hear_keeper(self) -> None:
         assert self._keeper is not None
@@ -331,8 +324,8 @@ class PContext(ABC):
                     self._note_ended(rank, 0, 127, f"could not be started: {text}")
                 case keeping.Exited(rank, pid, exitcode, trouble):
                     if self._started.get(rank) == pid:  # not one given up by an earlier start
-                        detail = start_trouble(trouble)
-                        self._note_ended(rank, pid, exitcode, detail, mendable=not trouble)
+                        detail, mendable = start_trouble(trouble), is_mendable(trouble)
+                        self._note_ended(rank, pid, exitcode, detail, mendable=mendable)
                 case keeping.Empty():
                     if self._stop is not None:
                         self._stop.cleared()
@@ -344,16 +337,26 @@ class PContext(ABC):
         assert self._keeper is not None
         self._unwatch(self._keeper.fileno())
         self._owns_keeper = True  # Nobody else can use it any more.
-        keeping.sweep_after_loss()
+        sweeping.sweep_after_loss()
         keeper = f"the keeper of the workers (pid {self._keeper.pid})"
         for rank in range(self.nprocs):
-            if rank in self._started:
+            if rank not in self._started:
+                self._note_ended(rank, 0, 127, f"could not be started: {keeper} is gone")
+            elif rank not in self.given_up or sweeping.ended_soon(self._started[rank], LAST_MS_MAX):
                 detail = f"{keeper} was killed, and they with it"
                 self._note_ended(rank, self._started[rank], -signal.SIGKILL, detail)
-            else:
-                self._note_ended(rank, 0, 127, f"could not be started: {keeper} is gone")
         if self._stop is not None:
             self._stop.abandon()
+
+    def _doubt_keeper(self) -> None:
+        """Tell what cannot be killed from what a keeper that is stuck or stopped does not kill."""
+        assert self._keeper is not None
+        assert self._stop is not None
+        if not self._keeper.answers():
+            self._keeper.kill()
+        self._hear_keeper()
+        if self._stop.leftovers_given_up:
+            self._leftovers = descendants_of(self._keeper.pid)
 
     def _perform(self, effects: Sequence[stopping.Effect]) -> None:
         keeper = self._keeper
@@ -383,10 +386,6 @@ class PContext(ABC):
     def _kill_tree(self, rank: int) -> None:
         assert self._keeper is not None
         self._keeper.kill_tree(rank)
-
-    def _block(self, deadline: float | None) -> None:
-        """Wait for anything to happen, or for the deadline."""
-        wait_for(deadline, self._epoll.fileno())
 
     def _failure(self, ended: Ended) -> ProcessFailure:
         return failure_of(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
 
+from holdfast import messages
 from holdfast.core.facts import Fact
 from holdfast.records import fresh, record_class
 
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 
 # No node has so many workers: what was given up comes after everything that ended.
 ORDER_OF_GIVEN_UP = 1 << 20
+# What an exec can fail with at one moment and not at the next.
+SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
 
 
 @record_class
@@ -44,6 +48,7 @@ class Ended(Fact):
     when_ns: int  # On the wall clock, as error files have it.
     after_stop: bool  # A stop had begun before.
     mendable: bool = True  # False for what a new start would only repeat.
+    stray_signal: bool = False  # It died of a signal that the stop, if any, had not sent to it.
 
     @property
     def failed(self) -> bool:
@@ -51,12 +56,17 @@ class Ended(Fact):
         return self.exitcode != 0 or bool(self.detail)
 
 
+def is_mendable(trouble: tuple[int, str] | None) -> bool:
+    """Whether a new start may do better: where the system was only short of something."""
+    return trouble is None or trouble[0] in SHORTAGES
+
+
 def start_trouble(trouble: tuple[int, str] | None) -> str:
     """Say why a forked child could not become the worker."""
     if trouble is None:
         return ""
-    errno, step = trouble
-    return f"could not be started: {step}" + (f": {os.strerror(errno)}" if errno else "")
+    number, step = trouble
+    return f"could not be started: {step}" + (f": {os.strerror(number)}" if number else "")
 
 
 def unkillable(pid: int, reap_s: float) -> str:
@@ -73,6 +83,15 @@ def process_state(pid: int) -> str:
             return stat.read().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
         return ""
+
+
+def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: float) -> None:
+    """Tell of workers, by local rank, and of their leftovers that SIGKILL did not end."""
+    for rank, pid in workers.items():
+        messages.error(f"worker {rank} (pid {pid}) is left behind: it {unkillable(pid, reap_s)}")
+    for pid in leftovers:
+        what = f"process {pid}, which a worker had started,"
+        messages.error(f"{what} is left behind: it {unkillable(pid, reap_s)}")
 
 
 def ending_of_unkillable(rank: int, pid: int, reap_s: float) -> Ended:
@@ -101,6 +120,10 @@ def failure_of(ended: Ended, *, stop_began_ns: int, **known: Any) -> ProcessFail
         observed_ns=ended.when_ns,
         **known,
     )
-    # Who recorded an exception before the stop began is no consequence, however late it ended.
-    failure.consequence = ended.after_stop and failure.came_after(stop_began_ns)
+    failure.stopped = ended.after_stop and ended.exitcode < 0 and not ended.stray_signal
+    # Who recorded an exception before the stop began is no consequence, however late it ended,
+    # nor is who died of something that the stop has not done.
+    failure.consequence = (
+        ended.after_stop and not ended.stray_signal and failure.came_after(stop_began_ns)
+    )
     return failure

@@ -24,13 +24,14 @@ from holdfast.processes.recording import read_error_file
 NOT_AVAILABLE = "<N/A>"
 
 # A worker killed by the kernel is seen dead only once the kernel has taken it apart; by then its
-# peers may have recorded their broken connections. This is how much older than the exit such a
-# record may be, in nanoseconds. Raising it blames the killed worker for what went wrong before.
+# peers may have recorded their broken connections, or even ended. This is how much older than the
+# exit such a record or end may be, in nanoseconds. Raising it blames the killed worker for what
+# went wrong before.
 KILLED_NOTICE_NS_MAX = 250_000_000
 
 _TIMESTAMP_S_MAX = 253_402_300_799  # The end of the year 9999: what `time.localtime` can show.
 
-_SUDDEN = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS")
+_SUDDEN = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGABRT")
 
 
 @dataclass
@@ -53,6 +54,8 @@ class ProcessFailure:
     stderr_tail: str = field(default="", kw_only=True, repr=False)
     # Whether it came only after the stop of the group began; see `came_after`.
     consequence: bool = field(default=False, kw_only=True)
+    # Whether it was the stop of the group whose signal ended it.
+    stopped: bool = field(default=False, kw_only=True)
     # A reason that says more than the exit code.
     detail: str = field(default="", kw_only=True)
     # The position in which the agent saw the exits, from 0.
@@ -140,6 +143,18 @@ class ProcessFailure:
         """
         return self.happened_ns() > moment_ns
 
+    def died_suddenly(self) -> bool:
+        """Say whether a signal ended the worker before it could say anything."""
+        return self.signal_name() in _SUDDEN and not self.recorded_ns
+
+    def may_have_noticed(self, dead: ProcessFailure) -> bool:
+        """Say whether a worker that fell silent may be why this one failed, though it came first.
+
+        Native code that finds a closed connection just exits, and may be seen dead before the
+        one that closed it. An exception takes so long to record that the order seen counts.
+        """
+        return dead.order < self.order if self.recorded_ns else self.exitcode > 0
+
     def recorded_message(self) -> str:
         """Return the message in the error file, or "" where there is none."""
         message: Any = self.error_file_data.get("message")
@@ -164,6 +179,8 @@ class ProcessFailure:
             if inside == NOT_AVAILABLE:
                 return f"exit code {code}"
             return f"exit code {code}, which usually means {inside} inside"
+        if self.stopped and code == -9:
+            return "killed by SIGKILL (it was asked to stop and did not end in time)"
         verb = "terminated" if self.signal_name() == "SIGTERM" else "killed"
         return f"{verb} by {signals.in_words(-code)}"
 
@@ -214,15 +231,12 @@ class ChildFailedError(Exception):
         first_rank, first = ordered[0]
         for place, (rank, failure) in enumerate(ordered):
             if (
-                failure.signal_name() in _SUDDEN
+                failure.died_suddenly()
                 and not failure.consequence
-                and not failure.recorded_ns
-                and failure.order < first.order
-                and first.recorded_ns
                 and moments[rank] - moments[first_rank] <= KILLED_NOTICE_NS_MAX
+                and first.may_have_noticed(failure)
             ):
-                # The agent saw this one dead first, and the other only recorded its exception
-                # while the kernel was still taking this one apart.
+                # The kernel was still taking this one apart while the other noticed its end.
                 ordered.insert(0, ordered.pop(place))
                 break
         return ordered
@@ -251,8 +265,15 @@ class ChildFailedError(Exception):
 
 
 def exit_status(error: ChildFailedError) -> int:
-    """Return what a launcher exits with: the first failure's code, 128+n for signal n, never 0."""
-    code = error.get_first_failure()[1].exitcode
+    """Return what a launcher exits with: the first failure's code, 128+n for signal n, never 0.
+
+    A worker that raised, and was still ending when the group was stopped, did not fail by the
+    signal of that stop: it counts as Python's own exit code for an exception, 1.
+    """
+    first = error.get_first_failure()[1]
+    if first.stopped:
+        return 1
+    code = first.exitcode
     status = 128 - code if code < 0 else code
     return status if 0 < status < 256 else 1
 

@@ -14,6 +14,7 @@ did not return; the agent calls that a failure.
 
 from __future__ import annotations
 
+import atexit
 import io
 import os
 import pickle
@@ -28,12 +29,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-START_METHODS = ("spawn", "fork", "forkserver")
-CONTROL_FD, PREPARATION_FD = 3, 4
+# The descriptors of a `spawn` worker, and of the forkserver. What a forkserver's worker is given
+# takes the same numbers: the server keeps them free while it imports the user's modules, which
+# open files of their own.
+CALL_FD = CONTROL_FD = 3
+RESULT_FD = PREPARATION_FD = 4
+TRACKER_FD = 5
+ARGUMENTS_FD = 6  # The first of as many as the arguments need.
+
+# The largest return value that is taken, in bytes of its pickle. The agent holds the values of
+# all its workers at once; larger data should travel by file or shared memory.
+RESULT_BYTES_MAX = 256 << 20
 
 
 class PassedFd:
-    """A descriptor among a call's arguments; it has the same number in the worker."""
+    """A descriptor among a call's arguments, by the number it has in the worker."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -53,9 +63,17 @@ class Packed:
         self.fds: list[int] = []
 
     def duplicate_for_child(self, fd: int) -> int:
-        """Note a descriptor the worker needs; called by `multiprocessing` while pickling."""
+        """Note a descriptor the worker needs and return the number it is to have there.
+
+        Called by `multiprocessing` while pickling.
+        """
         self.fds.append(fd)
-        return fd
+        return ARGUMENTS_FD + len(self.fds) - 1
+
+    def passed_fds(self, result_fd: int, tracker_fd: int) -> dict[int, int]:
+        """Return all the worker is given: the numbers there, and the descriptors here."""
+        tracker = {TRACKER_FD: tracker_fd} if tracker_fd >= 0 else {}
+        return {RESULT_FD: result_fd, **tracker, **dict(enumerate(self.fds, ARGUMENTS_FD))}
 
 
 def pack_preparation(name: str) -> bytes:
@@ -142,29 +160,36 @@ def call_and_return(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: in
 def pack_value(value: object, name: str) -> bytes:
     """Pickle what a function returned."""
     try:
-        return pickle.dumps(value)
+        data = pickle.dumps(value)
     except Exception as error:
         raise TypeError(f"the return value of {name} cannot be sent back: {error}") from error
+    if len(data) > RESULT_BYTES_MAX:
+        raise ValueError(
+            f"the return value of {name} takes {len(data)} bytes, more than the {RESULT_BYTES_MAX} "
+            "that are sent back; return a path, and put the data into a file"
+        )
+    return data
 
 
 def call_in_fork(call: Callable[[], None]) -> int:
     """Call in a forked child and return its exit status, as the interpreter would end it."""
     status = 0
+    interrupted = False
     _part_from_the_parent()
     try:
         call()
     except SystemExit as leaving:
         status = _exit_status(leaving.code)
-    except KeyboardInterrupt:
-        _flush_streams()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:  # noqa: BLE001 (we are the last to see it, as the interpreter is)
+    except BaseException as error:  # noqa: BLE001 (we are the last to see it, as the interpreter is)
         import traceback
 
         traceback.print_exc()
         status = 1
+        interrupted = isinstance(error, KeyboardInterrupt)
     _end_like_an_interpreter()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     return status
 
 
@@ -178,9 +203,13 @@ def _exit_status(code: object) -> int:
 
 
 def _part_from_the_parent() -> None:
-    """Let go of what a forked child must not share: children, connections, replaced streams."""
+    """Let go of what a forked child must not share: children, connections, replaced streams.
+
+    Nor does it run what the parent is to run at its end.
+    """
     from holdfast.processes.stdio import is_descriptor
 
+    atexit._clear()
     for name, fd, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
         if not is_descriptor(getattr(sys, name), fd):
             # In a notebook, say: what is written to a copy of its stream, nobody reads.
@@ -193,15 +222,19 @@ def _part_from_the_parent() -> None:
         process._children = set()  # type: ignore[attr-defined]
         util._finalizer_registry.clear()  # type: ignore[attr-defined]
         util._run_after_forkers()  # type: ignore[attr-defined]
+        atexit.register(util._exit_function)  # type: ignore[attr-defined]
 
 
 def _end_like_an_interpreter() -> None:
-    """Do what a forked child would miss by `os._exit`: join threads, flush queues and streams."""
+    """Do what a forked child would miss by `os._exit`, in the interpreter's order.
+
+    Threads are joined, then exit handlers run (`multiprocessing` flushes its queues in one), then
+    what all of them have written is flushed.
+    """
     import threading
 
     threading._shutdown()  # type: ignore[attr-defined]
-    if "multiprocessing.util" in sys.modules:
-        sys.modules["multiprocessing.util"]._exit_function()
+    atexit._run_exitfuncs()
     _flush_streams()
 
 
@@ -227,44 +260,85 @@ def prepare(preparation: bytes) -> None:
 
 
 def main() -> None:
-    """Be a `spawn` worker: `argv` names the descriptors of the call and of its value."""
-    call_fd, result_fd, tracker_fd = (int(text) for text in sys.argv[-3:])
-    with open(call_fd, "rb") as stream:
-        preparation, data = pickle.load(stream)  # noqa: S301 (our agent's)
-    if tracker_fd >= 0:
-        from multiprocessing import resource_tracker
-
-        resource_tracker._resource_tracker._fd = tracker_fd  # type: ignore[attr-defined]
-    prepare(preparation)
+    """Be a `spawn` worker: the call is in descriptor 3, and its value goes to descriptor 4."""
+    with open(CALL_FD, "rb") as stream:
+        preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
+    if has_tracker:
+        use_tracker(TRACKER_FD)
+    record(prepare)(preparation)
     fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
-    call_and_return(fn, args, result_fd)
+    call_and_return(fn, args, RESULT_FD)
 
 
 def serve_forks() -> None:
     """Be the `forkserver`: import once, then be a keeper that forks a worker for each call."""
     from holdfast.processes import keeper
 
+    # A keeper looks at its control socket, this one only after imports that may take for ever.
+    # The signal is tied to the thread that started us; that one waits for the first worker.
+    prctl = keeper.load_prctl()
+    prctl(keeper.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.closerange(PREPARATION_FD + 1, 1 << 16)  # What the agent's program left inheritable.
     with open(PREPARATION_FD, "rb") as stream:
-        preparation, modules = pickle.load(stream)  # noqa: S301 (our agent's)
-    prepare(preparation)
+        agent, preparation, modules, end_fd = pickle.load(stream)  # noqa: S301 (our agent's)
+    if os.getppid() != agent:
+        os._exit(1)  # It was gone before the signal was asked for.
+    reserved = range(RESULT_FD, end_fd)
+    trouble = None
+    try:
+        reserve_fds(reserved)
+        prepare(preparation)
+        preload(modules)
+    except BaseException as error:  # noqa: BLE001 (it is each worker's to fail of)
+        error.add_note("(raised as the fork server imported the main module and the preloads)")
+        trouble = error
+    _flush_streams()  # Or each worker would write once more what is held back.
+    prctl(keeper.PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    keeper.serve(CONTROL_FD, lambda call: run_packed(call, reserved, trouble))
+
+
+def reserve_fds(numbers: range) -> None:
+    """Occupy these descriptors, so that what is opened later gets others."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number in numbers:
+        if number != null:
+            os.dup2(null, number, inheritable=False)
+    if null not in numbers:
+        os.close(null)
+
+
+def preload(modules: list[str]) -> None:
+    """Import what the workers will need."""
     for module in modules:
         try:
             __import__(module)
         except ImportError:
             pass  # As in `multiprocessing`: a preload that fails is imported by the worker.
-    keeper.serve(CONTROL_FD, run_packed)
 
 
-def run_packed(call: tuple[bytes, int]) -> int:
-    """Run one pickled call in a child of the forkserver."""
+def run_packed(
+    call: tuple[bytes, list[int]], reserved: range, trouble: BaseException | None
+) -> int:
+    """Run one pickled call in a child of the forkserver; `trouble` is what to raise instead."""
 
     def unpack_and_call() -> None:
-        data, result_fd = call
+        if trouble is not None:
+            record(fail_of)(trouble)
+        data, passed = call
+        for fd in reserved:
+            if fd not in passed:
+                os.close(fd)
+        if TRACKER_FD in passed:
+            use_tracker(TRACKER_FD)
         fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
-        call_and_return(fn, args, result_fd)
+        call_and_return(fn, args, RESULT_FD)
 
     return call_in_fork(unpack_and_call)
+
+
+def fail_of(error: BaseException) -> None:
+    """Raise what was raised before, in the process this one was forked from."""
+    raise error
 
 
 def interpreter_command(entry: str) -> list[str]:
@@ -305,3 +379,13 @@ def tracker_fd() -> int:
     tracker = sys.modules.get("multiprocessing.resource_tracker")
     fd = getattr(tracker, "_resource_tracker", None)
     return fd._fd if fd is not None and fd._fd is not None else -1
+
+
+def use_tracker(fd: int) -> None:
+    """Report to the agent's resource tracker; one of our own would end with this worker, and
+    destroy what the others still share.
+    """
+    from multiprocessing import resource_tracker
+
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd, tracker._pid = fd, None

@@ -2,9 +2,9 @@
 
 It is the parent of every worker and the adopter of every process they leave (a "child
 subreaper"), so whatever a worker starts stays below it, own sessions and double forks included.
-When the agent goes away, for any reason, the control socket closes and the keeper kills all that
-is below it. When the keeper itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`)
-and an agent that is a subreaper too sweeps up the rest.
+When the agent closes the control socket or ends, for any reason, the keeper kills all that is
+below it. When the keeper itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`) and
+an agent that is a subreaper too sweeps up the rest.
 
 It is started as a program of its own rather than forked from the agent, so that it is small
 (forking it is cheap), has one thread (the death signal is tied to the *thread* that forked) and
@@ -14,17 +14,16 @@ For the same reasons it imports C modules of the standard library only, never `h
 The agent sends requests and gets events, both as length-prefixed `marshal` tuples over a private
 socket pair between two processes of one interpreter. Requests, by their first item:
 
-``spawn key argv env cwd targets call``
+``spawn key targets argv env cwd call``
     Fork a worker; the message carries one file descriptor for each number in ``targets``. With
     ``argv`` None the forked child runs ``run_call(call)`` instead of a program.
 ``signal key signum``      Signal one worker's leader.
 ``kill key``               SIGKILL one worker's whole tree.
-``ask_leftovers signum``   Signal all that ended workers left; ``empty`` when it is gone.
-``sweep``                  SIGKILL all that ended workers left; ``empty`` when it is gone.
-``close``                  Kill all and exit.
+``clear signum number``    Signal all that ended workers left: ``clearing number`` at once, and
+                           ``empty number`` when it is gone.
 
-Events: ``spawned key pid``, ``unspawned key errno text``, ``exited key pid code status trouble``
-and ``empty``. ``trouble`` is None, or ``(errno, step)`` if the child could not become the worker.
+Events besides: ``spawned key pid``, ``unspawned key errno text`` and ``exited key pid code status
+trouble``; ``trouble`` is None, or ``(errno, step)`` if the child could not become the worker.
 
 It decides nothing: no deadline and no retry is its own. `holdfast.processes.keeping` is the
 agent's side.
@@ -35,11 +34,12 @@ from __future__ import annotations
 import _signal as signal  # type: ignore[import-not-found]
 import _socket as socket
 import fcntl
+import gc
 import marshal
 import os
 import select
 import sys
-from errno import EMFILE
+from errno import EACCES, EMFILE, ENOEXEC, EPERM
 
 TYPE_CHECKING = False  # `typing` itself would double the keeper's start-up.
 if TYPE_CHECKING:
@@ -54,29 +54,37 @@ RECEIVE_BYTES = 1 << 18
 # How long a keeper whose agent is gone waits for what it has killed; a process in
 # uninterruptible sleep may outlast it and is then left to the init process.
 FAREWELL_MS_MAX = 10_000
+NOT_EXECUTABLE = (EACCES, ENOEXEC, EPERM)  # Exit status 126, as in a shell; all else is 127.
+
+_prctl: Callable[..., int] | None = None
 
 
 def load_prctl() -> Callable[..., int]:
     """Return libc's `prctl`. Load it before a fork: the child must not run the import system."""
-    import ctypes
+    global _prctl  # noqa: PLW0603 (the same for the whole process)
+    if _prctl is None:
+        import ctypes
 
-    return ctypes.CDLL(None, use_errno=True).prctl
+        _prctl = ctypes.CDLL(None, use_errno=True).prctl
+    return _prctl
 
 
 def children_of(pid: int) -> list[int]:
     """Return the direct children of a process, ended ones that were not reaped included."""
     found: list[int] = []
     try:
-        for task in os.listdir(f"/proc/{pid}/task"):
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for task in tasks:
+        try:
             with open(f"/proc/{pid}/task/{task}/children", "rb") as listing:
                 found.extend(map(int, listing.read().split()))
-    except FileNotFoundError:
-        if os.path.exists(f"/proc/{pid}/task") and not os.path.exists(
-            f"/proc/self/task/{os.getpid()}/children"
-        ):
-            return children_by_scan(pid)  # A kernel without CONFIG_PROC_CHILDREN.
-    except (ProcessLookupError, PermissionError):
-        pass
+        except FileNotFoundError:
+            if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+                return children_by_scan(pid)  # A kernel without CONFIG_PROC_CHILDREN.
+        except (ProcessLookupError, PermissionError):
+            pass  # One thread may end meanwhile; those of the others are to be found all the same.
     return found
 
 
@@ -90,7 +98,7 @@ def children_by_scan(pid: int) -> list[int]:
                     # The second field is the program's name, which may hold anything.
                     if int(stat.read().rpartition(b")")[2].split()[1]) == pid:
                         found.append(int(name))
-            except (FileNotFoundError, ProcessLookupError, IndexError):
+            except (OSError, IndexError):  # It ended meanwhile, or is hidden from us.
                 continue
     return found
 
@@ -145,9 +153,11 @@ class Keeper:
         self.pid = os.getpid()
         self.workers: dict[int, Worker] = {}  # by pid
         self.clearing = 0  # The signal leftovers are being given; 0 while none is wanted.
+        self.clearing_number = 0
         self.received = bytearray()
         self.received_fds: list[int] = []
         self.unsent = bytearray()
+        self.agent_fd = self.watch_agent()
         self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Ignored dispositions survive an exec, so the workers need to get the old ones back.
         self.dispositions = {number: signal.getsignal(number) for number in SIGNALS_SHRUGGED_OFF}
@@ -158,30 +168,49 @@ class Keeper:
         os.set_blocking(self.wake_out, False)
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
         signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
+        # A fork of the agent has its mask, and would never hear of a worker's end.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+    def watch_agent(self) -> int:
+        """Return a pidfd of the agent, -1 where the system has none.
+
+        The socket alone would not do: what the agent forked has a copy of its end.
+        """
+        maker = self.control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        agent = int.from_bytes(maker[:4], sys.byteorder)
+        try:
+            agent_fd = os.pidfd_open(agent)
+        except (AttributeError, OSError):
+            agent_fd = -1
+        if os.getppid() != agent:
+            self.control.shutdown(socket.SHUT_RD)  # It was gone before: as if it had hung up.
+        return agent_fd
 
     def serve(self) -> None:
-        """Serve until the agent says `close` or is gone; then kill all that is below."""
+        """Serve until the agent is gone or hangs up."""
         poll = select.poll()
-        poll.register(self.control.fileno(), select.POLLIN)
         poll.register(self.wake_in, select.POLLIN)
-        serving = True
-        while serving:
+        poll.register(self.control.fileno(), select.POLLIN)
+        if self.agent_fd >= 0:
+            poll.register(self.agent_fd, select.POLLIN)
+        while True:
             writing = select.POLLOUT if self.unsent else 0
             poll.modify(self.control.fileno(), select.POLLIN | writing)
             for fd, events in poll.poll():
+                if fd == self.agent_fd:
+                    return
                 if fd == self.wake_in:
                     self.reap()
                     continue
                 if events & select.POLLOUT:
                     self.send()
                 if events & ~select.POLLOUT and not self.receive():
-                    serving = False
-        self.farewell()
+                    return
 
     # Requests.
 
     def receive(self) -> bool:
-        """Take in what the agent sent; False when it is gone or wants no more."""
+        """Take in what the agent sent; False when it is gone or hung up."""
         fds_bytes = socket.CMSG_LEN(MESSAGE_FDS_MAX * 4)
         try:
             data, ancillary, _flags, _address = self.control.recvmsg(
@@ -200,12 +229,11 @@ class Keeper:
                 break
             request = marshal.loads(bytes(self.received[4 : 4 + size]))  # noqa: S302 (our agent's)
             del self.received[: 4 + size]
-            if not self.serve_one(request):
-                return False
+            self.serve_one(request)
         return True
 
-    def serve_one(self, request: tuple[Any, ...]) -> bool:
-        """Act on one request; False when it is the last."""
+    def serve_one(self, request: tuple[Any, ...]) -> None:
+        """Act on one request."""
         kind = request[0]
         if kind == "spawn":
             self.spawn(*request[1:])
@@ -215,25 +243,17 @@ class Keeper:
         elif kind == "kill":
             for worker in self.leaders(request[1]):
                 self.kill_tree(worker.pid)
-        elif kind in ("ask_leftovers", "sweep"):
-            self.clearing = request[1] if kind == "ask_leftovers" else signal.SIGKILL
+        elif kind == "clear":
+            self.clearing, self.clearing_number = request[1:]
+            self.tell("clearing", self.clearing_number)
             self.clear_leftovers()
             self.reap()
-        return bool(kind != "close")
 
     def leaders(self, key: int) -> list[Worker]:
         """Return the worker with this key, if its leader still runs."""
         return [worker for worker in self.workers.values() if worker.key == key]
 
-    def spawn(
-        self,
-        key: int,
-        argv: list[str] | None,
-        env: dict[str, str],
-        cwd: str,
-        targets: list[int],
-        call: Any,
-    ) -> None:
+    def spawn(self, key: int, targets: list[int], *how: Any) -> None:
         """Fork a worker and say so, or say why it could not be forked."""
         fds = self.received_fds[: len(targets)]
         del self.received_fds[: len(targets)]
@@ -251,9 +271,7 @@ class Keeper:
             trouble_in, trouble_out = trouble
             if pid == 0:
                 os.close(trouble_in)
-                self.become_worker(
-                    argv, env, cwd, dict(zip(targets, fds, strict=True)), trouble_out, call
-                )
+                self.become_worker(dict(zip(targets, fds, strict=True)), trouble_out, *how)
             os.close(trouble_out)
             self.workers[pid] = Worker(key, pid, trouble_in)
             self.tell("spawned", key, pid)
@@ -274,11 +292,11 @@ class Keeper:
 
     def become_worker(
         self,
+        fds: dict[int, int],
+        trouble_out: int,
         argv: list[str] | None,
         env: dict[str, str],
         cwd: str,
-        fds: dict[int, int],
-        trouble_out: int,
         call: Any,
     ) -> None:
         """Turn the forked child into the worker. Never returns."""
@@ -306,12 +324,12 @@ class Keeper:
             else:
                 step = argv[0]
                 os.execvpe(argv[0], argv, env)  # noqa: S606 (no shell is the point)
-        except OSError as error:
+        except BaseException as error:  # noqa: BLE001 (nobody else is left to tell)
+            errno = error.errno or 0 if isinstance(error, OSError) else 0
+            if argv and step == argv[0] and errno in NOT_EXECUTABLE:
+                status = 126
             if trouble_out >= 0:
-                os.write(trouble_out, f"{error.errno or 0} {step}".encode(errors="replace")[:4096])
-        except BaseException:  # noqa: BLE001 (nobody else is left to tell)
-            if trouble_out >= 0:
-                story = f"0 {step}: {sys.exc_info()[1]!r}"
+                story = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
                 os.write(trouble_out, story.encode(errors="replace")[:4096])
         finally:
             os._exit(status)
@@ -319,8 +337,10 @@ class Keeper:
     def drop_own_fds(self) -> None:
         """Close what is the keeper's own; a child that runs a call closes nothing by an exec."""
         self.control.close()
-        for fd in (self.wake_in, self.wake_out, *(w.trouble_fd for w in self.workers.values())):
-            os.close(fd)
+        own = (self.wake_in, self.wake_out, self.agent_fd)
+        for fd in (*own, *(worker.trouble_fd for worker in self.workers.values())):
+            if fd >= 0:
+                os.close(fd)
 
     def take_fds(self, fds: dict[int, int], trouble_out: int) -> int:
         """Put each descriptor where the worker expects it; return where the trouble pipe went."""
@@ -380,18 +400,12 @@ class Keeper:
                 break
             worker = self.workers.pop(ended.si_pid, None)
             if worker is not None:
-                self.tell(
-                    "exited",
-                    worker.key,
-                    worker.pid,
-                    ended.si_code,
-                    ended.si_status,
-                    worker.trouble(),
-                )
+                how = (ended.si_code, ended.si_status, worker.trouble())
+                self.tell("exited", worker.key, worker.pid, *how)
         if self.clearing and not self.workers:
             if not children_of(self.pid):
                 self.clearing = 0
-                self.tell("empty")
+                self.tell("empty", self.clearing_number)
             elif self.clearing == signal.SIGKILL:
                 self.clear_leftovers()  # What a killed process left has come to us by now.
 
@@ -435,7 +449,8 @@ class Keeper:
         """Send what there is room for; the agent may itself be waiting for us to receive."""
         try:
             while self.unsent:
-                del self.unsent[: self.control.send(self.unsent, socket.MSG_DONTWAIT)]
+                flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                del self.unsent[: self.control.send(self.unsent, flags)]
         except BlockingIOError:
             pass
         except OSError:
@@ -444,12 +459,18 @@ class Keeper:
 
 def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None:
     """Be the keeper behind this control socket; returns when its work is done."""
-    Keeper(control_fd, run_call).serve()
+    keeper = Keeper(control_fd, run_call)
+    try:
+        keeper.serve()
+    finally:
+        keeper.farewell()
+        keeper.control.close()
 
 
 def main() -> None:
     """Run as the program: the control socket is descriptor 3."""
     os.closerange(4, 1 << 16)
+    gc.disable()  # It makes no cycles, and a collection after a fork copies the whole heap.
     load_prctl()(15, b"hf-keeper", 0, 0, 0)  # PR_SET_NAME, for `ps` and `top`.
     serve(3)
     os._exit(0)  # Nothing is left that an interpreter's slower end would tidy up.

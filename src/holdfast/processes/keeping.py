@@ -14,11 +14,15 @@ import marshal
 import os
 import select
 import sys
+import time
 from collections import deque
 
 from holdfast.core.facts import Fact
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.processes import keeper as keeper_program
+from holdfast.processes.sweeping import SIGKILL, adopt_orphans, ended_soon, reap_soon
+
+__all__ = ["Event", "Keeper", "KeeperLost", "adopt_orphans", "current_folder", "decode"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,12 +30,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 RECEIVE_BYTES = 1 << 18
-PR_SET_CHILD_SUBREAPER = 36
-REAP_MS_MAX = 10_000
 # How long a keeper may take to kill all that is below it; after that it is stuck itself.
 CLOSE_MS_MAX = keeper_program.FAREWELL_MS_MAX + 5_000
-# Each round kills one more layer of what was forked while the round before it ran.
-SWEEP_ROUNDS_MAX = 100
+# How long a keeper may take to answer at all. It is waited for only where all else took too long.
+ANSWER_MS_MAX = 2_000
 
 
 class Spawned(Fact):
@@ -79,7 +81,7 @@ def decode(event: tuple[Any, ...]) -> Event:
         case ("exited", key, pid, code, status, trouble):
             exitcode = status if code == os.CLD_EXITED else -status
             return Exited(key, pid, exitcode, trouble)
-        case ("empty",):
+        case ("empty", _number):
             return Empty()
     raise EnvironmentProblem(f"the keeper sent an unknown event: {event!r}")
 
@@ -95,7 +97,10 @@ class Keeper:
         self._control = control
         self._received = bytearray()
         self._events: deque[Event] = deque()
+        self._clearings_asked = 0
+        self._clearings_noted = 0
         self.lost = False
+        self._loss_told = False
 
     @classmethod
     def start(cls) -> Keeper:
@@ -175,6 +180,7 @@ class Keeper:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # As it is where the console is closed.
                 stream.flush()
+        keeper_program.load_prctl()  # Another thread may be importing while we fork.
         pid = os.fork()
         if pid == 0:
             try:
@@ -206,7 +212,9 @@ class Keeper:
                 f"a worker cannot be given {len(fds)} file descriptors; at most "
                 f"{keeper_program.MESSAGE_FDS_MAX} queues, pipes and the like can be passed to it"
             )
-        request = ("spawn", key, argv and list(argv), dict(env), cwd, list(fds), call)
+        words = argv and [_plain(word) for word in argv]
+        plain_env = {_plain(name): _plain(value) for name, value in env.items()}
+        request = ("spawn", key, list(fds), words, plain_env, cwd, call)
         self._send(request, list(fds.values()))
 
     def signal(self, key: int, signum: int) -> None:
@@ -219,14 +227,42 @@ class Keeper:
 
     def ask_leftovers(self, signum: int) -> None:
         """Signal all that ended workers left; `Empty` follows when it is gone."""
-        self._send(("ask_leftovers", int(signum)))
+        # Numbered, so that the answer to one that nobody waits for any more is none to the next.
+        self._clearings_asked += 1
+        self._send(("clear", int(signum), self._clearings_asked))
 
     def sweep(self) -> None:
         """SIGKILL all that ended workers left; `Empty` follows when it is gone."""
-        self._send(("sweep",))
+        self.ask_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
         """Return the events that are there, without waiting for any."""
+        self._take_in()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def answers(self) -> bool:
+        """Whether the keeper reacts to what it was asked last; waits for that, but not for long."""
+        deadline = time.monotonic() + ANSWER_MS_MAX / 1000
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        while True:
+            self._take_in()
+            if self.lost or self._clearings_noted == self._clearings_asked:
+                return not self.lost
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000 + 1):
+                return False
+
+    def kill(self) -> None:
+        """SIGKILL the keeper and all below it, for when it does nothing of that itself."""
+        if self._owner == os.getpid() and not self.lost:
+            for pid in [*keeper_program.descendants_of(self.pid), self.pid]:
+                keeper_program.send_signal(pid, SIGKILL)
+            ended_soon(self.pid)  # Until `close` reaps it, its number stays its own.
+
+    def _take_in(self) -> None:
         while not self.lost:
             try:
                 data = self._control.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -234,19 +270,24 @@ class Keeper:
                 break
             except OSError:
                 data = b""
-            if not data:
-                self.lost = True
-                self._events.append(KeeperLost())
+            self.lost = not data
             self._received += data
         while len(self._received) >= 4:
             size = int.from_bytes(self._received[:4], "little")
             if len(self._received) < 4 + size:
                 break
-            self._events.append(decode(marshal.loads(bytes(self._received[4 : 4 + size]))))  # noqa: S302 (our keeper's)
+            self._note(marshal.loads(bytes(self._received[4 : 4 + size])))  # noqa: S302 (our keeper's)
             del self._received[: 4 + size]
-        events = list(self._events)
-        self._events.clear()
-        return events
+        if self.lost and not self._loss_told:
+            # Only now: what it told before, and who failed first, is no less true.
+            self._loss_told = True
+            self._events.append(KeeperLost())
+
+    def _note(self, event: tuple[Any, ...]) -> None:
+        if event[0] == "clearing":
+            self._clearings_noted = event[1]
+        elif event[0] != "empty" or event[1] == self._clearings_asked:
+            self._events.append(decode(event))
 
     def close(self, *, wait: bool = True) -> None:
         """Have all that is below the keeper killed, and wait for the keeper to end.
@@ -260,9 +301,9 @@ class Keeper:
             # Closing alone says nothing while a process forked from this one has a copy.
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
-        if wait and ours and not _reap_soon(self.pid, CLOSE_MS_MAX):
-            keeper_program.send_signal(self.pid, 9)  # The kernel then kills the workers.
-            _reap_soon(self.pid)
+        if wait and ours and not reap_soon(self.pid, CLOSE_MS_MAX):
+            keeper_program.send_signal(self.pid, SIGKILL)  # The kernel then kills the workers.
+            reap_soon(self.pid)
 
     def _send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
         body = marshal.dumps(request)
@@ -270,70 +311,26 @@ class Keeper:
         try:
             rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
             passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
-            sent = self._control.sendmsg([message], passed)
-            self._control.sendall(message[sent:])
+            # A program around us may have SIGPIPE at its default, which would end it.
+            sent = self._control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
+            self._control.sendall(message[sent:], socket.MSG_NOSIGNAL)
         except (BrokenPipeError, ConnectionResetError):
             pass  # `receive` tells of the lost keeper.
 
 
-_adopts = False
-_is_subreaper = False
-
-
-def adopt_orphans() -> None:
-    """Have this process adopt, once workers run, what a killed keeper would leave.
-
-    Only for a process that is nothing but an agent: a program around us may have children of
-    its own that must not be touched.
-    """
-    global _adopts  # noqa: PLW0603 (a property of the process)
-    _adopts = True
-
-
-def become_subreaper_if_wanted() -> None:
-    """Do what `adopt_orphans` asked for; not earlier, for it would delay the first worker."""
-    global _is_subreaper  # noqa: PLW0603 (a property of the process)
-    if _adopts and not _is_subreaper:
-        keeper_program.load_prctl()(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        _is_subreaper = True
-
-
-def sweep_after_loss() -> None:
-    """Kill what a lost keeper left to us, if this process adopts such things at all."""
-    if _is_subreaper:
-        sweep_adopted(spared=set())
-
-
-def sweep_adopted(spared: set[int]) -> None:
-    """SIGKILL and reap every process below this one, but for those spared and their own."""
-    for _ in range(SWEEP_ROUNDS_MAX):
-        kept = spared.union(*(keeper_program.descendants_of(pid) for pid in spared))
-        pids = [pid for pid in keeper_program.descendants_of(os.getpid()) if pid not in kept]
-        if not pids:
-            return
-        for pid in pids:
-            keeper_program.send_signal(pid, 9)
-        for pid in pids:
-            _reap_soon(pid)
-
-
-def _reap_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
-    """Reap a child once it has ended; False if that takes longer than it should."""
+def current_folder() -> str:
+    """Return the working directory for `spawn`; a keeper of ours is in one without a name too."""
     try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True  # Its own parent, killed in the same round, reaped it first.
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        if not poll.poll(ms_max):
-            return False
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
-        pass  # Not ours: the next round finds it as ours, or gone.
-    finally:
-        os.close(pidfd)
-    return True
+        return os.getcwd()
+    except FileNotFoundError:
+        return "."  # It was deleted, which keeps nobody from being in it.
+
+
+def _plain(value: object) -> str:
+    """Return the text of a value as nothing but a `str`: `marshal` takes no subclass of it."""
+    if isinstance(value, (bytes, os.PathLike)):
+        return os.fsdecode(value)
+    return str.__str__(value) if isinstance(value, str) else str(value)
 
 
 def _program_path() -> str:

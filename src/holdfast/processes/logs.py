@@ -8,7 +8,7 @@ The layout below a log directory is TorchElastic's::
 
 The one thing to know: folders are made when workers are about to start, never earlier, and
 none is ever emptied. A second start under the same restart count (nodes came or went) gets
-`attempt_<restart_count>_1` and so on.
+`attempt_<restart_count>_1` and so on. A folder that someone removed meanwhile is made again.
 It does not open or read the files; workers write them and `following` reads them.
 """
 
@@ -101,9 +101,10 @@ class DefaultLogsSpecs(LogsSpecs):
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         # Absolute from the start: a worker that changes its folder must not write elsewhere.
-        root = os.path.abspath(log_dir) if log_dir else None
+        root = absolute(log_dir) if log_dir else None
         super().__init__(root, redirects, tee, local_ranks_filter)
         self._is_temporary = False
+        self._is_shared = False
         self._run_dir: str | None = None
 
     @property
@@ -149,6 +150,18 @@ class DefaultLogsSpecs(LogsSpecs):
                     shown[rank] = files[rank]
         return dest
 
+    def for_another_run(self) -> DefaultLogsSpecs:
+        """Return the same choices for a run with folders of its own, at the same time or later.
+
+        A temporary root is shared only if its files are to be kept, or if someone has asked for
+        it before: what one run removes must not be another's.
+        """
+        other = DefaultLogsSpecs(None, self._redirects, self._tee, self._local_ranks_filter)
+        if self._root_log_dir is not None or not self.keeps_nothing:
+            other._root_log_dir = self._root_log_dir or self.root_log_dir
+            other._is_temporary, other._is_shared = self._is_temporary, True
+        return other
+
     @property
     def keeps_nothing(self) -> bool:
         """Whether no stream of any worker was to be written to a file."""
@@ -159,7 +172,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def discard_if_temporary(self) -> None:
         """Remove the root folder with all in it, if it is one that we made up ourselves."""
-        if self._is_temporary and self._root_log_dir is not None:
+        if self._is_temporary and not self._is_shared and self._root_log_dir is not None:
             _remove_tree(self._root_log_dir)
             self._root_log_dir = self._run_dir = None
             self._is_temporary = False
@@ -180,6 +193,8 @@ class DefaultLogsSpecs(LogsSpecs):
         return not self._local_ranks_filter or rank in self._local_ranks_filter
 
     def _make_attempt_dir(self, env: dict[str, str]) -> str:
+        if self._run_dir is not None and not os.path.isdir(self._run_dir):
+            self._replace_run_dir()
         if self._run_dir is None:
             run_id = _as_name(env.get("TORCHELASTIC_RUN_ID", "test_run_id"))
             self._run_dir = _make_unique_dir(os.path.join(self.root_log_dir, run_id))
@@ -190,6 +205,18 @@ class DefaultLogsSpecs(LogsSpecs):
             again += 1
             path = f"{plain}_{again}"
         return path
+
+    def _replace_run_dir(self) -> None:
+        """Do without what was removed meanwhile, as by a cleaner of temporary folders."""
+        assert self._run_dir is not None
+        messages.warning(f"the log folder {self._run_dir} was removed while the job ran")
+        if self._is_temporary:
+            # Under a new name: in a folder for everyone the old one may be someone else's by now.
+            self._root_log_dir = self._run_dir = None
+            self._is_shared = False
+        else:
+            _make_dirs(os.path.dirname(self._run_dir))
+            _make_dir(self._run_dir, 0o700)
 
     def __repr__(self) -> str:
         return (
@@ -224,6 +251,18 @@ def usable_filters(filtered_path: str, filters: Sequence[str] | None) -> tuple[b
             messages.warning("the duplicate filters are ignored: the log directory is /dev/null")
         return ()
     return tuple(text.encode("utf-8", "surrogateescape") for text in filters or ())
+
+
+def absolute(log_dir: str) -> str:
+    """Return the absolute path of a log directory; the current folder may be gone."""
+    try:
+        return os.path.abspath(log_dir)
+    except FileNotFoundError as problem:
+        raise EnvironmentProblem(
+            f"the log directory {log_dir} cannot be found: the current folder does not exist any "
+            "more",
+            hint="change to one that does, or give the whole path",
+        ) from problem
 
 
 def _as_name(text: str) -> str:

@@ -1,8 +1,8 @@
 """Whether the kernel's out-of-memory killer was at work: the one who kills and leaves no note.
 
-The kernel counts its kills, for each memory control group and for the whole machine. A worker
-that died of SIGKILL while the count of this job's own group rose was killed for its memory; if
-only the machine's count is to be had, that is likely, not certain.
+The kernel counts its kills, for each memory control group and for the whole machine, but not whom
+it killed. So what is said of a worker that died of SIGKILL is that the killer was at work, in this
+job's group or on this machine, and each kill that was counted explains one such death at most.
 
 It reads two small files when workers start and one when a worker was killed; nothing watches.
 """
@@ -13,20 +13,20 @@ import os
 
 
 class OomKills:
-    """The count of out-of-memory kills, as it was when this was made."""
+    """The out-of-memory kills since this was made."""
 
     def __init__(self, root: str = "/") -> None:
         self._root = root
         self._group = self._group_file()
-        self._at_first = self._count()
+        self._explained = self._count()
 
     def explain(self) -> str:
-        """Say that the out-of-memory killer was at work since, empty if it was not."""
-        if self._count() <= self._at_first:
+        """Say of a worker's SIGKILL that the killer was at work since; empty if it was not."""
+        if self._count() <= self._explained:
             return ""
-        if self._group:
-            return "killed by the kernel's out-of-memory killer (SIGKILL)"
-        return "likely killed by the kernel's out-of-memory killer, which was at work (SIGKILL)"
+        self._explained += 1
+        where = "in this job's memory group" if self._group else "on this machine"
+        return f"SIGKILL: the kernel's out-of-memory killer was at work {where}"
 
     def _count(self) -> int:
         path = self._group or os.path.join(self._root, "proc/vmstat")

@@ -82,7 +82,7 @@ def parse_signal(name: str, *, flag: str) -> signal.Signals:
 
 def parse_signals(names: str, *, flag: str = "--signals-to-handle") -> tuple[signal.Signals, ...]:
     """Turn `SIGTERM,SIGINT` into signals, refusing those no process can handle."""
-    found = []
+    found: dict[signal.Signals, None] = {}  # Each once: its handler is put back once.
     for name in names.split(","):
         if not name.strip():
             continue
@@ -91,7 +91,7 @@ def parse_signals(names: str, *, flag: str = "--signals-to-handle") -> tuple[sig
             raise UsageError(
                 f"{flag}: {one.name} cannot be handled by any process; leave it out of the list"
             )
-        found.append(one)
+        found[one] = None
     return tuple(found)
 
 

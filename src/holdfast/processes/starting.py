@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+
+from holdfast.errors import EnvironmentProblem
 from holdfast.processes.std import require_every_rank
 
 TYPE_CHECKING = False
@@ -12,6 +15,20 @@ if TYPE_CHECKING:
     from holdfast.processes.contexts import PContext
     from holdfast.processes.keeping import Keeper
     from holdfast.processes.logs import LogsSpecs
+
+START_METHODS = ("spawn", "fork", "forkserver")
+
+# What the kernel says where a limit of this machine or user is reached, and what to do then.
+# Descriptors on their way to the keeper count like open ones (ETOOMANYREFS).
+_MORE_FILES = "raise the limit of open files, see `ulimit -n`, or start fewer workers"
+_MORE_PROCESSES = "raise the limit of processes, see `ulimit -u`, or start fewer workers"
+HINTS = {
+    errno.EMFILE: _MORE_FILES,
+    errno.ENFILE: _MORE_FILES,
+    errno.ETOOMANYREFS: _MORE_FILES,
+    errno.EAGAIN: _MORE_PROCESSES,
+    errno.ENOMEM: "free some memory, or start fewer workers",
+}
 
 
 def start_processes(
@@ -37,38 +54,45 @@ def start_processes(
     require_every_rank(args, len(args), "args")
     require_every_rank(envs, len(args), "envs")
     context: PContext
-    if isinstance(entrypoint, str):
-        from holdfast.processes.commands import SubprocessContext
+    try:
+        if isinstance(entrypoint, str):
+            from holdfast.processes.commands import SubprocessContext
 
-        context = SubprocessContext(
-            name,
-            entrypoint,
-            args,
-            envs,
-            logs_specs,
-            log_line_prefixes,
-            numa_options,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            keeper=keeper,
-            capture_stderr=capture_stderr,
-        )
-    else:
-        from holdfast.processes.calls import MultiprocessContext
+            context = SubprocessContext(
+                name,
+                entrypoint,
+                args,
+                envs,
+                logs_specs,
+                log_line_prefixes,
+                numa_options,
+                duplicate_stdout_filters,
+                duplicate_stderr_filters,
+                keeper=keeper,
+                capture_stderr=capture_stderr,
+            )
+        else:
+            from holdfast.processes.calls import MultiprocessContext
 
-        context = MultiprocessContext(
-            name,
-            entrypoint,
-            args,
-            envs,
-            start_method,
-            logs_specs,
-            log_line_prefixes,
-            numa_options,
-            duplicate_stdout_filters,
-            duplicate_stderr_filters,
-            keeper=keeper if start_method == "spawn" else None,
-            capture_stderr=capture_stderr,
-        )
-    context.start()
+            context = MultiprocessContext(
+                name,
+                entrypoint,
+                args,
+                envs,
+                start_method,
+                logs_specs,
+                log_line_prefixes,
+                numa_options,
+                duplicate_stdout_filters,
+                duplicate_stderr_filters,
+                keeper=keeper if start_method == "spawn" else None,
+                capture_stderr=capture_stderr,
+            )
+        context.start()
+    except OSError as error:
+        if error.errno not in HINTS:
+            raise
+        raise EnvironmentProblem(
+            f"could not start {len(args)} workers: {error.strerror}", hint=HINTS[error.errno]
+        ) from error
     return context

@@ -3,6 +3,9 @@
 The one thing to know: the text form is one digit for all workers (`3`), or a list of
 `local_rank:digit` (`0:1,12:2`), with any number of digits in the rank.
 It does not open or move any stream; `holdfast.processes.logs` turns a choice into paths.
+
+Beside `to_map`, which makes a map by local rank whole, stands `require_every_rank`, which checks
+any such map that a caller gives.
 """
 
 from __future__ import annotations

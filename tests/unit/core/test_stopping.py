@@ -244,3 +244,34 @@ def test_a_leader_told_of_twice_is_one() -> None:
     assert stop.leader_ended(102.0, 0) == []
     assert stop.phase is Phase.ASKING
     assert stop.running == {1}
+
+
+def test_what_ended_workers_left_is_given_up_too() -> None:
+    stop = stop_in(Phase.SWEEPING)
+    assert not stop.leftovers_given_up
+    assert stop.tick(101.0 + REAP_S) == []
+    assert stop.ended
+    assert stop.leftovers_given_up
+    assert stop.given_up == set()
+    stop.abandon()
+    assert not stop.leftovers_given_up
+
+
+def test_of_what_a_leader_that_was_given_up_hides_nothing_is_said() -> None:
+    stop = begun(0)
+    stop.tick(130.0)
+    stop.tick(130.0 + REAP_S)
+    stop.tick(130.0 + REAP_S + REST_S)
+    assert stop.ended
+    assert not stop.leftovers_given_up
+
+
+def test_it_knows_the_signals_it_has_sent() -> None:
+    stop = begun(0, 1)
+    assert stop.has_sent(SIGTERM, 0)
+    assert not stop.has_sent(SIGSEGV, 0)
+    assert not stop.has_sent(SIGKILL, 0)
+    stop.leader_ended(101.0, 1)
+    stop.kill_now(102.0)
+    assert stop.has_sent(SIGKILL, 0)
+    assert not stop.has_sent(SIGKILL, 1)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -17,7 +19,7 @@ from holdfast.launcher import launch as launching
 from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch import elastic_launch, entrypoint_name, launch_agent, split_endpoint
 from holdfast.processes.failures import ChildFailedError
-from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.processes.logs import DefaultLogsSpecs, LogsDest
 from holdfast.processes.signals import SignalException
 from holdfast.processes.std import Std
 
@@ -153,6 +155,56 @@ def test_several_nodes_are_not_supported_yet() -> None:
     assert not Path("started").exists()
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"numa_options": object()}, "numa_options: binding workers to CPUs is not supported yet"),
+        ({"event_log_handler": "console"}, "event_log_handler: 'console': recording events is not"),
+    ],
+)
+def test_settings_that_would_be_ignored_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(NotYetSupported, match=f"^{told}"):
+        shell("touch started", **settings)
+    assert not Path("started").exists()
+
+
+def test_too_few_descriptors_for_the_workers_are_told_in_one_line() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with pytest.raises(EnvironmentProblem, match=r"Too many open files \(.*`ulimit -n`.*\)$"):
+            shell("touch started", 30)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert temporary_folders() == []
+
+
+def test_errors_that_are_no_limit_of_the_machine_stay_what_they_are() -> None:
+    class Broken(DefaultLogsSpecs):
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the log server is down")
+
+    with pytest.raises(ConnectionRefusedError):
+        shell("exit 0", logs_specs=Broken())
+
+
+def test_a_disk_that_cannot_be_written_is_told_in_one_line() -> None:
+    class Full(DefaultLogsSpecs):
+        @property
+        def run_dir(self) -> str | None:
+            raise OSError(errno.ENOSPC, "No space left on device", "/logs")
+
+    with pytest.raises(EnvironmentProblem, match=r"/logs: No space left on device \(free space"):
+        shell("exit 1", logs_specs=Full())
+
+
+def test_a_current_folder_that_was_removed_is_no_obstacle(folder: Path) -> None:
+    (folder / "gone").mkdir()
+    os.chdir("gone")
+    os.rmdir(folder / "gone")
+    assert elastic_launch(config(), "/bin/sh")("-c", "exit 0") == {0: None}
+
+
 def test_no_workers_are_refused() -> None:
     with pytest.raises(UsageError, match=r"^local_world_size: 0 workers"):
         shell("exit 0", 0)
@@ -179,7 +231,7 @@ def test_a_failure_tells_its_story(folder: Path) -> None:
     assert (error.name, rank, first.exitcode) == ("/bin/sh", 1, 7)
     assert error.failures[0].consequence
     assert error.restarts == ""
-    assert error.log_dir == logs.run_dir
+    assert Path(error.log_dir).parent == folder / "logs"
     assert error.report_file == f"{error.log_dir}/failure.json"
     report = json.loads(Path(error.report_file).read_text())
     assert {name: report[name] for name in ("name", "run_id", "log_dir", "exit_status")} == {
@@ -236,7 +288,9 @@ def test_workers_that_were_stopped_without_failing_are_told_of() -> None:
     from holdfast.agent.workers import RunResult, WorkerState
 
     made: Any = object()
-    error = launching.failure_of("train.py", RunResult(WorkerState.FAILED), config(), "job", made)
+    error = launching.failure_of(
+        "train.py", RunResult(WorkerState.FAILED), config(), made, "job", 0
+    )
     assert isinstance(error, EnvironmentProblem)
     assert str(error) == "train.py: the workers were not healthy and were stopped"
 
@@ -307,6 +361,39 @@ def test_a_signal_ends_the_job_and_leaves_no_temporary_folder() -> None:
         sending.result()
     assert ended.value.sigval is signal.SIGTERM
     assert temporary_folders() == []
+
+
+def test_a_cleaner_of_temporary_folders_does_not_end_the_job() -> None:
+    error = fails("rm -rf tmp/holdfast_*; echo $TORCHELASTIC_ERROR_FILE; exit 6", max_restarts=1)
+    assert error.get_first_failure()[1].exitcode == 6
+    assert error.restarts == "after 1 of 1 restarts"
+
+
+def test_launches_of_one_config_do_not_remove_each_others_logs() -> None:
+    """The one that fails outlives the other, and its logs do too."""
+    os.mkfifo("go")
+    job = elastic_launch(config(), "/bin/sh")
+    with ThreadPoolExecutor(1) as pool:
+        failing = pool.submit(job, "-c", "read line < go; exit 3")
+        job("-c", "exit 0")
+        Path("go").write_text("now\n")
+        error = failing.exception()
+    assert isinstance(error, ChildFailedError)
+    assert json.loads(Path(error.report_file).read_text())["exit_status"] == 3
+
+
+def test_logs_specs_of_a_plug_in_are_used_as_they_are() -> None:
+    class Mine(DefaultLogsSpecs):
+        started = 0
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            self.started += 1
+            return super().reify(envs)
+
+    mine = Mine("logs")
+    shell("exit 0", logs_specs=mine)
+    assert mine.started == 1
+    assert mine.run_dir is not None
 
 
 # Settings that reach the workers.
@@ -414,7 +501,7 @@ def test_the_config_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         duplicate_stderr_filters=["b"],
     )
     handler = launching.single_node_handler(made, "job")
-    agent = launching.make_agent(made, "train", [1], handler, None)
+    agent = launching.make_agent(made, DefaultLogsSpecs(), "train", [1], handler, None)
     spec = agent.get_worker_group().spec
     assert (spec.local_world_size, spec.args, spec.entrypoint) == (2, (1,), "train")
     assert spec.virtual_local_rank

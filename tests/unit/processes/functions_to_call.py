@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import signal
 import sys
 import threading
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -97,6 +99,16 @@ def say_in_thread(text: str) -> None:
 
     threading.Thread(target=speak).start()
     threading.Timer(0.01, ready.set).start()
+
+
+def say_at_exit(text: str, earlier: str) -> None:
+    atexit.register(sys.stdout.write, text)
+    say_in_thread(earlier)
+
+
+def tracker_pipe() -> str:
+    """Return which pipe leads to the process that destroys what nobody shares any more."""
+    return os.readlink(f"/proc/self/fd/{resource_tracker.getfd()}")
 
 
 def descriptors() -> dict[int, str]:

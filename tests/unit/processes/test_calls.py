@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
 import re
@@ -14,7 +15,7 @@ import functions_to_call as fns
 import pytest
 
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.processes import calls
+from holdfast.processes import functions
 from holdfast.processes.calls import MultiprocessContext
 from holdfast.processes.logs import DefaultLogsSpecs
 from holdfast.processes.std import Std
@@ -133,10 +134,25 @@ def test_large_values(callers: Callers) -> None:
 def test_a_value_that_is_too_large_is_refused(
     forking: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "RESULT_BYTES_MAX", 1000)
-    context = forking.start(fns.give_many_bytes, (4096,))
-    with pytest.raises(UsageError, match=r"return value is larger than 1000 bytes \(return a path"):
-        finished(context)
+    monkeypatch.setattr(functions, "RESULT_BYTES_MAX", 1000)
+    failures = forking.result(fns.give_many_bytes, (4096,), (256,)).failures
+    assert failures[0].exitcode == 1
+    assert re.fullmatch(
+        "ValueError: the return value of give_many_bytes takes 41.. bytes, more than the 1000 "
+        "that are sent back; return a path, and put the data into a file",
+        failures[0].recorded_message(),
+    )
+
+
+def test_what_is_not_a_value_is_not_read_for_ever(
+    fresh: Callers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is lower here than in the worker, as if something else wrote to its pipe."""
+    monkeypatch.setattr(functions, "RESULT_BYTES_MAX", 1000)
+    failures = fresh.result(fns.give_many_bytes, (4096,), (20 << 20,)).failures
+    assert failures[0].detail in ("", "sent back more than 1000 bytes as its return value")
+    assert failures[1].exitcode in (1, -signal.SIGTERM)
+    assert all(returned.data == b"" for returned in fresh.made[0]._returned.values())
 
 
 def test_a_value_that_cannot_be_pickled(callers: Callers) -> None:
@@ -343,6 +359,24 @@ def test_workers_can_have_children(callers: Callers) -> None:
     assert callers.value(fns.run_child) == 0
 
 
+def test_shared_memory_is_tracked_by_our_tracker(callers: Callers) -> None:
+    """One of a worker's own would destroy it when the worker ends."""
+    ours = fns.tracker_pipe()
+    assert callers.result(fns.tracker_pipe, (), ()).return_values == {0: ours, 1: ours}
+
+
+def test_exit_handlers_run_last_and_only_the_workers_own(callers: Callers, tmp_path: Path) -> None:
+    atexit.register(fns.tell, str(tmp_path / "ours"), "ours")
+    try:
+        result = callers.result(fns.say_at_exit, ("at exit\n", "in a thread\n"))
+    finally:
+        atexit.unregister(fns.tell)
+    assert not result.is_failed()
+    with open(result.stdouts[0]) as stream:
+        assert stream.read() == "in a thread\nat exit\n"
+    assert not (tmp_path / "ours").exists()
+
+
 # What a worker finds.
 
 
@@ -474,7 +508,7 @@ START = """
             result = context.wait(60)
             context.close()
             for failure in result.failures.values():
-                return f"failed: {failure.exitcode} {failure.detail}"
+                return f"failed: {failure.exitcode} {failure.recorded_message()}"
             return result.return_values[0]
 """
 
@@ -552,8 +586,66 @@ def test_a_script_that_cannot_be_imported_fails_the_workers(tmp_path: Path) -> N
         """,
     )
     first, second = said.splitlines()
-    assert first == "failed: 1 "
-    assert re.fullmatch(r"failed: 127 could not be started: .* \(pid \d+\) is gone", second)
+    assert first == second == "failed: 1 ImportError: not in a worker"
+
+
+def test_a_script_that_waits_when_imported_does_not_outlive_the_agent(
+    tmp_path: Path, news: News
+) -> None:
+    (tmp_path / "start.py").write_text(textwrap.dedent(START))
+    (tmp_path / "script.py").write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal
+            from start import start
+            def fn(): pass
+            if __name__ == "__main__":
+                start(fn, "forkserver")
+            with open({str(news.path)!r}, "w") as stream:
+                stream.write(f"importing {{os.getpid()}}\\n")
+            signal.pause()
+            """
+        )
+    )
+    agent = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    server = Watched(int(news.next()[1]))
+    agent.kill()
+    agent.wait(PATIENCE_S)
+    server.all_gone()
+
+
+def test_files_that_the_main_script_opened_are_the_workers_too(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        import multiprocessing, os
+        from start import start
+        logs = [open(f"log{number}", "w") for number in range(30)]
+        def check(connection):
+            connection.send("through the pipe")
+            return [os.readlink(f"/proc/self/fd/{log.fileno()}").rpartition("/")[2] for log in logs]
+        if __name__ == "__main__":
+            ours, theirs = multiprocessing.get_context("forkserver").Pipe()
+            print(start(check, "forkserver", theirs) == [f"log{number}" for number in range(30)])
+            print(ours.recv())
+        """,
+    )
+    assert said == "True\nthrough the pipe\n"
+
+
+def test_what_the_main_script_prints_when_imported_is_printed_once(tmp_path: Path) -> None:
+    said = run_script(
+        tmp_path,
+        """
+        from start import start
+        def fn(): return "returned"
+        if __name__ == "__main__":
+            print(start(fn, "forkserver"))
+        else:
+            print("imported")
+        """,
+    )
+    assert said == "imported\nreturned\n"
 
 
 @pytest.mark.parametrize("how", ["-c", "-"])

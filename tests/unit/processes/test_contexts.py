@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes import waiting
+from holdfast.processes import keeping, waiting
 from holdfast.processes.commands import SubprocessContext
+from holdfast.processes.keeper import descendants_of
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.std import Std
@@ -296,6 +297,21 @@ def test_an_exception_recorded_before_the_stop_is_no_consequence(
     assert (failures[1].exitcode, failures[1].consequence) == (-signal.SIGKILL, False)
 
 
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGKILL])
+def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
+    group: Group, signum: signal.Signals
+) -> None:
+    context = group.start(IGNORES, WAITS, ready=2)
+    context.begin_stop(signal.SIGTERM, 1000)
+    until(context, lambda: context.running() == {0})
+    os.kill(context.pids()[0], signum)
+    failures = finished(context).failures
+    assert {rank: (f.exitcode, f.consequence) for rank, f in failures.items()} == {
+        0: (-signum, False),
+        1: (-signal.SIGTERM, True),
+    }
+
+
 def test_a_worker_that_does_not_end_in_time_is_killed(
     group: Group, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -416,7 +432,8 @@ def test_no_tail_where_nothing_is_kept(
     group: Group, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     nowhere = DefaultLogsSpecs(log_dir=os.devnull, redirects=Std.ALL)
-    assert tail_of(group.start(FAILS_LOUDLY, logs=nowhere)) == ""
+    assert tail_of(group.start(FAILS_LOUDLY, logs=nowhere)) == "1st\n2nd\n", "for the report"
+    assert tail_of(group.start(FAILS_LOUDLY, logs=nowhere, capture_stderr=False)) == ""
     logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
     context = group.start(FAILS_LOUDLY, logs=logs)
     all_ended(context)
@@ -520,8 +537,11 @@ def test_a_worker_that_cannot_be_killed_is_given_up_and_reported(
 ) -> None:
     context = group.start(IGNORES, IGNORES, "exit 1", ready=2, kind=Unkillable)
     context.grace_s = context.reap_s = 0.05
-    result = finished(context)
     pid = context.pids()[0]
+    assert context._keeper is not None
+    keeper = context._keeper.pid
+    everyone = Watched(pid, keeper)
+    result = finished(context)
     assert context.given_up == {0: pid}
     assert context.stop_ended
     failure = result.failures[0]
@@ -531,13 +551,9 @@ def test_a_worker_that_cannot_be_killed_is_given_up_and_reported(
     assert failure.order > result.failures[1].order
     assert result.failures[1].detail == ""
     assert result.failures[2].exitcode == 1
-    # The keeper goes on trying on its own.
-    assert context._keeper is not None
-    keeper = context._keeper.pid
-    everyone = Watched(pid, keeper)
-    context.close()
+    assert context.left_behind == [pid]
     assert f"worker 0 (pid {pid}) is left behind" in caplog.text
-    everyone.all_gone()
+    everyone.all_gone()  # The keeper goes on trying on its own.
     os.waitpid(keeper, 0)
 
 
@@ -576,7 +592,53 @@ def test_a_new_start_is_not_confused_by_one_that_was_given_up(group: Group) -> N
     keeper.close()
 
 
+def test_a_leftover_that_cannot_be_killed_is_reported(
+    group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeper, "sweep", lambda keeper: keeper.ask_leftovers(signal.SIGTERM))
+    context = group.start("trap '' TERM; setsid sleep 1000 & echo child $! > $NEWS")
+    context.reap_s = 0.05
+    child = int(group.news.next()[1])
+    assert context._keeper is not None
+    keeper = context._keeper.pid
+    everyone = Watched(child, keeper)
+    assert not finished(context).is_failed()
+    assert context.given_up == {}
+    assert context.left_behind == [child]
+    assert f"process {child}, which a worker had started, is left behind" in caplog.text
+    everyone.all_gone()  # The keeper goes on trying on its own.
+    os.waitpid(keeper, 0)
+
+
+@pytest.mark.parametrize("script", [IGNORES, f"{OBEYS}; exit 0"])
+def test_a_stopped_keeper_leaves_nobody_behind(
+    group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr(keeping, "ANSWER_MS_MAX", 20)
+    context = group.start(script, ready=1)
+    context.reap_s = 0.05
+    assert context._keeper is not None
+    keeper = context._keeper.pid
+    everyone = Watched(*descendants_of(keeper), keeper)
+    os.kill(keeper, signal.SIGSTOP)
+    context.close(timeout=0.01)
+    everyone.gone_already()
+    assert context.left_behind == []
+    assert "left behind" not in caplog.text
+    detail = f"the keeper of the workers (pid {keeper}) was killed, and they with it"
+    assert context.result().failures[0].detail == detail
+
+
 # The keeper.
+
+
+def test_the_result_of_waiting_ends_the_keeper(group: Group) -> None:
+    context = group.start("exit 0")
+    assert context._keeper is not None
+    keeper = Watched(context._keeper.pid)
+    assert not finished(context).is_failed()
+    keeper.gone_already()
+    context.close()
 
 
 def test_a_shared_keeper_outlives_the_context(group: Group) -> None:

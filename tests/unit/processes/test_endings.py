@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
+
+import pytest
 
 from holdfast.core import stopping
 from holdfast.processes import endings
@@ -13,6 +16,23 @@ def test_trouble_in_words() -> None:
     assert endings.start_trouble(None) == ""
     assert endings.start_trouble((2, "x")) == f"could not be started: x: {os.strerror(2)}"
     assert endings.start_trouble((0, "x: y")) == "could not be started: x: y"
+
+
+def test_a_new_start_may_mend_a_shortage_and_nothing_else() -> None:
+    assert endings.is_mendable(None)
+    assert all(endings.is_mendable((number, "x")) for number in (errno.EAGAIN, errno.ETXTBSY))
+    assert not any(endings.is_mendable((number, "x")) for number in (0, errno.ENOENT, errno.EACCES))
+
+
+@pytest.mark.parametrize(
+    ("after_stop", "stray_signal", "consequence"),
+    [(False, False, False), (True, False, True), (True, True, False)],
+)
+def test_a_consequence_is_what_the_stop_has_done(
+    after_stop: bool, stray_signal: bool, consequence: bool
+) -> None:
+    ended = endings.Ended(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
+    assert endings.failure_of(ended, stop_began_ns=1, error_file="").consequence == consequence
 
 
 def test_the_state_of_a_process() -> None:

@@ -297,7 +297,8 @@ def test_a_consequence_is_first_only_among_its_like(tmp_path: Path) -> None:
     ("lag_ns", "exitcode", "first"),
     [
         (KILLED_NOTICE_NS_MAX, -signal.SIGKILL, "killed"),
-        (KILLED_NOTICE_NS_MAX, -signal.SIGABRT, "peer"),
+        (KILLED_NOTICE_NS_MAX, -signal.SIGABRT, "killed"),
+        (KILLED_NOTICE_NS_MAX, -signal.SIGTERM, "peer"),
         (KILLED_NOTICE_NS_MAX + 1, -signal.SIGKILL, "peer"),
     ],
 )
@@ -308,6 +309,24 @@ def test_a_killed_worker_is_blamed_for_what_its_peers_record_while_it_is_taken_a
     peer = recorded(tmp_path, {"timestamp_ns": str(now - lag_ns)}, order=1)
     killed = failure(exitcode=exitcode, order=0, observed_ns=now)
     assert first_of(peer, killed) == ["peer", "killed"].index(first)
+
+
+@pytest.mark.parametrize(
+    ("lag_ns", "exitcode", "first"),
+    [
+        (KILLED_NOTICE_NS_MAX, -signal.SIGSEGV, 2),
+        (KILLED_NOTICE_NS_MAX, -signal.SIGTERM, 0),
+        (KILLED_NOTICE_NS_MAX, 3, 0),
+        (KILLED_NOTICE_NS_MAX + 1, -signal.SIGSEGV, 0),
+    ],
+)
+def test_a_crash_is_blamed_for_peers_that_exit_before_it_is_seen(
+    lag_ns: int, exitcode: int, first: int
+) -> None:
+    """Native code notices the closed connection at once; a core dump takes its time."""
+    now = time.time_ns()
+    peers = [failure(exitcode=4, order=order, observed_ns=now - lag_ns) for order in (0, 1)]
+    assert first_of(*peers, failure(exitcode=exitcode, order=2, observed_ns=now)) == first
 
 
 def test_a_worker_killed_after_another_was_seen_dead_is_not_first(tmp_path: Path) -> None:

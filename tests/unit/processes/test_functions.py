@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.processes import functions
-from holdfast.processes.calls import sealed_file
+from holdfast.processes.calls import file_in_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,15 +24,13 @@ def test_a_call_is_packed_with_the_descriptors_it_needs() -> None:
     ours, theirs = multiprocessing.Pipe()
     packed = functions.pack_call(fns.give, (theirs, 1))
     assert packed.fds == [theirs.fileno()]
-    kept = os.dup(theirs.fileno())
-    theirs.close()
-    os.dup2(kept, packed.fds[0])  # As the keeper does in the worker: the same number.
-    os.close(kept)
+    assert packed.passed_fds(70, -1) == {4: 70, 6: theirs.fileno()}
+    assert packed.passed_fds(70, 71) == {4: 70, 5: 71, 6: theirs.fileno()}
     fn, args = pickle.loads(packed.data)
     assert fn is fns.give
-    args[0].send("through the passed descriptor")
-    assert ours.recv() == "through the passed descriptor"
-    args[0].close()
+    assert args[0].fileno() == functions.ARGUMENTS_FD
+    args[0]._handle = None  # It is a descriptor of the worker; here that number is another's.
+    theirs.close()
     ours.close()
 
 
@@ -123,7 +121,7 @@ def test_what_is_to_be_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_data_in_memory_is_read_from_its_start() -> None:
     data = os.urandom(100_000)
-    fd = sealed_file(data)
+    fd = file_in_memory(data)
     assert not os.get_inheritable(fd)
     with open(fd, "rb") as stream:
         assert stream.read() == data

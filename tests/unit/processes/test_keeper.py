@@ -71,6 +71,29 @@ def missing_listing(path: str, mode: str) -> object:
     return open(path, mode)
 
 
+def test_a_thread_that_ends_meanwhile_hides_no_children(
+    family: tuple[int, set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, children = family
+    real = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: [str(1 << 30), *real(path)])
+    assert set(keeper.children_of(parent)) == children
+
+
+def test_a_process_that_is_hidden_from_us_is_passed_over(
+    family: tuple[int, set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent, children = family
+    monkeypatch.setattr(keeper, "open", hide_init, raising=False)
+    assert set(keeper.children_by_scan(parent)) == children
+
+
+def hide_init(path: str, mode: str) -> object:
+    if path == "/proc/1/stat":
+        raise PermissionError(path)
+    return open(path, mode)
+
+
 def test_descendants_come_after_their_parents(family: tuple[int, set[int]]) -> None:
     parent, children = family
     found = keeper.descendants_of(os.getpid())
@@ -96,5 +119,5 @@ def test_it_imports_nothing_but_small_parts_of_the_standard_library() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
-    small = {"__future__", "_signal", "_socket", "errno", "fcntl", "select"}
+    small = {"__future__", "_signal", "_socket", "errno", "fcntl", "gc", "select"}
     assert set(done.stdout.split()) <= {"keeper", *small}

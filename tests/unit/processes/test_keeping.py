@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import threading
+from _socket import MSG_PEEK
+from enum import Enum, StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -281,6 +283,39 @@ def test_arguments_arrive_as_they_are(kept: Kept) -> None:
         assert stream.read() == b"|".join(map(os.fsencode, args))
 
 
+class Role(StrEnum):
+    TRAINER = "trainer"
+
+
+class Kind(str, Enum):  # noqa: UP042 (that is the point)
+    """As it was written before there was `StrEnum`."""
+
+    GPU = "gpu"
+
+
+def test_words_and_variables_of_other_kinds_arrive_as_text(kept: Kept, tmp_path: Path) -> None:
+    env: Any = {"PATH": os.environ["PATH"], "ROLE": Role.TRAINER, Kind.GPU: 8, "RAW": b"\xff"}
+    words: Any = ["sh", "-c", "printf %s, $ROLE $gpu $RAW $1 $2 $3", "sh", tmp_path, Kind.GPU, 7]
+    kept.spawn(0, words, env=env)
+    with open(kept.outputs.pop(0), "rb") as stream:
+        assert stream.read() == os.fsencode(f"trainer,8,\udcff,{tmp_path},gpu,7,")
+
+
+def test_a_working_directory_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert keeping.current_folder() == str(tmp_path)
+    folder = tmp_path / "deleted"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    kept = Kept(Keeper.start())
+    kept.spawn(0, ["true"], cwd=keeping.current_folder())
+    assert kept.outcome() == (0, None)
+    kept.close()
+
+
 def test_the_working_directory(kept: Kept, tmp_path: Path) -> None:
     kept.spawn(0, ["pwd", "-P"], cwd=str(tmp_path))
     assert kept.said() == f"{tmp_path.resolve()}\n"
@@ -318,10 +353,10 @@ def test_a_program_that_cannot_be_executed_is_told_with_its_errno(
     kept.spawn(2, [str(plain)])
     assert kept.outcome(0) == (127, (errno.ENOENT, "/nowhere/to/be/found"))
     assert kept.outcome(1) == (127, (errno.ENOENT, "not-in-the-path"))
-    assert kept.outcome(2) == (127, (errno.EACCES, str(plain)))
+    assert kept.outcome(2) == (126, (errno.EACCES, str(plain)))
     plain.chmod(0o755)
     kept.spawn(3, [str(plain)])
-    assert kept.outcome(3) == (127, (errno.ENOEXEC, str(plain)))
+    assert kept.outcome(3) == (126, (errno.ENOEXEC, str(plain)))
 
 
 def test_a_missing_working_directory_is_told(kept: Kept, tmp_path: Path) -> None:
@@ -648,6 +683,96 @@ def test_a_killed_keeper_takes_the_workers_with_it(kept: Kept) -> None:
     assert kept.keeper.receive() == []
 
 
+def test_what_a_keeper_told_before_it_was_killed_comes_before_its_loss(kept: Kept) -> None:
+    kept.spawn(0, ["sh", "-c", "exit 4"])
+    while kept.keeper._control.recv(1 << 16, MSG_PEEK).count(b"exited") < 1:
+        select.select([], [], [], 0.001)
+    gone = Watched(kept.keeper.pid)
+    os.kill(kept.keeper.pid, signal.SIGKILL)
+    gone.all_gone()
+    assert [type(event) for event in kept.keeper.receive()] == [Spawned, Exited, KeeperLost]
+    assert kept.keeper.receive() == []
+
+
+def test_a_keeper_that_is_stopped_does_not_answer_and_can_be_killed(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.spawn(0, ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo $!; wait"])
+    child = int(kept.line())
+    everyone = Watched(*kept.pids(1).values(), child, kept.keeper.pid)
+    kept.keeper.sweep()
+    assert kept.keeper.answers()
+    os.kill(kept.keeper.pid, signal.SIGSTOP)
+    monkeypatch.setattr(keeping, "ANSWER_MS_MAX", 20)
+    kept.keeper.sweep()
+    assert not kept.keeper.answers()
+    kept.keeper.kill()
+    everyone.all_gone()
+    assert kept.until(KeeperLost) == [KeeperLost()]
+    assert not kept.keeper.answers()
+
+
+def test_a_late_answer_to_one_clearing_is_none_to_the_next(kept: Kept) -> None:
+    kept.keeper.sweep()
+    while b"empty" not in kept.keeper._control.recv(1 << 16, MSG_PEEK):
+        select.select([], [], [], 0.001)
+    os.kill(kept.keeper.pid, signal.SIGSTOP)
+    kept.keeper.sweep()
+    assert kept.keeper.receive() == []
+    os.kill(kept.keeper.pid, signal.SIGCONT)
+    assert kept.until(Empty) == [Empty()]
+
+
+@pytest.mark.parametrize("how", ["start", "fork"])
+def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how: str) -> None:
+    """A program may fork on its own, and what it forked outlives it with all its descriptors."""
+    news = News(tmp_path)
+    program = tmp_path / "agent.py"
+    program.write_text(
+        textwrap.dedent(f"""
+        import os, signal, time
+        from holdfast.processes.keeping import Keeper
+        keeper = Keeper.start() if {how!r} == "start" else Keeper.fork(lambda _: time.sleep(1000))
+        argv = ["sleep", "1000"] if {how!r} == "start" else None
+        keeper.spawn(0, argv, env=os.environ, cwd="/", fds={{0: 0, 1: 1, 2: 2}})
+        while not (events := keeper.receive()):
+            time.sleep(0.001)
+        copy = os.fork()
+        if copy:
+            with open({str(news.path)!r}, "w") as news:
+                news.write(f"{{copy}} {{events[0].pid}} {{keeper.pid}}\\n")
+        signal.pause()
+        """)
+    )
+    agent = subprocess.Popen([sys.executable, program])
+    copy, worker, keeper = map(int, news.next())
+    kept, copied = Watched(worker, keeper), Watched(copy)
+    agent.kill()
+    agent.wait()
+    kept.all_gone()
+    os.kill(copy, signal.SIGKILL)
+    copied.all_gone()
+    news.close()
+
+
+def test_a_program_that_dies_of_broken_pipes_outlives_its_keeper(tmp_path: Path) -> None:
+    said = run_program(
+        tmp_path,
+        """
+        import os, signal
+        from holdfast.processes.keeping import Keeper
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        keeper = Keeper.start()
+        os.kill(keeper.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, keeper.pid, os.WEXITED | os.WNOWAIT)
+        keeper.sweep()
+        keeper.close()
+        print("here")
+        """,
+    )
+    assert said == "here\n"
+
+
 def test_the_loss_is_seen_while_something_of_a_worker_lives_on(kept: Kept) -> None:
     """Nothing that a worker starts has the keeper's socket, which would hide the loss."""
     kept.python(0, LEAVES_DAEMON)
@@ -777,6 +902,43 @@ def test_calls_find_pythons_usual_signal_actions_and_none_of_ours() -> None:
         signal.signal(signal.SIGINT, before_int)
 
 
+def test_a_forked_keeper_hears_of_ends_though_its_maker_blocks_the_signal() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        kept = forked(int)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    kept.spawn(0, None, call=3)
+    assert kept.outcome() == (3, None)
+    kept.close()
+
+
+def test_a_forked_keeper_imports_nothing(tmp_path: Path) -> None:
+    """Another thread may hold the lock of a module that nobody releases in the fork."""
+    said = run_program(
+        tmp_path,
+        """
+        import os, select, sys
+        from holdfast.processes.keeping import Exited, Keeper
+        class Refuses:
+            def find_spec(self, name, path=None, target=None):
+                if os.getpid() != agent:
+                    os.write(1, f"imports {name}\\n".encode())
+        agent = os.getpid()
+        sys.meta_path.insert(0, Refuses())
+        keeper = Keeper.fork(int)
+        keeper.spawn(0, None, env={}, cwd="/", fds={0: 0, 1: 1, 2: 2}, call=3)
+        events = []
+        while not any(isinstance(event, Exited) for event in events):
+            select.select([keeper.fileno()], [], [])
+            events += keeper.receive()
+        keeper.close()
+        print(events[-1].exitcode)
+        """,
+    )
+    assert said == "3\n"
+
+
 def test_a_keeper_can_be_forked_in_any_thread() -> None:
     outcomes = []
 
@@ -790,41 +952,6 @@ def test_a_keeper_can_be_forked_in_any_thread() -> None:
     thread.start()
     thread.join()
     assert outcomes == [(3, None)]
-
-
-# Sweeping after the loss of a keeper.
-
-
-def test_an_agent_that_adopts_orphans_sweeps_them_up(tmp_path: Path) -> None:
-    said = run_program(
-        tmp_path,
-        f"""
-        import os, select, signal, subprocess, sys
-        from holdfast.processes import keeping
-        own = subprocess.Popen(["sh", "-c", "sleep 1000 & wait"])
-        keeping.sweep_after_loss()
-        keeping.become_subreaper_if_wanted()
-        keeping.sweep_after_loss()
-        assert own.poll() is None, "swept without being asked to adopt"
-        keeping.adopt_orphans()
-        keeping.become_subreaper_if_wanted()
-        keeper = keeping.Keeper.start()
-        read, write = os.pipe()
-        argv = [sys.executable, "-c", {LEAVES_DAEMON!r}]
-        keeper.spawn(0, argv, env=os.environ, cwd="/", fds={{0: 0, 1: write, 2: 2}})
-        daemon = int(os.read(read, 100))
-        pidfd = os.pidfd_open(daemon)
-        os.kill(keeper.pid, signal.SIGKILL)
-        while not keeper.lost:
-            select.select([keeper.fileno()], [], [])
-            keeper.receive()
-        keeping.sweep_adopted(spared={{own.pid}})
-        print(bool(select.select([pidfd], [], [], 0)[0]), own.poll())
-        keeping.sweep_after_loss()
-        print(keeping.keeper_program.children_of(os.getpid()))
-        """,
-    )
-    assert said == "True None\n[]\n"
 
 
 def test_an_unknown_event_is_refused() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,89 @@ def test_a_second_start_under_the_same_count_leaves_the_first_one_alone(tmp_path
             assert file.read() == f"start {number}"
 
 
+def test_a_run_folder_that_was_removed_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
+    specs.reify(envs_of(1))
+    run_dir = specs.run_dir
+    assert run_dir is not None
+    shutil.rmtree(tmp_path / "logs")
+
+    dest = specs.reify(envs_of(1, restarts=1))
+
+    assert specs.run_dir == run_dir
+    assert os.path.dirname(dest.error_files[0]) == f"{run_dir}/attempt_1/0"
+    assert os.path.isdir(f"{run_dir}/attempt_1/0")
+    assert stat.S_IMODE(os.stat(run_dir).st_mode) == 0o700
+    assert caplog.messages == [f"the log folder {run_dir} was removed while the job ran"]
+
+
+def test_a_temporary_folder_that_was_removed_gets_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs()
+    specs.reify(envs_of(1))
+    (old,) = tmp_path.iterdir()
+    shutil.rmtree(old)
+    old.mkdir()  # By someone else, who would like to see what is written.
+
+    dest = specs.reify(envs_of(1, restarts=1))
+
+    assert list(old.iterdir()) == []
+    (new,) = set(tmp_path.iterdir()) - {old}
+    assert stat.S_IMODE(new.stat().st_mode) == 0o700
+    assert dest.error_files[0] == f"{specs.run_dir}/attempt_1/0/error.json"
+    assert specs.run_dir == str(next(new.iterdir()))
+    specs.discard_if_temporary()
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_another_run_has_the_choices_but_not_the_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    first = DefaultLogsSpecs(local_ranks_filter={0}).for_another_run()
+    second = first.for_another_run()
+    assert first == second == DefaultLogsSpecs(local_ranks_filter={0})
+    dests = [specs.reify(envs_of(1)) for specs in (first, second)]
+    assert len(set(tmp_path.iterdir())) == 2
+    first.discard_if_temporary()
+    assert os.path.isdir(os.path.dirname(dests[1].error_files[0]))
+    second.discard_if_temporary()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_run_shares_a_temporary_root_that_someone_has_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked = DefaultLogsSpecs()
+    root = asked.root_log_dir
+    other = asked.for_another_run()
+    other.reify(envs_of(1))
+    other.discard_if_temporary()
+    assert other.run_dir is not None
+    assert os.path.dirname(other.run_dir) == root
+    shutil.rmtree(root)
+    other.reify(envs_of(1))
+    assert other.root_log_dir != root
+
+
+def test_runs_whose_streams_are_kept_share_a_root_that_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs(tee=Std.OUT)
+    runs = [specs.for_another_run() for _ in range(2)]
+    for run in runs:
+        run.reify(envs_of(1))
+    assert {run.root_log_dir for run in runs} == {specs.root_log_dir}
+    assert len({run.run_dir for run in runs}) == 2
+    assert specs.run_dir is None
+
+
 def test_run_id_and_count_have_fallbacks(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
     dest = specs.reify({0: {}})
@@ -149,6 +233,17 @@ def test_a_relative_folder_means_the_one_at_the_time_of_construction(
     specs.reify(envs)
     assert envs[0]["TORCHELASTIC_ERROR_FILE"].startswith(f"{tmp_path}/logs/job_")
     assert specs.root_log_dir == f"{tmp_path}/logs"
+
+
+def test_a_relative_folder_needs_a_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(EnvironmentProblem, match="the current folder does not exist any more"):
+        DefaultLogsSpecs("logs")
+    assert DefaultLogsSpecs(str(tmp_path)).root_log_dir == str(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP"])

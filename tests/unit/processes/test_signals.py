@@ -169,6 +169,15 @@ def test_handlers_and_the_wake_up_descriptor_are_put_back() -> None:
         os.close(own_write)
 
 
+def test_a_signal_that_is_named_twice_is_put_back_too() -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    chosen = parse_signals("SIGUSR1,USR1,SIGUSR2,SIGUSR1")
+    assert chosen == (signal.SIGUSR1, signal.SIGUSR2)
+    with SignalWatch(chosen):
+        pass
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 def test_what_is_ignored_stays_ignored() -> None:
     """As under nohup, where the end of the terminal must not end the job."""
     before = signal.signal(USR1, signal.SIG_IGN)

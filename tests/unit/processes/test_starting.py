@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from functions_to_call import add
 
-from holdfast.errors import UsageError
+from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.processes.calls import MultiprocessContext
 from holdfast.processes.commands import SubprocessContext
 from holdfast.processes.keeping import Keeper
@@ -85,6 +86,28 @@ def test_every_rank_needs_an_entry(
 def test_an_unknown_start_method_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"^start_method: 'thread' is unknown; accepted: spawn"):
         start_processes("x", add, {0: (1, 1)}, {0: {}}, logs(tmp_path), start_method="thread")
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_too_few_descriptors_are_the_machines_problem(tmp_path: Path, method: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    args: dict[int, tuple[object, ...]] = dict.fromkeys(range(100), (1, 1))
+    envs: dict[int, dict[str, str]] = {rank: {} for rank in args}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard))
+    try:
+        with pytest.raises(EnvironmentProblem, match=r"^could not start 100 .*`ulimit -n`"):
+            start_processes("x", add, args, envs, logs(tmp_path), start_method=method)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_other_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(FileNotFoundError):
+        start_processes("x", "true", {0: ()}, {0: {}}, logs(tmp_path))
 
 
 def test_all_settings_reach_the_context(tmp_path: Path) -> None:
