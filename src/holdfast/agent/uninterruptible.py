@@ -72,7 +72,7 @@ class StuckWorkers:
             return failure
         detail = self._what(failure.local_rank)
         detail += f"; {failure.detail}" if failure.detail else ""
-        failure.detail, failure.consequence = detail, False
+        failure.detail, failure.consequence, failure.stopped = detail, False, False
         return failure
 
     def _what(self, rank: int) -> str:

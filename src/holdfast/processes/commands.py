@@ -125,7 +125,7 @@ class SubprocessContext(PContext):
     def _kill_tree(self, rank: int) -> None:
         if rank in self.subprocess_handlers:
             pid = self.subprocess_handlers[rank].proc.pid
-            for one in [*keeper_program.descendants_of(pid), pid]:
+            for one in [pid, *keeper_program.descendants_of(pid)]:  # The leader starts no more.
                 keeper_program.send_signal(one, signal.SIGKILL)
         else:
             super()._kill_tree(rank)
