@@ -125,7 +125,12 @@ class Watched:
     """Processes whose end can be awaited, even where their numbers are used again."""
 
     def __init__(self, *pids: int) -> None:
-        self._pidfds = {pid: os.pidfd_open(pid) for pid in pids}
+        self._pidfds = {}
+        for pid in pids:
+            try:
+                self._pidfds[pid] = os.pidfd_open(pid)
+            except ProcessLookupError:
+                continue  # It is gone already.
 
     def all_gone(self) -> None:
         """Wait until every one has ended; fail if one does not."""
