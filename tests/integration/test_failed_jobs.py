@@ -109,6 +109,7 @@ def test_the_exit_code_is_the_workers_own(tmp_path: Path, how: str, *, compat: b
         (["run", "--no-python", "./plain"], 126, "'./plain'"),
         (["run", "--no-python", "no-such-program"], 127, "'no-such-program'"),
         (["run", "--nproc-per-node", "0", "plain"], 2, "--nproc-per-node: '0'"),
+        (["run", "--nproc-per-node", "9" * 20, "plain"], 2, "more than any machine"),
         (["run", "--max-restarts", "x", "plain"], 2, "--max-restarts"),
         (["run", "--nnodes", "2", "plain"], 2, "not supported yet"),
         (["run", "--tee", "9", "plain"], 2, "--tee"),
@@ -132,6 +133,14 @@ def test_temporary_logs_are_removed_after_success_and_kept_after_failure(tmp_pat
     assert not list((tmp_path / "tmp").iterdir())
     holdfast(tmp_path, "run", "train.py", script="raise SystemExit(3)")
     assert len(list((tmp_path / "tmp").rglob("failure.json"))) == 1
+
+
+def test_output_that_was_asked_for_is_kept_and_found(tmp_path: Path) -> None:
+    code, err = holdfast(tmp_path, "run", "--redirects=3", "train.py", script="print('hello')")
+    [log] = (tmp_path / "tmp").rglob("stdout.log")
+    assert code == 0
+    assert log.read_text() == "hello\n"
+    assert str(log.parent.parent.parent) in err
 
 
 def test_a_worker_that_was_still_ending_when_it_was_stopped_did_not_fail_by_a_signal(

@@ -13,7 +13,7 @@ import time
 
 from holdfast import messages
 from holdfast.agent import environment
-from holdfast.agent.simple import EXIT_BARRIER_S, SHUTDOWN_S, SimpleElasticAgent
+from holdfast.agent.simple import SimpleElasticAgent
 from holdfast.agent.uninterruptible import StuckWorkers
 from holdfast.agent.workers import (
     DEFAULT_ROLE,
@@ -24,6 +24,7 @@ from holdfast.agent.workers import (
 )
 from holdfast.core import supervision
 from holdfast.core.supervision import Reason
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.starting import start_processes
 from holdfast.processes.waiting import min_of, wait_for

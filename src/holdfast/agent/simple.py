@@ -28,6 +28,7 @@ from holdfast.agent.workers import (
 )
 from holdfast.core import supervision
 from holdfast.core.supervision import Outcome, Reason, State, Supervision
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import InternalError
 from holdfast.processes.signals import (
     DEFAULT_SIGNALS,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 STORY_STEPS_TOLD = 20
 # An exception may have a message of any length; the report has more of it.
 NOTICE_CHARS_MAX = 500
-EXIT_BARRIER_S = 300
-SHUTDOWN_S = 30
 
 
 class ElasticAgent(ABC):
@@ -235,9 +234,10 @@ class SimpleElasticAgent(ElasticAgent):
         again = "; again to kill them at once" if interrupt else ""
         if self._machine.state is State.RUNNING:
             count = len(self._machine.running)
+            whom = "1 worker" if count == 1 else f"{count} workers"
             return (
-                f"{one.name}: passing it on to {count} worker{'s'[: count != 1]} and waiting up to "
-                f"{self._shutdown_timeout:g} s for them to end{again}"
+                f"{one.name}: passing it on to {whom} and waiting up to "
+                f"{self._shutdown_timeout:g} s for the end{again}"
             )
         if self._machine.state is State.STOPPING:
             return f"{one.name}: the workers are being stopped already{again}"

@@ -14,11 +14,10 @@ import os
 from holdfast.cli import values
 from holdfast.cli.parser import Help, Refused, ScriptParser
 from holdfast.core.facts import Fact
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
 from holdfast.errors import UsageError
 from holdfast.launcher.config import (
-    EXIT_BARRIER_TIMEOUT_S,
     SHUTDOWN_TIMEOUT_ENV,
-    SHUTDOWN_TIMEOUT_S,
 )
 from holdfast.processes.signals import DEFAULT_SIGNALS
 
@@ -26,7 +25,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-START_METHODS = ("spawn", "fork", "forkserver")
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 DEFAULT_MASTER_PORT = 29500
 
@@ -138,7 +136,7 @@ FLAGS = (
     Flag(
         FAILURES, "--shutdown-timeout", None, "SECONDS",
         "time between the stop signal and SIGKILL "
-        f"(${SHUTDOWN_TIMEOUT_ENV} or {SHUTDOWN_TIMEOUT_S})",
+        f"(${SHUTDOWN_TIMEOUT_ENV} or {SHUTDOWN_S})",
         values.seconds,
     ),
     Flag(
@@ -150,8 +148,8 @@ FLAGS = (
         f"signals to this command that stop the job ({DEFAULT_SIGNALS})",
     ),
     Flag(
-        FAILURES, "--exit-barrier-timeout", EXIT_BARRIER_TIMEOUT_S, "SECONDS",
-        f"how long a node that is done waits for the others ({EXIT_BARRIER_TIMEOUT_S})",
+        FAILURES, "--exit-barrier-timeout", EXIT_BARRIER_S, "SECONDS",
+        f"how long a node that is done waits for the others ({EXIT_BARRIER_S})",
         values.seconds,
     ),
     _switch(

@@ -14,8 +14,9 @@ from holdfast.cli import values
 from holdfast.cli.flags import DEFAULT_MASTER_PORT, build_parser
 from holdfast.cli.script import check_can_start, get_use_env, run_script_path, worker_command
 from holdfast.cli.values import determine_local_world_size, parse_min_max_nnodes
+from holdfast.defaults import EXIT_BARRIER_S
 from holdfast.errors import NotYetSupported
-from holdfast.launcher.config import EXIT_BARRIER_TIMEOUT_S, LaunchConfig
+from holdfast.launcher.config import LaunchConfig
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None]
         stop_signal=values.parse_stop_signal(getattr(args, "stop_signal", "SIGTERM")),
         capture_stderr=not getattr(args, "no_capture_stderr", False),
         omp_num_threads=_omp_num_threads(nproc_per_node),
-        exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_TIMEOUT_S),
+        exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_S),
     )
     return config, program, program_args
 

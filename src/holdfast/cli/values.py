@@ -72,6 +72,10 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     return bounds
 
 
+# A slip of the finger beyond this would take all memory before the first worker is refused.
+WORKERS_MAX = 1 << 16
+
+
 def determine_local_world_size(nproc_per_node: str) -> int:
     """Turn the value of `--nproc-per-node` into the number of workers on this node.
 
@@ -97,9 +101,10 @@ def determine_local_world_size(nproc_per_node: str) -> int:
         count = int(word)
     except ValueError:
         count = devices.named_backend_count(word) if word.isidentifier() else 0
-    if count < 1:
+    if not 1 <= count <= WORKERS_MAX:
         accepted = "a whole number from 1, or cpu, gpu, xpu, auto"
-        refuse(nproc_per_node, flag, "is not a worker count", accepted)
+        what = "is not a worker count" if count < 1 else "is more than any machine has room for"
+        refuse(nproc_per_node, flag, what, accepted)
     return count
 
 

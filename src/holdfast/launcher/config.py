@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import os
 
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import UsageError
 from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal
 from holdfast.records import fresh, keyword, record_class
@@ -23,13 +24,7 @@ if TYPE_CHECKING:
 RDZV_TIMEOUT_S = 900
 """How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` says."""
 
-SHUTDOWN_TIMEOUT_S = 30
-"""How long workers have between the stop signal and SIGKILL, when nothing else is said."""
-
 SHUTDOWN_TIMEOUT_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-
-EXIT_BARRIER_TIMEOUT_S = 300
-"""How long an agent whose workers are done waits for the other agents of the job."""
 
 
 @record_class
@@ -78,7 +73,7 @@ class LaunchConfig:
     stop_signal: str = keyword(default="SIGTERM", kw_only=True)
     capture_stderr: bool = keyword(default=True, kw_only=True)
     omp_num_threads: int | None = keyword(default=None, kw_only=True)
-    exit_barrier_timeout: float = keyword(default=EXIT_BARRIER_TIMEOUT_S, kw_only=True)
+    exit_barrier_timeout: float = keyword(default=EXIT_BARRIER_S, kw_only=True)
 
     def __post_init__(self) -> None:
         self.rdzv_configs = dict(self.rdzv_configs)
@@ -125,5 +120,5 @@ def parse_seconds(text: str, *, source: str) -> int | float:
 def _shutdown_timeout_of_environment() -> int | float:
     text = os.environ.get(SHUTDOWN_TIMEOUT_ENV)
     if text is None:
-        return SHUTDOWN_TIMEOUT_S
+        return SHUTDOWN_S
     return parse_seconds(text, source=SHUTDOWN_TIMEOUT_ENV)

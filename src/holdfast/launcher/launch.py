@@ -191,7 +191,8 @@ def entrypoint_name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> st
     """Return the name a person knows the workers by: the script rather than the interpreter."""
     if not isinstance(entrypoint, str):
         name: str = getattr(entrypoint, "__name__", repr(entrypoint))
-        return name
+        # The function behind --run-path is ours; its first argument is the person's script.
+        return str(args[0]) if name == "run_script_path" and args else name
     if entrypoint == sys.executable:
         words = (str(arg) for arg in args)
         return next((word for word in words if word and not word.startswith("-")), entrypoint)
@@ -244,3 +245,5 @@ def discard_logs(specs: Any) -> None:
     """Remove a temporary log folder that holds nothing anyone asked to keep."""
     if getattr(specs, "keeps_nothing", False):
         specs.discard_if_temporary()
+    elif getattr(specs, "is_temporary", False):
+        messages.warning(f"the workers' output is in {specs.run_dir}; --log-dir names a place")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import pickle
 
+from holdfast.defaults import START_METHODS
 from holdfast.errors import UsageError
 from holdfast.processes import functions
 from holdfast.processes.contexts import PContext
 from holdfast.processes.keeper import MESSAGE_FDS_MAX
 from holdfast.processes.keeping import Keeper, current_folder
-from holdfast.processes.starting import START_METHODS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

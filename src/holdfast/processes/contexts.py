@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 
 from holdfast import messages
 from holdfast.core import stopping
+from holdfast.defaults import SHUTDOWN_S
 from holdfast.processes import keeping, sweeping
 from holdfast.processes.endings import (
     Ended,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     from holdfast.processes.keeping import Keeper
     from holdfast.processes.logs import LogsSpecs
 
-GRACE_S = 30
 # How long a worker that was given up may still take once the keeper is gone too.
 LAST_MS_MAX = 1_000
 
@@ -89,7 +89,7 @@ class PContext(Watching, ABC):
             stderr_filters=duplicate_stderr_filters or (),
             capture_stderr=capture_stderr,
         )
-        self.grace_s: float = GRACE_S
+        self.grace_s: float = SHUTDOWN_S
         self.reap_s: float = stopping.REAP_S
         self.stop_signal: int = signal.SIGTERM
         self._keeper = keeper
@@ -144,7 +144,7 @@ class PContext(Watching, ABC):
         """Return the process id of each worker by local rank."""
         return dict(self._started)
 
-    def close(self, death_sig: signal.Signals | None = None, timeout: float = GRACE_S) -> None:
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = SHUTDOWN_S) -> None:
         """Bring all workers down: `death_sig`, up to `timeout` seconds, then SIGKILL.
 
         Returns when nothing is left of them. May be called again.

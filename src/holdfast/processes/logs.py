@@ -163,6 +163,11 @@ class DefaultLogsSpecs(LogsSpecs):
         return other
 
     @property
+    def is_temporary(self) -> bool:
+        """Whether the root folder is one that we made up ourselves."""
+        return self._is_temporary
+
+    @property
     def keeps_nothing(self) -> bool:
         """Whether no stream of any worker was to be written to a file."""
         return not any(

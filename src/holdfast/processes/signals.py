@@ -67,7 +67,7 @@ def in_words(signum: int) -> str:
 
 def parse_signal(name: str, *, flag: str) -> signal.Signals:
     """Turn a name such as `SIGTERM`, `TERM` or `15` into the signal, if it can be caught."""
-    text = name.strip()
+    text = name.strip().upper()
     try:
         if text.isdigit():
             found = signal.Signals(int(text))

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from holdfast.processes.keeping import Keeper
     from holdfast.processes.logs import LogsSpecs
 
-START_METHODS = ("spawn", "fork", "forkserver")
-
 # What the kernel says where a limit of this machine or user is reached, and what to do then.
 # Descriptors on their way to the keeper count like open ones (ETOOMANYREFS).
 _MORE_FILES = "raise the limit of open files, see `ulimit -n`, or start fewer workers"
@@ -53,40 +51,27 @@ def start_processes(
     """
     require_every_rank(args, len(args), "args")
     require_every_rank(envs, len(args), "envs")
+    how: dict[str, Any] = {
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+        "capture_stderr": capture_stderr,
+    }
     context: PContext
     try:
         if isinstance(entrypoint, str):
             from holdfast.processes.commands import SubprocessContext
 
             context = SubprocessContext(
-                name,
-                entrypoint,
-                args,
-                envs,
-                logs_specs,
-                log_line_prefixes,
-                numa_options,
-                duplicate_stdout_filters,
-                duplicate_stderr_filters,
-                keeper=keeper,
-                capture_stderr=capture_stderr,
+                name, entrypoint, args, envs, logs_specs, keeper=keeper, **how
             )
         else:
             from holdfast.processes.calls import MultiprocessContext
 
+            shared = keeper if start_method == "spawn" else None
             context = MultiprocessContext(
-                name,
-                entrypoint,
-                args,
-                envs,
-                start_method,
-                logs_specs,
-                log_line_prefixes,
-                numa_options,
-                duplicate_stdout_filters,
-                duplicate_stderr_filters,
-                keeper=keeper if start_method == "spawn" else None,
-                capture_stderr=capture_stderr,
+                name, entrypoint, args, envs, start_method, logs_specs, keeper=shared, **how
             )
         context.start()
     except OSError as error:

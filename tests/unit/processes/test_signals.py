@@ -65,14 +65,12 @@ def taken(watch: SignalWatch) -> list[signal.Signals]:
 # Names and words.
 
 
-@pytest.mark.parametrize("text", ["SIGTERM", "TERM", "15", " SIGTERM ", " 15"])
+@pytest.mark.parametrize("text", ["SIGTERM", "TERM", "15", " SIGTERM ", " 15", "sigterm"])
 def test_a_signal_by_name_or_number(text: str) -> None:
     assert parse_signal(text, flag="--stop-signal") is signal.SIGTERM
 
 
-@pytest.mark.parametrize(
-    "text", ["", "sigterm", "SIGNOTHING", "0", "99", "-15", "²", "SIG", "15.0"]
-)
+@pytest.mark.parametrize("text", ["", "SIGNOTHING", "0", "99", "-15", "²", "SIG", "15.0"])
 def test_what_is_no_signal_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse_signal(text, flag="--stop-signal")

@@ -101,13 +101,17 @@ def test_too_few_descriptors_are_the_machines_problem(tmp_path: Path, method: st
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_other_errors_are_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_start_in_a_folder_that_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    with pytest.raises(FileNotFoundError):
-        start_processes("x", "true", {0: ()}, {0: {}}, logs(tmp_path))
+    context = start_processes("x", "true", {0: ()}, {0: {}}, logs(tmp_path))
+    result = context.wait()
+    assert result is not None
+    assert not result.is_failed()
 
 
 def test_all_settings_reach_the_context(tmp_path: Path) -> None:
