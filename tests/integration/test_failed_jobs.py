@@ -69,6 +69,15 @@ def test_a_script_without_a_decorator_is_reported_in_full(tmp_path: Path, flags:
     assert "SIGTERM" in other
 
 
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_traceback_begins_with_the_users_code(tmp_path: Path, method: str) -> None:
+    words = ("run", "--nproc-per-node=2", "--run-path", f"--start-method={method}", "train.py")
+    _, err = holdfast(tmp_path, *words, script=RAISES)
+    assert "ValueError: no room" in err
+    assert "holdfast/" not in err
+    assert "runpy" not in err
+
+
 def test_the_same_is_there_as_json(tmp_path: Path) -> None:
     words = ("run", "--nproc-per-node=2", "--log-dir=logs", "train.py")
     code, err = holdfast(tmp_path, *words, script=RAISES)

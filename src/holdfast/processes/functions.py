@@ -22,7 +22,7 @@ import signal
 import sys
 
 from holdfast.errors import UsageError
-from holdfast.processes.recording import record
+from holdfast.processes.recording import record, users_part
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def call_in_fork(call: Callable[[], None]) -> int:
     except BaseException as error:  # noqa: BLE001 (we are the last to see it, as the interpreter is)
         import traceback
 
-        traceback.print_exc()
+        traceback.print_exception(type(error), error, users_part(error.__traceback__))
         status = 1
         interrupted = isinstance(error, KeyboardInterrupt)
     _end_like_an_interpreter()
@@ -261,6 +261,7 @@ def prepare(preparation: bytes) -> None:
 
 def main() -> None:
     """Be a `spawn` worker: the call is in descriptor 3, and its value goes to descriptor 4."""
+    sys.excepthook = _show_users_part
     with open(CALL_FD, "rb") as stream:
         preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
     if has_tracker:
@@ -268,6 +269,10 @@ def main() -> None:
     record(prepare)(preparation)
     fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
     call_and_return(fn, args, RESULT_FD)
+
+
+def _show_users_part(kind: type[BaseException], error: BaseException, tb: Any) -> None:
+    sys.__excepthook__(kind, error, users_part(tb and tb.tb_next) or tb)  # Less the `-c` of ours.
 
 
 def serve_forks() -> None:

@@ -199,15 +199,24 @@ def describe(e: BaseException) -> str:
         return f"{name}: <its text cannot be made: {type(problem).__name__}>"
 
 
+def users_part(tb: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of ours that lead to the user's code."""
+    ours = os.path.dirname(os.path.dirname(__file__)) + os.sep
+    part = tb
+    while part is not None:
+        file = part.tb_frame.f_code.co_filename
+        if not file.startswith(ours) and file != "<frozen runpy>":
+            return part
+        part = part.tb_next
+    return tb  # All of it is ours: then it is what there is to see.
+
+
 def _callstack(e: BaseException) -> str:
     """Return the traceback as Python prints it, beginning with the user's own frame."""
     import traceback
 
-    tb: TracebackType | None = e.__traceback__
-    while tb is not None and tb.tb_next is not None and tb.tb_frame.f_code.co_filename == __file__:
-        tb = tb.tb_next
     try:
-        return "".join(traceback.format_exception(type(e), e, tb))
+        return "".join(traceback.format_exception(type(e), e, users_part(e.__traceback__)))
     except Exception as problem:  # noqa: BLE001 (an odd exception can break its own formatting)
         return f"{describe(e)}\n<its traceback cannot be made: {type(problem).__name__}>\n"
 
