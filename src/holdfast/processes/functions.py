@@ -272,7 +272,8 @@ def main() -> None:
 
 
 def _show_users_part(kind: type[BaseException], error: BaseException, tb: Any) -> None:
-    sys.__excepthook__(kind, error, users_part(tb and tb.tb_next) or tb)  # Less the `-c` of ours.
+    part = users_part(tb and tb.tb_next) or tb  # Less the `-c` that began it.
+    sys.__excepthook__(kind, error.with_traceback(part), part)
 
 
 def serve_forks() -> None:
