@@ -2,7 +2,7 @@
 
 Global ranks are contiguous on a node and follow the order of the nodes, whatever their roles.
 Role ranks count the workers of one role, in the same order. Nodes may differ in their number of
-workers.
+workers. Which node comes first is `order_nodes`'s matter.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from holdfast.core.facts import Fact
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    from holdfast.core.news import NodeInfo
 
 
 class NodeShape(Fact):
@@ -53,3 +55,51 @@ def identical_ranks(group_rank: int, group_world_size: int, local_world_size: in
     world_size = group_world_size * local_world_size
     first = group_rank * local_world_size
     return NodeRanks(first, world_size, first, world_size)
+
+
+def order_nodes(
+    nodes: Sequence[NodeInfo], previous: Mapping[str, int], order: str
+) -> list[NodeInfo]:
+    """Return the nodes of a round by rank; they are given in the order in which they arrived.
+
+    Nodes with a fixed rank are ranked by it. `host` and `label` keep nodes that share one
+    together, in natural order (`node2` before `node10`). Otherwise ranks are stable: nodes of the
+    previous round keep their ranks as far as the size allows, and their order always; the others
+    fill the holes.
+    """
+    if any(node.fixed_rank >= 0 for node in nodes):
+        return sorted(nodes, key=lambda node: node.fixed_rank)
+    if order in ("host", "label"):
+        return sorted(
+            nodes,
+            key=lambda node: (
+                natural(node.host if order == "host" else node.label),
+                previous.get(node.node, len(previous) + len(nodes)),
+            ),
+        )
+    return _stable(nodes, previous)
+
+
+def _stable(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[NodeInfo]:
+    stayed = sorted(
+        (node for node in nodes if node.node in previous), key=lambda node: previous[node.node]
+    )
+    ranked: list[NodeInfo | None] = [None] * len(nodes)
+    above = len(nodes)
+    for node in reversed(stayed):  # From the highest down, so that each leaves room for the next.
+        above = min(previous[node.node], above - 1)
+        ranked[above] = node
+    newcomers = (node for node in nodes if node.node not in previous)
+    return [node if node is not None else next(newcomers) for node in ranked]
+
+
+def natural(text: str) -> tuple[tuple[int, str], ...]:
+    """Return a key that sorts numbers inside of names by their value."""
+    parts: list[tuple[int, str]] = []
+    word = ""
+    for char in text + "\0":
+        if word and char.isdecimal() != word[-1].isdecimal():
+            parts.append((int(word), "") if word[-1].isdecimal() else (-1, word))
+            word = ""
+        word += char
+    return tuple(parts)

@@ -43,7 +43,7 @@ from holdfast.core.restarts import Budget, Verdict, judge
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, ClassVar
 
 SIGINT, SIGKILL = 2, 9
 STORY_STEPS_MAX = 256  # A restart takes about six.
@@ -69,6 +69,8 @@ class Reason(Enum):
     UNHEALTHY = "the workers are not healthy"
     SIGNAL = "a signal asked to stop"
     REGROUP = "nodes are waiting to join"
+    TOLD = "the coordinator says so"
+    LEFT_ALONE = "the coordinator stayed away"
 
 
 class Outcome(Enum):
@@ -77,6 +79,8 @@ class Outcome(Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     SIGNALLED = "signalled"
+    REFUSED = "refused"
+    LEFT_ALONE = "left alone"
 
 
 class InvalidEvent(Exception):
@@ -86,11 +90,15 @@ class InvalidEvent(Exception):
 # Events: facts, in the past tense.
 
 
-class Begun(Fact):
+class Event(Fact):
+    """Something that happened."""
+
+
+class Begun(Event):
     """The agent was told to run."""
 
 
-class RoundJoined(Fact):
+class RoundJoined(Event):
     """A round has formed, and this node is in it."""
 
     round: int
@@ -98,13 +106,13 @@ class RoundJoined(Fact):
     group_world_size: int
 
 
-class WorkersStarted(Fact):
+class WorkersStarted(Event):
     """Every worker of the generation was started."""
 
     generation: int
 
 
-class WorkerExited(Fact):
+class WorkerExited(Event):
     """A worker ended; `failed` for any ending but a good one."""
 
     generation: int
@@ -113,7 +121,7 @@ class WorkerExited(Fact):
     mendable: bool = True
 
 
-class WorkersUnhealthy(Fact):
+class WorkersUnhealthy(Event):
     """The workers run but are of no use any more."""
 
     generation: int
@@ -121,56 +129,48 @@ class WorkersUnhealthy(Fact):
     mendable: bool = True
 
 
-class NodesWaiting(Fact):
+class NodesWaiting(Event):
     """Nodes outside the round want in."""
 
     count: int
 
 
-class SignalReceived(Fact):
+class SignalReceived(Event):
     """The agent got a signal it handles."""
 
     signum: int
 
 
-class WorkersStopped(Fact):
+class WorkersStopped(Event):
     """Nothing is left of the generation, but for so many processes that cannot be killed."""
 
     generation: int
     unkillable: int = 0
 
 
-class BarrierEnded(Fact):
+class BarrierEnded(Event):
     """The other nodes are done too, or waiting for them is over."""
 
-
-Event = (
-    Begun
-    | RoundJoined
-    | WorkersStarted
-    | WorkerExited
-    | WorkersUnhealthy
-    | NodesWaiting
-    | SignalReceived
-    | WorkersStopped
-    | BarrierEnded
-)
 
 # Effects: imperatives.
 
 
-class JoinRound(Fact):
+class Effect(Fact):
+    """Something to be done."""
+
+
+class JoinRound(Effect):
     """Take part in the next round."""
 
 
-class StartWorkers(Fact):
+class StartWorkers(Effect):
     """Start every worker of a new generation."""
 
     generation: int
     restart_count: int
 
 
-class StopWorkers(Fact):
+class StopWorkers(Effect):
     """Bring down what is left of a generation; `signum` 0 is the configured stop signal."""
 
     generation: int
@@ -178,24 +178,21 @@ class StopWorkers(Fact):
     signum: int = 0
 
 
-class KillWorkers(Fact):
+class KillWorkers(Effect):
     """Kill at once what is being stopped."""
 
     generation: int
 
 
-class EnterBarrier(Fact):
+class EnterBarrier(Effect):
     """Wait for the other nodes to be done."""
 
 
-class Finish(Fact):
+class Finish(Effect):
     """End the agent's work with this outcome."""
 
     outcome: Outcome
     signum: int = 0
-
-
-Effect = JoinRound | StartWorkers | StopWorkers | KillWorkers | EnterBarrier | Finish
 
 
 class Step(Fact):
@@ -208,7 +205,10 @@ class Step(Fact):
 
 
 class Supervision:
-    """The machine of one agent."""
+    """The machine of one agent that decides for itself; `core.teamwork` has that of a team's."""
+
+    _handlers: ClassVar[dict[tuple[State, type], Callable[[Any, Any], list[Effect]]]]
+    _passed_over: ClassVar[dict[State, tuple[type, ...]]]
 
     def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
         if local_world_size < 1:
@@ -245,9 +245,9 @@ class Supervision:
         if isinstance(event, _REPORTS) and event.generation < self.generation:
             return []  # Late news.
         state = self.state
-        handler = _HANDLERS.get((state, type(event)))
+        handler = self._handlers.get((state, type(event)))
         if handler is None:
-            if type(event) in _PASSED_OVER.get(state, ()):
+            if type(event) in self._passed_over.get(state, ()):
                 return []
             raise InvalidEvent(f"{event!r} cannot happen while {state.value}")
         effects = handler(self, event)
@@ -370,7 +370,7 @@ class Supervision:
 
 
 _S = State
-_HANDLERS: dict[tuple[State, type], Callable[[Supervision, Any], list[Effect]]] = {
+Supervision._handlers = {
     (_S.IDLE, Begun): Supervision._begin,
     (_S.IDLE, SignalReceived): Supervision._signal_idle,
     (_S.JOINING, RoundJoined): Supervision._joined,
@@ -390,7 +390,7 @@ _HANDLERS: dict[tuple[State, type], Callable[[Supervision, Any], list[Effect]]] 
 # What may still arrive when it no longer matters; in DONE also the outcome of a wait broken off.
 _REPORTS = (WorkerExited, WorkersUnhealthy)
 _LATE = (*_REPORTS, NodesWaiting)
-_PASSED_OVER: dict[State, tuple[type, ...]] = {
+Supervision._passed_over = {
     _S.JOINING: _LATE,
     _S.STARTING: (NodesWaiting,),
     _S.STOPPING: (WorkersUnhealthy, NodesWaiting),

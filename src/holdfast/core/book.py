@@ -1,0 +1,66 @@
+"""The book of one job: how `core.rounds` writes changes down and says them, not what it decides.
+
+Every change that a node is told of gets a new revision here, and every node that is told is noted
+with it; so what a node lacks can be found out later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from holdfast.core import views
+from holdfast.core.job import Job, Node, Retired
+from holdfast.core.news import JobSettings, NodeInfo, Role, View  # noqa: TC001
+
+RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
+HISTORY_LINES_MAX = 200
+
+
+class Book:
+    """A job's state, who sits where in its round, and its history in words."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.seats = views.Seats(job)
+        self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
+
+    @property
+    def _settings(self) -> JobSettings:
+        assert self.job.settings is not None
+        return self.job.settings
+
+    def _known(self, node: str, incarnation: int) -> Node | None:
+        known = self.job.nodes.get(node)
+        return known if known is not None and known.info.incarnation == incarnation else None
+
+    def _retire(self, info: NodeInfo, why: str, *, superseded: bool = False) -> None:
+        retired = self.job.retired
+        if len(retired) >= RETIRED_MAX:
+            del retired[next(iter(retired))]
+        retired[info.incarnation] = Retired(why, superseded)
+
+    def _begin_wait(self) -> None:
+        self.job.waiting = True
+        self.job.wait_seq += 1
+
+    def _changed(self, why: str) -> None:
+        job = self.job
+        job.revision += 1
+        job.why = why
+        self.history.append(
+            f"{job.phase.value}, round {job.round}, generation {job.generation}: {why}"
+        )
+
+    def _tell(self, node: Node, *, anew: bool = False) -> View:
+        job = self.job
+        if anew:
+            job.revision += 1
+        node.told, node.told_present = job.revision, len(job.nodes)
+        return views.to_node(job, self.seats, node.info)
+
+    def _turn_away(self, info: NodeInfo, role: Role, why: str) -> View:
+        self.job.revision += 1  # So that it is newer than all it was told while it was in.
+        return views.to_outsider(self.job, info, role, why)
+
+    def _tell_all(self) -> list[View]:
+        return [self._tell(node) for node in self.job.nodes.values()]

@@ -1,0 +1,296 @@
+"""One node's side of the talk with its coordinator.
+
+It keeps a link, repeats what the coordinator may not have heard, passes on what is new, and says
+when the coordinator has been away for too long. It decides nothing about workers: what a node does
+about a view is `core.teamwork`'s matter.
+
+::
+
+    DOWN ── its time has come: OpenLink ──► OPENING ── LinkOpened: Send(status) ──► UP
+     ▲                                         │ LinkClosed                          │ LinkClosed,
+     └─────────────────────────────────────────┴─────────────────────────────────────┘ silence
+
+Use: perform the effects of each `handle` in order; call it with `Tick` at `next_deadline`. While
+the link is down, nothing is queued: when it is up again the newest status says all there is to say.
+Times are by the node's own clock, and only time it was awake for counts against the coordinator.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from holdfast.core.liveness import AttendedClock
+from holdfast.core.news import (
+    Ack,
+    Beat,
+    Failure,
+    JobSettings,
+    NodeInfo,
+    Phase,
+    Role,
+    Status,
+    View,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RETRY_FIRST_S = 0.02
+RETRY_MAX_S = 1.0  # `rounds.RECOVER_S` must be longer, or nodes miss a coordinator's return.
+CLOSED_AWAY_S = 5.0  # Once the job is over, nobody waits long for a coordinator that left.
+
+
+class Link(Enum):
+    """The connection to the coordinator."""
+
+    DOWN = "down"
+    OPENING = "opening"
+    UP = "up"
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient a node is."""
+
+    beat_s: float = 1.0
+    """A sign of life this often; raising it makes lost nodes and coordinators be noticed later."""
+    silence_s: float = 5.0
+    """An open link on which nothing came for so long is given up; the coordinator does alike."""
+    away_s: float = 60.0
+    """A coordinator that was there is waited for so long; workers go on meanwhile."""
+    first_contact_s: float = 600.0
+    """A coordinator that was never there is waited for so long."""
+
+
+# Events.
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """A deadline may have come."""
+
+
+class LinkOpened(msgspec.Struct, frozen=True):
+    """The link asked for is there, and both sides have proven what they must."""
+
+
+class LinkClosed(msgspec.Struct, frozen=True):
+    """The link is gone, or could not be opened."""
+
+    why: str
+
+
+class Said(msgspec.Struct, frozen=True):
+    """The node has something new to say of itself."""
+
+    phase: Phase
+    generation: int
+    failure: Failure | None = None
+    report: bytes = b""
+
+
+class Rejoined(msgspec.Struct, frozen=True):
+    """The node begins anew as this incarnation, after it was fenced."""
+
+    incarnation: int
+
+
+Event = Tick | LinkOpened | LinkClosed | Said | Rejoined | View | Ack
+
+# Effects.
+
+
+class OpenLink(msgspec.Struct, frozen=True):
+    """Connect; the outcome is `LinkOpened` or `LinkClosed`."""
+
+
+class DropLink(msgspec.Struct, frozen=True):
+    """Close the link; it brings no event of its own."""
+
+    why: str
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send this over the link."""
+
+    message: Status | Beat
+
+
+class Tell(msgspec.Struct, frozen=True):
+    """Show the node's newest view to whoever runs its workers."""
+
+    view: View
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """The coordinator stayed away past the limit."""
+
+    away_s: float
+    why: str
+
+
+Effect = OpenLink | DropLink | Send | Tell | GiveUp
+
+
+class Membership:
+    """The machine of one node; `draw` returns random numbers from 0 to 1, to spread retries."""
+
+    def __init__(
+        self,
+        now: float,
+        *,
+        run_id: str,
+        info: NodeInfo,
+        settings: JobSettings,
+        times: Times,
+        draw: Callable[[], float],
+    ) -> None:
+        self.link = Link.DOWN
+        self.view: View | None = None
+        self.heard_seq = -1
+        """The newest status that the coordinator is known to have."""
+        self.last_problem = ""
+        self.ever_up = False
+        self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
+        self._times = times
+        self._draw = draw
+        self._clock = AttendedClock(now, max(times.beat_s, times.silence_s / 5))
+        self._heard_at = 0.0  # This and the next three by the attended clock.
+        self._beat_at = 0.0
+        self._said_at = 0.0
+        self._retry_at = 0.0
+        self._retries = 0
+        self._term = self._revision = 0
+        self._given_up = False
+
+    @property
+    def status(self) -> Status:
+        """What the node last said of itself."""
+        return self._status
+
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """Take in one fact; return what must now be done, in order."""
+        at = self._clock.look(now)
+        match event:
+            case View():
+                return self._viewed(at, event)
+            case Ack():
+                return self._acked(at, event)
+            case Tick():
+                return self._tick(at)
+            case Said(phase, generation, failure, report):
+                self._restate(phase=phase, generation=generation, failure=failure, report=report)
+                return self._say(at)
+            case LinkOpened():
+                self.link, self.ever_up = Link.UP, True
+                self._heard_at = at
+                self._retries = 0
+                return self._say(at)
+            case LinkClosed(why):
+                return self._closed(at, why)
+            case Rejoined(incarnation):
+                info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
+                self.view = None
+                self.heard_seq = -1
+                self._restate(info=info, phase=Phase.READY, failure=None, report=b"")
+                return self._say(at)
+
+    def next_deadline(self, now: float) -> float:
+        """Return when `Tick` is wanted next."""
+        at = self._clock.look(now)
+        rest = self._heard_at + self._limit_s() - at if not self._given_up else self._clock.step_s
+        if self.link is Link.UP:
+            rest = min(rest, self._beat_at + self._times.beat_s - at)
+        elif self.link is Link.DOWN:
+            rest = min(rest, self._retry_at - at)
+        return now + max(0.0, min(rest, self._clock.step_s))
+
+    # What arrives.
+
+    def _viewed(self, at: float, view: View) -> list[Effect]:
+        self._heard_at = at
+        if view.incarnation != self._status.info.incarnation:
+            return []
+        if (view.term, view.revision) <= (self._term, self._revision):
+            return []
+        self._term, self._revision = view.term, view.revision
+        self.view = view
+        member = view.role is Role.MEMBER
+        self._restate(
+            term=view.term,
+            round_term=view.round_term if member else 0,
+            round=view.round if member else -1,
+            told_generation=view.generation if member else -1,
+            rank=view.rank if member else -1,
+            size=view.size if member else 0,
+            restarts=max(view.restarts, self._status.restarts),
+        )
+        effects: list[Effect] = [Tell(view)]
+        if view.role is Role.CLOSED and not view.final and self._status.report:
+            effects += self._say(at)  # It may have come to a coordinator that is gone.
+        return effects
+
+    def _acked(self, at: float, ack: Ack) -> list[Effect]:
+        self._heard_at = at
+        if ack.incarnation != self._status.info.incarnation:
+            return []
+        self.heard_seq = max(self.heard_seq, ack.seq)
+        if ack.seq < self._status.seq and at - self._said_at >= self._times.beat_s / 2:
+            return self._say(at)
+        return []
+
+    def _closed(self, at: float, why: str) -> list[Effect]:
+        self.link = Link.DOWN
+        self.last_problem = why
+        wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._retries, 20))
+        self._retries += 1
+        self._retry_at = at + wait * (0.5 + self._draw() / 2)
+        return self._tick(at)
+
+    # What time brings.
+
+    def _tick(self, at: float) -> list[Effect]:
+        times = self._times
+        effects: list[Effect] = []
+        if self.link is Link.UP and at - self._heard_at >= times.silence_s:
+            why = f"no answer for {times.silence_s:g} s"
+            return [DropLink(why), *self._closed(at, why)]
+        if not self._given_up and at - self._heard_at >= self._limit_s():
+            self._given_up = True
+            effects.append(GiveUp(at - self._heard_at, self.last_problem))
+        if self.link is Link.DOWN and at >= self._retry_at:
+            self.link = Link.OPENING
+            return [*effects, OpenLink()]
+        if self.link is Link.UP and at - self._beat_at >= times.beat_s:
+            self._beat_at = at
+            return [*effects, Send(self._beat())]
+        return effects
+
+    def _limit_s(self) -> float:
+        if self.view is not None and self.view.role is Role.CLOSED:
+            return CLOSED_AWAY_S
+        return self._times.away_s if self.ever_up else self._times.first_contact_s
+
+    # What is said.
+
+    def _restate(self, **changes: object) -> None:
+        self._status = msgspec.structs.replace(self._status, **changes)
+
+    def _say(self, at: float) -> list[Effect]:
+        self._restate(seq=self._status.seq + 1)
+        if self.link is not Link.UP:
+            return []
+        self._said_at = self._beat_at = at
+        return [Send(self._status)]
+
+    def _beat(self) -> Beat:
+        status = self._status
+        return Beat(
+            run_id=status.run_id,
+            node=status.info.node,
+            incarnation=status.info.incarnation,
+            seq=status.seq,
+            term=self._term,
+            revision=self._revision,
+        )

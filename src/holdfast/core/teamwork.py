@@ -1,0 +1,245 @@
+"""What one agent does about its workers when a coordinator decides for the whole job.
+
+The states are those of `core.supervision`, and so is everything about one node's workers. What
+differs is who decides: failures and successes are said to the coordinator, and the newest view it
+sent says what to do next. The rules:
+
+1.  The newest view counts, and nothing else: it is kept whenever it comes and heeded whenever the
+    workers are in a state to be acted on. Views that came in between are as if never sent.
+2.  A member runs the generation of its view, once. A higher one, or not being a member any more,
+    means to stop the workers first.
+3.  A failure is said at once, before the other workers are stopped, so that all nodes stop at the
+    same time; and said again when they are gone, with the whole report.
+4.  A node whose workers are all done waits for the job to close. Until then it may be told to
+    start again.
+5.  A fenced node begins anew as another incarnation. A refused one ends; so does one whose
+    coordinator stayed away for too long.
+6.  A signal makes the node say that it leaves, at once. Then it stops its workers and ends.
+7.  When the job is closed, the node ends as the job did, once the coordinator's word is final or
+    no more words come.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.news import Ending, Phase, Role, View
+from holdfast.core.restarts import Budget
+from holdfast.core.supervision import (
+    SIGKILL,
+    BarrierEnded,
+    Begun,
+    Effect,
+    Event,
+    Outcome,
+    Reason,
+    SignalReceived,
+    StartWorkers,
+    State,
+    Supervision,
+    WorkerExited,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersUnhealthy,
+)
+
+
+class Told(Event):
+    """The coordinator has a new view for this node."""
+
+    view: View
+
+
+class LeftAlone(Event):
+    """The coordinator stayed away past the limit."""
+
+    why: str
+
+
+class Say(Effect):
+    """Tell the coordinator this of the node."""
+
+    phase: Phase
+    generation: int
+
+
+class Rejoin(Effect):
+    """Become a new incarnation, and say that it is ready."""
+
+
+class Teamwork(Supervision):
+    """The machine of an agent that is told."""
+
+    def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
+        super().__init__(local_world_size=local_world_size, max_restarts=max_restarts)
+        self.view: View | None = None
+        self._was_in = False
+        self._left_alone = False
+
+    # In the order of a life.
+
+    def _begin(self, _event: Begun) -> list[Effect]:
+        self.state = State.JOINING
+        return [Say(Phase.READY, self.generation)]
+
+    def _told(self, event: Told) -> list[Effect]:
+        self.view = event.view
+        self._was_in = self._was_in or event.view.role in (Role.WAITING, Role.STANDBY, Role.MEMBER)
+        if event.view.restarts > self.budget.used:
+            self.budget = Budget(self.budget.max_restarts, event.view.restarts)
+        return self._heed()
+
+    def _heed(self) -> list[Effect]:
+        """Do what the newest view asks for, if the workers are in a state for it."""
+        view = self.view
+        if view is None:
+            return []
+        if self.state is State.RUNNING:
+            goes_on = view.role is Role.MEMBER and view.generation <= self.generation
+            return [] if goes_on else self._stop(Reason.TOLD)
+        if self.state not in (State.JOINING, State.LEAVING):
+            return []
+        if view.role is Role.MEMBER and view.generation > self.generation:
+            return self._start(view)
+        if view.role is Role.FENCED:
+            self.view = None
+            self.state = State.JOINING
+            return [Rejoin()]
+        if view.role is Role.REFUSED:
+            return self._finish(Outcome.REFUSED)
+        if view.role is Role.CLOSED and view.final:
+            return self._end_with_job(view)
+        if view.role in (Role.WAITING, Role.STANDBY) and self.state is State.LEAVING:
+            self.state = State.JOINING
+            return [Say(Phase.READY, self.generation)]
+        return []
+
+    def _start(self, view: View) -> list[Effect]:
+        self.generation = view.generation
+        self.state = State.STARTING
+        self.running = frozenset(range(self._local_world_size))
+        self.first_failed = None
+        return [
+            Say(Phase.RUNNING, self.generation),
+            StartWorkers(self.generation, self.restart_count),
+        ]
+
+    def _started(self, event: WorkersStarted) -> list[Effect]:
+        self._expect_generation(event.generation)
+        self.state = State.RUNNING
+        if self._signum:  # It came while they were being started.
+            signum = SIGKILL if self._interrupts >= 2 else self._signum
+            return self._stop(Reason.SIGNAL, signum)
+        if self._left_alone:
+            return self._stop(Reason.LEFT_ALONE)
+        return self._heed()
+
+    def _exited(self, event: WorkerExited) -> list[Effect]:
+        effects = super()._exited(event)
+        return [Say(Phase.FAILED, self.generation), *effects] if event.failed else [*effects]
+
+    def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
+        return [Say(Phase.FAILED, self.generation), *super()._unhealthy(event)]
+
+    def _stopped(self, event: WorkersStopped) -> list[Effect]:
+        self._expect_generation(event.generation)
+        self.running = frozenset()
+        reason = self._after_stop
+        if event.unkillable:  # No other worker may ever run beside those that remain.
+            return [Say(Phase.LEAVING, self.generation), *self._finish(Outcome.FAILED)]
+        if self._signum:
+            return self._finish(Outcome.SIGNALLED)
+        if self._left_alone:
+            return self._end_alone()
+        if reason is Reason.SUCCEEDED:
+            self.state = State.LEAVING
+            return [Say(Phase.SUCCEEDED, self.generation), *self._heed()]
+        self.state = State.JOINING
+        failed = reason in (Reason.WORKER_FAILED, Reason.UNHEALTHY)
+        said = Say(Phase.FAILED if failed else Phase.READY, self.generation)
+        return [said, *self._heed()]
+
+    def _waited_enough(self, _event: BarrierEnded) -> list[Effect]:
+        return [Say(Phase.LEAVING, self.generation), *self._finish(Outcome.SUCCEEDED)]
+
+    # Signals, and a coordinator that is gone.
+
+    def _signal_running(self, event: SignalReceived) -> list[Effect]:
+        return [Say(Phase.LEAVING, self.generation), *super()._signal_running(event)]
+
+    def _signal_starting(self, event: SignalReceived) -> list[Effect]:
+        return [Say(Phase.LEAVING, self.generation), *super()._signal_starting(event)]
+
+    def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
+        first = [] if self._signum else [Say(Phase.LEAVING, self.generation)]
+        return [*first, *super()._signal_stopping(event)]
+
+    def _signal_idle(self, event: SignalReceived) -> list[Effect]:
+        return [Say(Phase.LEAVING, self.generation), *super()._signal_idle(event)]
+
+    def _alone_running(self, _event: LeftAlone) -> list[Effect]:
+        self._left_alone = True
+        return self._stop(Reason.LEFT_ALONE)
+
+    def _alone_busy(self, _event: LeftAlone) -> list[Effect]:
+        self._left_alone = True
+        return []
+
+    def _alone_idle(self, _event: LeftAlone) -> list[Effect]:
+        return self._end_alone()
+
+    # Common parts.
+
+    def _end_alone(self) -> list[Effect]:
+        if self.view is not None and self.view.role is Role.CLOSED:
+            return self._end_with_job(self.view)
+        done = self.state is State.LEAVING or self._after_stop is Reason.SUCCEEDED
+        done = done and self.generation >= 0
+        return self._finish(Outcome.SUCCEEDED if done else Outcome.LEFT_ALONE)
+
+    def _end_with_job(self, view: View) -> list[Effect]:
+        if not self._was_in:
+            return self._finish(Outcome.REFUSED)
+        well = view.outcome is Ending.SUCCEEDED
+        return self._finish(Outcome.SUCCEEDED if well else Outcome.FAILED)
+
+
+_S, _T = State, Teamwork
+_T._handlers = {
+    (_S.IDLE, Begun): _T._begin,
+    (_S.IDLE, SignalReceived): _T._signal_idle,
+    (_S.JOINING, Told): _T._told,
+    (_S.JOINING, LeftAlone): _T._alone_idle,
+    (_S.JOINING, SignalReceived): _T._signal_idle,
+    (_S.STARTING, Told): _T._told,
+    (_S.STARTING, LeftAlone): _T._alone_busy,
+    (_S.STARTING, WorkersStarted): _T._started,
+    (_S.STARTING, SignalReceived): _T._signal_starting,
+    (_S.RUNNING, Told): _T._told,
+    (_S.RUNNING, LeftAlone): _T._alone_running,
+    (_S.RUNNING, WorkerExited): _T._exited,
+    (_S.RUNNING, WorkersUnhealthy): _T._unhealthy,
+    (_S.RUNNING, SignalReceived): _T._signal_running,
+    (_S.STOPPING, Told): _T._told,
+    (_S.STOPPING, LeftAlone): _T._alone_busy,
+    (_S.STOPPING, WorkerExited): _T._exited_while_stopping,
+    (_S.STOPPING, SignalReceived): _T._signal_stopping,
+    (_S.STOPPING, WorkersStopped): _T._stopped,
+    (_S.LEAVING, Told): _T._told,
+    (_S.LEAVING, LeftAlone): _T._alone_idle,
+    (_S.LEAVING, BarrierEnded): _T._waited_enough,
+    (_S.LEAVING, SignalReceived): _T._signal_idle,
+}
+_T._passed_over = {
+    _S.JOINING: (WorkerExited, WorkersUnhealthy, BarrierEnded),
+    _S.STOPPING: (WorkersUnhealthy, BarrierEnded),
+    _S.RUNNING: (BarrierEnded,),
+    _S.STARTING: (BarrierEnded,),
+    _S.LEAVING: (WorkerExited,),
+    _S.DONE: (
+        WorkerExited,
+        WorkersUnhealthy,
+        SignalReceived,
+        Told,
+        LeftAlone,
+        BarrierEnded,
+    ),
+}
