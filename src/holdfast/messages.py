@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-DEBUG, INFO, WARNING, ERROR = 10, 20, 30, 40
+DEBUG, INFO, NOTICE, WARNING, ERROR = 10, 20, 25, 30, 40
 # How long a line waits for a console that is full; then it is dropped.
 CONSOLE_MS_MAX = 200
 
@@ -18,8 +18,8 @@ _LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "E
 
 
 def threshold() -> int:
-    """Return the lowest level that is shown; an unknown `LOGLEVEL` counts as `WARNING`."""
-    return _LEVELS.get(os.environ.get("LOGLEVEL", "").upper(), WARNING)
+    """Return the lowest level that is shown; an unknown `LOGLEVEL` counts as none."""
+    return _LEVELS.get(os.environ.get("LOGLEVEL", "").upper(), NOTICE)
 
 
 def say(level: int, text: str) -> None:
@@ -61,6 +61,11 @@ def debug(text: str) -> None:
 def info(text: str) -> None:
     """Say something that helps to follow a job."""
     say(INFO, text)
+
+
+def notice(text: str) -> None:
+    """Say how the job as a whole goes on: few lines, shown unless `LOGLEVEL` asks for less."""
+    say(NOTICE, text)
 
 
 def warning(text: str) -> None:

@@ -1,4 +1,8 @@
-"""The environment each worker is given, variable by variable as TorchElastic gives it."""
+"""The environment each worker is given, variable by variable as TorchElastic gives it.
+
+One is ours: `HOLDFAST_GENERATION` counts the starts of the workers over the whole job, whatever the
+reason, and is the same on every node. `TORCHELASTIC_RESTART_COUNT` counts failures only.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def worker_environment(
-    group: WorkerGroup, worker: Worker, *, restart_count: int, inherited: Mapping[str, str]
+    group: WorkerGroup,
+    worker: Worker,
+    *,
+    generation: int,
+    restart_count: int,
+    inherited: Mapping[str, str],
 ) -> dict[str, str]:
     """Return what a worker's environment has on top of the agent's own."""
     spec = group.spec
@@ -35,6 +44,7 @@ def worker_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        "HOLDFAST_GENERATION": str(generation),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
     if "OMP_NUM_THREADS" in inherited:

@@ -23,7 +23,7 @@ from holdfast.agent.workers import (
     WorkerState,
 )
 from holdfast.core import supervision
-from holdfast.core.supervision import Reason
+from holdfast.core.supervision import Reason, State
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.starting import start_processes
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.processes.contexts import PContext
+    from holdfast.processes.failures import ProcessFailure
     from holdfast.processes.logs import LogsSpecs
 
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
@@ -92,6 +93,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             envs[rank] = self._worker_env | environment.worker_environment(
                 worker_group,
                 worker,
+                generation=self._machine.generation,
                 restart_count=self._machine.restart_count,
                 inherited=inherited,
             )
@@ -167,13 +169,18 @@ class LocalElasticAgent(SimpleElasticAgent):
     # How the agent waits, and what it takes in.
 
     def _wait_for_change(self) -> None:
-        context = self._pcontext
-        assert context is not None
-        deadline = context.next_deadline()
-        if self._asks_for_nodes() or self._watches_by_hook:
-            look_again = time.monotonic() + self._worker_group.spec.monitor_interval
-            deadline = min_of(deadline, look_again)
-        self._block(min_of(deadline, self._stuck.next_look(time.monotonic())))
+        deadline = self._team.deadline() if self._team is not None else None
+        descriptors = [self._team.fileno()] if self._team is not None else []
+        if self._machine.state is State.RUNNING:
+            context = self._pcontext
+            assert context is not None
+            descriptors.append(context.fileno())
+            deadline = min_of(deadline, context.next_deadline())
+            deadline = min_of(deadline, self._stuck.next_look(time.monotonic()))
+            if self._asks_for_nodes() or self._watches_by_hook:
+                look_again = time.monotonic() + self._worker_group.spec.monitor_interval
+                deadline = min_of(deadline, look_again)
+        wait_for(deadline, self._signals.fileno(), *descriptors)
 
     def _observe(self) -> list[supervision.Event]:
         context = self._pcontext
@@ -199,16 +206,26 @@ class LocalElasticAgent(SimpleElasticAgent):
         else:
             self._stop_workers(self._worker_group)
         result = context.result()
-        ranks = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
+        workers = self._worker_group.workers
         self._result = RunResult(
             WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
-            {ranks[rank]: value for rank, value in result.return_values.items()},
-            {
-                ranks[rank]: self._stuck.explain(failure)
-                for rank, failure in result.failures.items()
-            },
+            {workers[rank].global_rank: value for rank, value in result.return_values.items()},
+            self._by_global_rank(result.failures),
         )
         return len(context.left_behind)
+
+    def _failures_so_far(self) -> dict[int, ProcessFailure]:
+        context = self._pcontext
+        if context is None or context.stop_ended:
+            return self._result.failures
+        return self._by_global_rank(context.failures_so_far())
+
+    def _by_global_rank(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+        workers = self._worker_group.workers
+        return {
+            workers[rank].global_rank: self._stuck.explain(failure)
+            for rank, failure in failures.items()
+        }
 
     def _kill_workers(self) -> None:
         if self._pcontext is not None:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 
 from holdfast import messages
-from holdfast.agent import exchange
+from holdfast.agent import exchange, notices
 from holdfast.agent.workers import (
     DEFAULT_ROLE,
     RunResult,
@@ -43,10 +43,12 @@ from holdfast.processes.waiting import wait_for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import Any
+
+    from holdfast.agent.team import Team
+    from holdfast.processes.failures import ProcessFailure
 
 STORY_STEPS_TOLD = 20
-# An exception may have a message of any length; the report has more of it.
-NOTICE_CHARS_MAX = 500
 
 
 class ElasticAgent(ABC):
@@ -82,9 +84,13 @@ class SimpleElasticAgent(ElasticAgent):
     def _begin_anew(self) -> None:
         """Forget the last run, so that there can be another."""
         spec = self._worker_group.spec
-        self._machine = Supervision(
-            local_world_size=spec.local_world_size, max_restarts=spec.max_restarts
-        )
+        kind = Supervision
+        if self._is_told():
+            from holdfast.core.teamwork import Teamwork
+
+            kind = Teamwork
+        self._machine = kind(local_world_size=spec.local_world_size, max_restarts=spec.max_restarts)
+        self._team: Team | None = None
         self._abandoned = False
         self._is_down = False
         self._result = RunResult(WorkerState.INIT)
@@ -159,10 +165,14 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         del role
+        if self._is_told():
+            self._team = self._join_team()
         self._dispatch([supervision.Begun()])
         while self._finished is None:
             self._wait_for_change()
             self._take_signals()
+            if self._team is not None:
+                self._dispatch(self._team.events(time.monotonic()))
             if self._machine.state is State.RUNNING:
                 self._dispatch(self._observe())
             if self._machine.state is State.RUNNING and self._asks_for_nodes():
@@ -176,6 +186,12 @@ class SimpleElasticAgent(ElasticAgent):
         if finish.outcome is Outcome.SIGNALLED:
             sigval = signal.Signals(finish.signum)
             raise SignalException(f"agent {os.getpid()} was ended by {in_words(sigval)}", sigval)
+        if self._team is not None:
+            if finish.outcome in (Outcome.REFUSED, Outcome.LEFT_ALONE):
+                raise self._team.error(finish.outcome)
+            if finish.outcome is Outcome.FAILED:
+                failures = self._team.failures(self._result.failures)
+                self._result = RunResult(WorkerState.FAILED, {}, failures)
         failed = finish.outcome is Outcome.FAILED
         group.state = WorkerState.FAILED if failed else WorkerState.SUCCEEDED
         return RunResult(group.state, self._result.return_values, self._result.failures)
@@ -205,6 +221,8 @@ class SimpleElasticAgent(ElasticAgent):
             case supervision.JoinRound():
                 return self._join_round()
             case supervision.StartWorkers(generation):
+                if self._team is not None:
+                    self._team.take_seat()
                 self._start_generation()
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
@@ -219,33 +237,20 @@ class SimpleElasticAgent(ElasticAgent):
                 return supervision.BarrierEnded()
             case supervision.Finish():
                 self._finished = effect
+            case _:
+                assert self._team is not None
+                self._team.perform(effect)
         return None
 
     def _take_signals(self) -> None:
         # One by one: acting on the first may take long, and the next must be seen meanwhile.
         while (one := self._signals.take()) is not None:
-            messages.warning(self._signal_notice(one))
+            messages.warning(notices.of_signal(self._machine, one, self._shutdown_timeout))
             self._dispatch([supervision.SignalReceived(one)])
-
-    def _signal_notice(self, one: signal.Signals) -> str:
-        interrupt = one == signal.SIGINT
-        if interrupt and self._machine.interrupted:
-            return f"{one.name} again: killing the workers now"
-        again = "; again to kill them at once" if interrupt else ""
-        if self._machine.state is State.RUNNING:
-            count = len(self._machine.running)
-            whom = "1 worker" if count == 1 else f"{count} workers"
-            return (
-                f"{one.name}: passing it on to {whom} and waiting up to "
-                f"{self._shutdown_timeout:g} s for the end{again}"
-            )
-        if self._machine.state is State.STOPPING:
-            return f"{one.name}: the workers are being stopped already{again}"
-        return f"{one.name}: stopping"
 
     def _join_round(self) -> supervision.Event:
         if self._machine.generation >= 0:
-            self._tell_restart(self._machine.reason)
+            notices.tell_restart(self._machine, self._result.failures)
         self._rendezvous(self._worker_group)
         group = self._worker_group
         assert group.group_rank is not None
@@ -315,12 +320,35 @@ class SimpleElasticAgent(ElasticAgent):
         with self._signals.raising():
             exchange.exit_barrier(self._worker_group, self._exit_barrier_timeout)
 
+    # A job that a coordinator decides about.
+
+    def _is_told(self) -> bool:
+        return getattr(self._worker_group.spec.rdzv_handler, "decides_for_all", False)
+
+    def _join_team(self) -> Team:
+        from holdfast.agent.team import Team
+
+        handler: Any = self._worker_group.spec.rdzv_handler
+        machine: Any = self._machine
+        return Team(
+            handler,
+            self._worker_group,
+            machine,
+            exit_barrier_s=self._exit_barrier_timeout,
+            failures=self._failures_so_far,
+        )
+
+    def _failures_so_far(self) -> dict[int, ProcessFailure]:
+        """Return what is known of failed workers by global rank, also while others still run."""
+        return self._result.failures
+
     # Looking at the workers.
 
     def _wait_for_change(self) -> None:
         """Wait for a signal, but no longer than until the next look."""
         look_again = time.monotonic() + self._worker_group.spec.monitor_interval
-        wait_for(look_again, self._signals.fileno())
+        news = [self._team.fileno()] if self._team is not None else []
+        wait_for(look_again, self._signals.fileno(), *news)
 
     def _observe(self) -> list[supervision.Event]:
         """Ask the hook how the workers are, and put its answer as events."""
@@ -350,28 +378,3 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _nodes_waiting(self) -> int:
         return self._worker_group.spec.rdzv_handler.num_nodes_waiting()
-
-    def _tell_restart(self, reason: Reason) -> None:
-        """Say why the workers are started again, before they are."""
-        if reason is Reason.REGROUP:
-            messages.info("nodes are waiting to join: regrouping")
-            return
-        budget = self._machine.budget
-        causes = {
-            rank: failure
-            for rank, failure in self._result.failures.items()
-            if not failure.consequence
-        }
-        what = "the workers are not healthy"
-        if causes:
-            from holdfast.processes.failures import ChildFailedError
-
-            rank, failure = ChildFailedError("", causes).get_first_failure()
-            lines = failure.traceback_text().strip().splitlines()
-            what = f"rank {rank} (pid {failure.pid}) failed: {failure.detail or failure.ending()}"
-            what += f": {lines[-1]}" if lines else ""
-            if len(what) > NOTICE_CHARS_MAX:
-                what = what[:NOTICE_CHARS_MAX] + " ..."
-        messages.warning(
-            f"{what}; restarting all workers (restart {budget.used} of {budget.max_restarts})"
-        )

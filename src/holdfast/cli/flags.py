@@ -194,16 +194,26 @@ FLAGS = (
         OUTPUT, "--event-log-handler", "null", "NAME",
         "where events of the job are recorded (null)",
     ),
-    Flag(RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX", "nodes of the job (1)"),
+    Flag(
+        RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
+        "nodes of the job; further ones stand by to replace a lost one (1)",
+    ),
+    Flag(
+        RENDEZVOUS, "--spares", 0, "K",
+        "keep K of the nodes back as standbys, as long as MIN are left to run (0)", _count,
+    ),
     _switch(RENDEZVOUS, "--standalone", "one node, with nothing shared with other jobs"),
     Flag(
         RENDEZVOUS, "--rdzv-backend", "static", "NAME",
-        "how nodes find each other: static, c10d, etcd or etcd-v2 (static)",
+        "how nodes find each other: c10d, static, file, or the name of a plug-in (static)",
     ),
-    Flag(RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]", "where the rendezvous is"),
+    Flag(
+        RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]",
+        "where nodes meet: the agent that can bind it coordinates the job",
+    ),
     Flag(RENDEZVOUS, "--rdzv-id", "none", "ID", "name of the job, the same on every node (none)"),
     Flag(RENDEZVOUS, "--rdzv-conf", "", "K=V,...", "settings of the rendezvous"),
-    Flag(RENDEZVOUS, "--node-rank", 0, "N", "rank of this node; static only (0)", _count),
+    Flag(RENDEZVOUS, "--node-rank", 0, "N", "number of this node; static only (0)", _count),
     Flag(
         RENDEZVOUS, "--master-addr", "127.0.0.1", "HOST",
         "address of node 0; static only (127.0.0.1)",
@@ -214,7 +224,7 @@ FLAGS = (
     ),
     Flag(
         RENDEZVOUS, "--local-addr", None, "HOST",
-        "address of this node that others are told (its name)",
+        "address of this node that others are told (as the coordinator sees it)",
     ),
 )  # fmt: skip
 
@@ -231,8 +241,8 @@ shortened as long as it stays unambiguous. The variable PET_<FLAG>, such as
 PET_MAX_RESTARTS, sets its default (except --logs-specs and --numa-binding).
 
 Exit codes: 0 if every worker succeeded; else the code of the worker that failed
-first, or 128+N if signal N ended it or this command; 2 for a wrong command line;
-126 or 127 if SCRIPT cannot be started.
+first on any node, or 128+N if signal N ended it or this command; 2 for a wrong
+command line; 78 if the nodes cannot meet; 126 or 127 if SCRIPT cannot be started.
 
 Examples:
   One worker:
@@ -241,6 +251,9 @@ Examples:
     holdfast run --nproc-per-node gpu --max-restarts 3 -m my.training
   Output on the console, with the rank in front, and in files:
     holdfast run --nproc-per-node 4 --tee 3 --log-dir logs train.py
+  Two to four nodes, which may come and go; the same line on each of them:
+    holdfast run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 \\
+        --rdzv-id my-job --max-restarts 3 train.py
   A program that is not Python:
     holdfast run --nproc-per-node 2 --no-python ./simulate --steps 10
 """

@@ -39,7 +39,6 @@ __all__ = [
     "run_script_path",
 ]
 
-BACKENDS = ("static", "c10d", "etcd", "etcd-v2")
 LOG_LINE_PREFIX_ENV = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 
 
@@ -133,8 +132,6 @@ def _with_rendezvous(args: Namespace) -> Namespace:
     """Return the arguments with the rendezvous that one node gets when it asks for none."""
     max_nodes = parse_min_max_nnodes(args.nnodes)[1]
     backend = str(args.rdzv_backend)
-    if backend not in BACKENDS:
-        values.refuse(args.rdzv_backend, "--rdzv-backend", "is not known", ", ".join(BACKENDS))
     if args.standalone and max_nodes > 1:
         values.refuse(args.nnodes, "--nnodes", "contradicts --standalone, which is one node", "1")
     alone = (
@@ -157,11 +154,6 @@ def _with_rendezvous(args: Namespace) -> Namespace:
 
 
 def _refuse_what_is_to_come(args: Namespace, config: LaunchConfig) -> None:
-    if config.max_nodes > 1:
-        raise NotYetSupported(
-            f"{values.source_of(args.nnodes, '--nnodes')}: jobs of several nodes are not supported "
-            "yet; use --nnodes 1"
-        )
     if config.event_log_handler != "null":
         source = values.source_of(args.event_log_handler, "--event-log-handler")
         raise NotYetSupported(f"{source}: recording events is not supported yet; accepted: null")
@@ -171,6 +163,8 @@ def _rdzv_configs(args: Namespace) -> dict[str, Any]:
     configs: dict[str, Any] = dict(values.parse_rdzv_conf(args.rdzv_conf))
     if args.rdzv_backend == "static":
         configs["rank"] = args.node_rank
+    if getattr(args, "spares", 0):
+        configs["spares"] = args.spares
     return configs
 
 

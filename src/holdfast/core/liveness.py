@@ -11,7 +11,11 @@ A cut (a closed connection) is better evidence than silence, and has a shorter t
 
 from __future__ import annotations
 
+from typing import Generic, TypeVar
+
 STEPS_PER_SILENCE = 5
+
+Peer = TypeVar("Peer")  # Whatever its observer knows a peer by.
 
 
 class AttendedClock:
@@ -29,7 +33,7 @@ class AttendedClock:
         return self._attended
 
 
-class Liveness:
+class Liveness(Generic[Peer]):
     """The watch over any number of peers; every call costs the same however many there are.
 
     Call `overdue` no later than `next_deadline` asks for, and whatever has arrived before it.
@@ -39,8 +43,8 @@ class Liveness:
         self.silence_s = silence_s
         self.grace_s = grace_s
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
-        self._heard: dict[str, float] = {}  # In the order of the times.
-        self._cut: dict[str, float] = {}  # Likewise.
+        self._heard: dict[Peer, float] = {}  # In the order of the times.
+        self._cut: dict[Peer, float] = {}  # Likewise.
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._heard
@@ -48,26 +52,26 @@ class Liveness:
     def __len__(self) -> int:
         return len(self._heard)
 
-    def heard(self, peer: str, now: float) -> None:
+    def heard(self, peer: Peer, now: float) -> None:
         """Take note of a sign of life."""
         self._heard.pop(peer, None)
         self._heard[peer] = self._clock.look(now)
         self._cut.pop(peer, None)
 
-    def cut(self, peer: str, now: float) -> None:
+    def cut(self, peer: Peer, now: float) -> None:
         """Take note that the connection to a peer closed; it is overdue after the grace."""
         if peer in self._heard and peer not in self._cut:
             self._cut[peer] = self._clock.look(now)
 
-    def forget(self, peer: str) -> None:
+    def forget(self, peer: Peer) -> None:
         """Stop watching a peer."""
         self._heard.pop(peer, None)
         self._cut.pop(peer, None)
 
-    def overdue(self, now: float) -> dict[str, str]:
+    def overdue(self, now: float) -> dict[Peer, str]:
         """Return those who are lost and why, and forget them."""
         attended = self._clock.look(now)
-        lost: dict[str, str] = {}
+        lost: dict[Peer, str] = {}
         for peer, at in self._cut.items():
             if attended - at < self.grace_s:
                 break

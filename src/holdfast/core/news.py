@@ -34,6 +34,8 @@ class Phase(Enum):
     """All workers of `Status.generation` ended well."""
     LEAVING = "leaving"
     """It goes, and its workers with it."""
+    CLOSING = "closing"
+    """It asks for the end of the job, for all nodes."""
 
 
 class Role(Enum):

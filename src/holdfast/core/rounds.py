@@ -62,7 +62,8 @@ from holdfast.core.ranks import order_nodes
 from holdfast.core.restarts import Budget, Verdict, judge
 
 RECOVER_S = 2.0  # Nodes try to reconnect at least every second; see `core.membership`.
-REPORT_S = 10.0  # How long a closed job waits for the report of the node that failed.
+REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
+BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
 
 Event = Status | NodeLost | TimeUp | CloseJob
 
@@ -94,7 +95,7 @@ class Rounds(Book):
         if job.phase is JobPhase.RECOVERING:
             return Wait(job.wait_seq, RECOVER_S)
         if job.phase is JobPhase.CLOSED:
-            return Wait(job.wait_seq, REPORT_S)
+            return Wait(job.wait_seq, BLAME_S if job.report else REPORT_S)
         return Wait(job.wait_seq, job.settings.settle_s if job.settings else 0.0)
 
     def behind(self, beat: Beat) -> View | None:
@@ -160,6 +161,8 @@ class Rounds(Book):
         known.failure = status.failure
         if self.job.phase is JobPhase.CLOSED:
             return self._said_when_closed(status)
+        if status.phase is Phase.CLOSING:
+            return self._close(Ending.STOPPED, f"{known.info.node} closed the job")
         return self._heed(known, status)
 
     def _heed(self, known: Node, status: Status) -> list[View]:
@@ -185,11 +188,10 @@ class Rounds(Book):
         job = self.job
         if job.final or status.failure is None or job.failure is None:
             return []
-        if status.failure.sudden and not job.failure.sudden:
-            job.failure, job.report = status.failure, b""
-        if status.report and status.failure.node == job.failure.node:
-            job.report = status.report
-            return self._finalize()
+        likelier = status.failure.sudden and not job.failure.sudden
+        if likelier or (status.report and status.failure.node == job.failure.node):
+            job.failure, job.report = status.failure, status.report
+            self._begin_wait()
         return []
 
     # Joining, and what comes of time.
@@ -340,7 +342,8 @@ class Rounds(Book):
         self._retire(info, why, superseded=superseded)
         if job.phase is JobPhase.CLOSED:
             awaited = job.failure is not None and job.failure.node == info.node
-            return self._finalize() if awaited and not job.final else []
+            silent = awaited and not job.report and not job.final
+            return self._finalize() if silent else []
         if job.phase is JobPhase.ACTIVE and was_member:
             return [] if info.node in job.succeeded else self._mend(why)
         if job.phase is JobPhase.FORMING and len(job.nodes) < self._settings.min_nodes:
@@ -364,7 +367,7 @@ class Rounds(Book):
         job = self.job
         job.phase = JobPhase.CLOSED
         job.outcome = outcome
-        job.final = job.failure is None or bool(job.report) or outcome is not Ending.FAILED
+        job.final = job.failure is None or outcome is not Ending.FAILED
         if not job.final:
             self._begin_wait()
         self._changed(why)

@@ -221,7 +221,8 @@ class Supervision:
         self.story: deque[Step] = deque(maxlen=STORY_STEPS_MAX)
         self._local_world_size = local_world_size
         self._after_stop = Reason.SUCCEEDED
-        self._mendable = self._alone = True
+        self._alone = True
+        self.mendable = True  # Whether a new start could help against this generation's failure.
         self._signum = 0
         self._interrupts = 0
 
@@ -275,7 +276,7 @@ class Supervision:
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
         self.first_failed = None
-        self._mendable = True
+        self.mendable = True
         return [StartWorkers(self.generation, self.restart_count)]
 
     def _started(self, event: WorkersStarted) -> list[Effect]:
@@ -291,7 +292,7 @@ class Supervision:
         self.running -= {event.local_rank}
         if event.failed:
             self.first_failed = event.local_rank
-            self._mendable = event.mendable
+            self.mendable = event.mendable
             return self._stop(Reason.WORKER_FAILED)
         if not self.running:
             return self._stop(Reason.SUCCEEDED)
@@ -304,7 +305,7 @@ class Supervision:
 
     def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
         self._expect_generation(event.generation)
-        self._mendable = event.mendable
+        self.mendable = event.mendable
         return self._stop(Reason.UNHEALTHY)
 
     def _nodes_wait(self, event: NodesWaiting) -> list[Effect]:
@@ -332,12 +333,12 @@ class Supervision:
         reason = self._after_stop
         failed = reason in (Reason.WORKER_FAILED, Reason.UNHEALTHY)
         if event.unkillable:
-            self._mendable = False
+            self.mendable = False
             failed = failed or reason is Reason.REGROUP
         if reason is Reason.SUCCEEDED and (self._alone or not self._signum):
             self.state = State.LEAVING
             return [EnterBarrier()]
-        if failed and judge(self.budget, mendable=self._mendable) is Verdict.GIVE_UP:
+        if failed and judge(self.budget, mendable=self.mendable) is Verdict.GIVE_UP:
             return self._finish(Outcome.FAILED)
         if self._signum:
             return self._finish(Outcome.SIGNALLED)

@@ -117,6 +117,7 @@ class Teamwork(Supervision):
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
         self.first_failed = None
+        self.mendable = True
         return [
             Say(Phase.RUNNING, self.generation),
             StartWorkers(self.generation, self.restart_count),
@@ -185,6 +186,12 @@ class Teamwork(Supervision):
 
     def _alone_idle(self, _event: LeftAlone) -> list[Effect]:
         return self._end_alone()
+
+    def check(self) -> None:
+        """Assert what must hold after every step; the budget is the job's, older than this node."""
+        assert not self.running or self.state in (State.STARTING, State.RUNNING, State.STOPPING)
+        if self.view is not None and self.state is State.STARTING:
+            assert self.generation >= 0
 
     # Common parts.
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from holdfast.launcher.config import LaunchConfig
     from holdfast.processes.failures import ChildFailedError
     from holdfast.processes.logs import LogsSpecs
+    from holdfast.rendezvous.handler import RendezvousHandler
 
 REPORT_FILE = "failure.json"
+BUILT_IN = ("static", "c10d", "etcd", "etcd-v2")
 
 
 class elastic_launch:  # noqa: N801 (TorchElastic's name)
@@ -71,7 +73,7 @@ def launch_agent(
     refuse_what_is_to_come(config)
     logs_specs = logs_of_this_launch(config)
     run_id = config.run_id or os.urandom(16).hex()
-    handler = single_node_handler(config, run_id)
+    handler = rendezvous_of(config, run_id)
     agent = make_agent(config, logs_specs, entrypoint, args, handler, health_check_server)
     failure: Exception | None = None
     try:
@@ -97,10 +99,6 @@ def launch_agent(
 
 def refuse_what_is_to_come(config: LaunchConfig) -> None:
     """Raise for settings that would be ignored, since their part is still to be built."""
-    if config.max_nodes > 1:
-        raise NotYetSupported(
-            f"max_nodes: {config.max_nodes}: jobs of several nodes are not supported yet; use 1"
-        )
     if config.numa_options is not None:
         raise NotYetSupported("numa_options: binding workers to CPUs is not supported yet")
     if config.event_log_handler != "null":
@@ -110,17 +108,41 @@ def refuse_what_is_to_come(config: LaunchConfig) -> None:
         )
 
 
-def single_node_handler(config: LaunchConfig, run_id: str) -> SingleNodeHandler:
-    """Return the rendezvous of one node; only `static` lets the person choose the address."""
-    addr, port = None, None
-    if config.rdzv_backend == "static" and config.rdzv_endpoint:
-        addr, port = split_endpoint(config.rdzv_endpoint)
-    return SingleNodeHandler(
-        run_id,
-        backend=config.rdzv_backend,
-        master_addr=addr or config.local_addr,
-        master_port=port,
+def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
+    """Return how this node meets the others; a node that can have none needs no network."""
+    if needs_no_others(config):
+        addr, port = None, None
+        if config.rdzv_backend == "static" and config.rdzv_endpoint:
+            addr, port = split_endpoint(config.rdzv_endpoint)
+        return SingleNodeHandler(
+            run_id,
+            backend=config.rdzv_backend,
+            master_addr=addr or config.local_addr,
+            master_port=port,
+        )
+    from holdfast.rendezvous.parameters import RendezvousParameters
+    from holdfast.rendezvous.registry import get_rendezvous_handler
+
+    return get_rendezvous_handler(
+        RendezvousParameters(
+            backend=config.rdzv_backend,
+            endpoint=config.rdzv_endpoint,
+            run_id=run_id,
+            min_nodes=config.min_nodes,
+            max_nodes=config.max_nodes,
+            local_addr=config.local_addr,
+            **config.rdzv_configs,
+        )
     )
+
+
+def needs_no_others(config: LaunchConfig) -> bool:
+    """Whether nobody else could join: one node at most, and no place named where to meet it."""
+    if config.max_nodes > 1 or config.rdzv_backend not in BUILT_IN:
+        return False
+    if config.rdzv_backend == "static":
+        return True
+    return not config.rdzv_endpoint or config.rdzv_endpoint.endswith(":0")
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:
@@ -148,7 +170,7 @@ def make_agent(
     logs_specs: LogsSpecs,
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
-    handler: SingleNodeHandler,
+    handler: RendezvousHandler,
     health_check_server: object,
 ) -> LocalElasticAgent:
     """Return the agent that a configuration describes."""

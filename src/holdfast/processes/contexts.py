@@ -230,13 +230,15 @@ class PContext(Watching, ABC):
         failed = [ended for ended in self._ended.values() if ended.failed]
         return min(failed, key=lambda ended: ended.order, default=None)
 
+    def failures_so_far(self) -> dict[int, ProcessFailure]:
+        """Return what is known of failed workers; some of their output may still be coming."""
+        return {rank: self._failure(ended) for rank, ended in self._ended.items() if ended.failed}
+
     def result(self) -> RunProcsResult:
         """Return how the workers ended, with the end of each failure's standard error."""
         self._stdio.finish()
         outcome = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
-        for rank, ended in sorted(self._ended.items()):
-            if ended.failed:
-                outcome.failures[rank] = self._failure(ended)
+        outcome.failures.update(sorted(self.failures_so_far().items()))
         for rank, pid in self.given_up.items():
             outcome.failures[rank] = self._failure(ending_of_unkillable(rank, pid, self.reap_s))
         if not outcome.failures:

@@ -26,6 +26,37 @@ class RendezvousStoreInfo:
     master_addr: str
     master_port: int
 
+    @staticmethod
+    def build(
+        rank: int, store: Store, local_addr: str | None, server_port: int | None = None
+    ) -> RendezvousStoreInfo:
+        """Agree through the store of a round where its workers meet: at the first node.
+
+        Every node of the round calls this. The first one gives its address, `local_addr`, and a
+        port, one that is free unless `server_port` says; nobody holds a free port until a worker
+        takes it. Without `local_addr` the address is this host's name as the host knows it, which
+        the others may or may not resolve; no name server is asked.
+        """
+        if rank == 0:
+            import os
+
+            from holdfast import messages
+            from holdfast.rendezvous.single_node import ReservedPort
+
+            address = local_addr or os.uname().nodename
+            if not local_addr:
+                messages.info(
+                    f"the workers meet at the name of this host, {address}; --local-addr gives "
+                    "them an address"
+                )
+            if not server_port:
+                with ReservedPort() as reserved:
+                    server_port = reserved.number
+            store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, address)
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(server_port))
+        address = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY).decode()
+        return RendezvousStoreInfo(address, int(store.get(RendezvousStoreInfo.MASTER_PORT_KEY)))
+
 
 class RendezvousInfo:
     """What a node learns from a round: its rank among the nodes, and how to reach them."""
@@ -83,6 +114,14 @@ class RendezvousHandler(ABC):
         and spares the agent the wake-ups.
         """
         return True
+
+    @property
+    def decides_for_all(self) -> bool:
+        """Whether a coordinator counts restarts, forms rounds and ends the job.
+
+        An agent of ours then `enter`s the job and is told what to do; see `coordinated`.
+        """
+        return False
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:

@@ -43,7 +43,9 @@ def environment_of(
     made: WorkerGroup, local_rank: int = 2, inherited: dict[str, str] | None = None
 ) -> dict[str, str]:
     worker = Worker(local_rank, 10 + local_rank, 4 + local_rank, 20, 12)
-    return environment.worker_environment(made, worker, restart_count=2, inherited=inherited or {})
+    return environment.worker_environment(
+        made, worker, generation=3, restart_count=2, inherited=inherited or {}
+    )
 
 
 def test_all_that_a_worker_is_given() -> None:
@@ -63,6 +65,7 @@ def test_all_that_a_worker_is_given() -> None:
         "TORCHELASTIC_MAX_RESTARTS": "5",
         "TORCHELASTIC_RUN_ID": "job-7",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "HOLDFAST_GENERATION": "3",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
 

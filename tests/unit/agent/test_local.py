@@ -139,6 +139,7 @@ def test_workers_see_the_agents_environment_and_their_own(
         "TORCHELASTIC_RUN_ID": "job",
         "TORCHELASTIC_MAX_RESTARTS": "4",
         "TORCHELASTIC_RESTART_COUNT": "0",
+        "HOLDFAST_GENERATION": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
     }
     assert {name: env.get(name) for name in expected} == expected

@@ -14,6 +14,7 @@ OWN_FLAGS = {
     "--exit-barrier-timeout",
     "--exit-code-compat",
     "--no-capture-stderr",
+    "--spares",
     "--stop-signal",
 }
 NO_VARIABLE = {"--logs-specs", "--numa-binding"}
@@ -31,6 +32,7 @@ SAMPLES: dict[str, tuple[str, object]] = {
     "--node-rank": ("2", 2),
     "--numa-binding": ("core-complex", "core-complex"),
     "--shutdown-timeout": ("7", 7),
+    "--spares": ("1", 1),
     "--start-method": ("fork", "fork"),
 }
 
@@ -211,7 +213,8 @@ def test_the_examples_of_the_help_are_command_lines_that_parse(
 ) -> None:
     with pytest.raises(SystemExit):
         parse("--help")
-    examples = re.findall(r"^    holdfast run (.+)$", capsys.readouterr().out, flags=re.MULTILINE)
-    assert len(examples) == 4
+    told = capsys.readouterr().out.replace("\\\n", "")
+    examples = re.findall(r"^    holdfast run (.+)$", told, flags=re.MULTILINE)
+    assert len(examples) == 5
     for example in examples:
         assert parse(*example.split()).training_script

@@ -1,0 +1,258 @@
+"""This node's place in a job that a coordinator decides about.
+
+`Team` stands between an agent and its connection to the coordinator: what arrives there becomes
+events of `core.teamwork`, what the machine wants said is said there, and the person is told how
+the job goes on. It looks at no worker and decides nothing.
+"""
+
+from __future__ import annotations
+
+import time
+
+from holdfast import messages
+from holdfast.agent.workers import Worker
+from holdfast.coordinator.connection import GaveUp, Refused
+from holdfast.core import supervision, teamwork
+from holdfast.core.news import Ending, Failure, Phase, Role, View
+from holdfast.core.supervision import State
+from holdfast.processes import remote_failures
+from holdfast.processes.failures import ChildFailedError, ProcessFailure
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.agent.workers import WorkerGroup
+    from holdfast.core.teamwork import Teamwork
+    from holdfast.rendezvous.coordinated import CoordinatedHandler
+
+SUMMARY_CHARS_MAX = 500
+PATIENCE_S = 2.0  # A wait longer than this is told of.
+
+
+class Team:
+    """The other nodes, as one agent knows them."""
+
+    def __init__(
+        self,
+        handler: CoordinatedHandler,
+        group: WorkerGroup,
+        machine: Teamwork,
+        *,
+        exit_barrier_s: float,
+        failures: Callable[[], dict[int, ProcessFailure]],
+    ) -> None:
+        spec = group.spec
+        self._handler = handler
+        self._group = group
+        self._machine = machine
+        self._failures = failures
+        self._connection = handler.enter(
+            role=spec.role,
+            local_world_size=spec.local_world_size,
+            max_restarts=spec.max_restarts,
+        )
+        self._exit_barrier_s = exit_barrier_s
+        self._gave_up: GaveUp | None = None
+        self._state = State.IDLE
+        self._since = time.monotonic()
+        self._told_of_wait = ""
+        self._told: View | None = None
+        self._changed_at = self._since
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while there is news."""
+        return self._connection.fileno()
+
+    # What arrives.
+
+    def events(self, now: float) -> list[supervision.Event]:
+        """Take the news, and what waiting has brought."""
+        events: list[supervision.Event] = []
+        for news in self._connection.take():
+            match news:
+                case View():
+                    self._tell(now, news)
+                    events.append(teamwork.Told(news))
+                case GaveUp():
+                    self._gave_up = news
+                    events.append(teamwork.LeftAlone(news.why))
+                case Refused(why):
+                    raise RendezvousConnectionError(f"{self._handler.endpoint}: {why}")
+        return [*events, *self._waited(now)]
+
+    def _waited(self, now: float) -> list[supervision.Event]:
+        state = self._machine.state
+        if state is not self._state:
+            self._state, self._since = state, now
+        waited = now - self._since
+        if state is State.LEAVING and waited >= self._exit_barrier_s:
+            messages.error(
+                f"stopped waiting for the other nodes to be done (limit {self._exit_barrier_s:g} s)"
+            )
+            return [supervision.BarrierEnded()]
+        if state is State.JOINING and not self._stands_by():
+            if waited >= self._handler.join_timeout_s:
+                raise RendezvousTimeoutError(self._handler.too_few(self._connection))
+            if waited >= PATIENCE_S:
+                self._tell_wait()
+        return []
+
+    def deadline(self) -> float | None:
+        """Return when `events` is due at the latest."""
+        state = self._machine.state
+        if state is not self._state:
+            return 0.0
+        if state is State.LEAVING:
+            return self._since + self._exit_barrier_s
+        if state is State.JOINING and not self._stands_by():
+            limit = self._since + self._handler.join_timeout_s
+            return limit if self._told_of_wait else min(limit, self._since + PATIENCE_S)
+        return None
+
+    def _stands_by(self) -> bool:
+        view = self._machine.view
+        return view is not None and view.role in (Role.STANDBY, Role.CLOSED)
+
+    # What is said, and where the node sits.
+
+    def perform(self, effect: supervision.Effect) -> None:
+        """Do what the machine wants of the coordinator."""
+        match effect:
+            case teamwork.Say(Phase.FAILED, generation):
+                failure, report = self._failure()
+                self._connection.say(Phase.FAILED, generation, failure, report)
+            case teamwork.Say(phase, generation):
+                self._connection.say(phase, generation)
+            case teamwork.Rejoin():
+                self._connection.rejoin()
+
+    def take_seat(self) -> None:
+        """Give the workers the ranks of the newest view."""
+        view, group = self._machine.view, self._group
+        assert view is not None
+        info = self._handler.info_of(view)
+        spec = group.spec
+        group.store = info.store
+        group.group_rank, group.group_world_size = view.rank, view.size
+        group.master_addr = spec.master_addr or view.master_addr
+        group.master_port = spec.master_port or view.master_port
+        group.workers = [
+            Worker(
+                local_rank,
+                view.first_rank + local_rank,
+                view.first_role_rank + local_rank,
+                view.world_size,
+                view.role_world_size,
+            )
+            for local_rank in range(spec.local_world_size)
+        ]
+
+    def _failure(self) -> tuple[Failure, bytes]:
+        """Return this node's first failure in short, and whole if it may be the job's last."""
+        node = self._connection.node
+        failures = self._failures()
+        mendable = self._machine.mendable
+        if not failures:
+            return Failure(node=node, summary="the workers are not healthy", mendable=mendable), b""
+        rank, first = ChildFailedError("", failures).get_first_failure()
+        summary = f"rank {rank} (pid {first.pid} on {first.host}) failed: {first.summary()}"
+        short = Failure(
+            node=node,
+            host=first.host,
+            rank=rank,
+            pid=first.pid,
+            exitcode=first.exitcode,
+            summary=summary[:SUMMARY_CHARS_MAX],
+            sudden=first.died_suddenly(),
+            mendable=mendable,
+        )
+        last = not mendable or self._machine.budget.left == 0
+        return short, remote_failures.pack(failures) if last else b""
+
+    # How it ends.
+
+    def failures(self, local: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+        """Return the failures of the whole job as far as known: its first, then this node's."""
+        view = self._machine.view
+        failure = view.failure if view is not None else None
+        if view is None or failure is None or failure.node == self._connection.node:
+            return local
+        try:
+            first = remote_failures.unpack(view.report) if view.report else {}
+        except remote_failures.BadReport as problem:
+            messages.warning(f"{failure.node} sent {problem}")
+            first = {}
+        if not first:
+            first[failure.rank] = ProcessFailure(
+                -1, failure.pid, failure.exitcode, "", detail=failure.summary, host=failure.host
+            )
+        for one in local.values():
+            one.consequence = True  # Of the failure elsewhere, for which all were stopped.
+            one.order += len(first)
+        return {**local, **first}
+
+    def error(self, outcome: supervision.Outcome) -> Exception:
+        """Return the error of a node that could not be in the job, or not to its end."""
+        view = self._machine.view
+        if outcome is supervision.Outcome.LEFT_ALONE:
+            assert self._gave_up is not None
+            return RendezvousConnectionError(self._handler.unreachable(self._gave_up))
+        assert view is not None
+        if view.role is Role.CLOSED:
+            return RendezvousClosedError(
+                f"the job {view.run_id!r} at {self._handler.endpoint} is over: {view.why}",
+                hint="a new job needs another --rdzv-id",
+            )
+        return RendezvousConnectionError(f"{self._handler.endpoint}: {view.why}")
+
+    def stopped_by_request(self) -> str:
+        """Return why the job was ended on purpose, or nothing."""
+        view = self._machine.view
+        return view.why if view is not None and view.outcome is Ending.STOPPED else ""
+
+    # What the person is told.
+
+    def _tell(self, now: float, view: View) -> None:
+        last, self._told = self._told, view
+        changed = last is None or (last.role, last.generation) != (view.role, view.generation)
+        if not changed:
+            return
+        self._told_of_wait = ""
+        self._changed_at = now
+        if view.role is Role.MEMBER:
+            restart = ""
+            if last is not None and view.restarts > last.restarts:
+                restart = f"; restart {view.restarts} of {self._group.spec.max_restarts}"
+            messages.notice(
+                f"generation {view.generation}: node {view.rank} of {view.size}, round "
+                f"{view.round} ({view.why}{restart})"
+            )
+        elif view.role is Role.STANDBY:
+            messages.notice("the round is full: standing by to replace a node")
+        elif view.role is Role.FENCED:
+            messages.warning(f"fenced: {view.why}; stopping the workers and joining anew")
+        elif view.role is Role.WAITING and last is not None and last.role is Role.MEMBER:
+            messages.notice(
+                f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
+                f"{view.needed} are here"
+            )
+        elif view.role is Role.CLOSED and view.outcome is Ending.FAILED:
+            messages.notice(f"the job failed: {view.why}")
+
+    def _tell_wait(self) -> None:
+        view = self._connection.view
+        if view is None:
+            problem = self._connection.problem()
+            text = f"waiting for the coordinator at {self._handler.endpoint}"
+            text += f" ({problem})" if problem else ""
+        else:
+            text = f"waiting for nodes: {view.present} of {view.needed} are here"
+        if text != self._told_of_wait:
+            self._told_of_wait = text
+            messages.notice(text)

@@ -1,0 +1,239 @@
+"""All jobs of one coordinator: who said what to which, who has fallen silent, whose wait is over.
+
+`core.rounds` decides for one job and knows no time; `core.liveness` knows who is silent and no job.
+This joins the two for any number of jobs, and is all that a coordinator is but for its sockets: the
+server and the simulator drive the same class. It decides nothing about a job itself.
+
+Use: give every message to `received`, and say `link_closed` when the link by which an incarnation
+last spoke is gone (of a link that another has taken the place of, say nothing). Call `tick` no
+later than `next_deadline`, after whatever has arrived before it. Send each returned message over
+the newest link of the node and incarnation that it names; one that has no link is dropped, because
+whatever a node lacks is sent again when it beats. Times are by the caller's own monotonic clock.
+
+A job that breaks an invariant is closed as failed, and the other jobs go on; with `strict` the
+error is raised instead, so that a test sees it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.job import CloseJob, Job, JobPhase, NodeLost, TimeUp
+from holdfast.core.liveness import STEPS_PER_SILENCE, AttendedClock, Liveness
+from holdfast.core.news import Ack, Beat, Ending, Phase, Role, Status, View
+from holdfast.core.rounds import Rounds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.rounds import Event
+
+    Answer = View | Ack
+    Peer = tuple[str, str, int]
+
+JOBS_MAX = 1_000
+CLOSED_JOB_KEEP_S = 600.0  # Late nodes are told for so long how a job ended.
+
+
+class Hosting:
+    """The jobs of one coordinator by their run ids, from when it starts until it stops."""
+
+    def __init__(
+        self,
+        now: float,
+        *,
+        silence_s: float,
+        grace_s: float,
+        closed_job_keep_s: float = CLOSED_JOB_KEEP_S,
+        jobs_max: int = JOBS_MAX,
+        coordinator_address: str = "",
+        strict: bool = False,
+        rounds: Callable[[Job], Rounds] = Rounds,
+    ) -> None:
+        self.jobs: dict[str, Rounds] = {}
+        self.broken: dict[str, str] = {}
+        """The jobs that were closed because they broke an invariant, and which."""
+        self._liveness: Liveness[Peer] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
+        self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
+        self._waits: dict[str, tuple[int, float]] = {}  # Its number, when it ends (attended).
+        self._empty_since: dict[str, float] = {}  # The longest first.
+        self._keep_s = closed_job_keep_s
+        self._jobs_max = jobs_max
+        self._address = coordinator_address
+        self._strict = strict
+        self._rounds = rounds
+
+    # What happens.
+
+    def received(self, now: float, message: Status | Beat, seen_address: str) -> list[Answer]:
+        """Take in what a node said; return what must now be sent, to it and to others."""
+        if type(message) is Beat:
+            return self._beaten(now, message)
+        assert isinstance(message, Status)
+        info, run_id = message.info, message.run_id
+        rounds = self.jobs.get(run_id)
+        leaves = message.phase is Phase.LEAVING
+        if rounds is None:
+            if leaves:  # Nobody misses it.
+                return [_ack(message, message.seq)]
+            if not self._make_room():
+                return [self._no_room(message)]
+            job = Job(run_id=run_id, coordinator_address=self._address)
+            rounds = self.jobs[run_id] = self._rounds(job)
+        if not info.address and rounds.seq_of(info.node, info.incarnation) < 0:
+            info = msgspec.structs.replace(info, address=seen_address)
+            message = msgspec.structs.replace(message, info=info)
+        told = self._tell(now, rounds, message)
+        peer = (run_id, info.node, info.incarnation)
+        seq = rounds.seq_of(info.node, info.incarnation)
+        if seq < 0:
+            self._liveness.forget(peer)
+        else:
+            self._liveness.heard(peer, now)
+        for view in told:
+            if view.node == info.node and view.incarnation == info.incarnation:
+                return told
+        told.append(_ack(message, message.seq if leaves else seq))
+        return told
+
+    def _beaten(self, now: float, beat: Beat) -> list[Answer]:
+        run_id, node, incarnation = beat.run_id, beat.node, beat.incarnation
+        rounds = self.jobs.get(run_id)
+        seq = rounds.seq_of(node, incarnation) if rounds is not None else -1
+        answers: list[Answer] = []
+        if rounds is not None and seq >= 0:
+            self._liveness.heard((run_id, node, incarnation), now)
+            view = rounds.behind(beat)
+            if view is not None:
+                answers.append(view)
+        if not answers or seq < beat.seq:
+            answers.append(Ack(run_id=run_id, node=node, incarnation=incarnation, seq=seq))
+        return answers
+
+    def link_closed(self, now: float, run_id: str, node: str, incarnation: int) -> list[Answer]:
+        """Take note that a node has no link any more: without a new one it is lost soon."""
+        self._liveness.cut((run_id, node, incarnation), now)
+        return []
+
+    def close(self, now: float, run_id: str, outcome: Ending, why: str) -> list[Answer]:
+        """End a job because somebody who may do so asked for it."""
+        rounds = self.jobs.get(run_id)
+        return self._tell(now, rounds, CloseJob(outcome, why)) if rounds is not None else []
+
+    def tick(self, now: float) -> list[Answer]:
+        """See what time has brought."""
+        told: list[Answer] = []
+        for (run_id, node, incarnation), why in self._liveness.overdue(now).items():
+            rounds = self.jobs.get(run_id)
+            if rounds is not None:
+                told += self._tell(now, rounds, NodeLost(node, incarnation, why))
+        if self._waits:
+            attended = self._clock.look(now)
+            ended = [one for one in self._waits.items() if one[1][1] <= attended]
+            for run_id, (seq, _at) in ended:
+                told += self._tell(now, self.jobs[run_id], TimeUp(seq))
+        while self._empty_since:
+            run_id, since = next(iter(self._empty_since.items()))
+            if now - since < self._keep_s:
+                break
+            self._drop(run_id)
+        return told
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `tick` is wanted next, or None while there is nothing to wait for."""
+        deadline = self._liveness.next_deadline(now)
+        if self._waits:
+            attended = self._clock.look(now)
+            rest = min(at for _seq, at in self._waits.values()) - attended
+            # Looking at least every step is what makes the whole of the time count.
+            at = now + max(0.0, min(rest, self._clock.step_s))
+            deadline = at if deadline is None else min(deadline, at)
+        if self._empty_since:
+            at = next(iter(self._empty_since.values())) + self._keep_s
+            deadline = at if deadline is None else min(deadline, at)
+        return deadline
+
+    # One job.
+
+    def _tell(self, now: float, rounds: Rounds, event: Event) -> list[Answer]:
+        """Give a job an event, and take note of what it waits for and whether anybody is in it."""
+        job = rounds.job
+        run_id = job.run_id
+        told: list[Answer]
+        try:
+            told = [*rounds.handle(event)]
+            if run_id not in self.broken:
+                rounds.check()
+        except Exception as error:  # (The other jobs must not suffer from one that is broken)
+            if self._strict:
+                raise
+            told = self._break_off(rounds, error)
+            rounds = self.jobs[run_id]
+            job = rounds.job
+        wait = rounds.wait if job.waiting else None
+        if wait is None:
+            self._waits.pop(run_id, None)
+        elif self._waits.get(run_id, (-1, 0.0))[0] != wait.seq:
+            self._waits[run_id] = (wait.seq, self._clock.look(now) + wait.delay_s)
+        if job.nodes:
+            self._empty_since.pop(run_id, None)
+        else:
+            self._empty_since.setdefault(run_id, now)
+        return told
+
+    def _break_off(self, rounds: Rounds, error: Exception) -> list[Answer]:
+        """Close a job whose state makes no sense any more; it has no round to go back to."""
+        run_id = rounds.job.run_id
+        what = f"{type(error).__name__}: {error}"
+        why = f"the coordinator cannot go on with this job; this is a bug in Holdfast ({what})"
+        self.broken[run_id] = what
+        try:
+            return [*rounds.handle(CloseJob(Ending.FAILED, why))]
+        except Exception:  # noqa: BLE001 (whatever it is, nodes must be told of the end)
+            # They are told when they ask: none is known any more, so each says its status again.
+            self.jobs[run_id] = self._rounds(
+                Job(
+                    run_id=run_id,
+                    settings=rounds.job.settings,
+                    phase=JobPhase.CLOSED,
+                    term=rounds.job.term + 1,
+                    round=rounds.job.round,
+                    generation=rounds.job.generation,
+                    restarts=rounds.job.restarts,
+                    outcome=Ending.FAILED,
+                    why=why,
+                    final=True,
+                )
+            )
+            return []
+
+    # How many jobs there are.
+
+    def _make_room(self) -> bool:
+        """Forget the job that has been empty for longest, if there are too many."""
+        while len(self.jobs) >= self._jobs_max and self._empty_since:
+            closed = (one for one in self._empty_since if self.jobs[one].job.outcome is not None)
+            self._drop(next(closed, next(iter(self._empty_since))))
+        return len(self.jobs) < self._jobs_max
+
+    def _drop(self, run_id: str) -> None:
+        del self.jobs[run_id], self._empty_since[run_id]
+        self._waits.pop(run_id, None)
+        self.broken.pop(run_id, None)
+
+    def _no_room(self, status: Status) -> View:
+        return View(
+            run_id=status.run_id,
+            node=status.info.node,
+            incarnation=status.info.incarnation,
+            term=status.term + 1,  # Newer than whatever it has heard.
+            revision=1,
+            role=Role.REFUSED,
+            why=f"the coordinator has {self._jobs_max} jobs already; use another, or end some",
+        )
+
+
+def _ack(status: Status, seq: int) -> Ack:
+    info = status.info
+    return Ack(run_id=status.run_id, node=info.node, incarnation=info.incarnation, seq=seq)

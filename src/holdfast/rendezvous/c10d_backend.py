@@ -1,0 +1,121 @@
+"""The state of a job in a store that can compare and set: `torch.distributed`'s or one of ours.
+
+The key and the way values are written are TorchElastic's; the state itself is not, since that is a
+pickle there. The one thing to know: a store answers the comparison with a missing key by what it
+was compared with, which looks like somebody else's state for ever. So a key that vanished, because
+its server was started anew, is noticed by that answer, and nothing being stored is told as such.
+"""
+
+from __future__ import annotations
+
+import binascii
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import NotYetSupported, UsageError
+from holdfast.rendezvous.backend import RendezvousBackend, Token
+from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+
+if TYPE_CHECKING:
+    from holdfast.rendezvous.parameters import RendezvousParameters
+    from holdfast.store.interface import ComparingStore
+
+DEFAULT_PORT = 29400
+
+# What stands for "no state", so that reading the key never waits for someone to write it.
+NO_STATE = b"Y2FuaW1hZGFt"
+
+
+class C10dRendezvousBackend(RendezvousBackend):
+    """Keeps the state in one key of a store; the token is the value of that key."""
+
+    def __init__(self, store: ComparingStore, run_id: str) -> None:
+        if not run_id:
+            raise UsageError("--rdzv-id: the id of the job is empty")
+        self._store = store
+        self._key = f"torch.rendezvous.{run_id}"
+        self._current()
+
+    @property
+    def name(self) -> str:
+        """It is `c10d`, whatever the kind of the store."""
+        return "c10d"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """Return the state and its token, or None if there is none."""
+        return self._decoded(self._current())
+
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        """Replace the state that `token` names; without one, be the first to store any."""
+        if token and not isinstance(token, bytes):
+            return _lost(self.get_state())
+        expected = token or NO_STATE
+        desired = binascii.b2a_base64(state, newline=False)
+        value = self._compare_set(expected, desired)
+        if value == expected:
+            # Either the key is gone, or it has had this very value all along: look.
+            value = self._current()
+            if value == NO_STATE and not token:
+                value = self._compare_set(NO_STATE, desired)
+        if value == desired:
+            return state, value, True
+        return _lost(self._decoded(value))
+
+    def _current(self) -> bytes:
+        """Return the value of the key, which is given one if it has none: this never waits."""
+        return self._compare_set(b"", NO_STATE)
+
+    def _compare_set(self, expected: bytes, desired: bytes) -> bytes:
+        try:
+            return bytes(
+                self._store.compare_set(
+                    self._key, expected.decode("latin-1"), desired.decode("latin-1")
+                )
+            )
+        except (OSError, RuntimeError, ValueError) as problem:
+            # All that torch's stores raise derives from these, time-outs included.
+            raise RendezvousConnectionError(
+                f"the rendezvous store does not answer for {self._key!r}: {_one_line(problem)}"
+            ) from problem
+
+    def _decoded(self, value: bytes) -> tuple[bytes, Token] | None:
+        if value == NO_STATE:
+            return None
+        try:
+            return binascii.a2b_base64(value, strict_mode=True), value
+        except ValueError as problem:
+            raise RendezvousStateError(
+                f"the value of {self._key!r} in the rendezvous store is not ours: {problem}",
+                hint="another program uses the same store and job id; choose another --rdzv-id",
+            ) from None
+
+
+def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
+    """Return a backend on a store made from the parameters, and that store.
+
+    Only `store_type=file` makes a store here. The job of a TCP store is done by the coordinator;
+    who has one of torch's all the same gives it to `C10dRendezvousBackend`.
+    """
+    store_type = str(params.get("store_type", "tcp")).strip().lower()
+    if store_type == "file":
+        from holdfast.rendezvous.file_backend import job_store
+
+        store = job_store(params)
+        return C10dRendezvousBackend(store, params.run_id), store
+    if store_type == "tcp":
+        raise NotYetSupported(
+            "store_type: 'tcp': no TCP store can be made without PyTorch yet; make one of "
+            "torch.distributed and give it to C10dRendezvousBackend"
+        )
+    raise UsageError(f"--rdzv-conf: store_type: {store_type!r} is unknown; accepted: tcp, file")
+
+
+def _lost(current: tuple[bytes, Token] | None) -> tuple[bytes, Token, bool] | None:
+    return None if current is None else (*current, False)
+
+
+def _one_line(problem: BaseException) -> str:
+    """Return the first line of a message; torch adds the stack of its C++ code to some."""
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__

@@ -1,0 +1,248 @@
+"""Every key of `--rdzv-conf`: what it means, what it takes, and what it is when nobody says.
+
+`parse` turns the settings of a job into a typed `RendezvousConfig`, with one clear line for a value
+that cannot be used. An unknown key is warned of, with the nearest known one, and otherwise ignored,
+as it is by TorchElastic. Times are seconds and may be fractional.
+
+Two keys need a word. `settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join
+timeout of `static` alone: every launch sets it, to 900 unless the person says, so elsewhere it
+would always shadow the default of `join_timeout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakSet
+
+from holdfast import messages
+from holdfast.core.news import NODE_ID_CHARS_MAX
+from holdfast.errors import UsageError
+from holdfast.rendezvous import timeouts
+
+if TYPE_CHECKING:
+    from holdfast.rendezvous.parameters import RendezvousParameters
+
+COORDINATED = ("c10d", "static")
+MEETING = ("c10d", "static", "file", "etcd-v2")
+SHARED = ("c10d", "file", "etcd-v2")
+ETCD = ("etcd", "etcd-v2")
+
+
+class Key(NamedTuple):
+    """One key of `--rdzv-conf`."""
+
+    name: str
+    kind: str
+    """`seconds`, `count`, `number`, `switch`, `path`, `text`, or the words that are accepted."""
+    default: Any
+    backends: tuple[str, ...]
+    meaning: str
+    alias_of: str = ""
+
+
+KEYS = (
+    Key("join_timeout", "seconds", timeouts.JOIN_S, MEETING,
+        "how long a node waits for a round with enough nodes"),
+    Key("last_call_timeout", "seconds", timeouts.LAST_CALL_S, (*MEETING, "etcd"),
+        "how long a round that could form waits for more nodes, from the last that joined"),
+    Key("settle", "seconds", timeouts.LAST_CALL_S, (*MEETING, "etcd"),
+        "Holdfast's name for last_call_timeout", "last_call_timeout"),
+    Key("close_timeout", "seconds", timeouts.CLOSE_S, MEETING,
+        "how long closing the job, or leaving it, may take"),
+    Key("heartbeat_timeout", "seconds", timeouts.HEARTBEAT_S, SHARED,
+        "how long one sign of life may take"),
+    Key("keep_alive_interval", "seconds", 1.0, MEETING,
+        "the time between two signs of life of a node"),
+    Key("keep_alive_max_attempt", "count", 5, MEETING,
+        "a node is lost after so many intervals without a sign of life"),
+    Key("timeout", "seconds", None, ("static", "etcd"),
+        "the join_timeout of static, where that is not given"),
+    Key("rank", "number", None, ("static",),
+        "the node's number, as given by --node-rank"),
+    Key("read_timeout", "seconds", None, ("c10d", "etcd-v2"),
+        "how long one answer of the coordinator or store may take"),
+    Key("is_host", "switch", None, ("c10d",),
+        "whether this node serves the coordinator; else whoever can bind the endpoint does"),
+    Key("store_type", "tcp|file", "tcp", ("c10d",),
+        "with file, the endpoint is a folder that all nodes see"),
+    Key("reconnect_grace", "seconds or 0", 0.2, COORDINATED,
+        "how long a node whose connection broke may take to come back"),
+    Key("coordinator_timeout", "seconds", 60.0, MEETING,
+        "how long agents go on without the coordinator, or the place where they meet"),
+    Key("token_file", "path", None, COORDINATED,
+        "a file with the secret that nodes and coordinator prove to each other"),
+    Key("tls_cert", "path", None, COORDINATED, "the certificate to show, in PEM"),
+    Key("tls_key", "path", None, COORDINATED, "the key of the certificate, in PEM"),
+    Key("tls_ca", "path", None, COORDINATED, "the certificates to trust, in PEM"),
+    Key("tls_server_name", "text", None, COORDINATED,
+        "the name the coordinator's certificate is for, if not the endpoint's host"),
+    Key("rank_order", "stable|host|label", "stable", MEETING,
+        "how nodes are ranked: as they came, or grouped by host or by label"),
+    Key("label", "text", "", MEETING, "the node's place, for rank_order=label"),
+    Key("node_id", "text", "", MEETING, "the node's name in the job; must differ between nodes"),
+    Key("spares", "count or 0", 0, MEETING,
+        "so many nodes are kept back to replace lost ones"),
+    Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
+    Key("ssl_cert", "path", None, ("etcd-v2",), "the certificate to show to etcd"),
+    Key("ssl_cert_key", "path", None, ("etcd-v2",), "the key of that certificate"),
+    Key("ca_cert", "path", None, ("etcd-v2",), "the certificates to trust etcd by"),
+    Key("cert", "path", None, ("etcd",), "the certificate to show to etcd"),
+    Key("key", "path", None, ("etcd",), "the key of that certificate"),
+    Key("cacert", "path", None, ("etcd",), "the certificates to trust etcd by"),
+    Key("etcd_prefix", "text", "/torchelastic/p2p", ("etcd",), "where in etcd jobs are kept"),
+)  # fmt: skip
+
+BACKENDS = ("c10d", "static", "file", "etcd", "etcd-v2")
+KEY_OF = {key.name: key for key in KEYS}
+
+# A launch always sets them, so they say nothing about what the person meant.
+SET_BY_LAUNCHES = frozenset({"timeout", "rank"})
+
+# Parameters that are parsed twice are warned of once.
+_warned: WeakSet[RendezvousParameters] = WeakSet()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousConfig:
+    """The settings of a job's rendezvous; see `KEYS` for what each means. Times are in seconds."""
+
+    join_timeout: float
+    last_call_timeout: float
+    close_timeout: float
+    heartbeat_timeout: float
+    keep_alive_interval: float
+    keep_alive_max_attempt: int
+    rank: int | None
+    read_timeout: float | None
+    is_host: bool | None
+    store_type: str
+    reconnect_grace: float
+    coordinator_timeout: float
+    token_file: str | None
+    tls_cert: str | None
+    tls_key: str | None
+    tls_ca: str | None
+    tls_server_name: str | None
+    rank_order: str
+    label: str
+    node_id: str
+    spares: int
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """The keys that were given a value, by whomever."""
+
+    @property
+    def lost_after_s(self) -> float:
+        """How long a node may be silent before it counts as lost."""
+        return self.keep_alive_interval * self.keep_alive_max_attempt
+
+    def timeouts(self) -> timeouts.RendezvousTimeout:
+        """Return the times as TorchElastic's handlers take them."""
+        return timeouts.RendezvousTimeout(
+            join=timedelta(seconds=self.join_timeout),
+            last_call=timedelta(seconds=self.last_call_timeout),
+            close=timedelta(seconds=self.close_timeout),
+            heartbeat=timedelta(seconds=self.heartbeat_timeout),
+        )
+
+
+def parse(params: RendezvousParameters) -> RendezvousConfig:
+    """Read all settings of a job; raise `UsageError` for a value that cannot be used."""
+    given = {name for name, value in params.config.items() if value is not None}
+    # A backend of the user's has what those have that share a state; it may have keys of its own.
+    kin = params.backend if params.backend in BACKENDS else "file"
+    if kin == params.backend and params not in _warned:
+        _warned.add(params)
+        warn_of_unused(params.backend, given)
+    values: dict[str, Any] = {}
+    for key in KEYS:
+        values[key.name] = _value(params, key) if kin in key.backends else key.default
+    for key in KEYS:
+        if key.alias_of and key.name in given and kin in key.backends:
+            _take_alias(key, values, given)
+    if params.backend == "static" and "join_timeout" not in given and values["timeout"] is not None:
+        values["join_timeout"] = values["timeout"]
+    _check_together(params, values)
+    known = {one.name for one in fields(RendezvousConfig)}
+    chosen = {name: value for name, value in values.items() if name in known}
+    return RendezvousConfig(**chosen, given=frozenset(given))
+
+
+def warn_of_unused(backend: str, given: set[str]) -> None:
+    """Say in one line each which of the given keys are unknown or mean nothing to this backend."""
+    import difflib
+
+    for name in sorted(given):
+        key = KEY_OF.get(name)
+        if key is None:
+            near = difflib.get_close_matches(name, KEY_OF, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            messages.warning(f"--rdzv-conf: {name} is unknown and has no effect{hint}")
+        elif backend not in key.backends and name not in SET_BY_LAUNCHES:
+            messages.warning(f"--rdzv-conf: {name} has no effect with --rdzv-backend {backend}")
+
+
+def _value(params: RendezvousParameters, key: Key) -> Any:
+    value = params.get(key.name)
+    if value is None:
+        return key.default
+    match key.kind:
+        case "seconds":
+            return params.get_as_seconds(key.name)
+        case "seconds or 0":
+            return params.get_as_seconds(key.name, zero=True)
+        case "switch":
+            return params.get_as_bool(key.name)
+        case "count":
+            return _at_least(1, params, key)
+        case "count or 0" | "number":
+            return _at_least(0, params, key)
+        case "path" | "text":
+            return _text(value, key)
+        case words:
+            word = str(value).strip().lower()
+            if word not in words.split("|"):
+                raise _refusal(key, value, words.replace("|", ", "))
+            return word
+
+
+def _at_least(least: int, params: RendezvousParameters, key: Key) -> int:
+    number = params.get_as_int(key.name)
+    assert number is not None
+    if number < least:
+        raise _refusal(key, number, f"a whole number from {least}")
+    return number
+
+
+def _text(value: object, key: Key) -> str:
+    text = str(value).strip()
+    if key.kind == "text" and (len(text) > NODE_ID_CHARS_MAX or not text.isprintable()):
+        raise _refusal(key, value, f"up to {NODE_ID_CHARS_MAX} printable characters")
+    if not text:
+        raise _refusal(key, value, "a path" if key.kind == "path" else "some text")
+    return text
+
+
+def _take_alias(key: Key, values: dict[str, Any], given: set[str]) -> None:
+    if key.alias_of in given and values[key.name] != values[key.alias_of]:
+        raise UsageError(
+            f"--rdzv-conf: {key.name}={values[key.name]:g} and {key.alias_of}="
+            f"{values[key.alias_of]:g} are the same setting; give one of them"
+        )
+    values[key.alias_of] = values[key.name]
+
+
+def _check_together(params: RendezvousParameters, values: dict[str, Any]) -> None:
+    if bool(values["tls_cert"]) != bool(values["tls_key"]):
+        there, missing = ("tls_cert", "tls_key") if values["tls_cert"] else ("tls_key", "tls_cert")
+        raise UsageError(f"--rdzv-conf: {there} needs {missing} beside it")
+    if values["spares"] >= params.max_nodes:
+        raise UsageError(
+            f"--rdzv-conf: spares: {values['spares']} of at most {params.max_nodes} nodes leave "
+            "none to run; accepted: fewer than the nodes"
+        )
+
+
+def _refusal(key: Key, value: object, accepted: str) -> UsageError:
+    return UsageError(f"--rdzv-conf: {key.name}: {value!r} cannot be used; accepted: {accepted}")

@@ -1,0 +1,274 @@
+"""The rendezvous at a coordinator: `c10d` and `static`, as people type them.
+
+An agent of ours `enter`s the job and is then told everything (`decides_for_all`). Whoever drives
+the handler by TorchElastic's interface gets the same rounds through `next_rendezvous`, and is
+asked to come again by `num_nodes_waiting`; restarts are then counted by that caller, not here.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+
+from holdfast.coordinator.connection import GaveUp, NodeConnection, Refused, TlsFiles
+from holdfast.core.membership import Times
+from holdfast.core.news import JobSettings, NodeInfo, Phase, Role, View
+from holdfast.errors import UsageError
+from holdfast.rendezvous import config
+from holdfast.rendezvous.endpoints import parse_rendezvous_endpoint
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.single_node import ReservedPort
+from holdfast.wire.token import load_token
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.rendezvous.parameters import RendezvousParameters
+
+DEFAULT_PORT = 29400
+LEAVE_S = 2.0  # How long a node that goes waits to be heard.
+
+
+def create_coordinated_handler(params: RendezvousParameters) -> CoordinatedHandler:
+    """Return the handler of `--rdzv-backend c10d`."""
+    return CoordinatedHandler(params)
+
+
+def create_static_handler(params: RendezvousParameters) -> CoordinatedHandler:
+    """Return the handler of `--rdzv-backend static`: ranks are given, the number of nodes fixed."""
+    if not params.endpoint:
+        raise UsageError("--rdzv-endpoint: static needs HOST:PORT of node 0, or --master-addr")
+    rank = config.parse(params).rank
+    if rank is None:
+        raise UsageError("--node-rank: static needs the number of this node, from 0")
+    if not 0 <= rank < params.max_nodes:
+        raise UsageError(
+            f"--node-rank: {rank} is not the number of one of {params.max_nodes} nodes; "
+            f"accepted: 0 to {params.max_nodes - 1}"
+        )
+    return CoordinatedHandler(params, fixed_rank=rank)
+
+
+class CoordinatedHandler(RendezvousHandler):
+    """A node's rendezvous with a coordinator, which may be in this very process."""
+
+    def __init__(self, params: RendezvousParameters, *, fixed_rank: int = -1) -> None:
+        self._params = params
+        self._config = config.parse(params)
+        self._fixed_rank = fixed_rank
+        self._address = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+        self._ports: list[ReservedPort] = []
+        self._connection: NodeConnection | None = None
+        self._generation = -1
+        self._stood_by = False
+
+    @property
+    def decides_for_all(self) -> bool:
+        """The coordinator counts restarts and ends the job; an agent can be told of all that."""
+        return True
+
+    @property
+    def polls_membership(self) -> bool:
+        """Changes are told as they happen."""
+        return False
+
+    @property
+    def join_timeout_s(self) -> float:
+        """How long a node waits for a round with enough nodes."""
+        return self._config.join_timeout
+
+    @property
+    def endpoint(self) -> str:
+        """The coordinator's endpoint as text."""
+        host, port = self._connection.endpoint if self._connection else self._address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def enter(
+        self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
+    ) -> NodeConnection:
+        """Begin to take part in the job, as a node of this shape; once."""
+        if self._connection is not None:
+            return self._connection
+        params, conf = self._params, self._config
+        token = load_token(os.environ, conf.token_file)
+        self._ports = [ReservedPort(), ReservedPort()]
+        settings = JobSettings(
+            min_nodes=params.min_nodes,
+            max_nodes=params.max_nodes,
+            max_restarts=max_restarts,
+            spares=conf.spares,
+            settle_s=conf.last_call_timeout,
+            order=conf.rank_order,
+        )
+        info = NodeInfo(
+            node=self._node_id(),
+            incarnation=int.from_bytes(os.urandom(8), "big") >> 1,
+            role=role,
+            local_world_size=local_world_size,
+            host=os.uname().nodename,
+            label=conf.label,
+            address=params.local_addr or "",
+            ports=(self._ports[0].number, self._ports[1].number),
+            fixed_rank=self._fixed_rank,
+        )
+        times = Times(
+            beat_s=conf.keep_alive_interval,
+            silence_s=conf.lost_after_s,
+            away_s=conf.coordinator_timeout,
+            first_contact_s=conf.read_timeout or conf.join_timeout,
+        )
+        tls = None
+        if conf.tls_cert or conf.tls_key or conf.tls_ca:
+            tls = TlsFiles(conf.tls_cert, conf.tls_key, conf.tls_ca, conf.tls_server_name)
+        connection = NodeConnection(
+            *self._address,
+            run_id=params.run_id,
+            info=info,
+            settings=settings,
+            times=times,
+            is_host=conf.is_host,
+            token=token,
+            tls=tls,
+            reconnect_grace_s=conf.reconnect_grace,
+        )
+        connection.start()
+        self._connection = connection
+        return connection
+
+    # TorchElastic's interface.
+
+    def get_backend(self) -> str:
+        """Return the name the handler was asked for by."""
+        return self._params.backend
+
+    def get_run_id(self) -> str:
+        """Return the job's id."""
+        return self._params.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait until this node is in a round that it was not in before, and return it."""
+        connection = self.enter()
+        connection.say(Phase.READY, self._generation)
+        deadline = time.monotonic() + self._config.join_timeout
+        while True:
+            view = connection.view
+            if view is not None and self._is_new_round(connection, view):
+                break
+            self._await_news(connection, deadline)
+        assert view is not None
+        self._generation = view.generation
+        connection.say(Phase.RUNNING, view.generation)
+        return self.info_of(view)
+
+    def info_of(self, view: View) -> RendezvousInfo:
+        """Return a member's view as TorchElastic's agents know rounds."""
+        assert self._connection is not None
+        store = self._connection.store(f"{view.round_term}/{view.round}/{view.generation}")
+        meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
+        return RendezvousInfo(store, view.rank, view.size, meeting_point)
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over, as far as this node was told."""
+        view = self._view()
+        return view is not None and view.role is Role.CLOSED
+
+    def set_closed(self) -> None:
+        """End the job for all nodes."""
+        self.enter().say(Phase.CLOSING, self._generation)
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes this one should make room for; 1 also if its round is broken."""
+        view = self._view()
+        if view is None or self._generation < 0 or view.role is Role.CLOSED:
+            return 0
+        stays = view.role is Role.MEMBER and view.generation == self._generation
+        return 0 if stays else max(1, view.present - view.size)
+
+    def shutdown(self) -> bool:
+        """Leave the job, which goes on without this node, and release what the handler holds."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.leave(LEAVE_S)
+            connection.close()
+        for port in self._ports:
+            port.release()
+        self._ports = []
+        return True
+
+    # Common parts.
+
+    def _node_id(self) -> str:
+        if self._config.node_id:
+            return self._config.node_id
+        if self._fixed_rank >= 0:
+            return f"rank-{self._fixed_rank}"  # Whoever comes with this rank takes its place.
+        return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(2).hex()}"
+
+    def _view(self) -> View | None:
+        if self._connection is None:
+            return None
+        self._take(self._connection)
+        return self._connection.view
+
+    def _take(self, connection: NodeConnection) -> None:
+        for news in connection.take():
+            match news:
+                case GaveUp():
+                    raise RendezvousConnectionError(self.unreachable(news))
+                case Refused(why):
+                    raise RendezvousConnectionError(f"{self.endpoint}: {why}")
+
+    def unreachable(self, gave_up: GaveUp) -> str:
+        """Return which coordinator could not be reached, since when and why, in one line."""
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - gave_up.away_s))
+        why = f": {gave_up.why}" if gave_up.why else ""
+        return (
+            f"the coordinator at {self.endpoint} could not be reached since {since} "
+            f"({gave_up.away_s:.0f} s){why}"
+        )
+
+    def _is_new_round(self, connection: NodeConnection, view: View) -> bool:
+        match view.role:
+            case Role.MEMBER:
+                return view.generation > self._generation
+            case Role.STANDBY:
+                self._stood_by = True
+            case Role.FENCED:
+                connection.rejoin()
+            case Role.REFUSED:
+                raise RendezvousConnectionError(f"{self.endpoint}: {view.why}")
+            case Role.CLOSED if self._stood_by:
+                raise RendezvousGracefulExitError
+            case Role.CLOSED:
+                raise RendezvousClosedError(f"the job {view.run_id!r} is over: {view.why}")
+        return False
+
+    def _await_news(self, connection: NodeConnection, deadline: float) -> None:
+        rest = None if self._stood_by else deadline - time.monotonic()
+        if rest is not None and rest <= 0:
+            raise RendezvousTimeoutError(self.too_few(connection))
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        poll.poll(None if rest is None else max(1, int(rest * 1000)))
+        self._take(connection)
+
+    def too_few(self, connection: NodeConnection) -> str:
+        """Return what was waited for in vain, in one line."""
+        limit = f"{self._config.join_timeout:g} s"
+        view = connection.view
+        if view is None:
+            problem = connection.problem()
+            return (
+                f"no word from the coordinator at {self.endpoint} within {limit}"
+                f"{': ' + problem if problem else ''}"
+            )
+        return (
+            f"{view.present} of {view.needed} nodes came to {self.endpoint} within {limit} "
+            "(join_timeout)"
+        )

@@ -1,0 +1,335 @@
+"""`DynamicRendezvousHandler`: nodes that come and go, over any `RendezvousBackend`.
+
+The decisions are `core.rounds`'s, the same as a coordinator's; `participant` has this node's part
+in them, `attendant` the thread that goes to the backend. Here is what an agent calls.
+
+What differs from TorchElastic's class of this name: a round that lost a member, or that a member
+asks to be started again, makes `num_nodes_waiting` positive on all the others, and so does being
+put out while cut off; the store and the workers' meeting point are new with every generation; and
+`shutdown` leaves without ending the job for the others, which `set_closed` alone does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+import weakref
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from holdfast import messages
+from holdfast.core.news import JobSettings, NodeInfo, Role, View
+from holdfast.errors import UsageError
+from holdfast.rendezvous.attendant import Attendant
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.participant import ATTEND_S, Participant, Standing
+from holdfast.rendezvous.shared_job import SharedJob
+from holdfast.rendezvous.single_node import ReservedPort
+from holdfast.rendezvous.timeouts import RendezvousSettings, RendezvousTimeout
+from holdfast.store.prefix import PrefixStore
+
+if TYPE_CHECKING:
+    from holdfast.rendezvous.backend import RendezvousBackend
+    from holdfast.rendezvous.parameters import RendezvousParameters
+
+PATIENCE_S = 60.0
+"""How long a node goes on while the backend cannot be reached; then its agent is told."""
+CHANCES_S = 0.5
+"""How long `shutdown` waits for the thread after it said goodbye."""
+
+_local_ids = itertools.count()
+
+
+class DynamicRendezvousHandler(RendezvousHandler):
+    """A node's way into the rounds of a job that is kept in a backend.
+
+    Use `from_backend` or `create_handler`. The constructor takes the parts they are made of.
+    """
+
+    def __init__(
+        self,
+        node: NodeInfo,
+        settings: RendezvousSettings,
+        backend_name: str,
+        store: Any,
+        state_holder: SharedJob,
+        *,
+        job_settings: JobSettings | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        check_settings(settings)
+        self._settings = settings
+        self._backend_name = backend_name
+        self._store = store
+        self._ports = ports = (ReservedPort(), ReservedPort())
+        interval_s = settings.keep_alive_interval.total_seconds()
+        join_s = settings.timeout.join.total_seconds()
+        participant = Participant(
+            time.monotonic(),
+            run_id=settings.run_id,
+            info=replace_ports(node, ports[0].number, ports[1].number),
+            settings=job_settings or job_settings_of(settings),
+            interval_s=interval_s,
+            lost_after_s=interval_s * settings.keep_alive_max_attempt,
+            new_incarnation=random_number,
+            attend_s=min(ATTEND_S, join_s / 2),
+        )
+        self._participant = participant
+        self._attendant = Attendant(
+            state_holder,
+            participant,
+            name=f"holdfast-rendezvous-{node.node}",
+            attempt_s=settings.timeout.heartbeat.total_seconds(),
+            patience_s=patience_s,
+        )
+        # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
+        self._end = weakref.finalize(self, _release, self._attendant, ports)
+
+    @staticmethod
+    def from_backend(
+        run_id: str,
+        store: Any,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: float = 5,
+        keep_alive_max_attempt: int = 3,
+    ) -> DynamicRendezvousHandler:
+        """Return a handler on a backend and a store of the caller's.
+
+        The store is what agents exchange their ranks through; the backend may use the same.
+        """
+        settings = RendezvousSettings(
+            run_id,
+            min_nodes,
+            max_nodes,
+            timeout or RendezvousTimeout(),
+            timedelta(seconds=keep_alive_interval),
+            keep_alive_max_attempt,
+        )
+        shared = SharedJob(backend, run_id)
+        node = this_node(local_addr)
+        return DynamicRendezvousHandler(node, settings, backend.name, store, shared)
+
+    @property
+    def settings(self) -> RendezvousSettings:
+        """What the handler was made with."""
+        return self._settings
+
+    @property
+    def use_agent_store(self) -> bool:
+        """No agent serves a store here: the first worker does, on a port its agent keeps free."""
+        return False
+
+    def get_backend(self) -> str:
+        """Return the name of the backend."""
+        return self._backend_name
+
+    def get_run_id(self) -> str:
+        """Return the job's id."""
+        return self._settings.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait until this node and all others of a new round are in it, and return it.
+
+        Called again, it asks for another round, unless there is one already. A standby waits for
+        as long as the job runs.
+        """
+        self._check_open()
+        number = self._attendant.ask(self._participant.ask_round)
+        join_s = self._settings.timeout.join.total_seconds()
+        while True:
+            standing, is_done = self._attendant.wait(number, _is_settled, join_s)
+            if is_done:
+                break
+            if standing.role is not Role.STANDBY:
+                self._attendant.ask(self._participant.ask_leave)
+                raise self._too_late(standing, join_s)
+        if standing.refusal:
+            raise RendezvousError(standing.refusal)
+        if standing.seat is None:
+            raise self._is_over(standing)
+        return self._info(standing.seat, standing.seat_key)
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over for all nodes."""
+        return self._look().closed
+
+    def set_closed(self) -> None:
+        """End the job for all nodes, and for all that would come later."""
+        if self._end.alive:
+            number = self._attendant.ask(self._close)
+            close_s = self._settings.timeout.close.total_seconds()
+            _, is_done = self._attendant.wait(number, lambda standing: standing.closed, close_s)
+            if not is_done:
+                raise RendezvousTimeoutError(
+                    f"the job {self.get_run_id()!r} could not be closed in {close_s:g} s"
+                )
+
+    def num_nodes_waiting(self) -> int:
+        """Return above 0 if the workers must be started again in another round.
+
+        So it is when a node joined and the others have settled, when one was lost or asked for a
+        new start, and when the others went on without this node. It does not wait: the answer is
+        that of the last look, a tenth of a second ago, or more in jobs of many nodes.
+        """
+        if not self._attendant.is_running:
+            return self._look().regroup
+        return self._attendant.last_seen().regroup
+
+    def shutdown(self) -> bool:
+        """Leave the job, and release what the handler holds; False if nobody could be told."""
+        if not self._end.alive:
+            return True
+        is_done = True
+        if self._attendant.is_running:
+            number = self._attendant.ask(self._participant.ask_leave)
+            close_s = self._settings.timeout.close.total_seconds()
+            try:
+                _, is_done = self._attendant.wait(
+                    number, lambda standing: not standing.in_job, close_s
+                )
+            except RendezvousError as problem:
+                messages.warning(f"the other nodes were not told that this one leaves: {problem}")
+                is_done = False
+        is_gone = self._attendant.stop(CHANCES_S)
+        self._end()
+        return is_done and is_gone
+
+    def _close(self) -> None:
+        self._participant.ask_close("an agent asked for the end of the job")
+
+    def _look(self) -> Standing:
+        self._check_open()
+        number = self._attendant.ask()
+        heartbeat_s = self._settings.timeout.heartbeat.total_seconds()
+        standing, is_done = self._attendant.wait(number, lambda _: True, heartbeat_s)
+        if not is_done:
+            raise RendezvousTimeoutError(
+                f"the rendezvous backend {self._backend_name!r} did not answer in {heartbeat_s:g} s"
+            )
+        return standing
+
+    def _check_open(self) -> None:
+        if not self._end.alive:
+            raise RendezvousClosedError("the rendezvous handler was shut down")
+
+    def _info(self, seat: View, key: str) -> RendezvousInfo:
+        messages.info(
+            f"round {seat.round}, generation {seat.generation} of the job {self.get_run_id()!r}: "
+            f"node {seat.rank} of {seat.size} ({seat.why})"
+        )
+        store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{key}", self._store)
+        meeting_point = RendezvousStoreInfo(seat.master_addr, seat.master_port)
+        return RendezvousInfo(store, seat.rank, seat.size, meeting_point)
+
+    def _too_late(self, standing: Standing, join_s: float) -> RendezvousTimeoutError:
+        there = f"{standing.present} of at least {standing.needed} nodes are there"
+        return RendezvousTimeoutError(
+            f"there was no round of the job {self.get_run_id()!r} within {join_s:g} s: {there}",
+            hint="join_timeout in --rdzv-conf sets the time",
+        )
+
+    def _is_over(self, standing: Standing) -> RendezvousError:
+        text = f"the job {self.get_run_id()!r} is over"
+        if standing.was_standby:
+            return RendezvousGracefulExitError(f"{text}; this node was a standby")
+        return RendezvousClosedError(
+            f"{text} ({standing.why})", hint="start another one under another --rdzv-id"
+        )
+
+
+def create_handler(
+    store: Any, backend: RendezvousBackend, params: RendezvousParameters
+) -> DynamicRendezvousHandler:
+    """Return a handler on a backend, with the settings of `--rdzv-conf`."""
+    from holdfast.rendezvous import config
+
+    conf = config.parse(params)
+    settings = RendezvousSettings(
+        params.run_id,
+        params.min_nodes,
+        params.max_nodes,
+        conf.timeouts(),
+        timedelta(seconds=conf.keep_alive_interval),
+        conf.keep_alive_max_attempt,
+    )
+    check_settings(settings)
+    return DynamicRendezvousHandler(
+        this_node(params.local_addr, node_id=conf.node_id, label=conf.label),
+        settings,
+        backend.name,
+        store,
+        SharedJob(backend, params.run_id),
+        job_settings=job_settings_of(settings, spares=conf.spares, order=conf.rank_order),
+        patience_s=conf.coordinator_timeout,
+    )
+
+
+def this_node(local_addr: str | None, *, node_id: str = "", label: str = "") -> NodeInfo:
+    """Describe this node. Without an address it is known by the name its host gives itself."""
+    host = os.uname().nodename
+    address = local_addr or host
+    if not local_addr:
+        messages.info(f"other nodes know this one as {host}; --local-addr gives it an address")
+    name = node_id or f"{address}_{os.getpid()}_{next(_local_ids)}"
+    return NodeInfo(node=name, incarnation=0, host=host, label=label, address=address)
+
+
+def replace_ports(node: NodeInfo, even: int, odd: int) -> NodeInfo:
+    """Return the node with the ports that it keeps for the workers of each generation."""
+    import msgspec
+
+    return msgspec.structs.replace(node, ports=(even, odd))
+
+
+def job_settings_of(
+    settings: RendezvousSettings, *, spares: int = 0, order: str = "stable"
+) -> JobSettings:
+    """Return what all nodes of the job must agree on. Restarts are counted by the agents."""
+    return JobSettings(
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        spares=spares,
+        settle_s=settings.timeout.last_call.total_seconds(),
+        order=order,
+    )
+
+
+def check_settings(settings: RendezvousSettings) -> None:
+    """Refuse what no job can be run with."""
+    if not settings.run_id:
+        raise UsageError("--rdzv-id: the id of the job is empty")
+    if settings.min_nodes < 1 or settings.max_nodes < settings.min_nodes:
+        raise UsageError(
+            f"--nnodes: {settings.min_nodes}:{settings.max_nodes} is no range of nodes; accepted: "
+            "MIN:MAX with MIN from 1 and MAX not below it"
+        )
+    if settings.keep_alive_interval <= timedelta(0) or settings.keep_alive_max_attempt < 1:
+        raise UsageError(
+            "--rdzv-conf: keep_alive_interval must be above 0 and keep_alive_max_attempt from 1"
+        )
+
+
+def random_number() -> int:
+    """Return a number that no other incarnation has."""
+    return int.from_bytes(os.urandom(8), "big") >> 1
+
+
+def _is_settled(standing: Standing) -> bool:
+    return standing.seat is not None or standing.closed or bool(standing.refusal)
+
+
+def _release(attendant: Attendant, ports: tuple[ReservedPort, ...]) -> None:
+    attendant.stop(0.0)
+    for port in ports:
+        port.release()

@@ -1,0 +1,138 @@
+"""The state of a job in a folder that all nodes see, for clusters that share a file system.
+
+One file has the state and is replaced as a whole: written beside it, flushed to the disk, renamed.
+Whoever writes holds a lock and first compares the token in the file, which is drawn anew for each
+write; whoever reads needs no lock. A checksum tells a damaged file from a state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING
+
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.rendezvous.backend import RendezvousBackend, Token
+from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+from holdfast.store.file_lock import LOCK_S_MAX, locked
+from holdfast.store.file_store import FileStore, file_name, make_folder, read_file
+
+if TYPE_CHECKING:
+    from holdfast.rendezvous.handler import RendezvousHandler
+    from holdfast.rendezvous.parameters import RendezvousParameters
+
+MAGIC = b"holdfast rendezvous 1\n"
+TOKEN_BYTES = 16
+CHECKSUM_BYTES = 16
+HEADER_BYTES = len(MAGIC) + TOKEN_BYTES + CHECKSUM_BYTES
+
+
+class FileRendezvousBackend(RendezvousBackend):
+    """Keeps the state of one job in the file `path`; `path.lock` and `path.new` are beside it."""
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str = "file",
+        lock_timeout_s: float = LOCK_S_MAX,
+    ) -> None:
+        self.path = os.fspath(path)
+        self._name = name
+        self._lock_timeout_s = lock_timeout_s
+
+    @property
+    def name(self) -> str:
+        """It is `file`, unless the person asked for it under another name."""
+        return self._name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """Return the state and its token, or None if there is none."""
+        try:
+            return self._read()
+        except OSError as problem:
+            raise self._unreachable(problem) from problem
+
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        """Replace the state that `token` names; without one, be the first to store any."""
+        try:
+            with locked(f"{self.path}.lock", self._lock_timeout_s):
+                current = self._read()
+                if (current[1] if current else None) != (token or None):
+                    return None if current is None else (*current, False)
+                return state, self._write(state), True
+        except (
+            OSError
+        ) as problem:  # A lock that is held for too long is a TimeoutError, so here too.
+            raise self._unreachable(problem) from problem
+
+    def _read(self) -> tuple[bytes, bytes] | None:
+        content = read_file(self.path)
+        if content is None:
+            return None
+        token = content[len(MAGIC) : len(MAGIC) + TOKEN_BYTES]
+        checksum = content[HEADER_BYTES - CHECKSUM_BYTES : HEADER_BYTES]
+        state = content[HEADER_BYTES:]
+        if not content.startswith(MAGIC) or _checksum(token, state) != checksum:
+            raise RendezvousStateError(
+                f"{self.path} is damaged or not a rendezvous of Holdfast's",
+                hint="remove it, or choose another --rdzv-id or --rdzv-endpoint",
+            )
+        return state, token
+
+    def _write(self, state: bytes) -> bytes:
+        token = os.urandom(TOKEN_BYTES)
+        new = f"{self.path}.new"  # One name is enough: only the holder of the lock writes.
+        with open(new, "wb") as file:
+            file.write(MAGIC + token + _checksum(token, state) + state)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, self.path)
+        folder = os.open(os.path.dirname(self.path) or ".", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        return token
+
+    def _unreachable(self, problem: OSError) -> RendezvousConnectionError:
+        return RendezvousConnectionError(
+            f"the rendezvous file {self.path} cannot be used: {problem.strerror or problem}"
+        )
+
+
+def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """Return the handler behind `--rdzv-backend file`; the endpoint is a folder all nodes see."""
+    from holdfast.rendezvous.dynamic import create_handler
+
+    store = job_store(params)
+    path = os.path.join(job_folder(params), "state")
+    return create_handler(store, FileRendezvousBackend(path, name=params.backend), params)
+
+
+def job_folder(params: RendezvousParameters) -> str:
+    """Return the folder of one job below the endpoint, made if it is not there."""
+    if not params.run_id:
+        raise UsageError("--rdzv-id: the id of the job is empty")
+    endpoint = params.endpoint.strip()
+    if not endpoint:
+        raise UsageError("--rdzv-endpoint: missing; name a folder that all nodes can write to")
+    folder = os.path.join(endpoint, file_name(params.run_id))
+    make_folder(folder)
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        raise EnvironmentProblem(
+            f"--rdzv-endpoint: {folder!r} cannot be written to",
+            hint="name a folder that all nodes can write to",
+        )
+    return folder
+
+
+def job_store(params: RendezvousParameters) -> FileStore:
+    """Return the store that the agents of a job share, in the folder of the job."""
+    return FileStore(os.path.join(job_folder(params), "store"))
+
+
+def _checksum(token: bytes, state: bytes) -> bytes:
+    return hashlib.blake2b(token + state, digest_size=CHECKSUM_BYTES).digest()

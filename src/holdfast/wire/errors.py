@@ -1,0 +1,73 @@
+"""What can be wrong with what the other side sent, or with what it answered.
+
+::
+
+    WireError                 one line for a person
+    ├── FrameTooLarge         a frame is announced that is longer than allowed
+    ├── EmptyFrame            a frame of no bytes: nothing of ours sends one
+    ├── BadMessage            the body of a frame is no message, or has absurd values in it
+    ├── NotOurProtocol        the other side speaks something else: TLS, HTTP, ...
+    └── HandshakeRefused      one side does not want the other: token, version, ...
+
+They are the peer's fault, or come of two sides that were set up differently; whoever owns the
+connection closes it and decides whom to tell. None of them ever holds a token.
+"""
+
+from __future__ import annotations
+
+# What an error quotes of the other side's words. It may be hostile: the text goes to a console.
+QUOTE_CHARS_MAX = 200
+
+
+class WireError(Exception):
+    """Base of all errors about the other side of a connection. `str(error)` is one line."""
+
+
+class FrameTooLarge(WireError):
+    """A frame is longer than is allowed; known from its length, before its body is there."""
+
+    def __init__(self, frame_bytes: int, frame_bytes_max: int) -> None:
+        super().__init__(f"a frame of {frame_bytes} bytes, where {frame_bytes_max} are allowed")
+        self.frame_bytes = frame_bytes
+        self.frame_bytes_max = frame_bytes_max
+
+
+class EmptyFrame(WireError):
+    """A frame says that its body has no bytes."""
+
+    def __init__(self) -> None:
+        super().__init__("a frame without a body")
+
+
+class BadMessage(WireError):
+    """A frame's body is not a message, or a value in it is out of its range."""
+
+
+class NotOurProtocol(WireError):
+    """The first bytes are not Holdfast's. `why` says what they look like and what to do."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class HandshakeRefused(WireError):
+    """The two sides do not fit together.
+
+    `permanent` is false where trying again may help. `reply` is what the owner of the connection
+    sends, if it can, before it closes: the other side can then tell its person the reason too.
+    """
+
+    def __init__(self, why: str, *, permanent: bool = True, reply: bytes = b"") -> None:
+        super().__init__(why)
+        self.why = why
+        self.permanent = permanent
+        self.reply = reply
+
+
+def quoted(text: str, chars_max: int = QUOTE_CHARS_MAX) -> str:
+    """Return the other side's words as one printable line that is no longer than `chars_max`."""
+    line = text[: chars_max + 1]
+    if not line.isprintable():
+        line = "".join(one if one.isprintable() else "?" for one in line)
+    return line if len(line) <= chars_max else line[: chars_max - 3] + "..."

@@ -1,0 +1,127 @@
+"""Frames: four bytes that say how long the body is (big-endian), then the body.
+
+The one thing to know: a `FrameReader` takes bytes however the network cut them and works in
+linear time, whatever the cuts. It holds at most one unfinished frame, and an announced length is
+judged before anything of the body is waited for.
+
+It does not read sockets and does not look into bodies; `holdfast.wire.messages` does the latter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.wire.errors import EmptyFrame, FrameTooLarge, WireError
+from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
+from holdfast.wire.messages import encode
+
+if TYPE_CHECKING:
+    from holdfast.wire.messages import Message
+
+__all__ = [
+    "FRAME_BYTES_MAX",
+    "HANDSHAKE_FRAME_BYTES_MAX",
+    "HEADER_BYTES",
+    "EmptyFrame",
+    "FrameReader",
+    "FrameTooLarge",
+    "encode_frame",
+]
+
+HEADER_BYTES = 4
+
+
+def encode_frame(message: Message, frame_bytes_max: int = FRAME_BYTES_MAX) -> bytes:
+    """Return a message as the other side's `FrameReader` takes it.
+
+    A message that would be too large there raises `FrameTooLarge` here, where its maker is; one
+    that cannot be written at all raises `BadMessage`.
+    """
+    body = encode(message)
+    if len(body) > frame_bytes_max:
+        raise FrameTooLarge(len(body), frame_bytes_max)
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+class FrameReader:
+    """Cuts a stream of bytes into the bodies of frames.
+
+    `frame_bytes_max` may be changed between calls, once a peer has proven who it is. A frame that
+    was too large until then is judged anew: `feed(b"")` returns what is whole already.
+    """
+
+    __slots__ = ("_buffer", "_fault", "_held", "_wanted", "frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        # The beginning of a frame that is not whole, its header included, and how long it gets;
+        # as long as the header itself is not whole, that is all that is known to be wanted.
+        self._buffer = bytearray()
+        self._wanted = HEADER_BYTES
+        # The rest of a read, from a faulty length on; see `feed`.
+        self._held = b""
+        self._fault: WireError | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """How much is held of what is not whole yet."""
+        return len(self._buffer) + len(self._held)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+        """Take what was read and return the bodies that became whole.
+
+        A faulty length raises at once, and from then on always: the stream cannot be understood
+        any more. If whole frames came before it in the same read they are returned first, and the
+        next call raises.
+        """
+        if self._fault is not None:
+            raise self._fault
+        if self._held:
+            data, self._held = self._held + data, b""
+        bodies: list[bytes] = []
+        at = self._fill(data, bodies) if self._buffer else 0
+        end = len(data)
+        # No copy is made of a frame that is whole in what was read, but for the body itself.
+        while end - at >= HEADER_BYTES:
+            length = int.from_bytes(data[at : at + HEADER_BYTES], "big")
+            if not 0 < length <= self.frame_bytes_max:
+                if not bodies:
+                    raise self._faulty(length)
+                self._held = bytes(data[at:])
+                return bodies
+            stop = at + HEADER_BYTES + length
+            if stop > end:
+                self._wanted = HEADER_BYTES + length
+                break
+            bodies.append(bytes(data[at + HEADER_BYTES : stop]))
+            at = stop
+        if at < end:
+            self._buffer += data[at:]
+        return bodies
+
+    def _fill(self, data: bytes | bytearray | memoryview, bodies: list[bytes]) -> int:
+        """Add to the unfinished frame what it lacks and no more; return how much that was."""
+        buffer = self._buffer
+        at = 0
+        while buffer and at < len(data):
+            piece = data[at : at + self._wanted - len(buffer)]
+            buffer += piece
+            at += len(piece)
+            if len(buffer) < self._wanted:
+                break
+            if self._wanted == HEADER_BYTES:
+                length = int.from_bytes(buffer, "big")
+                if not 0 < length <= self.frame_bytes_max:
+                    raise self._faulty(length)
+                self._wanted += length
+            else:
+                del buffer[:HEADER_BYTES]  # This moves a pointer, not the body.
+                bodies.append(bytes(buffer))
+                buffer.clear()
+                self._wanted = HEADER_BYTES
+        return at
+
+    def _faulty(self, length: int) -> WireError:
+        self._buffer.clear()
+        self._fault = FrameTooLarge(length, self.frame_bytes_max) if length else EmptyFrame()
+        return self._fault

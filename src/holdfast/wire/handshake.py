@@ -1,0 +1,256 @@
+"""How two sides of a new connection find out that they fit together, before anything else is said.
+
+::
+
+    client                                          server
+      Hello(versions, nonce)                 ->
+                                             <-     Challenge(version, nonce, proof)
+      Proof(proof)                           ->
+                                             <-     Welcome(version)  or  Refused(why)
+
+The one thing to know: a side that has a token goes on only with a side that proved to have the
+same; a side without one goes on only with a side without one. There is no "if possible", or
+anybody in between could take the proof away. Either side may have nothing to send but a `Goodbye`
+or a `Refused` with its reason; the error that is raised carries it (`HandshakeRefused.reply`).
+
+Neither machine reads, writes or waits: the owner of the connection decodes each frame, calls
+`receive`, sends what that returns, and closes the connection if the whole takes too long.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from holdfast.errors import InternalError
+from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol, quoted
+from holdfast.wire.foreign import check_client_bytes, check_server_bytes, explain_silent_close
+from holdfast.wire.frames import encode_frame
+from holdfast.wire.limits import NONCE_BYTES, WHY_CHARS_MAX, clip
+from holdfast.wire.messages import (
+    MAGIC,
+    PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MIN,
+    Challenge,
+    Goodbye,
+    Hello,
+    Proof,
+    Refused,
+    Welcome,
+)
+from holdfast.wire.token import CLIENT, FILE_VARIABLE, SERVER, VARIABLE, prove, same
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.wire.messages import Message
+
+__all__ = [
+    "ClientHandshake",
+    "HandshakeRefused",
+    "NotOurProtocol",
+    "ServerHandshake",
+    "check_client_bytes",
+    "check_server_bytes",
+    "explain_silent_close",
+    "refusal",
+]
+
+SETTINGS = f"{VARIABLE} or {FILE_VARIABLE}"
+Versions = tuple[int, int]
+OUR_VERSIONS: Versions = (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
+
+
+def draw_nonce() -> bytes:
+    """Return bytes that nobody has seen or can guess."""
+    return os.urandom(NONCE_BYTES)
+
+
+def refusal(why: str, *, permanent: bool = True) -> bytes:
+    """Return the frame that turns a client away, as with too many connections."""
+    return encode_frame(Refused(why=clip(why, WHY_CHARS_MAX), permanent=permanent))
+
+
+class _Handshake:
+    """What both sides have."""
+
+    def __init__(
+        self,
+        token: bytes | None,
+        *,
+        nonce: Callable[[], bytes] = draw_nonce,
+        versions: Versions = OUR_VERSIONS,
+    ) -> None:
+        if token is not None and not token:
+            raise InternalError("an empty token is none")
+        self._token = token
+        self._nonce = nonce()
+        self._versions = versions
+        self._version = 0
+        self._done = False
+
+    @property
+    def done(self) -> bool:
+        """Whether the other side is accepted, and has accepted us."""
+        return self._done
+
+    @property
+    def version(self) -> int:
+        """The version both sides speak from now on."""
+        if not self._done:
+            raise InternalError("asked for the version before the handshake was done")
+        return self._version
+
+    def _open(self) -> None:
+        if self._done:
+            raise InternalError("a message for a handshake that is done")
+
+
+class ClientHandshake(_Handshake):
+    """The side that connects: `start`, then `receive` until `done`."""
+
+    _challenged = False
+
+    def start(self) -> bytes:
+        """Return the first bytes to send."""
+        low, high = self._versions
+        return encode_frame(Hello(version_min=low, version_max=high, nonce=self._nonce))
+
+    def receive(self, message: Message) -> bytes:
+        """Take the server's next message; return what to send, nothing once it is `done`."""
+        self._open()
+        match message:
+            case Refused():
+                raise HandshakeRefused(
+                    f"the coordinator refused: {quoted(message.why, WHY_CHARS_MAX)}",
+                    permanent=message.permanent,
+                )
+            case Goodbye():
+                raise HandshakeRefused(
+                    f"the coordinator closed the connection: {quoted(message.why, WHY_CHARS_MAX)}",
+                    permanent=False,
+                )
+            case Challenge() if not self._challenged:
+                return self._answer(message)
+            case Welcome(version=version) if self._challenged and version == self._version:
+                self._done = True
+                return b""
+        raise BadMessage(f"a {type(message).__name__} is out of place in the handshake")
+
+    def _answer(self, challenge: Challenge) -> bytes:
+        low, high = self._versions
+        if not low <= challenge.version <= high:
+            raise self._leave(
+                f"the coordinator chose protocol version {challenge.version}, "
+                f"the client speaks {_range(self._versions)}"
+            )
+        if self._token is None:
+            if challenge.token_wanted:
+                raise self._leave(
+                    "the coordinator wants a token and the client has none: "
+                    f"set {SETTINGS} to the coordinator's token where the client runs"
+                )
+            proof = b""
+        else:
+            proof = self._proof(self._token, challenge)
+        self._challenged = True
+        self._version = challenge.version
+        return encode_frame(Proof(proof=proof))
+
+    def _proof(self, token: bytes, challenge: Challenge) -> bytes:
+        """Judge the server's proof and return our own."""
+        if not challenge.token_wanted or not challenge.proof:
+            raise self._leave(
+                "the coordinator has no token and the client has one: set the same token where "
+                f"the coordinator runs ({SETTINGS}), or remove the client's"
+            )
+
+        def proof_of(side: bytes) -> bytes:
+            return prove(
+                token,
+                side,
+                offered=self._versions,
+                version=challenge.version,
+                client_nonce=self._nonce,
+                server_nonce=challenge.nonce,
+            )
+
+        if not same(challenge.proof, proof_of(SERVER)):
+            raise self._leave(
+                "the coordinator's token is not the client's: "
+                f"set {SETTINGS} to the same on both sides"
+            )
+        return proof_of(CLIENT)
+
+    def _leave(self, why: str) -> HandshakeRefused:
+        return HandshakeRefused(why, reply=encode_frame(Goodbye(why=why)))
+
+
+class ServerHandshake(_Handshake):
+    """The side that listens: `receive` until `done`."""
+
+    _hello: Hello | None = None
+
+    def receive(self, message: Message) -> bytes:
+        """Take the client's next message and return what to send."""
+        self._open()
+        match message:
+            case Goodbye():
+                raise HandshakeRefused(f"the client left: {quoted(message.why, WHY_CHARS_MAX)}")
+            case Hello() if self._hello is None:
+                return self._challenge(message)
+            case Proof() if self._hello is not None:
+                return self._welcome(self._hello, message)
+        raise BadMessage(f"a {type(message).__name__} is out of place in the handshake")
+
+    def _challenge(self, hello: Hello) -> bytes:
+        if hello.magic != MAGIC:
+            raise NotOurProtocol(f"the first message says {quoted(hello.magic)!r}, not {MAGIC!r}")
+        offered = (hello.version_min, hello.version_max)
+        version = min(hello.version_max, self._versions[1])
+        if version < max(hello.version_min, self._versions[0]):
+            raise self._refuse(
+                f"the client speaks protocol version {_range(offered)}, the coordinator "
+                f"{_range(self._versions)}: install the same Holdfast on both sides"
+            )
+        self._hello = hello
+        self._version = version
+        proof = b"" if self._token is None else self._proof(self._token, hello, SERVER)
+        return encode_frame(
+            Challenge(
+                version=version,
+                nonce=self._nonce,
+                token_wanted=self._token is not None,
+                proof=proof,
+            )
+        )
+
+    def _welcome(self, hello: Hello, theirs: Proof) -> bytes:
+        if self._token is None:
+            if theirs.proof:
+                raise self._refuse("the client proved a token and the coordinator has none")
+        elif not same(theirs.proof, self._proof(self._token, hello, CLIENT)):
+            raise self._refuse(
+                f"the client's token is not the coordinator's: set {SETTINGS} "
+                "to the same on both sides"
+            )
+        self._done = True
+        return encode_frame(Welcome(version=self._version))
+
+    def _proof(self, token: bytes, hello: Hello, side: bytes) -> bytes:
+        return prove(
+            token,
+            side,
+            offered=(hello.version_min, hello.version_max),
+            version=self._version,
+            client_nonce=hello.nonce,
+            server_nonce=self._nonce,
+        )
+
+    def _refuse(self, why: str) -> HandshakeRefused:
+        return HandshakeRefused(why, reply=refusal(why))
+
+
+def _range(versions: Versions) -> str:
+    low, high = versions
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,232 @@
+"""Every message there is between two programs of ours, and how each becomes bytes and back.
+
+The one thing to know: what `decode` returns may be used as it is. Types, lengths and ranges are
+checked here, partly by msgspec while it decodes and partly (for the structs of `core.news`, which
+know nothing of limits) by `holdfast.wire.checking`; whatever else a peer sent is a `BadMessage`.
+
+Messages are msgpack maps with a tag. Fields that a newer version added are passed over, so a field
+may be added without a new protocol version as long as it has a default. No pickle, ever.
+
+It does not say who may send what, and when: that is for the handshake, the coordinator and its
+client to know.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, get_args
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.news import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX, Ack, Beat, Status, View
+from holdfast.wire import limits
+from holdfast.wire.checking import CHECKS
+from holdfast.wire.errors import BadMessage, WireError, quoted
+
+__all__ = [
+    "MAGIC",
+    "PROTOCOL_VERSION",
+    "PROTOCOL_VERSION_MIN",
+    "Ack",
+    "Answer",
+    "BadMessage",
+    "Beat",
+    "Challenge",
+    "Goodbye",
+    "Hello",
+    "JobSummary",
+    "Message",
+    "NodeSummary",
+    "Proof",
+    "Query",
+    "Refused",
+    "Status",
+    "StoreCall",
+    "StoreOp",
+    "StoreResult",
+    "View",
+    "Welcome",
+    "WireError",
+    "check",
+    "decode",
+    "encode",
+]
+
+MAGIC = "holdfast"
+PROTOCOL_VERSION = 1
+"""The newest version spoken here."""
+PROTOCOL_VERSION_MIN = 1
+"""The oldest one."""
+
+Count = Annotated[int, Meta(ge=0, le=limits.COUNTER_MAX)]
+CountOrNone = Annotated[int, Meta(ge=-1, le=limits.COUNTER_MAX)]
+Name = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)]
+Words = Annotated[str, Meta(max_length=limits.WHY_CHARS_MAX)]
+RunId = Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)]
+Version = Annotated[int, Meta(ge=1, le=limits.VERSION_MAX)]
+Nonce = Annotated[bytes, Meta(min_length=limits.NONCE_BYTES_MIN, max_length=limits.NONCE_BYTES_MAX)]
+ProofBytes = Annotated[bytes, Meta(max_length=limits.PROOF_BYTES_MAX)]
+StoreKey = Annotated[str, Meta(max_length=limits.STORE_KEY_CHARS_MAX)]
+StoreValue = Annotated[bytes, Meta(max_length=limits.STORE_VALUE_BYTES_MAX)]
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """The client's first words: what it is, the versions it speaks, a nonce that it drew."""
+
+    magic: Annotated[str, Meta(max_length=len(MAGIC))] = MAGIC
+    version_min: Version = PROTOCOL_VERSION_MIN
+    version_max: Version = PROTOCOL_VERSION
+    nonce: Nonce
+
+
+class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
+    """The server's answer: the version to speak, its own nonce, and that it knows the token."""
+
+    version: Version
+    nonce: Nonce
+    token_wanted: bool
+    proof: ProofBytes = b""
+    """Empty if the server has no token."""
+
+
+class Proof(msgspec.Struct, frozen=True, kw_only=True, tag="proof"):
+    """The client knows the token too. Empty if neither side has one."""
+
+    proof: ProofBytes = b""
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """The handshake is done."""
+
+    version: Version
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The server does not want this client."""
+
+    why: Words
+    permanent: bool = True
+    """False if trying again later may help."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
+    """Whoever sends this closes the connection on purpose."""
+
+    why: Words = ""
+
+
+StoreOp = Literal["set", "get", "add", "check", "wait", "compare_set", "delete", "num_keys"]
+STORE_OPS: tuple[StoreOp, ...] = get_args(StoreOp)
+
+
+class StoreCall(msgspec.Struct, frozen=True, kw_only=True, tag="store_call"):
+    """An agent asks the store of its job. Each call is answered once, in any order."""
+
+    id: Count
+    run_id: Annotated[str, Meta(min_length=1, max_length=RUN_ID_CHARS_MAX)]
+    scope: Annotated[str, Meta(max_length=limits.STORE_SCOPE_CHARS_MAX)] = ""
+    """Keys of different scopes (rounds, generations) know nothing of each other."""
+    op: StoreOp
+    keys: Annotated[tuple[StoreKey, ...], Meta(max_length=limits.STORE_KEYS_MAX)] = ()
+    value: StoreValue = b""
+    expected: StoreValue = b""
+    amount: Int64 = 0
+    timeout_s: Annotated[float, Meta(ge=0, le=limits.STORE_TIMEOUT_S_MAX)] = 0.0
+
+
+class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result"):
+    """What came of the call with the same `id`."""
+
+    id: Count
+    ok: bool
+    value: StoreValue = b""
+    amount: Int64 = 0
+    why: Words = ""
+
+
+class Query(msgspec.Struct, frozen=True, kw_only=True, tag="query"):
+    """Somebody wants to know how a job is, or with an empty `run_id` how all of them are."""
+
+    id: Count
+    run_id: RunId = ""
+
+
+class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A node as a person wants to see it."""
+
+    node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
+    host: Name = ""
+    address: Name = ""
+    role: Name = ""
+    phase: Name = ""
+    rank: CountOrNone = -1
+    generation: CountOrNone = -1
+
+
+class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as a person wants to see it."""
+
+    run_id: RunId
+    phase: Name = ""
+    term: Count = 0
+    round: CountOrNone = -1
+    generation: CountOrNone = -1
+    restarts: Count = 0
+    max_restarts: Int64 = 0
+    nodes: Annotated[list[NodeSummary], Meta(max_length=limits.NODES_MAX)] = []
+    history: Annotated[list[Words], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+    """The jobs that the query with the same `id` asked for."""
+
+    id: Count
+    jobs: Annotated[list[JobSummary], Meta(max_length=limits.JOBS_MAX)] = []
+
+
+Message = (
+    Status | Beat | Ack | View
+    | Hello | Challenge | Proof | Welcome | Refused | Goodbye
+    | StoreCall | StoreResult | Query | Answer
+)  # fmt: skip
+
+# One of each for the whole program: both are made to be shared, and making one is not cheap.
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Message).decode
+
+
+def encode(message: Message) -> bytes:
+    """Return the body of the frame for a message.
+
+    The values are not checked here (see `check`), but what msgpack cannot write, as half a
+    character or a number of more than 64 bits, is a `BadMessage`.
+    """
+    try:
+        return _encode(message)
+    except (UnicodeEncodeError, OverflowError, TypeError, ValueError) as error:
+        raise BadMessage(
+            f"a {type(message).__name__} cannot be sent: {quoted(str(error))}"
+        ) from error
+
+
+def decode(body: bytes | bytearray | memoryview) -> Message:
+    """Return the message that a frame's body holds, or raise `BadMessage`."""
+    try:
+        message: Message = _decode(body)
+    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
+        # Besides its own errors msgspec lets through what Python says of text that is not UTF-8
+        # and of things nested too deep.
+        raise BadMessage(f"no message of ours: {quoted(str(error))}") from None
+    check_it = CHECKS.get(type(message))
+    if check_it is not None:
+        check_it(message)
+    return message
+
+
+def check(message: Message) -> None:
+    """Raise the `BadMessage` that the other side would raise for a message.
+
+    For what a person may have set to something absurd, before it is sent for the first time.
+    """
+    decode(encode(message))
