@@ -8,7 +8,7 @@ import sys
 from holdfast import messages
 from holdfast.agent.local import LocalElasticAgent
 from holdfast.agent.workers import WorkerSpec
-from holdfast.errors import EnvironmentProblem, NotYetSupported, UsageError
+from holdfast.errors import EnvironmentProblem, HoldfastError, NotYetSupported, UsageError
 from holdfast.launcher.surroundings import refusal
 from holdfast.processes.logs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
@@ -82,6 +82,11 @@ def launch_agent(
             name = entrypoint_name(entrypoint, args)
             restarts = agent.restart_count
             failure = failure_of(name, result, config, logs_specs, run_id, restarts)
+    except HoldfastError as end:
+        if end.exit_code:
+            raise
+        messages.notice(str(end))  # A standby that was not needed.
+        return {}
     except OSError as problem:
         # Workers' own errors are results, so this is one of starting or watching them.
         refused = refusal(problem)
