@@ -13,8 +13,9 @@ same; a side without one goes on only with a side without one. There is no "if p
 anybody in between could take the proof away. Either side may have nothing to send but a `Goodbye`
 or a `Refused` with its reason; the error that is raised carries it (`HandshakeRefused.reply`).
 
-Neither machine reads, writes or waits: the owner of the connection decodes each frame, calls
-`receive`, sends what that returns, and closes the connection if the whole takes too long.
+Neither machine reads, writes or waits: the owner of the connection decodes each frame (by
+`messages.decode_handshake`, from a reader of `HANDSHAKE_FRAME_BYTES_MAX`), calls `receive`, sends
+what that returns, and closes the connection if the whole takes too long.
 """
 
 from __future__ import annotations

@@ -54,6 +54,9 @@ STORE_KEYS_MAX = 10_000
 STORE_SCOPE_CHARS_MAX = RUN_ID_CHARS_MAX + NODE_ID_CHARS_MAX
 STORE_TIMEOUT_S_MAX = 30 * 86_400.0
 
+SUMMARIES_MAX = 100_000
+"""Nodes of one job in an answer. Room for as many as a peer announces is made before the first is
+read, so this is also what one short hostile message can make us allocate (8 bytes each)."""
 JOBS_MAX = 10_000
 HISTORY_LINES_MAX = 10_000
 

@@ -33,6 +33,7 @@ __all__ = [
     "Beat",
     "Challenge",
     "Goodbye",
+    "HandshakeMessage",
     "Hello",
     "JobSummary",
     "Message",
@@ -49,6 +50,7 @@ __all__ = [
     "WireError",
     "check",
     "decode",
+    "decode_handshake",
     "encode",
 ]
 
@@ -174,7 +176,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     generation: CountOrNone = -1
     restarts: Count = 0
     max_restarts: Int64 = 0
-    nodes: Annotated[list[NodeSummary], Meta(max_length=limits.NODES_MAX)] = []
+    nodes: Annotated[list[NodeSummary], Meta(max_length=limits.SUMMARIES_MAX)] = []
     history: Annotated[list[Words], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
 
 
@@ -191,9 +193,16 @@ Message = (
     | StoreCall | StoreResult | Query | Answer
 )  # fmt: skip
 
-# One of each for the whole program: both are made to be shared, and making one is not cheap.
+HandshakeMessage = Hello | Challenge | Proof | Welcome | Refused | Goodbye
+
+# One of each for the whole program: they are made to be shared, and making one is not cheap.
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
+_decode_handshake = msgspec.msgpack.Decoder(HandshakeMessage).decode
+
+# Besides its own errors msgspec lets through what Python says of text that is not UTF-8 and of
+# things that are nested too deep.
+_MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 
 
 def encode(message: Message) -> bytes:
@@ -214,13 +223,20 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     """Return the message that a frame's body holds, or raise `BadMessage`."""
     try:
         message: Message = _decode(body)
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-        # Besides its own errors msgspec lets through what Python says of text that is not UTF-8
-        # and of things nested too deep.
+    except _MALFORMED as error:
         raise BadMessage(f"no message of ours: {quoted(str(error))}") from None
     check_it = CHECKS.get(type(message))
     if check_it is not None:
         check_it(message)
+    return message
+
+
+def decode_handshake(body: bytes | bytearray | memoryview) -> HandshakeMessage:
+    """Do the same until the handshake is done: a stranger's bytes become nothing but these."""
+    try:
+        message: HandshakeMessage = _decode_handshake(body)
+    except _MALFORMED as error:
+        raise BadMessage(f"no message of the handshake: {quoted(str(error))}") from None
     return message
 
 

@@ -1,0 +1,77 @@
+"""Certificates for tests of TLS, made when they are needed by the `openssl` command.
+
+Elliptic keys, so that a whole set takes some hundredths of a second. Valid for two days.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import subprocess
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DAYS = "2"
+NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+
+
+class Pair(NamedTuple):
+    """The paths of a certificate and of its key."""
+
+    cert: str
+    key: str
+
+
+def make_ca(folder: Path, name: str = "test-ca") -> Pair:
+    """Make an authority that certificates can be signed by."""
+    pair = Pair(str(folder / f"{name}.pem"), str(folder / f"{name}.key"))
+    settings = folder / f"{name}.cnf"
+    settings.write_text(
+        "[req]\ndistinguished_name = names\nx509_extensions = ca\nprompt = no\n"
+        f"[names]\nCN = {name}\n"
+        "[ca]\nbasicConstraints = critical, CA:TRUE\nkeyUsage = critical, keyCertSign\n"
+        "subjectKeyIdentifier = hash\n"
+    )
+    run_openssl(
+        "req", "-x509", *NEW_KEY, "-days", DAYS, "-config", str(settings),
+        "-keyout", pair.key, "-out", pair.cert,
+    )  # fmt: skip
+    return pair
+
+
+def make_certificate(
+    ca: Pair, name: str, san: Sequence[str] = ("localhost", "127.0.0.1", "::1")
+) -> Pair:
+    """Make a certificate, beside the authority's own, for a host or for an agent."""
+    folder = Path(ca.cert).parent
+    pair = Pair(str(folder / f"{name}.pem"), str(folder / f"{name}.key"))
+    request, extensions = folder / f"{name}.csr", folder / f"{name}.ext"
+    run_openssl(
+        "req", "-new", *NEW_KEY, "-subj", f"/CN={name}", "-keyout", pair.key, "-out", str(request)
+    )
+    extensions.write_text(
+        "basicConstraints = CA:FALSE\n"
+        + (f"subjectAltName = {','.join(map(_alternative, san))}\n" if san else "")
+    )
+    run_openssl(
+        "x509", "-req", "-in", str(request), "-CA", ca.cert, "-CAkey", ca.key,
+        "-set_serial", str(zlib.crc32(name.encode()) + 1), "-days", DAYS,
+        "-extfile", str(extensions), "-out", pair.cert,
+    )  # fmt: skip
+    return pair
+
+
+def _alternative(name: str) -> str:
+    try:
+        return f"IP:{ipaddress.ip_address(name)}"
+    except ValueError:
+        return f"DNS:{name}"
+
+
+def run_openssl(*words: str) -> None:
+    """Run the command; what it complains of fails the test."""
+    done = subprocess.run(["openssl", *words], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, f"openssl {' '.join(words)}: {done.stderr}"

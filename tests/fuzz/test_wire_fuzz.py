@@ -1,0 +1,344 @@
+"""Bytes of every kind, in every order and cut: what comes out is messages, or a `WireError`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from wire_strategies import anything, messages
+
+from holdfast.wire.errors import (
+    BadMessage,
+    EmptyFrame,
+    FrameTooLarge,
+    HandshakeRefused,
+    NotOurProtocol,
+    WireError,
+)
+from holdfast.wire.foreign import check_client_bytes, check_server_bytes
+from holdfast.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, HEADER_BYTES, FrameReader, encode_frame
+from holdfast.wire.handshake import ClientHandshake, ServerHandshake
+from holdfast.wire.messages import (
+    Challenge,
+    Goodbye,
+    HandshakeMessage,
+    Hello,
+    Message,
+    Proof,
+    Welcome,
+    decode,
+    decode_handshake,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hypothesis.strategies import SearchStrategy
+
+T = TypeVar("T")
+
+untimed = settings(deadline=None)  # Others may need the machine meanwhile.
+
+frame_limits = st.integers(1, 64)
+tokens = st.none() | st.binary(min_size=1, max_size=100)
+
+
+def headers(length: int) -> bytes:
+    return length.to_bytes(HEADER_BYTES, "big")
+
+
+def framed(body: bytes) -> bytes:
+    return headers(len(body)) + body
+
+
+pieces = st.one_of(
+    st.binary(max_size=80),
+    st.binary(max_size=70).map(framed),
+    st.binary(min_size=1, max_size=20).map(framed),
+    messages.map(encode_frame),
+    st.integers(0, 200).map(headers),
+    st.sampled_from([b"\x16\x03\x01", b"GET / HTTP/1.1\r\n", headers(0), b"\xff\xff\xff\xff"]),
+)
+streams = st.lists(pieces, max_size=8).map(b"".join)
+
+
+def cut(stream: bytes, sizes: list[int]) -> list[bytes]:
+    """Cut a stream into reads of these sizes, over and over."""
+    reads, at, turn = [], 0, 0
+    while at < len(stream):
+        size = sizes[turn % len(sizes)]
+        reads.append(stream[at : at + size])
+        at, turn = at + size, turn + 1
+    return reads
+
+
+def outcome(call: Callable[..., T], *args: Any) -> T | WireError:
+    """Return what a call returns, or the error about the other side that it raises."""
+    try:
+        return call(*args)
+    except WireError as error:
+        return error
+
+
+cuts = st.lists(st.integers(1, 30), min_size=1, max_size=5)
+
+
+def read_all(reads: list[bytes], limit: int) -> tuple[list[bytes], type[Exception] | None]:
+    """Return the bodies that a reader finds, and what it raised in the end."""
+    reader = FrameReader(limit)
+    bodies: list[bytes] = []
+    try:
+        for read in reads:
+            bodies += reader.feed(read)
+            assert reader.buffered_bytes <= HEADER_BYTES + limit + len(read)
+        bodies += reader.feed(b"")  # A fault behind whole frames is told by the next call.
+    except (FrameTooLarge, EmptyFrame) as fault:
+        assert reader.buffered_bytes == 0
+        return bodies, type(fault)
+    return bodies, None
+
+
+def by_the_book(stream: bytes, limit: int) -> tuple[list[bytes], type[Exception] | None]:
+    """Do the same the plain way, for comparison."""
+    bodies: list[bytes] = []
+    while len(stream) >= HEADER_BYTES:
+        length = int.from_bytes(stream[:HEADER_BYTES], "big")
+        if length == 0:
+            return bodies, EmptyFrame
+        if length > limit:
+            return bodies, FrameTooLarge
+        if len(stream) < HEADER_BYTES + length:
+            break
+        bodies.append(stream[HEADER_BYTES : HEADER_BYTES + length])
+        stream = stream[HEADER_BYTES + length :]
+    return bodies, None
+
+
+@untimed
+@given(streams, cuts, frame_limits | st.just(10_000))
+def test_any_bytes_in_any_cut(stream: bytes, sizes: list[int], limit: int) -> None:
+    bodies, fault = read_all(cut(stream, sizes), limit)
+    assert (bodies, fault) == by_the_book(stream, limit)
+    for body in bodies:
+        judge(body)
+
+
+@untimed
+@given(st.lists(messages, max_size=5), cuts)
+def test_messages_come_back_as_they_were(sent: list[Message], sizes: list[int]) -> None:
+    stream = b"".join(map(encode_frame, sent))
+    bodies, fault = read_all(cut(stream, sizes), 100_000)
+    assert fault is None
+    assert [decode(body) for body in bodies] == sent
+
+
+def judge(body: bytes) -> None:
+    """Decode a body that may be broken. What is accepted must be a message like any other."""
+    message = outcome(decode, body)
+    early = outcome(decode_handshake, body)
+    if isinstance(message, HandshakeMessage):
+        assert early == message
+    else:
+        assert isinstance(early, BadMessage)
+    if isinstance(message, WireError):
+        event("refused")
+        assert type(message) is BadMessage
+        assert str(message).isprintable()
+        assert len(str(message)) < 1000
+    else:
+        event("accepted")
+        assert decode(encode(message)) == message
+
+
+@untimed
+@given(st.binary(max_size=200))
+def test_any_bytes_as_a_body(body: bytes) -> None:
+    judge(body)
+
+
+@st.composite
+def spoiled(draw: st.DrawFn) -> bytes:
+    """A real message with some bytes changed, added, taken out or repeated."""
+    body = bytearray(encode(draw(messages)))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(body)))
+        match draw(st.sampled_from(["change", "add", "remove", "repeat", "cut"])):
+            case "change":
+                body[at : at + 1] = draw(st.binary(min_size=1, max_size=1))
+            case "add":
+                body[at:at] = draw(st.binary(min_size=1, max_size=6))
+            case "remove":
+                del body[at : at + draw(st.integers(1, 6))]
+            case "repeat":
+                body[at:at] = body[at : at + draw(st.integers(1, 30))]
+            case _:
+                del body[at:]
+    return bytes(body)
+
+
+@settings(untimed, max_examples=400)
+@given(spoiled())
+def test_spoiled_messages(body: bytes) -> None:
+    judge(body)
+
+
+@st.composite
+def misfit(draw: st.DrawFn) -> bytes:
+    """A real message that has something else in one of its fields, at any depth."""
+    whole: Any = msgspec.to_builtins(
+        draw(messages), builtin_types=(bytes, bytearray), enc_hook=lambda one: one
+    )
+    place = whole
+    while True:
+        keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+        key = draw(st.sampled_from(keys))
+        within = place[key]
+        if isinstance(within, (dict, list)) and within and draw(st.booleans()):
+            place = within
+            continue
+        place[key] = draw(anything)
+        return msgspec.msgpack.encode(whole)
+
+
+@settings(untimed, max_examples=400)
+@given(misfit())
+def test_messages_with_a_field_of_another_kind(body: bytes) -> None:
+    judge(body)
+
+
+@untimed
+@given(st.integers(1, 5000), st.integers(1, 200), st.integers(1, 10))
+def test_a_reader_holds_no_more_than_one_frame(limit: int, size: int, count: int) -> None:
+    stream = framed(b"x" * limit) * count
+    reader = FrameReader(limit)
+    bodies = []
+    for read in cut(stream, [size]):
+        bodies += reader.feed(read)
+        assert reader.buffered_bytes < HEADER_BYTES + limit
+        # The memory behind it grows ahead of need, by an eighth and a little.
+        assert sys.getsizeof(reader._buffer) <= 200 + (HEADER_BYTES + limit) * 9 // 8 + size
+    assert bodies == [b"x" * limit] * count
+
+
+@untimed
+@given(st.binary(max_size=12))
+def test_any_first_bytes(first: bytes) -> None:
+    for check in (check_client_bytes, check_server_bytes):
+        found = outcome(check, first)
+        # What no reader would take for a frame of ours is foreign, and nothing else is.
+        ours = int.from_bytes(first[:4].ljust(4, b"\0"), "big") <= HANDSHAKE_FRAME_BYTES_MAX
+        assert isinstance(found, NotOurProtocol) is not ours
+        assert str(found).isprintable()
+
+
+def message_in(frame: bytes) -> Message:
+    (body,) = FrameReader(HANDSHAKE_FRAME_BYTES_MAX).feed(frame)
+    return decode(body)
+
+
+def shake(client: ClientHandshake, server: ServerHandshake) -> None:
+    challenge = server.receive(message_in(client.start()))
+    proof = client.receive(message_in(challenge))
+    client.receive(message_in(server.receive(message_in(proof))))
+
+
+@untimed
+@given(tokens, tokens, st.booleans())
+def test_two_sides_agree_if_and_only_if_their_tokens_do(
+    mine: bytes | None, theirs: bytes | None, alike: bool
+) -> None:
+    if alike:
+        theirs = mine
+    client, server = ClientHandshake(mine), ServerHandshake(theirs)
+    refused = outcome(shake, client, server)
+    assert client.done is server.done is (mine == theirs)
+    if mine != theirs:
+        assert isinstance(refused, HandshakeRefused)
+        assert refused.permanent
+        assert isinstance(message_in(refused.reply), Goodbye)
+
+
+versions = st.tuples(st.integers(1, 6), st.integers(1, 6)).map(lambda two: (min(two), max(two)))
+
+
+@untimed
+@given(versions, versions, tokens)
+def test_two_sides_speak_the_newest_version_they_share(
+    mine: tuple[int, int], theirs: tuple[int, int], token: bytes | None
+) -> None:
+    client = ClientHandshake(token, versions=mine)
+    server = ServerHandshake(token, versions=theirs)
+    shared = set(range(mine[0], mine[1] + 1)) & set(range(theirs[0], theirs[1] + 1))
+    refused = outcome(shake, client, server)
+    if shared:
+        assert client.version == server.version == max(shared)
+    else:
+        assert isinstance(refused, HandshakeRefused)
+
+
+nonces = st.binary(min_size=16, max_size=64)
+handshake_messages: SearchStrategy[Message] = st.one_of(
+    messages,
+    st.builds(Hello, nonce=nonces),
+    st.builds(
+        Challenge,
+        version=st.just(1),
+        nonce=nonces,
+        token_wanted=st.booleans(),
+        proof=st.binary(max_size=64),
+    ),
+    st.builds(Proof, proof=st.binary(max_size=64)),
+    st.just(Proof()),
+    st.just(Welcome(version=1)),
+)
+
+
+@settings(untimed, max_examples=300)
+@given(st.lists(handshake_messages, max_size=8), st.booleans(), st.booleans(), st.data())
+def test_whoever_does_not_know_the_token_never_gets_in(
+    said: list[Message], serving: bool, echo: bool, data: st.DataObject
+) -> None:
+    """The stranger says anything, and also gives back every proof and nonce that it hears."""
+    machine: ClientHandshake | ServerHandshake
+    machine = ServerHandshake(b"secret") if serving else ClientHandshake(b"secret")
+    heard = [] if isinstance(machine, ServerHandshake) else [message_in(machine.start())]
+    for message in said:
+        again = data.draw(st.sampled_from(heard)) if echo and heard else None
+        reply = outcome(machine.receive, given_back(message, again) if again else message)
+        assert not machine.done
+        if isinstance(reply, WireError):
+            assert str(reply).isprintable()
+            assert "secret" not in str(reply)
+        else:
+            heard.append(message_in(reply))
+
+
+def given_back(message: Message, heard: Message) -> Message:
+    """Put the proof and the nonce that were heard into what is said, where it has such a field."""
+    changes = {
+        name: getattr(heard, name)
+        for name in ("proof", "nonce")
+        if hasattr(heard, name) and hasattr(message, name)
+    }
+    return msgspec.structs.replace(message, **changes)
+
+
+@untimed
+@given(st.lists(handshake_messages, max_size=8), st.booleans())
+def test_without_a_token_any_order_of_messages_is_taken_or_refused(
+    said: list[Message], serving: bool
+) -> None:
+    machine: ClientHandshake | ServerHandshake
+    machine = ServerHandshake(None) if serving else ClientHandshake(None)
+    for message in said:
+        reply = outcome(machine.receive, message)
+        if isinstance(reply, WireError):
+            assert str(reply).isprintable()
+        elif machine.done:
+            return
+        else:
+            message_in(reply)

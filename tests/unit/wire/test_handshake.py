@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.core.news import Beat
+from holdfast.errors import InternalError
+from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol, WireError
+from holdfast.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameReader
+from holdfast.wire.handshake import ClientHandshake, ServerHandshake, draw_nonce, refusal
+from holdfast.wire.messages import (
+    PROTOCOL_VERSION,
+    Challenge,
+    Goodbye,
+    Hello,
+    Proof,
+    Refused,
+    Welcome,
+    decode,
+)
+
+if TYPE_CHECKING:
+    from holdfast.wire.messages import Message
+
+TOKEN = b"the token"
+
+
+def message_in(frame: bytes) -> Message:
+    (body,) = FrameReader(HANDSHAKE_FRAME_BYTES_MAX).feed(frame)
+    return decode(body)
+
+
+def shake(client: ClientHandshake, server: ServerHandshake) -> None:
+    challenge = server.receive(message_in(client.start()))
+    proof = client.receive(message_in(challenge))
+    assert not client.done
+    assert not server.done
+    welcome = server.receive(message_in(proof))
+    assert server.done
+    assert client.receive(message_in(welcome)) == b""
+    assert client.done
+
+
+def refusal_of(client: ClientHandshake, server: ServerHandshake) -> HandshakeRefused:
+    with pytest.raises(HandshakeRefused) as raised:
+        shake(client, server)
+    assert not client.done
+    assert not server.done
+    return raised.value
+
+
+@pytest.mark.parametrize("token", [None, TOKEN, b"\0\xff"])
+def test_two_sides_that_fit_together(token: bytes | None) -> None:
+    client, server = ClientHandshake(token), ServerHandshake(token)
+    shake(client, server)
+    assert client.version == server.version == PROTOCOL_VERSION
+
+
+def test_the_newest_version_that_both_speak_is_spoken() -> None:
+    client = ClientHandshake(TOKEN, versions=(1, 4))
+    server = ServerHandshake(TOKEN, versions=(2, 3))
+    shake(client, server)
+    assert client.version == server.version == 3
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "words"),
+    [
+        ((1, 2), (3, 4), "the client speaks protocol version 1 to 2, the coordinator 3 to 4"),
+        ((5, 5), (3, 4), "the client speaks protocol version 5, the coordinator 3 to 4"),
+        ((4, 3), (3, 4), "the client speaks protocol version 4 to 3, the coordinator 3 to 4"),
+    ],
+)
+def test_no_common_version(theirs: tuple[int, int], ours: tuple[int, int], words: str) -> None:
+    refused = refusal_of(
+        ClientHandshake(None, versions=theirs), ServerHandshake(None, versions=ours)
+    )
+    assert words in refused.why
+    assert refused.permanent
+    told = message_in(refused.reply)
+    assert isinstance(told, Refused)
+    assert told.why == refused.why
+
+
+def test_a_version_that_was_not_offered_is_not_spoken() -> None:
+    client = ClientHandshake(None)
+    client.start()
+    with pytest.raises(HandshakeRefused, match="chose protocol version 2, the client speaks 1"):
+        client.receive(Challenge(version=2, nonce=bytes(32), token_wanted=False))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        (None, TOKEN, "the coordinator wants a token and the client has none: set HOLDFAST_TOKEN"),
+        (TOKEN, None, "the coordinator has no token and the client has one: set the same token"),
+        (TOKEN, b"other", "the coordinator's token is not the client's: set HOLDFAST_TOKEN"),
+        (TOKEN, TOKEN + b"\0", "the coordinator's token is not the client's"),
+    ],
+)
+def test_tokens_that_differ(mine: bytes | None, theirs: bytes | None, words: str) -> None:
+    refused = refusal_of(ClientHandshake(mine), ServerHandshake(theirs))
+    assert refused.why.startswith(words)
+    assert refused.permanent
+    assert message_in(refused.reply) == Goodbye(why=refused.why)
+    for token in (mine, theirs):
+        assert token is None or token.decode() not in refused.why.replace("the token", "")
+
+
+def test_the_coordinator_hears_why_a_client_left() -> None:
+    client, server = ClientHandshake(None), ServerHandshake(TOKEN)
+    refused = refusal_of(client, server)
+    with pytest.raises(HandshakeRefused, match="the client left: the coordinator wants a token"):
+        server.receive(message_in(refused.reply))
+
+
+def test_the_client_hears_why_it_was_refused() -> None:
+    client = ClientHandshake(None)
+    client.start()
+    with pytest.raises(HandshakeRefused, match="the coordinator refused: too many conn") as raised:
+        client.receive(message_in(refusal("too many connections", permanent=False)))
+    assert not raised.value.permanent
+
+
+@pytest.mark.parametrize("proof", [b"", bytes(32), b"x", bytes(64)])
+def test_a_client_that_does_not_know_the_token_is_refused(proof: bytes) -> None:
+    server = ServerHandshake(TOKEN)
+    server.receive(Hello(nonce=draw_nonce()))
+    with pytest.raises(HandshakeRefused, match="the client's token is not the coord") as raised:
+        server.receive(Proof(proof=proof))
+    assert not server.done
+    assert isinstance(message_in(raised.value.reply), Refused)
+
+
+def test_a_server_that_does_not_know_the_token_is_left() -> None:
+    for challenge in (
+        Challenge(version=1, nonce=bytes(32), token_wanted=True, proof=bytes(32)),
+        Challenge(version=1, nonce=bytes(32), token_wanted=True),
+        Challenge(version=1, nonce=bytes(32), token_wanted=False, proof=bytes(32)),
+    ):
+        client = ClientHandshake(TOKEN)
+        client.start()
+        with pytest.raises(HandshakeRefused):
+            client.receive(challenge)
+
+
+def test_a_proof_sent_back_proves_nothing() -> None:
+    """Somebody without the token lets the server prove it, and sends that very proof."""
+    nonce = bytes(range(32))
+    server = ServerHandshake(TOKEN, nonce=lambda: nonce)
+    challenge = message_in(server.receive(Hello(nonce=nonce)))
+    assert isinstance(challenge, Challenge)
+    with pytest.raises(HandshakeRefused):
+        server.receive(Proof(proof=challenge.proof))
+
+
+def test_a_proof_of_an_earlier_connection_proves_nothing() -> None:
+    client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
+    hello = message_in(client.start())
+    old = message_in(client.receive(message_in(server.receive(hello))))
+    again = ServerHandshake(TOKEN)
+    again.receive(hello)
+    with pytest.raises(HandshakeRefused):
+        again.receive(old)
+
+
+def test_nobody_in_between_can_take_the_newer_version_away() -> None:
+    client = ClientHandshake(TOKEN, versions=(1, 2))
+    server = ServerHandshake(TOKEN, versions=(1, 2))
+    hello: Any = message_in(client.start())
+    lowered = Hello(version_min=1, version_max=1, nonce=hello.nonce)
+    with pytest.raises(HandshakeRefused, match="token is not the client's"):
+        client.receive(message_in(server.receive(lowered)))
+
+
+def test_a_client_without_a_token_that_proves_one_is_refused() -> None:
+    server = ServerHandshake(None)
+    server.receive(Hello(nonce=draw_nonce()))
+    with pytest.raises(HandshakeRefused, match="proved a token and the coordinator has none"):
+        server.receive(Proof(proof=bytes(32)))
+
+
+def test_another_magic_is_another_protocol() -> None:
+    with pytest.raises(NotOurProtocol, match="says 'holdslow', not 'holdfast'"):
+        ServerHandshake(None).receive(Hello(magic="holdslow", nonce=bytes(32)))
+
+
+OUT_OF_PLACE: list[Message] = [
+    Beat(run_id="job", node="n", incarnation=1, seq=1, term=1, revision=1),
+    Hello(nonce=bytes(32)),
+    Challenge(version=1, nonce=bytes(32), token_wanted=False),
+    Proof(),
+    Welcome(version=1),
+]
+
+
+def test_a_message_out_of_place_raises_and_changes_nothing() -> None:
+    client, server = ClientHandshake(None), ServerHandshake(None)
+    for message in OUT_OF_PLACE:
+        if not isinstance(message, Challenge):
+            with pytest.raises(BadMessage, match=f"a {type(message).__name__} is out of place"):
+                client.receive(message)
+        if not isinstance(message, Hello):
+            with pytest.raises(BadMessage, match=f"a {type(message).__name__} is out of place"):
+                server.receive(message)
+    challenge = message_in(server.receive(message_in(client.start())))
+    proof = message_in(client.receive(challenge))
+    for message in OUT_OF_PLACE:
+        if not isinstance(message, Proof):
+            with pytest.raises(BadMessage):
+                server.receive(message)
+        if not isinstance(message, Welcome):
+            with pytest.raises(BadMessage):
+                client.receive(message)
+    with pytest.raises(BadMessage):
+        client.receive(Welcome(version=2))
+    client.receive(message_in(server.receive(proof)))
+    assert client.done
+    assert server.done
+
+
+def test_whoever_drives_a_machine_on_past_its_end_has_a_bug() -> None:
+    client, server = ClientHandshake(None), ServerHandshake(None)
+    for machine in (client, server):
+        with pytest.raises(InternalError, match="before the handshake was done"):
+            _ = machine.version
+    shake(client, server)
+    for machine in (client, server):
+        with pytest.raises(InternalError, match="a handshake that is done"):
+            machine.receive(Goodbye())
+    with pytest.raises(InternalError, match="an empty token is none"):
+        ServerHandshake(b"")
+
+
+def test_hostile_words_are_made_printable() -> None:
+    ends: list[tuple[ClientHandshake | ServerHandshake, Message]] = [
+        (ClientHandshake(None), Refused(why="\x1b[2J\nfine")),
+        (ClientHandshake(None), Goodbye(why="\x1b[2J\nfine")),
+        (ServerHandshake(None), Goodbye(why="\x1b[2J\nfine")),
+    ]
+    for machine, message in ends:
+        with pytest.raises(WireError, match="fine") as raised:
+            machine.receive(message)
+        assert str(raised.value).isprintable()
+
+
+def test_nonces_are_drawn_anew() -> None:
+    assert len({draw_nonce() for _ in range(100)}) == 100
+    assert ClientHandshake(None).start() != ClientHandshake(None).start()
+
+
+def test_the_token_is_not_in_anything_that_may_be_printed() -> None:
+    secret = b"not-to-be-seen"
+    machines = (ClientHandshake(secret), ServerHandshake(secret))
+    for machine in machines:
+        assert b"not-to-be-seen" not in repr(machine).encode() + str(machine).encode()
+    hello = machines[0].start()
+    challenge = machines[1].receive(message_in(hello))
+    proof = machines[0].receive(message_in(challenge))
+    assert secret not in hello + challenge + proof
