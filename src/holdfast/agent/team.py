@@ -11,7 +11,7 @@ import time
 
 from holdfast import messages
 from holdfast.agent.workers import Worker
-from holdfast.coordinator.connection import GaveUp, Refused
+from holdfast.coordinator.client import GaveUp, Refused
 from holdfast.core import supervision, teamwork
 from holdfast.core.news import Ending, Failure, Phase, Role, View
 from holdfast.core.supervision import State
@@ -155,7 +155,7 @@ class Team:
 
     def _failure(self) -> tuple[Failure, bytes]:
         """Return this node's first failure in short, and whole if it may be the job's last."""
-        node = self._connection.node
+        node = self._handler.node_id
         failures = self._failures()
         mendable = self._machine.mendable
         if not failures:
@@ -181,7 +181,7 @@ class Team:
         """Return the failures of the whole job as far as known: its first, then this node's."""
         view = self._machine.view
         failure = view.failure if view is not None else None
-        if view is None or failure is None or failure.node == self._connection.node:
+        if view is None or failure is None or failure.node == self._handler.node_id:
             return local
         try:
             first = remote_failures.unpack(view.report) if view.report else {}

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 
+import msgspec
+
 from holdfast.core import views
 from holdfast.core.job import Job, Node, Retired
 from holdfast.core.news import JobSettings, NodeInfo, Role, View  # noqa: TC001
@@ -58,9 +60,13 @@ class Book:
         node.told, node.told_present = job.revision, len(job.nodes)
         return views.to_node(job, self.seats, node.info)
 
-    def _turn_away(self, info: NodeInfo, role: Role, why: str) -> View:
+    def _turn_away(self, info: NodeInfo, role: Role, why: str, *, heard: int = 0) -> View:
+        """Tell one that is not in the job; `heard` is a term another coordinator told it of."""
         self.job.revision += 1  # So that it is newer than all it was told while it was in.
-        return views.to_outsider(self.job, info, role, why)
+        view = views.to_outsider(self.job, info, role, why)
+        if heard < self.job.term:
+            return view
+        return msgspec.structs.replace(view, term=heard + 1)  # Else it would pass over it.
 
     def _tell_all(self) -> list[View]:
         return [self._tell(node) for node in self.job.nodes.values()]

@@ -138,6 +138,8 @@ class Hosting:
             if now - since < self._keep_s:
                 break
             self._drop(run_id)
+        if len(told) > 1:  # Of what a node is told several times over, only the last counts.
+            told = [*{(one.run_id, one.node, one.incarnation): one for one in told}.values()]
         return told
 
     def next_deadline(self, now: float) -> float | None:

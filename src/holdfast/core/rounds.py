@@ -135,23 +135,31 @@ class Rounds(Book):
         fate = job.retired.get(info.incarnation)
         if fate is not None:
             role = Role.REFUSED if fate.superseded else Role.FENCED
-            return [self._turn_away(info, role, fate.why)]
+            elsewhere = status.term if status.term > job.term else 0
+            return [self._turn_away(info, role, fate.why, heard=elsewhere)]
         known = job.nodes.get(info.node)
         if known is not None and known.info.incarnation == info.incarnation:
             return self._said(known, status) if status.seq > known.seq else []
         if status.phase is Phase.LEAVING:
             return []
         if job.phase is JobPhase.CLOSED:
-            return [self._turn_away(info, Role.CLOSED, job.why)]
+            return [self._turn_away(info, Role.CLOSED, job.why, heard=status.term)]
         wrong = views.objection(job, status)
         if wrong:
-            return [self._turn_away(info, Role.REFUSED, wrong)]
+            return [self._turn_away(info, Role.REFUSED, wrong, heard=status.term)]
+        if job.round_term and views.claims(status) and not self._outranked(status):
+            why = f"the job went on without {info.node}"
+            self._retire(info, why)
+            return [self._turn_away(info, Role.FENCED, why)]
         told: list[View] = []
         if known is not None:
             why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
             told = self._remove(known, why, superseded=True)
             told.append(self._turn_away(known.info, Role.REFUSED, why))
-        return told + self._join(status)
+        told += self._join(status)
+        if status.phase is Phase.CLOSING:
+            told += self._close(Ending.STOPPED, f"{info.node} closed the job")
+        return told
 
     def _said(self, known: Node, status: Status) -> list[View]:
         known.seq = status.seq
@@ -198,29 +206,31 @@ class Rounds(Book):
 
     def _join(self, status: Status) -> list[View]:
         job, info = self.job, status.info
-        claims = status.round_term > 0 and status.rank >= 0
-        # It heard of a coordinator before this one, whose word no longer counts.
-        newer = status.term >= job.term + (job.round_term > 0 and not claims)
-        if claims and job.round_term and not newer:
-            why = f"the job went on without {info.node}"
-            self._retire(info, why)
-            return [self._turn_away(info, Role.FENCED, why)]
         job.settings = job.settings or status.settings
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node
-        if newer:
+        after_another = self._outranked(status)
+        if after_another:
             job.term = status.term + 1
         if not job.round_term:
             job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
         seen = max(status.generation, status.told_generation)
-        if claims and not job.round_term:
+        if views.claims(status) and not job.round_term:
             job.generation = max(job.generation, seen)
             return self._claimed(node, status)
         if seen > job.generation:  # Another line of the same job: neither may go on as it was.
             job.generation = seen
             if job.phase is JobPhase.ACTIVE:
                 return self._mend(f"{info.node} came from another coordinator's round")
+        if after_another and job.phase is JobPhase.FORMING and not job.round_term:
+            # It waited beside an earlier coordinator's round, whose members may be coming back.
+            job.phase = JobPhase.RECOVERING
+            self._begin_wait()
         return self._review(node)
+
+    def _outranked(self, status: Status) -> bool:
+        """Return whether a newcomer may have heard another coordinator in this term, or a later."""
+        return status.term >= self.job.term
 
     def _review(self, newcomer: Node) -> list[View]:
         """See whether a newcomer completes a round, or begins a wait for more."""
@@ -268,11 +278,10 @@ class Rounds(Book):
         self._changed("the coordinator is back, and all nodes with it")
         if self._size(len(job.nodes)) > len(back):
             self._begin_wait()
-        told = self._tell_all()
         for one in back:  # What they had to say while there was nobody to hear it.
             if one.generation == job.generation and one.phase is Phase.SUCCEEDED:
                 job.succeeded.add(one.info.node)
-        return told + self._settle_up(back)
+        return self._settle_up(back) or self._tell_all()
 
     def _settle_up(self, back: list[Node]) -> list[View]:
         job = self.job
@@ -297,9 +306,8 @@ class Rounds(Book):
         previous, previous_size = views.previous_ranks(job, self.seats)
         # A lost node is replaced by a spare before the round is made smaller.
         size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
-        chosen = [node for node in here if node.info.node in previous]
-        chosen += [node for node in here if node.info.node not in previous][: size - len(chosen)]
-        infos = [node.info for node in chosen]
+        first = sorted(here, key=lambda node: node.info.node not in previous)
+        infos = [node.info for node in first[:size]]
         job.members = order_nodes(infos, previous, self._settings.order)
         job.round += 1
         job.round_term = job.term
@@ -311,10 +319,10 @@ class Rounds(Book):
         return self._tell_all()
 
     def _next_generation(self, why: str) -> list[View]:
-        """Start all workers anew; with more nodes, if some are waiting anyway."""
+        """Start all workers anew; in a new round if nodes wait, or some that were done are gone."""
         job = self.job
-        missing = any(info.node not in job.nodes for info in job.members)  # They were done.
-        if missing or self._size(len(job.nodes)) > len(job.members):
+        here = all(self._known(info.node, info.incarnation) for info in job.members)
+        if not here or self._size(len(job.nodes)) > len(job.members):
             return self._mend(why)
         self._begin_generation(why)
         return [self._tell(job.nodes[info.node]) for info in job.members]
@@ -332,6 +340,8 @@ class Rounds(Book):
             return self._form(why)
         self.job.phase = JobPhase.FORMING
         self.job.waiting = False
+        for node in self.job.nodes.values():
+            node.claim = NO_CLAIM  # It is about to stop its workers of that round.
         self._changed(why)
         return self._tell_all()
 
@@ -368,6 +378,7 @@ class Rounds(Book):
         job.phase = JobPhase.CLOSED
         job.outcome = outcome
         job.final = job.failure is None or outcome is not Ending.FAILED
+        job.waiting = False
         if not job.final:
             self._begin_wait()
         self._changed(why)

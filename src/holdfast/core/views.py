@@ -136,6 +136,11 @@ def previous_ranks(job: Job, seats: Seats) -> tuple[dict[str, int], int]:
     return {node.info.node: node.claimed_rank for node in back}, back[0].claimed_size if back else 0
 
 
+def claims(status: Status) -> bool:
+    """Return whether a node says that it is in a round."""
+    return status.round_term > 0 and status.rank >= 0
+
+
 def claimants(job: Job) -> list[Node]:
     """Return, by rank, the nodes that are back of the newest round anybody was in."""
     newest = max((node.claim for node in job.nodes.values()), default=NO_CLAIM)

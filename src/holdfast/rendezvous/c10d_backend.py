@@ -1,14 +1,16 @@
 """The state of a job in a store that can compare and set: `torch.distributed`'s or one of ours.
 
-The key and the way values are written are TorchElastic's; the state itself is not, since that is a
-pickle there. The one thing to know: a store answers the comparison with a missing key by what it
-was compared with, which looks like somebody else's state for ever. So a key that vanished, because
-its server was started anew, is noticed by that answer, and nothing being stored is told as such.
+The key is TorchElastic's; the value is not, since that is a pickle there. Two things to know. Every
+value begins with a number of its own, so that of two nodes that write the same state only one takes
+itself for the writer. And a store answers the comparison with a missing key by what it was compared
+with, which looks like somebody else's state for ever; a key that vanished, because its server was
+started anew, is noticed by that answer.
 """
 
 from __future__ import annotations
 
 import binascii
+import os
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import NotYetSupported, UsageError
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 29400
 
+NUMBER_BYTES = 8
 # What stands for "no state", so that reading the key never waits for someone to write it.
 NO_STATE = b"Y2FuaW1hZGFt"
 
@@ -51,10 +54,10 @@ class C10dRendezvousBackend(RendezvousBackend):
         if token and not isinstance(token, bytes):
             return _lost(self.get_state())
         expected = token or NO_STATE
-        desired = binascii.b2a_base64(state, newline=False)
+        number = os.urandom(NUMBER_BYTES).hex().encode()
+        desired = number + b"." + binascii.b2a_base64(state, newline=False)
         value = self._compare_set(expected, desired)
-        if value == expected:
-            # Either the key is gone, or it has had this very value all along: look.
+        if value == expected:  # There is no such key.
             value = self._current()
             if value == NO_STATE and not token:
                 value = self._compare_set(NO_STATE, desired)
@@ -82,8 +85,11 @@ class C10dRendezvousBackend(RendezvousBackend):
     def _decoded(self, value: bytes) -> tuple[bytes, Token] | None:
         if value == NO_STATE:
             return None
+        number, dot, state = value.partition(b".")
         try:
-            return binascii.a2b_base64(value, strict_mode=True), value
+            if not dot or len(number) != 2 * NUMBER_BYTES:
+                raise ValueError("it does not begin with a number")  # noqa: TRY301
+            return binascii.a2b_base64(state, strict_mode=True), value
         except ValueError as problem:
             raise RendezvousStateError(
                 f"the value of {self._key!r} in the rendezvous store is not ours: {problem}",

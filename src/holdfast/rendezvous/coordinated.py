@@ -11,7 +11,9 @@ import os
 import select
 import time
 
-from holdfast.coordinator.connection import GaveUp, NodeConnection, Refused, TlsFiles
+from holdfast.coordinator.client import GaveUp, Refused
+from holdfast.coordinator.connection import NodeConnection, draw_incarnation
+from holdfast.coordinator.security import TlsFiles
 from holdfast.core.membership import Times
 from holdfast.core.news import JobSettings, NodeInfo, Phase, Role, View
 from holdfast.errors import UsageError
@@ -67,6 +69,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._connection: NodeConnection | None = None
         self._generation = -1
         self._stood_by = False
+        self.node_id = self._make_node_id()
 
     @property
     def decides_for_all(self) -> bool:
@@ -107,8 +110,8 @@ class CoordinatedHandler(RendezvousHandler):
             order=conf.rank_order,
         )
         info = NodeInfo(
-            node=self._node_id(),
-            incarnation=int.from_bytes(os.urandom(8), "big") >> 1,
+            node=self.node_id,
+            incarnation=draw_incarnation(),
             role=role,
             local_world_size=local_world_size,
             host=os.uname().nodename,
@@ -125,7 +128,12 @@ class CoordinatedHandler(RendezvousHandler):
         )
         tls = None
         if conf.tls_cert or conf.tls_key or conf.tls_ca:
-            tls = TlsFiles(conf.tls_cert, conf.tls_key, conf.tls_ca, conf.tls_server_name)
+            tls = TlsFiles(
+                cert=conf.tls_cert,
+                key=conf.tls_key,
+                ca=conf.tls_ca,
+                server_name=conf.tls_server_name,
+            )
         connection = NodeConnection(
             *self._address,
             run_id=params.run_id,
@@ -203,7 +211,7 @@ class CoordinatedHandler(RendezvousHandler):
 
     # Common parts.
 
-    def _node_id(self) -> str:
+    def _make_node_id(self) -> str:
         if self._config.node_id:
             return self._config.node_id
         if self._fixed_rank >= 0:

@@ -92,8 +92,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
         self._end = weakref.finalize(self, _release, self._attendant, ports)
 
-    @staticmethod
+    @classmethod
     def from_backend(
+        cls,
         run_id: str,
         store: Any,
         backend: RendezvousBackend,
@@ -118,7 +119,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         )
         shared = SharedJob(backend, run_id)
         node = this_node(local_addr)
-        return DynamicRendezvousHandler(node, settings, backend.name, store, shared)
+        return cls(node, settings, backend.name, store, shared)
 
     @property
     def settings(self) -> RendezvousSettings:

@@ -1,0 +1,122 @@
+"""Who coordinates: whoever can bind the endpoint.
+
+The one thing to know: nothing is guessed from host names. An endpoint is this machine's if all its
+addresses are, which the kernel knows. One that says loopback is listened at on loopback alone, so
+that nobody else can reach it; any other on all addresses, because `/etc/hosts` often maps a host's
+own name to 127.0.1.1, where no other node would find it.
+
+A socket that comes back listens already. Otherwise two agents could both bind the port, and only
+one of them would later learn that it is too late.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+from holdfast.coordinator import addresses
+from holdfast.coordinator.addresses import Address
+from holdfast.coordinator.port_owner import owner_of
+from holdfast.errors import EnvironmentProblem
+
+BACKLOG = 4096  # Connections that wait to be accepted; the kernel has a limit of its own besides.
+
+
+def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None:
+    """Return a listening socket if this process is to coordinate, else None: be a client.
+
+    `is_host` is what the person said: True coordinates here or raises `EnvironmentProblem`, False
+    never does, None does if the endpoint is this machine's and nobody else here was quicker. This
+    may wait for a name server.
+    """
+    if is_host is False:
+        return None
+    try:
+        found = addresses.find(host, port)
+    except OSError:
+        found = []  # A service's name may not be known yet; its host says that it is it.
+    return bind_one_of(host, port, found, is_host)
+
+
+def bind_one_of(
+    host: str, port: int, found: list[Address], is_host: bool | None
+) -> socket.socket | None:
+    """Do as `try_bind` does, with an endpoint whose addresses are known."""
+    if is_host is False:
+        return None
+    ours = bool(found) and all(is_local(one) for one in found)
+    if not ours and not is_host:
+        return None
+    candidates = found if ours and addresses.names_loopback(host) else _wildcards(port)
+    problem: OSError | None = None
+    for one in candidates:
+        try:
+            return _listen(one)
+        except OSError as error:
+            problem = error
+            if error.errno == errno.EADDRINUSE:
+                break  # Elsewhere it might work, but that is where the others look first.
+    if problem is not None and problem.errno == errno.EADDRINUSE and not is_host:
+        return None
+    raise _refusal(host, port, problem)
+
+
+def is_local(address: Address) -> bool:
+    """Whether an address is one of this machine's."""
+    if addresses.is_loopback(address.ip):
+        return True
+    with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address.sockaddr[0], 0, *address.sockaddr[2:]))
+        except OSError:
+            return False
+    # Where `ip_nonlocal_bind` is set any address can be bound; but only to an address of its own
+    # does a machine talk from that same address. Nothing is sent.
+    with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address.sockaddr[0], 9, *address.sockaddr[2:]))
+        except OSError:
+            return False
+        return str(probe.getsockname()[0]) == address.ip
+
+
+def _wildcards(port: int) -> list[Address]:
+    """Return where to listen for everybody, the best first."""
+    ipv4 = Address(socket.AF_INET, ("0.0.0.0", port))  # noqa: S104 (all nodes must reach it)
+    ipv6 = Address(socket.AF_INET6, ("::", port, 0, 0))
+    return [ipv6, ipv4] if socket.has_dualstack_ipv6() else [ipv4]
+
+
+def _listen(address: Address) -> socket.socket:
+    listener = socket.socket(address.family, socket.SOCK_STREAM)
+    try:
+        # Connections of a coordinator that is gone must not keep the next from the port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if address.family == socket.AF_INET6:
+            wildcard = address.ip == "::"
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if wildcard else 1)
+        listener.bind(address.sockaddr)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)  # noqa: FBT003 (the name says it)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def _refusal(host: str, port: int, problem: OSError | None) -> EnvironmentProblem:
+    where = addresses.written(host, port)
+    if problem is not None and problem.errno == errno.EADDRINUSE:
+        owner = owner_of(port)
+        return EnvironmentProblem(
+            f"cannot coordinate at {where}: port {port} is in use"
+            + (f" by {owner}" if owner else ""),
+            hint="free it, choose another port, or port 0 for any that is free",
+        )
+    if problem is not None and problem.errno in (errno.EACCES, errno.EPERM):
+        return EnvironmentProblem(
+            f"cannot coordinate at {where}: port {port} is not allowed to this user",
+            hint="choose a port from 1024 on, or port 0 for any that is free",
+        )
+    why = problem.strerror or str(problem) if problem is not None else "no address"
+    return EnvironmentProblem(f"cannot coordinate at {where}: {why}")

@@ -1,0 +1,306 @@
+"""From an endpoint to a connection on which both sides have proven what they must.
+
+`Dialer` is what all clients of one loop share: where to connect, and with which token and
+certificates. `Link` is one connection. Every way it can fail ends up in one line for a person, and
+in whether trying again can help: a wrong token does not get right by waiting, a coordinator that is
+not there yet may come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from typing import TYPE_CHECKING
+
+from holdfast.coordinator import addresses
+from holdfast.wire import tls as wire_tls
+from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError, quoted
+from holdfast.wire.frames import (
+    FRAME_BYTES_MAX,
+    HANDSHAKE_FRAME_BYTES_MAX,
+    FrameReader,
+    encode_frame,
+)
+from holdfast.wire.handshake import ClientHandshake, check_server_bytes, explain_silent_close
+from holdfast.wire.messages import Goodbye, Message, decode
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from holdfast.coordinator.addresses import Address
+
+CONNECT_S = 5.0
+HANDSHAKE_S = 10.0
+READ_BYTES = 256 * 1024
+
+# This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
+_NOT_ASKED = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
+
+
+class LinkProblem(Exception):
+    """A connection could not be made or kept; `str` is one line that says why."""
+
+    def __init__(self, why: str, *, permanent: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.permanent = permanent
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection to the coordinator: `ready` is done once the handshake is.
+
+    `on_message` gets every message after that, `on_closed` the reason when it ends, once; not if
+    `drop` ended it.
+    """
+
+    __slots__ = (
+        "_buffer", "_handshake", "_heard", "_open", "_reader", "_tls", "_transport", "ended",
+        "on_closed", "on_message", "problem", "ready",
+    )  # fmt: skip
+
+    def __init__(self, dialer: Dialer) -> None:
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        self.on_message: Callable[[Message], None] | None = None
+        self.on_closed: Callable[[str], None] | None = None
+        self.problem: LinkProblem | None = None
+        self._buffer = dialer.read_buffer
+        self._tls = dialer.has_tls
+        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+        self._handshake: ClientHandshake | None = ClientHandshake(dialer.token)
+        self._transport: asyncio.Transport | None = None
+        self._heard = False
+        self._open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is done and the connection still there."""
+        return self._open and self._handshake is None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        assert self._handshake is not None
+        self._transport = transport
+        transport.write(self._handshake.start())
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
+        """Lend the buffer that all links of the loop share."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in what was read."""
+        if not self._open:
+            return
+        data = self._buffer[:nbytes]
+        try:
+            if not self._heard:
+                self._heard = True
+                check_server_bytes(bytes(data[:8]))
+            self._take(self._reader.feed(data))
+        except HandshakeRefused as error:
+            if error.reply and self._transport is not None:
+                self._transport.write(error.reply)
+            self._end(LinkProblem(error.why, permanent=error.permanent))
+        except NotOurProtocol as error:
+            self._end(LinkProblem(str(error), permanent=True))
+        except WireError as error:
+            self._end(LinkProblem(f"the coordinator sent something else than messages: {error}"))
+
+    def eof_received(self) -> bool:
+        """Close when the coordinator has closed its half."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say why, unless it was us."""
+        if self._open:
+            self._end(self._loss(exc))
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def send(self, frame: bytes) -> None:
+        """Send a frame; one that cannot be sent any more is lost, as its connection is."""
+        if self._open and self._transport is not None:
+            self._transport.write(frame)
+
+    def drop(self) -> bool:
+        """End the connection now; return whether there was one."""
+        self._open = False
+        if self._transport is None:
+            return False
+        self._transport.abort()
+        return True
+
+    def close(self, why: str = "") -> None:
+        """End the connection once everything is sent; `ended` is done then."""
+        if self._transport is None:
+            return
+        if self._open and self._handshake is None:
+            self._transport.write(encode_frame(Goodbye(why=why)))
+        self._open = False
+        self._transport.close()
+
+    def _take(self, bodies: list[bytes]) -> None:
+        for body in bodies:
+            message = decode(body)
+            if self._handshake is not None:
+                reply = self._handshake.receive(message)
+                if reply:
+                    assert self._transport is not None
+                    self._transport.write(reply)
+                if self._handshake.done:
+                    self._handshake = None
+                    self._reader.frame_bytes_max = FRAME_BYTES_MAX
+                    if not self.ready.done():
+                        self.ready.set_result(None)
+            elif type(message) is Goodbye:
+                self._end(LinkProblem(quoted(message.why) or "the coordinator closed the link"))
+            elif self.on_message is not None:
+                self.on_message(message)
+            if not self._open:
+                return
+        if bodies and self._reader.buffered_bytes:
+            self._take(self._reader.feed(b""))
+
+    def _loss(self, exc: Exception | None) -> LinkProblem:
+        if self._handshake is None:
+            return LinkProblem(f"the connection broke: {_words(exc)}" if exc else "it was closed")
+        if exc is not None and self._tls and is_tls_fault(exc):
+            return LinkProblem(wire_tls.explain_failure(exc), permanent=True)
+        if not self._heard:
+            return LinkProblem(explain_silent_close(tls=self._tls))
+        return LinkProblem("the connection was closed during the handshake")
+
+    def _end(self, problem: LinkProblem) -> None:
+        self._open = False
+        self.problem = problem
+        if self._transport is not None:
+            self._transport.close()
+        if not self.ready.done():
+            self.ready.set_exception(problem)
+        elif self.on_closed is not None:
+            self.on_closed(problem.why)
+
+
+class Dialer:
+    """Where the coordinator is and how to talk to it; belongs to one loop.
+
+    `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
+    returns true, somebody does now, and it is tried again at once.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        *,
+        token: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+        server_name: str | None = None,
+        when_refused: Callable[[list[Address]], bool] | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self.token = token
+        self.has_tls = tls is not None
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._tls = tls
+        self._server_name = server_name or host
+        self._when_refused = when_refused
+
+    async def dial(self) -> Link:
+        """Return a link whose handshake is done, or raise `LinkProblem`."""
+        try:
+            found = await addresses.find_soon(self.host, self.port)
+        except OSError as error:
+            raise LinkProblem(f"{self.host} cannot be resolved: {_words(error)}") from None
+        try:
+            connection = await self._connect(found)
+        except ConnectionRefusedError:
+            if self._when_refused is None or not self._when_refused(found):
+                raise LinkProblem("connection refused") from None
+            connection = await self._connect_again(found)
+        except OSError as error:
+            raise LinkProblem(_words(error)) from None
+        return await self._talk(connection)
+
+    async def _connect_again(self, found: list[Address]) -> socket.socket:
+        try:
+            return await self._connect(found)
+        except OSError as error:
+            raise LinkProblem(_words(error)) from None
+
+    async def _connect(self, found: list[Address]) -> socket.socket:
+        """Return a connection to the first address that takes one."""
+        loop = asyncio.get_running_loop()
+        problems: list[OSError] = []
+        for one in found:
+            connection = socket.socket(one.family, socket.SOCK_STREAM)
+            try:
+                connection.setblocking(False)  # noqa: FBT003 (the name says it)
+                async with asyncio.timeout(CONNECT_S / len(found)):
+                    await loop.sock_connect(connection, one.sockaddr)
+                return connection
+            except TimeoutError:
+                connection.close()
+                problems.append(OSError(f"no answer within {CONNECT_S / len(found):g} s"))
+            except OSError as error:
+                connection.close()
+                problems.append(error)
+            except BaseException:
+                connection.close()
+                raise
+        raise _worst(problems)
+
+    async def _talk(self, connection: socket.socket) -> Link:
+        loop = asyncio.get_running_loop()
+        link = Link(self)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                await loop.create_connection(
+                    lambda: link,
+                    sock=connection,
+                    ssl=self._tls,
+                    server_hostname=self._server_name if self._tls is not None else None,
+                )
+                await link.ready
+            if link.problem is not None:  # It was over before anybody could look at it.
+                raise link.problem
+        except LinkProblem:
+            raise
+        except TimeoutError:
+            raise LinkProblem(f"no handshake within {HANDSHAKE_S:g} s") from None
+        except OSError as error:
+            if self.has_tls and is_tls_fault(error):
+                raise LinkProblem(wire_tls.explain_failure(error), permanent=True) from None
+            raise LinkProblem(explain_silent_close(tls=self.has_tls)) from None
+        finally:
+            if not link.is_open and not link.drop():
+                connection.close()
+        return link
+
+
+def is_tls_fault(error: Exception) -> bool:
+    """Whether the two sides did speak, and TLS itself says what is wrong."""
+    import ssl
+
+    return isinstance(error, ssl.SSLError) and not isinstance(
+        error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)
+    )
+
+
+def _worst(problems: list[OSError]) -> OSError:
+    """Return what says most: that nobody listens only if that is true wherever one could ask."""
+    asked = [one for one in problems if one.errno not in _NOT_ASKED]
+    refused = [one for one in asked if isinstance(one, ConnectionRefusedError)]
+    others = [one for one in asked if one not in refused]
+    return next(iter(others or refused or problems), OSError("it has no address"))
+
+
+def _words(error: Exception | None) -> str:
+    """Return an error of the system as a person reads it."""
+    text = getattr(error, "strerror", None) or str(error)
+    return quoted(text[:1].lower() + text[1:])

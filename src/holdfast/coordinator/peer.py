@@ -1,0 +1,232 @@
+"""One connection to the coordinator, as the server sees it: bytes in, messages out, and limits.
+
+::
+
+    accepted ── TLS, if there is ──► HANDSHAKE ── token proven ──► OPEN ──► closed
+                                        └── too slow, garbage, no room ──────┘
+
+The one thing to know: nothing a peer does can hold up another. What it sends is read in pieces,
+into a buffer that all peers share, so an idle one costs next to nothing; what it does not read is
+kept up to a limit, and then it is dropped. It knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from holdfast.wire.errors import HandshakeRefused, WireError
+from holdfast.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameReader
+from holdfast.wire.handshake import ServerHandshake, check_client_bytes
+from holdfast.wire.messages import Message, decode
+
+if TYPE_CHECKING:
+    import ssl
+
+READ_BYTES = 256 * 1024
+WRITE_BYTES_MAX = 4 * 1024 * 1024
+"""What a connection may leave unread. Raising it lets each slow reader hold that much memory."""
+
+Key = tuple[str, str, int]
+"""Run id, node and incarnation: whom a peer speaks for."""
+
+
+class Host(Protocol):
+    """What a peer asks of the server it belongs to."""
+
+    read_buffer: memoryview
+
+    def connected(self, peer: Peer) -> None:
+        """Take note of a new peer."""
+
+    def proven(self, peer: Peer) -> None:
+        """Take note that a peer finished the handshake."""
+
+    def said(self, peer: Peer, message: Message) -> None:
+        """Take in what a peer that finished the handshake says."""
+
+    def wants_flush(self, peer: Peer) -> None:
+        """Call `flush` soon."""
+
+    def faulty(self, peer: Peer, why: str) -> None:
+        """Take note that a peer was closed for what it sent, or did not read."""
+
+    def disconnected(self, peer: Peer) -> None:
+        """Take note that a peer is gone."""
+
+
+class Peer(asyncio.BufferedProtocol):
+    """One connection; the server owns it."""
+
+    __slots__ = (
+        "_handshake", "_host", "_out", "_raw", "_reader", "_started", "_transport", "address",
+        "closed", "heard_at", "key", "local_address", "told_end",
+    )  # fmt: skip
+
+    def __init__(self, host: Host, token: bytes | None, address: str, local_address: str) -> None:
+        self.address = address
+        self.local_address = local_address
+        self.key: Key | None = None
+        self.heard_at = 0.0
+        self.told_end = False
+        """Whether it was sent the last view there is of its job."""
+        self.closed = False
+        self._host = host
+        self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
+        self._handshake: ServerHandshake | None = ServerHandshake(token)
+        self._started = False
+        self._out: list[bytes] = []
+        self._raw: asyncio.Transport | None = None
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is done and the connection still there."""
+        return self._handshake is None and not self.closed
+
+    # What asyncio calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the connection, which may still have to become a TLS one."""
+        assert isinstance(transport, asyncio.Transport)
+        self._raw = transport
+        transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        if self.closed:
+            transport.abort()
+            return
+        self._host.connected(self)
+
+    def use(self, transport: asyncio.Transport | None = None) -> None:
+        """Begin to talk, over TLS if a transport for that is given."""
+        self._transport = transport or self._raw
+        if transport is not None:
+            transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        self.flush()
+
+    async def begin_tls(self, context: ssl.SSLContext, limit_s: float) -> None:
+        """Make the connection a TLS one, then talk."""
+        raw = self._raw
+        assert raw is not None
+        raw.pause_reading()
+        loop = asyncio.get_running_loop()
+        try:
+            transport = await loop.start_tls(
+                raw, self, context, server_side=True, ssl_handshake_timeout=limit_s
+            )
+        except (OSError, TimeoutError) as error:
+            self.reject(f"TLS: {error}")
+            return
+        if transport is None or self.closed:  # It went away at the last moment.
+            self.abort()
+            return
+        self.use(transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
+        """Lend the buffer that all peers share: what is read is used up at once."""
+        return self._host.read_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Take in what was read."""
+        if self.closed:
+            return
+        data = self._host.read_buffer[:nbytes]
+        try:
+            if not self._started:
+                self._started = True
+                check_client_bytes(bytes(data[:8]))
+            self._take(self._reader.feed(data))
+        except HandshakeRefused as error:
+            self.reject(str(error), error.reply)
+        except WireError as error:
+            self.reject(str(error))
+        except Exception as error:  # noqa: BLE001 (a bug of ours costs one connection, not all)
+            self.reject(f"it brought out a bug of the coordinator's: {error!r}")
+
+    def pause_writing(self) -> None:
+        """Drop a peer that does not read what it is sent."""
+        self.reject("it does not read what it is sent")
+
+    def eof_received(self) -> bool:
+        """Close when the other side has closed its half."""
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
+        """Tell the server, which must know of it whoever closed the connection."""
+        self._out.clear()
+        self.closed = True
+        self._host.disconnected(self)
+
+    # What the server calls.
+
+    def post(self, frame: bytes) -> None:
+        """Send a frame, together with whatever else is sent at this moment."""
+        if self.closed:
+            return
+        if not self._out:
+            self._host.wants_flush(self)
+        self._out.append(frame)
+
+    def flush(self) -> None:
+        """Write out what was posted."""
+        if self._out and self._transport is not None and not self.closed:
+            out, self._out = self._out, []
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def expect_large(self, frame_bytes_max: int) -> None:
+        """Let the next answers be larger than usual."""
+        if self._transport is not None:
+            self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX + frame_bytes_max)
+
+    def close(self, last_words: bytes = b"") -> None:
+        """Say something last, and close once everything is sent."""
+        if self.closed:
+            return
+        self.flush()
+        transport = self._transport
+        self.closed = True
+        if transport is None:
+            self.abort()
+            return
+        if last_words:
+            transport.write(last_words)
+        transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what was not sent is lost."""
+        self.closed = True
+        for transport in (self._transport, self._raw):
+            if transport is not None:
+                transport.abort()
+
+    def reject(self, why: str, reply: bytes = b"") -> None:
+        """Close for a fault of the other side's, with an answer if there is one."""
+        if self.closed:
+            return
+        self._host.faulty(self, why)
+        if reply:
+            self.close(reply)
+        else:
+            self.abort()
+
+    # What came.
+
+    def _take(self, bodies: list[bytes]) -> None:
+        handshake = self._handshake
+        said = self._host.said
+        for body in bodies:
+            message = decode(body)
+            if handshake is None:
+                said(self, message)
+                if self.closed:
+                    return
+                continue
+            reply = handshake.receive(message)
+            if reply:
+                self.post(reply)
+            if handshake.done:
+                self._handshake = handshake = None
+                self._reader.frame_bytes_max = FRAME_BYTES_MAX
+                self._host.proven(self)
+        if handshake is None and bodies and self._reader.buffered_bytes:
+            # A frame that was too large before the handshake was done is judged anew.
+            self._take(self._reader.feed(b""))

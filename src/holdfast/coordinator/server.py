@@ -1,0 +1,357 @@
+"""The coordinator as a server: it moves bytes between nodes and the machine that decides.
+
+All decisions about jobs are `core.hosting`'s, so this has no opinion about any message: it finds
+out who speaks, hands on what was said, and sends each answer over the newest connection of the
+node it is for. What is sent to one node at one moment goes out in one write.
+
+Use: in a running loop, `CoordinatorServer(listener, ...)` serves at once; `drain` before the end
+lets nodes hear how their job ended; `stop` closes everything. Nothing here blocks or raises for
+what a peer does: a peer that misbehaves loses its own connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast import messages
+from holdfast.coordinator import addresses
+from holdfast.coordinator.accepting import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
+from holdfast.coordinator.keys import Keys
+from holdfast.coordinator.peer import READ_BYTES, Key, Peer
+from holdfast.coordinator.summaries import answer_frame
+from holdfast.core.hosting import Hosting
+from holdfast.core.job import JobPhase
+from holdfast.core.news import Ack, Beat, Role, Status, View
+from holdfast.wire.errors import BadMessage, quoted
+from holdfast.wire.frames import encode_frame
+from holdfast.wire.handshake import refusal
+from holdfast.wire.limits import ANSWER_FRAME_BYTES_MAX, WHY_CHARS_MAX, clip
+from holdfast.wire.messages import Goodbye, Message, Query, StoreCall, StoreResult
+
+if TYPE_CHECKING:
+    import socket
+    import ssl
+    from collections.abc import Callable, Iterable
+
+CONNECTIONS_MAX = 65_536
+SPARE_DESCRIPTORS = 128  # What this process needs besides connections.
+IDLE_S = 300.0  # A node speaks every second; a connection that is silent for so long is dead.
+SWEEP_S = 30.0
+STOP_S = 1.0  # For what is still to be sent when the server stops.
+WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
+GOING = "the coordinator is going away"
+
+
+class CoordinatorServer:
+    """A coordinator behind one listening socket."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        *,
+        silence_s: float,
+        grace_s: float,
+        token: bytes | None = None,
+        tls: ssl.SSLContext | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        half_open_max: int = HALF_OPEN_MAX,
+        handshake_s: float = HANDSHAKE_S,
+        on_change: Callable[[str, str], None] | None = None,
+        warn: Callable[[str], None] = messages.warning,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.hosting = Hosting(self._loop.time(), silence_s=silence_s, grace_s=grace_s)
+        self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._keys = Keys()
+        self._token = token
+        self._tls = tls
+        self._on_change = on_change
+        self._warn = warn
+        self._connections_max = min(connections_max, _descriptors_max())
+        self._handshake_s = handshake_s
+        self._peers: set[Peer] = set()
+        self._by_key: dict[Key, Peer] = {}
+        self._told_end: set[Key] = set()
+        self._to_flush: list[Peer] = []
+        self._changed: set[str] = set()
+        self._last_line: dict[str, str] = {}
+        self._batch: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._swept_at = self._loop.time()
+        self._warned_at = -WARNINGS_S
+        self._unsaid = 0
+        self._gone = asyncio.Event()
+        self._acceptor = Acceptor(
+            listener,
+            self._make_peer,
+            lambda why: self._complain(f"cannot accept a connection: {why}"),
+            half_open_max=max(1, min(half_open_max, self._connections_max // 2)),
+            handshake_s=handshake_s,
+        )
+
+    @property
+    def connections(self) -> int:
+        """How many connections there are, unfinished ones included."""
+        return len(self._peers)
+
+    # What peers tell.
+
+    def connected(self, peer: Peer) -> None:
+        """Take note of a new peer."""
+        peer.heard_at = self._loop.time()
+        self._peers.add(peer)
+        if self._tls is not None:
+            self._acceptor.spawn(peer.begin_tls(self._tls, self._handshake_s))
+        else:
+            peer.use()
+        self._soon()
+
+    def proven(self, peer: Peer) -> None:
+        """Take note that a peer finished the handshake."""
+        self._acceptor.finished(peer)
+        if len(self._peers) > self._connections_max:
+            why = f"the coordinator has {self._connections_max} connections already"
+            peer.reject(why, refusal(why, permanent=False))
+
+    def said(self, peer: Peer, message: Message) -> None:
+        """Take in what a peer says."""
+        now = peer.heard_at = self._loop.time()
+        kind = type(message)
+        if kind is Beat or kind is Status:
+            self._heard(now, peer, message)  # type: ignore[arg-type]
+        elif kind is StoreCall:
+            self._store_call(now, peer, message)  # type: ignore[arg-type]
+        elif kind is Query:
+            peer.expect_large(ANSWER_FRAME_BYTES_MAX)
+            peer.post(answer_frame(self.hosting, message))  # type: ignore[arg-type]
+        elif kind is Goodbye:
+            peer.close()
+        else:
+            raise BadMessage(f"a {kind.__name__} is nothing to say to a coordinator")
+
+    def wants_flush(self, peer: Peer) -> None:
+        """Write out a peer's messages at the end of this batch."""
+        self._to_flush.append(peer)
+        self._soon()
+
+    def faulty(self, peer: Peer, why: str) -> None:
+        """Say in one line that a peer was closed, but not for every one of a flood."""
+        self._complain(f"closed a connection from {peer.address}: {quoted(why, WHY_CHARS_MAX)}")
+
+    def disconnected(self, peer: Peer) -> None:
+        """Forget a peer; its node is lost soon if it does not come back."""
+        self._peers.discard(peer)
+        self._acceptor.finished(peer)
+        self._keys.forget_caller(peer)
+        key = peer.key
+        if key is not None and self._by_key.get(key) is peer:
+            del self._by_key[key]
+            if peer.told_end:
+                self._told_end.add(key)
+            self._send(self.hosting.link_closed(self._loop.time(), *key))
+        self._gone.set()
+        self._soon()
+
+    # Nodes.
+
+    def _heard(self, now: float, peer: Peer, message: Status | Beat) -> None:
+        if type(message) is Beat:
+            key = (message.run_id, message.node, message.incarnation)
+        else:
+            assert type(message) is Status
+            key = (message.run_id, message.info.node, message.info.incarnation)
+        if peer.key != key or key not in self._by_key:
+            self._speaks_for(peer, key)
+        answers = self.hosting.received(now, message, peer.address)
+        self._locate(peer, key[0])
+        self._send(answers)
+        self._soon()
+
+    def _speaks_for(self, peer: Peer, key: Key) -> None:
+        """Answer a node from now on over this connection, and over no older one."""
+        if peer.key is not None and self._by_key.get(peer.key) is peer:
+            del self._by_key[peer.key]
+        older = self._by_key.get(key)
+        self._by_key[key] = peer
+        peer.key = key
+        self._told_end.discard(key)
+        if older is not None:
+            older.key = None
+            older.close(encode_frame(Goodbye(why="the node has a newer connection")))
+        self._locate(peer, key[0])
+
+    def _locate(self, peer: Peer, run_id: str) -> None:
+        """Note under which address nodes of other hosts see this one, before it is needed."""
+        rounds = self.hosting.jobs.get(run_id)
+        if (
+            rounds is not None
+            and not rounds.job.coordinator_address
+            and not addresses.is_loopback(peer.address)
+        ):
+            rounds.job.coordinator_address = peer.local_address
+
+    def _send(self, answers: Iterable[View | Ack]) -> None:
+        by_key = self._by_key
+        for answer in answers:
+            peer = by_key.get((answer.run_id, answer.node, answer.incarnation))
+            if type(answer) is View:
+                self._changed.add(answer.run_id)
+                if peer is None:
+                    continue
+                if answer.role is Role.CLOSED and answer.final:
+                    peer.told_end = True
+                peer.post(encode_frame(_sendable(answer)))
+            elif peer is not None:
+                peer.post(encode_frame(answer))
+
+    # The store.
+
+    def _store_call(self, now: float, peer: Peer, call: StoreCall) -> None:
+        if call.run_id not in self.hosting.jobs:
+            why = f"there is no job {quoted(call.run_id)!r} here"
+            peer.post(encode_frame(StoreResult(id=call.id, ok=False, why=why)))
+            return
+        self._answer_calls(self._keys.call(now, peer, call))
+        self._soon()
+
+    def _answer_calls(self, answers: Iterable[tuple[object, StoreResult]]) -> None:
+        for peer, result in answers:
+            assert isinstance(peer, Peer)
+            peer.post(encode_frame(result))
+
+    # What time brings.
+
+    def _soon(self) -> None:
+        """End this batch once everything that is ready now has been read."""
+        if self._batch is None:
+            self._batch = self._loop.call_soon(self._end_batch)
+
+    def _end_batch(self) -> None:
+        self._batch = None
+        peers, self._to_flush = self._to_flush, []
+        for peer in peers:
+            peer.flush()
+        if self._on_change is not None:
+            self._tell_changes(self._on_change)
+        self._changed.clear()
+        self._schedule()
+
+    def _schedule(self) -> None:
+        now = self._loop.time()
+        deadlines = [
+            self.hosting.next_deadline(now),
+            self._keys.next_deadline(),
+            self._acceptor.next_deadline(),
+            self._swept_at + SWEEP_S if self._peers else None,
+        ]
+        at = min((one for one in deadlines if one is not None), default=None)
+        if at is None:
+            return
+        # A timer that comes too early does no harm and costs less than a new one every time.
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        self._acceptor.sweep(now)
+        self._send(self.hosting.tick(now))
+        self._answer_calls(self._keys.tick(now))
+        self._answer_calls(self._keys.keep_only(self.hosting.jobs))
+        if now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            for peer in [one for one in self._peers if now - one.heard_at >= IDLE_S]:
+                peer.reject(f"nothing came for {IDLE_S:g} s")
+            self._told_end = {key for key in self._told_end if key[0] in self.hosting.jobs}
+        self._gone.set()
+        self._soon()
+
+    def _tell_changes(self, tell: Callable[[str, str], None]) -> None:
+        for run_id in self._changed:
+            rounds = self.hosting.jobs.get(run_id)
+            if rounds is None or not rounds.history:
+                self._last_line.pop(run_id, None)
+                continue
+            line = rounds.history[-1]
+            if self._last_line.get(run_id) is not line:
+                self._last_line[run_id] = line
+                tell(run_id, line)
+
+    def _complain(self, what: str) -> None:
+        now = self._loop.time()
+        if now - self._warned_at < WARNINGS_S:
+            self._unsaid += 1
+            return
+        more = f" ({self._unsaid} more like this were not shown)" if self._unsaid else ""
+        self._warned_at, self._unsaid = now, 0
+        self._warn(f"coordinator: {what}{more}")
+
+    # The end.
+
+    async def drain(self, limit_s: float) -> bool:
+        """Wait until all nodes of jobs that are over know it and are gone; return whether so."""
+        deadline = self._loop.time() + limit_s
+        while not self._drained():
+            self._gone.clear()
+            rest = deadline - self._loop.time()
+            if rest <= 0:
+                return False
+            try:
+                await asyncio.wait_for(self._gone.wait(), rest)
+            except TimeoutError:
+                return False
+        return True
+
+    def _drained(self) -> bool:
+        for run_id, rounds in self.hosting.jobs.items():
+            job = rounds.job
+            if job.phase is not JobPhase.CLOSED:
+                continue
+            for node in job.nodes.values():
+                key = (run_id, node.info.node, node.info.incarnation)
+                if key in self._by_key or key not in self._told_end:
+                    return False
+        return True
+
+    async def stop(self) -> None:
+        """Say goodbye to all, and close everything."""
+        self._acceptor.close()
+        last_words = encode_frame(Goodbye(why=GOING))
+        for peer in tuple(self._peers):
+            peer.close(last_words)
+        deadline = self._loop.time() + STOP_S
+        while self._peers and self._loop.time() < deadline:
+            self._gone.clear()
+            try:
+                await asyncio.wait_for(self._gone.wait(), deadline - self._loop.time())
+            except TimeoutError:
+                break
+        for peer in tuple(self._peers):
+            peer.abort()
+        await asyncio.sleep(0)  # Connections that were aborted are closed in the next round.
+        for handle in (self._timer, self._batch):
+            if handle is not None:
+                handle.cancel()
+
+    def _make_peer(self, address: str, local_address: str) -> Peer:
+        return Peer(self, self._token, address, local_address)
+
+
+def _sendable(view: View) -> View:
+    """Return a view whose reason is not longer than the other side takes; a failure's may be."""
+    if len(view.why) <= WHY_CHARS_MAX:
+        return view
+    return msgspec.structs.replace(view, why=clip(view.why, WHY_CHARS_MAX))
+
+
+def _descriptors_max() -> int:
+    """Return how many connections this process may have."""
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(16, soft - SPARE_DESCRIPTORS) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX

@@ -1,0 +1,40 @@
+"""How nodes meet, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.elastic.rendezvous import (  # noqa: F401 (also reached as attributes)
+    api,
+    registry,
+    utils,
+)
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.registry import (
+    RendezvousHandlerCreator,
+    RendezvousHandlerRegistry,
+    rendezvous_handler_registry,
+)
+
+__all__ = [
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "RendezvousStoreInfo",
+    "RendezvousTimeoutError",
+    "rendezvous_handler_registry",
+]

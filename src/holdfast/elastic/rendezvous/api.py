@@ -1,0 +1,35 @@
+"""Handlers, parameters, registry and errors under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.registry import (
+    RendezvousHandlerCreator,
+    RendezvousHandlerRegistry,
+    rendezvous_handler_registry,
+)
+
+__all__ = [
+    "RendezvousClosedError",
+    "RendezvousConnectionError",
+    "RendezvousError",
+    "RendezvousGracefulExitError",
+    "RendezvousHandler",
+    "RendezvousHandlerCreator",
+    "RendezvousHandlerRegistry",
+    "RendezvousInfo",
+    "RendezvousParameters",
+    "RendezvousStateError",
+    "RendezvousStoreInfo",
+    "RendezvousTimeoutError",
+    "rendezvous_handler_registry",
+]

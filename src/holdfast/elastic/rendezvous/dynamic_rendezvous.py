@@ -1,0 +1,16 @@
+"""Rendezvous over any backend, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.rendezvous.backend import RendezvousBackend, Token
+from holdfast.rendezvous.dynamic import DynamicRendezvousHandler, create_handler
+from holdfast.rendezvous.timeouts import RendezvousSettings, RendezvousTimeout
+
+__all__ = [
+    "DynamicRendezvousHandler",
+    "RendezvousBackend",
+    "RendezvousSettings",
+    "RendezvousTimeout",
+    "Token",
+    "create_handler",
+]

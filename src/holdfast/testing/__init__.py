@@ -1,0 +1,1 @@
+"""What proves Holdfast, for use on your own parts too: the simulator is `holdfast.testing.sim`."""

@@ -1,0 +1,121 @@
+"""Simulated jobs of many nodes: real decisions, virtual time, one seed.
+
+`simulate(seed)` runs the machines of `holdfast.core` (the coordinator's and every agent's) in a
+world that loses messages, cuts links, stops and kills processes and lets clocks drift, and checks
+after each step that every invariant holds. The same arguments give the same run, so a seed that
+fails is all one needs to see it again: `holdfast simulate --seed N --story`.
+
+No process, socket or thread is involved; workers are simulated too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.facts import Fact
+from holdfast.testing.sim.checking import Checker, Violation
+from holdfast.testing.sim.profiles import PROFILES, Profile
+from holdfast.testing.sim.story import STORY_LINES_MAX, Story
+from holdfast.testing.sim.world import CHECKERS, OVER_S, Rules, World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CHECKERS", "PROFILES", "Checker", "Profile", "Result", "Rules", "Violation", "simulate"]
+
+NODES = 8
+MINUTES = 2.0
+SLICE_S = 10.0  # Virtual seconds between two calls of `progress`.
+
+
+class Result(Fact):
+    """How a run went."""
+
+    seed: int
+    profile: str
+    nodes: int
+    minutes: float
+    violation: str
+    """What went wrong, or nothing."""
+    invariant: str
+    """The checker that saw it, or the type of the error that a machine raised."""
+    seconds: float
+    """Virtual time until the end."""
+    steps: int
+    """Events that a process took in: a message, a timer, something of its workers or its link."""
+    digest: int
+    agents: int
+    coordinators: int
+    rounds: int
+    story: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """What shows this very run again."""
+        return (
+            f"holdfast simulate --seed {self.seed} --profile {self.profile} --nodes {self.nodes} "
+            f"--minutes {self.minutes:g} --story"
+        )
+
+
+def simulate(
+    seed: int,
+    *,
+    nodes: int = NODES,
+    minutes: float = MINUTES,
+    profile: str = "everything",
+    rules: Rules | None = None,
+    whole_story: bool = False,
+    progress: Callable[[World], None] | None = None,
+) -> Result:
+    """Run one job, or a few in a row, and return how it went; the story of a failure is in it.
+
+    `minutes` is virtual time, the quiet at the end included. `progress` is called now and then.
+    """
+    story = Story(lines_max=None if whole_story else STORY_LINES_MAX)
+    world = World(
+        seed,
+        nodes=nodes,
+        seconds=minutes * 60.0,
+        profile=PROFILES[profile],
+        rules=rules or Rules(),
+        story=story,
+    )
+    violation = invariant = ""
+    try:
+        world.begin()
+        while world.run(world.now + SLICE_S):
+            if progress is not None:
+                progress(world)
+    except Violation as error:
+        violation, invariant = error.what, error.invariant
+        story.note(world.now, "VIOLATION", f"{invariant}: {violation}".replace("{", "{{"))
+    except Exception as error:  # noqa: BLE001 (whatever a machine raises is a finding)
+        violation, invariant = f"{type(error).__name__}: {error}", _where(error)
+        story.note(world.now, "ERROR", f"{invariant}: {violation}".replace("{", "{{"))
+    return Result(
+        seed=seed,
+        profile=profile,
+        nodes=nodes,
+        minutes=minutes,
+        violation=violation,
+        invariant=invariant,
+        seconds=world.now,
+        steps=world.steps,
+        digest=world.digest,
+        agents=world.agents_started,
+        coordinators=world.coordinators_started,
+        rounds=len(world.ledger.rounds),
+        story=tuple(story.lines()) if whole_story or violation else (),
+    )
+
+
+def _where(error: Exception) -> str:
+    """Return the place in our code that an error comes from."""
+    trace = error.__traceback__
+    where = type(error).__name__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        where = f"{code.co_filename.rpartition('/')[2]}:{trace.tb_lineno} {code.co_name}"
+        trace = trace.tb_next
+    return where

@@ -1,0 +1,242 @@
+"""A simulated agent: `core.membership` and `core.teamwork`, joined as the real agent joins them.
+
+It performs the effects of both machines in order and brings the outcomes back as events. What its
+workers do is `sim.workers`'s matter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.core.membership import (
+    DropLink,
+    GiveUp,
+    LinkClosed,
+    LinkOpened,
+    OpenLink,
+    Rejoined,
+    Said,
+    Send,
+    Tell,
+    Tick,
+)
+from holdfast.core.news import Ack, Failure, NodeInfo, Phase
+from holdfast.core.supervision import (
+    Begun,
+    Finish,
+    KillWorkers,
+    SignalReceived,
+    StartWorkers,
+    StopWorkers,
+)
+from holdfast.core.teamwork import LeftAlone, Rejoin, Say, Told
+from holdfast.testing.sim.process import Process
+from holdfast.testing.sim.workers import Workers
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from holdfast.core.membership import Effect as MembershipEffect
+    from holdfast.core.news import View
+    from holdfast.core.supervision import Effect, Event, Outcome
+    from holdfast.testing.sim.network import Link
+    from holdfast.testing.sim.ledger import JobTruth, RoundTruth
+    from holdfast.testing.sim.world import World
+
+TICK = Tick()
+
+
+class Agent(Process):
+    """One agent process, from its start to its end."""
+
+    def __init__(self, world: World, job: JobTruth, node: str, host: str, rng: Random) -> None:
+        super().__init__(world, node, rng)
+        self.job = job
+        self.node = node
+        self.host = host
+        self.address = f"10.0.0.{host}"
+        self.link: Link | None = None
+        self.cut_in = self.cut_out = False
+        self.lag_s = 0.0
+        self.outcome: Outcome | None = None
+        self.told: View | None = None
+        self.round: RoundTruth | None = None
+        """The round it was last told to be a member of."""
+        self.failure: Failure | None = None
+        self.left = False
+        self.superseded = False
+        """Another agent was given its node id."""
+        self._rng = rng
+        world_size = rng.choice((1, 1, 2, 3))
+        self.info = NodeInfo(
+            node=node,
+            incarnation=world.new_incarnation(self),
+            role=rng.choice(("default", "default", "default", "reader")),
+            local_world_size=world_size,
+            host=host,
+            label=f"rack-{rng.randrange(3)}",
+            ports=(20_000, 20_001),
+        )
+        self.membership = world.rules.membership(
+            self.clock,
+            run_id=job.run_id,
+            info=self.info,
+            settings=job.settings,
+            times=world.times,
+            draw=rng.random,
+        )
+        self.teamwork = world.rules.teamwork(
+            local_world_size=world_size, max_restarts=job.settings.max_restarts
+        )
+        self.workers = Workers(self, world_size, rng)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether it can do its part: it is there, goes on, and is reached."""
+        return self.alive and not (self.paused or self.cut_in or self.cut_out or self.left)
+
+    # What happens to it.
+
+    def begin(self, _arg: object = None) -> None:
+        """Start the agent."""
+        self.world.note(self, "starts (host {0.host}, {0.job.run_id})", self)
+        self.happens(Begun())
+        self.arm(self.membership.next_deadline(self.clock))
+
+    def receive(self, parcel: tuple[Link, Ack | View]) -> None:
+        """Take in a message of the coordinator; one by a link it has given up is refused."""
+        link, message = parcel
+        if self.paused:
+            self._backlog.append((self.receive, parcel))  # type: ignore[arg-type]
+            return
+        if self.link is not link:
+            self.world.network.close_from_agent(link)
+            return
+        world = self.world
+        world.steps += 1
+        effects = self.membership.handle(self.offset + world.now * self.rate, message)
+        if effects:
+            self._perform(effects)
+            if self.alive:
+                self.arm(self.membership.next_deadline(self.clock))
+
+    def tick(self) -> None:
+        """See what time has brought."""
+        now = self.offset + self.world.now * self.rate
+        effects = self.membership.handle(now, TICK)
+        if effects:
+            self._perform(effects)
+        if self.alive:
+            self.arm(self.membership.next_deadline(now))
+
+    def link_opened(self, link: Link) -> None:
+        """Take note that the link asked for is there; or that the other side is gone already."""
+        if not link.coordinator.alive:
+            self.link_failed("connection reset")
+            return
+        self.link = link
+        self._member(LinkOpened())
+
+    def link_failed(self, why: str) -> None:
+        """Take note that there will be no link."""
+        self._member(LinkClosed(why))
+
+    def link_lost(self, link: Link) -> None:
+        """Take note that the other side closed a link."""
+        if self.link is link:
+            self.link = None
+            self._member(LinkClosed("connection reset"))
+
+    def signalled(self, signum: int) -> None:
+        """Get a signal that asks to end."""
+        self.left = True
+        self.world.note(self, f"gets signal {signum}")
+        self.happens(SignalReceived(signum))
+
+    def die(self, *, host_too: bool) -> None:
+        """End without a word, and the workers with it."""
+        self.world.note(self, "is gone, and its host with it" if host_too else "is killed")
+        self.host_up = not host_too
+        self._end()
+
+    # The two machines.
+
+    def _member(self, event: LinkOpened | LinkClosed | Said | Rejoined) -> None:
+        now = self.clock
+        effects = self.membership.handle(now, event)
+        if effects:
+            self._perform(effects)
+        if self.alive:
+            self.arm(self.membership.next_deadline(now))
+
+    def _perform(self, effects: list[MembershipEffect]) -> None:
+        for effect in effects:
+            kind = type(effect)
+            if kind is Send:
+                if self.link is not None:
+                    self.world.network.send_up(self.link, effect.message)  # type: ignore[union-attr]
+            elif isinstance(effect, Tell):
+                view = effect.view
+                self.world.told(self, view)
+                self.told = view
+                self.happens(Told(view))
+            elif isinstance(effect, OpenLink):
+                self.world.network.open(self)
+            elif isinstance(effect, DropLink):
+                self.world.note(self, "drops its link: {0.why}", effect)
+                if self.link is not None:
+                    self.world.network.close_from_agent(self.link)
+                    self.link = None
+            elif isinstance(effect, GiveUp):
+                self.world.note(self, "has waited {0.away_s:.1f} s for a coordinator", effect)
+                self.happens(LeftAlone(effect.why))
+            if not self.alive:
+                return
+
+    def happens(self, event: Event) -> None:
+        """Give the workers' machine an event, and do what it asks for."""
+        teamwork = self.teamwork
+        effects = teamwork.handle(self.clock, event)
+        teamwork.check()
+        for effect in effects:
+            self._do(effect)
+
+    def _do(self, effect: Effect) -> None:
+        world = self.world
+        if isinstance(effect, Say):
+            self._member(self._in_words(effect))
+        elif isinstance(effect, StartWorkers):
+            self.failure = None
+            world.starts(self, effect.generation)
+            self.workers.start(effect.generation)
+        elif isinstance(effect, StopWorkers):
+            world.stops(self, effect)
+            self.workers.stop(effect.generation)
+        elif isinstance(effect, KillWorkers):
+            self.workers.kill(effect.generation)
+        elif isinstance(effect, Rejoin):
+            incarnation = world.new_incarnation(self)
+            self.info = msgspec.structs.replace(self.info, incarnation=incarnation)
+            world.note(self, "joins again as another incarnation")
+            self._member(Rejoined(incarnation))
+        elif isinstance(effect, Finish):
+            self.outcome = effect.outcome
+            world.note(self, "ends: {0.value}", effect.outcome)
+            self._end()
+            world.ends(self)
+
+    def _in_words(self, effect: Say) -> Said:
+        """Return what is said, with the failure and, once all workers are gone, its report."""
+        if effect.phase is not Phase.FAILED:
+            return Said(effect.phase, effect.generation)
+        report = b"" if self.workers.there else f"report of {self.node}".encode()
+        return Said(effect.phase, effect.generation, self.failure, report)
+
+    def _end(self) -> None:
+        self.alive = False
+        self.workers.vanish()
+        if self.link is not None:
+            self.world.network.close_from_agent(self.link)
+            self.link = None

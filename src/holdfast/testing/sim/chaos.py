@@ -1,0 +1,227 @@
+"""What goes wrong in a simulated run, and when: faults for a while, then none.
+
+One generator decides it all, so a seed is a run. A fault that finds nothing to hit does nothing.
+When faults end, everything is healed, and each job gets as many nodes as it needs: from then on it
+has no excuse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.supervision import SIGINT
+from holdfast.testing.sim.network import Weather
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from holdfast.testing.sim.agent import Agent
+    from holdfast.testing.sim.ledger import JobTruth
+    from holdfast.testing.sim.profiles import Profile
+    from holdfast.testing.sim.world import World
+
+SIGTERM = 15
+LAG_S = 0.15
+OUTAGE_S = (0.05, 12.0)
+
+
+class Chaos:
+    """The hand that breaks things."""
+
+    def __init__(self, world: World, profile: Profile, rng: Random, until_s: float) -> None:
+        self._world = world
+        self._profile = profile
+        self._rng = rng
+        self._until_s = until_s
+        self._kinds = list(profile.weights)
+        self._weights = list(profile.weights.values())
+
+    def begin(self) -> None:
+        """Make the weather, and plan the first fault."""
+        self._world.network.weather = self._profile.weather
+        self._plan()
+
+    def greet(self, agent: Agent) -> None:
+        """Make some of the nodes slow to answer."""
+        if self._world.now < self._until_s and self._rng.random() < self._profile.lag_share:
+            agent.lag_s = LAG_S
+
+    def _plan(self) -> None:
+        gap = self._rng.expovariate(1.0 / self._profile.mean_gap_s)
+        self._world.schedule(self._world.now + gap, self._strike, None)
+
+    def _strike(self, _arg: object) -> None:
+        if self._world.now >= self._until_s:
+            return
+        kind = self._rng.choices(self._kinds, self._weights)[0]
+        getattr(self, f"_{kind}")()
+        self._plan()
+
+    def end(self, _arg: object = None) -> None:
+        """Heal everything, and give every job what it needs."""
+        world = self._world
+        world.note("weather", "faults are over; everything is healed")
+        world.network.weather = Weather()
+        for job in list(world.jobs.values()):
+            for agent in job.agents:
+                agent.lag_s = 0.0
+                self._heal(agent)
+                agent.resume()
+        world.coordinator.resume()
+        if not world.coordinator.alive:
+            world.start_coordinator()
+        for job in list(world.jobs.values()):
+            if not job.closed_by:
+                for _ in range(job.settings.min_nodes - len(job.living)):
+                    world.start_agent(job)
+
+    # Whom to hit.
+
+    def _someone(self, agents: list[Agent] | None = None) -> Agent | None:
+        if agents is None:
+            agents = [agent for job in self._world.jobs.values() for agent in job.living]
+        return self._rng.choice(agents) if agents else None
+
+    def _between(self, low: float, high: float) -> float:
+        """Draw a time; short ones are as likely as long ones."""
+        return float(low * (high / low) ** self._rng.random())
+
+    def _later(self, delay_s: float, job: JobTruth, node: str | None) -> None:
+        world = self._world
+
+        def return_of(_arg: object) -> None:
+            if not job.closed_by and world.now < self._until_s:
+                world.start_agent(job, node)
+
+        world.schedule(world.now + delay_s, return_of, None)
+
+    # Workers.
+
+    def _running(self) -> Agent | None:
+        living = [agent for job in self._world.jobs.values() for agent in job.living]
+        return self._someone([agent for agent in living if agent.workers.running])
+
+    def _fail(self, *, mendable: bool = True, hangs: bool = False) -> None:
+        agent = self._running()
+        if agent is not None:
+            agent.after(0.0, agent.workers.fail, (agent.workers.generation, mendable, hangs))
+
+    def _hang(self) -> None:
+        self._fail(hangs=True)
+
+    def _ruin(self) -> None:
+        self._fail(mendable=False)
+
+    def _cascade(self) -> None:
+        """Let a failure bring down workers on other nodes, as a broken collective does."""
+        first = self._running()
+        if first is None:
+            return
+        generation = first.workers.generation
+        for agent in first.job.living:
+            if agent is first or self._rng.random() < 0.6:
+                delay = 0.0 if agent is first else self._between(0.001, 1.0)
+                agent.after(delay, agent.workers.fail, (generation, True, False))
+
+    # Agents.
+
+    def _kill(self, *, host_too: bool = False) -> None:
+        agent = self._someone()
+        if agent is None:
+            return
+        self._world.disturb()
+        agent.die(host_too=host_too)
+        fate = self._rng.random()
+        if fate < 0.8:
+            self._later(
+                self._between(0.3, 15.0), agent.job, agent.node if fate < 0.4 else None
+            )
+
+    def _power_off(self) -> None:
+        self._kill(host_too=True)
+
+    def _join(self) -> None:
+        jobs = [job for job in self._world.jobs.values() if self._world.has_room(job)]
+        if jobs:
+            job = self._rng.choice(jobs)
+            for _ in range(self._rng.choice((1, 1, 2, 3))):
+                self._later(self._between(0.01, 1.0), job, None)
+
+    def _leave(self) -> None:
+        agent = self._someone()
+        if agent is None:
+            return
+        self._world.disturb()
+        signum = self._rng.choice((SIGTERM, SIGTERM, SIGINT))
+        agent.left = True
+        agent.after(0.0, agent.signalled, signum)
+        if self._rng.random() < 0.3:
+            agent.after(self._between(0.01, 1.0), agent.signalled, signum)
+        if self._rng.random() < 0.5:
+            self._later(self._between(0.3, 15.0), agent.job, None)
+
+    def _twin(self) -> None:
+        """Start another agent with the id of one that is there."""
+        agent = self._someone()
+        if agent is not None and self._world.has_room(agent.job):
+            agent.superseded = True
+            agent.left = True
+            self._world.start_agent(agent.job, agent.node)
+
+    def _pause(self) -> None:
+        agent = self._someone()
+        if agent is not None and not agent.paused:
+            self._world.disturb()
+            agent.pause()
+            self._world.schedule(
+                self._world.now + self._between(0.1, 20.0), agent.resume, None
+            )
+
+    # The network.
+
+    def _cut(self, agent: Agent | None = None, *, ways: int = 3) -> None:
+        agent = agent or self._someone()
+        if agent is None or agent.cut_in or agent.cut_out:
+            return
+        self._world.disturb()
+        agent.cut_out, agent.cut_in = bool(ways & 1), bool(ways & 2)
+        self._world.note(agent, f"is cut off ({('', 'out', 'in', 'both ways')[ways]})")
+        self._world.schedule(self._world.now + self._between(0.1, 40.0), self._heal, agent)
+
+    def _cut_one_way(self) -> None:
+        self._cut(ways=self._rng.choice((1, 2)))
+
+    def _cut_many(self) -> None:
+        ways = self._rng.choice((1, 2, 3, 3))
+        for job in self._world.jobs.values():
+            for agent in job.living:
+                if self._rng.random() < 0.5:
+                    self._cut(agent, ways=ways)
+
+    def _heal(self, agent: Agent) -> None:
+        if agent.cut_in or agent.cut_out:
+            agent.cut_in = agent.cut_out = False
+            self._world.note(agent, "is reached again")
+            self._world.network.healed(agent)
+            self._world.disturb()
+
+    # The coordinator.
+
+    def _coordinator(self, *, host_too: bool = False) -> None:
+        coordinator = self._world.coordinator
+        if coordinator.alive:
+            self._world.kill_coordinator(host_too=host_too)
+            back = self._world.now + self._between(*OUTAGE_S)
+            self._world.schedule(min(back, self._until_s), self._world.start_coordinator, None)
+
+    def _coordinator_host(self) -> None:
+        self._coordinator(host_too=True)
+
+    def _pause_coordinator(self) -> None:
+        coordinator = self._world.coordinator
+        if coordinator.alive and not coordinator.paused:
+            self._world.disturb()
+            coordinator.pause()
+            self._world.schedule(
+                self._world.now + self._between(0.1, 20.0), coordinator.resume, None
+            )

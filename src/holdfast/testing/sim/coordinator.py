@@ -1,0 +1,114 @@
+"""A simulated coordinator process: `core.hosting` and the links to it.
+
+The one thing to know: whatever decides is the code that production runs. Here is only what its
+server does besides, which is to keep the newest link of each incarnation.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.news import Beat, View
+from holdfast.testing.sim.process import Process
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from holdfast.core.news import Ack, Status
+    from holdfast.testing.sim.network import Link
+    from holdfast.testing.sim.world import World
+
+GRACE_S = 0.2
+SILENCE_S = 5.0
+
+
+class Coordinator(Process):
+    """One life of the coordinator: the next one on the endpoint knows nothing of it."""
+
+    def __init__(self, world: World, number: int, rng: Random) -> None:
+        super().__init__(world, f"coordinator {number}", rng)
+        self.number = number
+        self.links: dict[tuple[str, str, int], Link] = {}
+        self.hosting = world.rules.hosting(
+            self.clock,
+            silence_s=SILENCE_S,
+            grace_s=GRACE_S,
+            strict=True,
+            rounds=world.rules.rounds,
+        )
+        world.note(self, "is there")
+
+    def receive(self, parcel: tuple[Link, Status | Beat]) -> None:
+        """Take in a message, or refuse it with the whole link if this process is gone."""
+        link, message = parcel
+        if not self.alive:
+            self.world.network.close_from_coordinator(link)
+            return
+        if self.paused:
+            self._backlog.append((self.receive, parcel))  # type: ignore[arg-type]
+            return
+        world = self.world
+        world.steps += 1
+        now = self.offset + world.now * self.rate
+        if type(message) is Beat:
+            peer = (message.run_id, message.node, message.incarnation)
+            answers = self.hosting.received(now, message, "")
+            if self.links.get(peer) is link and len(answers) == 1:
+                world.network.send_down(link, answers[0])
+                if type(answers[0]) is View:
+                    world.made(self, answers[0])
+                return
+            self._took(link, peer)
+            self._send(answers)
+            return
+        peer = (message.run_id, message.info.node, message.info.incarnation)
+        self._took(link, peer)
+        world.note(self, "heard {0.info.node}: {0.phase.value}, generation {0.generation}", message)
+        answers = self.hosting.received(now, message, link.agent.address)
+        world.decided(self, message.run_id, message)
+        self._send(answers)
+        self.arm(self.hosting.next_deadline(now))
+
+    def _took(self, link: Link, peer: tuple[str, str, int]) -> None:
+        current = self.links.get(peer)
+        if current is None or current.id < link.id:
+            self.links[peer] = link
+            link.peers.append(peer)
+
+    def _send(self, answers: list[View | Ack]) -> None:
+        world = self.world
+        for answer in answers:
+            if type(answer) is View:
+                world.made(self, answer)
+            link = self.links.get((answer.run_id, answer.node, answer.incarnation))
+            if link is not None:
+                world.network.send_down(link, answer)
+
+    def tick(self) -> None:
+        """See what time has brought."""
+        now = self.clock
+        answers = self.hosting.tick(now)
+        for run_id in self.hosting.jobs:
+            self.world.decided(self, run_id, None)
+        self._send(answers)
+        self.arm(self.hosting.next_deadline(now))
+
+    def link_gone(self, link: Link) -> None:
+        """Take note that a link was closed by the other side."""
+        now = self.clock
+        for peer in link.peers:
+            if self.links.get(peer) is link:
+                del self.links[peer]
+                self.hosting.link_closed(now, *peer)
+        link.peers = []
+        self.arm(self.hosting.next_deadline(now))
+
+    def die(self, *, host_too: bool) -> None:
+        """End without a word; with the host, even without the kernel's."""
+        self.world.note(self, "is gone, and its host with it" if host_too else "is killed")
+        self.host_up = not host_too
+        self.alive = False
+        links = {link.id: link for link in self.links.values()}
+        for link in links.values():
+            self.world.network.close_from_coordinator(link)
+        self.links = {}

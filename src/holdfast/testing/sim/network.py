@@ -1,0 +1,170 @@
+"""The simulated network between agents and the coordinator: links, and what can happen to them.
+
+A link is a connection. Messages on it keep their order unless the weather reorders them; it may
+also lose, repeat and delay them, which is more than TCP would allow itself: the machines under
+test promise to stand it. A cut stops one direction or both. What is sent into a cut is lost, or
+arrives after it has healed, as TCP's own repeats would. That a link was closed is noticed by the
+other side after the delay of a message, and not at all through a cut.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from holdfast.core.news import Ack, Beat, Status, View
+    from holdfast.testing.sim.agent import Agent
+    from holdfast.testing.sim.coordinator import Coordinator
+    from holdfast.testing.sim.world import World
+
+CONNECT_TIMEOUT_S = 3.0
+HELD_MESSAGES_MAX = 64  # Of one link, in each direction, while it is cut.
+
+
+class Weather:
+    """What the network does to messages at the moment."""
+
+    def __init__(
+        self,
+        *,
+        loss: float = 0.0,
+        duplication: float = 0.0,
+        reordering: float = 0.0,
+        delay_s: float = 0.001,
+        jitter_s: float = 0.0,
+    ) -> None:
+        self.loss = loss
+        self.duplication = duplication
+        self.reordering = reordering
+        self.delay_s = delay_s
+        self.jitter_s = jitter_s
+        self.rough = loss + duplication + reordering + jitter_s > 0.0
+
+
+class Link:
+    """One connection, as each of its ends sees it."""
+
+    __slots__ = ("agent", "coordinator", "down_at", "held", "id", "peers", "up_at")
+
+    def __init__(self, number: int, agent: Agent, coordinator: Coordinator) -> None:
+        self.id = number
+        self.agent = agent
+        self.coordinator = coordinator
+        self.up_at = 0.0  # When the last message to the coordinator arrives; and to the agent.
+        self.down_at = 0.0
+        self.held: list[tuple[bool, Status | Beat | Ack | View]] = []
+        self.peers: list[tuple[str, str, int]] = []
+
+
+class Network:
+    """All links, and the weather they are in."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        self.world = world
+        self.weather = Weather()
+        self._rng = rng
+        self._random = rng.random
+        self._links = 0
+
+    # Messages.
+
+    def send_up(self, link: Link, message: Status | Beat) -> None:
+        """Send from the agent to its coordinator."""
+        if link.agent.cut_out:
+            self._hold(link, True, message)
+            return
+        world = self.world
+        weather = self.weather
+        at = world.now + (weather.delay_s + link.agent.lag_s) * (0.5 + self._random())
+        if weather.rough:
+            self._send_in_rough(link, True, message, at)
+            return
+        if at <= link.up_at:
+            at = link.up_at + 1e-9
+        link.up_at = at
+        world.schedule(at, link.coordinator.receive, (link, message))
+
+    def send_down(self, link: Link, message: Ack | View) -> None:
+        """Send from the coordinator to an agent."""
+        if link.agent.cut_in:
+            self._hold(link, False, message)
+            return
+        world = self.world
+        weather = self.weather
+        at = world.now + (weather.delay_s + link.agent.lag_s) * (0.5 + self._random())
+        if weather.rough:
+            self._send_in_rough(link, False, message, at)
+            return
+        if at <= link.down_at:
+            at = link.down_at + 1e-9
+        link.down_at = at
+        world.schedule(at, link.agent.receive, (link, message))
+
+    def _send_in_rough(
+        self, link: Link, up: bool, message: Status | Beat | Ack | View, at: float
+    ) -> None:
+        weather, draw = self.weather, self._random
+        chance = draw()
+        if chance < weather.loss:
+            return
+        copies = 2 if chance < weather.loss + weather.duplication else 1
+        for _ in range(copies):
+            arrives = at
+            if weather.jitter_s:
+                arrives += weather.jitter_s * draw() ** 6  # Most come soon, a few very late.
+            if draw() >= weather.reordering:
+                arrives = max(arrives, (link.up_at if up else link.down_at) + 1e-9)
+                if up:
+                    link.up_at = arrives
+                else:
+                    link.down_at = arrives
+            to = link.coordinator.receive if up else link.agent.receive
+            self.world.schedule(arrives, to, (link, message))
+
+    def _hold(self, link: Link, up: bool, message: Status | Beat | Ack | View) -> None:
+        if len(link.held) < HELD_MESSAGES_MAX and self._random() < 0.5:
+            link.held.append((up, message))
+
+    def healed(self, agent: Agent) -> None:
+        """Deliver what a cut held up on the agent's link, if that is still there."""
+        link = agent.link
+        if link is None:
+            return
+        held, link.held = link.held, []
+        for up, message in held:
+            at = self.world.now + 0.2 * self._random()
+            to = link.coordinator.receive if up else agent.receive
+            self.world.schedule(at, to, (link, message))
+
+    # Links.
+
+    def delay_s(self, agent: Agent) -> float:
+        """Return how long something small takes on its way, one way."""
+        return (self.weather.delay_s + agent.lag_s) * (0.5 + self._random())
+
+    def open(self, agent: Agent) -> None:
+        """Connect an agent, which is told what came of it."""
+        at = self.delay_s(agent) * 2
+        coordinator = self.world.coordinator
+        unheard = agent.cut_out or agent.cut_in or not coordinator.host_up
+        if unheard:
+            agent.after(CONNECT_TIMEOUT_S, agent.link_failed, "timed out")
+        elif not coordinator.alive:
+            agent.after(at, agent.link_failed, "connection refused")
+        else:
+            self._links += 1
+            agent.after(at, agent.link_opened, Link(self._links, agent, coordinator))
+
+    def close_from_agent(self, link: Link) -> None:
+        """Close the agent's end; the coordinator may notice."""
+        if not link.agent.cut_out and link.agent.host_up:
+            at = max(self.delay_s(link.agent), link.up_at - self.world.now + 1e-9)
+            link.coordinator.after(at, link.coordinator.link_gone, link)
+
+    def close_from_coordinator(self, link: Link) -> None:
+        """Close the coordinator's end; the agent may notice."""
+        if not link.agent.cut_in and link.coordinator.host_up:
+            at = max(self.delay_s(link.agent), link.down_at - self.world.now + 1e-9)
+            link.agent.after(at, link.agent.link_lost, link)

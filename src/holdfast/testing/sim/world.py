@@ -1,0 +1,337 @@
+"""One simulated run: the queue of what happens next, everybody in it, and who watches.
+
+Everything that is drawn comes from generators seeded with the run's own seed, and nothing depends
+on the order of a hash or on a clock: the same arguments give the same run, step by step, on any
+machine. `digest` is a number made of when each thing happened, to compare two runs by.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.facts import Fact
+from holdfast.core.hosting import Hosting
+from holdfast.core.membership import Membership, Times
+from holdfast.core.news import JobSettings, Role
+from holdfast.core.rounds import Rounds
+from holdfast.core.teamwork import Teamwork
+from holdfast.testing.sim.agent import Agent
+from holdfast.testing.sim.chaos import Chaos
+from holdfast.testing.sim.checking import HOOKS, Checker
+from holdfast.testing.sim.coordinator import Coordinator
+from holdfast.testing.sim.job_checkers import (
+    BudgetKept,
+    ClosedIsFinal,
+    FencedStaysOut,
+    OneGenerationPerNode,
+)
+from holdfast.testing.sim.ledger import JobTruth, Ledger
+from holdfast.testing.sim.network import Network
+from holdfast.testing.sim.progress_checkers import JobEnds, NoNeedlessRestart, RoundForms
+from holdfast.testing.sim.round_checkers import (
+    GenerationGrows,
+    OneRound,
+    RankOnce,
+    RanksStable,
+    SameRound,
+    SizeInBounds,
+)
+from holdfast.testing.sim.story import Shown, Story
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.news import Status, View
+    from holdfast.core.supervision import StopWorkers
+    from holdfast.testing.sim.ledger import RoundTruth
+    from holdfast.testing.sim.profiles import Profile
+
+SETTLED_S = 30.0  # So long after the last fault all must run again.
+OVER_S = 40.0  # So long after the last step of the work all must have ended.
+NODES_BEYOND = 2  # More nodes than this above the number asked for never come.
+ANOTHER_JOB_S = 20.0  # A job that ends this long before the faults do is followed by another.
+DIGEST_MASK = (1 << 61) - 1
+
+CHECKERS: tuple[type[Checker], ...] = (
+    OneRound,
+    RankOnce,
+    SizeInBounds,
+    SameRound,
+    GenerationGrows,
+    RanksStable,
+    OneGenerationPerNode,
+    BudgetKept,
+    ClosedIsFinal,
+    FencedStaysOut,
+    NoNeedlessRestart,
+    RoundForms,
+    JobEnds,
+)
+
+
+class Rules(Fact):
+    """The machines under test; a test puts broken ones in their place."""
+
+    hosting: type[Hosting] = Hosting
+    rounds: type[Rounds] = Rounds
+    membership: type[Membership] = Membership
+    teamwork: type[Teamwork] = Teamwork
+
+
+class World:
+    """A run, from its first moment to its last."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        nodes: int,
+        seconds: float,
+        profile: Profile,
+        rules: Rules,
+        story: Story,
+    ) -> None:
+        self.now = 0.0
+        self.steps = 0
+        self.digest = seed
+        self.rules = rules
+        self.times = Times(away_s=30.0)
+        self.story = story
+        self.ledger = Ledger()
+        self.jobs: dict[str, JobTruth] = {}
+        self.disturbed_at = 0.0
+        self.coordinator_gone_at = 0.0
+        self.host_was_down = False
+        self.agents_started = self.coordinators_started = 0
+        self.chaos_until_s = max(5.0, seconds - SETTLED_S - OVER_S)
+        self.stopped = False
+        self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
+        self._count = 0
+        self._nodes = nodes
+        self._rng = Random(f"{seed}/{profile.name}/world")
+        self.network = Network(self, Random(f"{seed}/{profile.name}/network"))
+        chaos_rng = Random(f"{seed}/{profile.name}/chaos")
+        self.chaos = Chaos(self, profile, chaos_rng, self.chaos_until_s)
+        self._watch([checker(self) for checker in CHECKERS])
+        self.coordinator = self._new_coordinator()
+
+    def _watch(self, checkers: list[Checker]) -> None:
+        """Note who wants to know of what; whoever does not is not asked."""
+        self._hooks: dict[str, list[Callable[..., None]]] = {
+            hook: [
+                getattr(one, hook)
+                for one in checkers
+                if getattr(type(one), hook) is not getattr(Checker, hook)
+            ]
+            for hook in HOOKS
+        }
+
+    # Time.
+
+    def schedule(self, at: float, what: Callable[[Any], None], arg: Any) -> None:
+        """Have something happen."""
+        self._count += 1
+        heappush(self._heap, (at, self._count, what, arg))
+
+    def begin(self) -> None:
+        """Set everything up for the first moment."""
+        count = 2 if self._nodes >= 4 and self._rng.random() < 0.25 else 1
+        for _ in range(count):
+            self.start_job(self._nodes // count)
+        self.chaos.begin()
+        self.schedule(self.chaos_until_s, self.chaos.end, None)
+
+    def run(self, until_s: float) -> bool:
+        """Let everything happen up to a time; return whether there is more to come."""
+        heap, digest = self._heap, self.digest
+        while heap and not self.stopped:
+            if heap[0][0] > until_s:
+                self.now = until_s
+                self.digest = digest
+                return True
+            at, _, what, arg = heappop(heap)
+            self.now = at
+            digest = (digest * 31 + hash(at)) & DIGEST_MASK
+            what(arg)
+        self.digest = digest
+        return False
+
+    # Everybody.
+
+    def start_job(self, nodes: int) -> None:
+        """Begin a job with so many agents."""
+        rng = self._rng
+        most = max(1, nodes - rng.choice((0, 0, 1, 2)))
+        least = max(1, rng.choice((most, most - 1, most // 2, 1)))
+        settings = JobSettings(
+            min_nodes=least,
+            max_nodes=most,
+            max_restarts=rng.choice((0, 1, 3, 10, 1000, 1000)),
+            spares=rng.choice((0, 0, 0, 1)),
+            settle_s=rng.choice((1.0, 1.0, 0.2)),
+            order=rng.choice(("stable", "stable", "stable", "host", "label")),
+        )
+        finish_at = self.chaos_until_s + SETTLED_S + 3.0 * rng.random()
+        if rng.random() < 0.25:
+            finish_at = self.now + (self.chaos_until_s - self.now) * (0.2 + 0.8 * rng.random())
+        job = JobTruth(f"job-{len(self.jobs) + 1}", settings, finish_at)
+        self.jobs[job.run_id] = job
+        self.note(job.run_id, "begins: {0}", settings)
+        for _ in range(nodes):
+            self.start_agent(job, delay_s=rng.random() * 2.0)
+        if finish_at >= self.chaos_until_s + SETTLED_S:
+            self._at_settled(job)
+        over_at = max(finish_at, self.chaos_until_s) + OVER_S
+        for hook in self._hooks["over"]:
+            self.schedule(over_at, hook, job)
+
+    def _at_settled(self, job: JobTruth) -> None:
+        for hook in self._hooks["settled"]:
+            self.schedule(self.chaos_until_s + SETTLED_S, hook, job)
+
+    def job_of(self, run_id: str) -> JobTruth:
+        """Return what is true of a job."""
+        return self.jobs[run_id]
+
+    def has_room(self, job: JobTruth) -> bool:
+        """Return whether another node may come."""
+        return not job.closed_by and len(job.living) < self._nodes + NODES_BEYOND
+
+    def start_agent(self, job: JobTruth, node: str | None = None, *, delay_s: float = 0.0) -> None:
+        """Start an agent, under a name of its own or of one that was there before."""
+        if not self.has_room(job):
+            return
+        self.agents_started += 1
+        rng = Random(self._rng.getrandbits(64))
+        agent = Agent(self, job, node or f"n{self.agents_started}", str(self.agents_started), rng)
+        self.chaos.greet(agent)
+        self.disturb()
+        job.agents.append(agent)
+        agent.after(delay_s, agent.begin)
+
+    def new_incarnation(self, agent: Agent) -> int:
+        """Return a number that no agent had before."""
+        incarnation = self._rng.getrandbits(48)
+        self.ledger.agent_of[incarnation] = agent
+        return incarnation
+
+    def _new_coordinator(self) -> Coordinator:
+        self.coordinators_started += 1
+        return Coordinator(self, self.coordinators_started, Random(self._rng.getrandbits(64)))
+
+    def kill_coordinator(self, *, host_too: bool) -> None:
+        """Let the coordinator die."""
+        self.coordinator_gone_at = self.now
+        self.host_was_down = host_too
+        self.coordinator.die(host_too=host_too)
+
+    def start_coordinator(self, _arg: object = None) -> None:
+        """Let another one come up on the endpoint, which knows nothing."""
+        if self.coordinator.alive:
+            return
+        self.coordinator.host_up = True  # Whatever is sent to the one before is now refused.
+        self.coordinator = self._new_coordinator()
+        for hook in self._hooks["coordinator_back"]:
+            hook(self.coordinator)
+
+    def disturb(self) -> None:
+        """Take note that something happened that may cost a restart."""
+        self.disturbed_at = self.now
+
+    # What is seen.
+
+    def note(self, who: object, what: str, about: object = None) -> None:
+        """Write a line of the story."""
+        self.story.note(self.now, who, what, about)
+
+    def round_meant(self, agent: Agent, view: View) -> RoundTruth | None:
+        """Return the round that a view, just told to an agent, speaks of."""
+        assert agent.link is not None
+        return self.ledger.round_of(
+            agent.link.coordinator, view.run_id, view.round_term, view.round
+        )
+
+    def decided(self, coordinator: Coordinator, run_id: str, status: Status | None) -> None:
+        """Write down what became of a job, if anything."""
+        rounds = coordinator.hosting.jobs.get(run_id)
+        if rounds is None:
+            return
+        decision = self.ledger.decide(coordinator, rounds.job, status)
+        if decision is not None:
+            job = rounds.job
+            self.note(
+                coordinator,
+                "{0.run_id} is {0.phase.value}, round {0.round}, generation {0.generation}, "
+                "restarts {0.restarts}: {0.why}",
+                _line_of(job),
+            )
+            for hook in self._hooks["decided"]:
+                hook(decision)
+
+    def made(self, coordinator: Coordinator, view: View) -> None:
+        """Show a view to the checkers as it is sent."""
+        for hook in self._hooks["made"]:
+            hook(coordinator, view)
+
+    def told(self, agent: Agent, view: View) -> None:
+        """Show a view to the checkers as it is accepted."""
+        self.note(agent, "{0}", Shown(view))
+        for hook in self._hooks["told"]:
+            hook(agent, view)
+        if view.role is Role.MEMBER:
+            agent.round = self.round_meant(agent, view)
+
+    def starts(self, agent: Agent, generation: int) -> None:
+        """Show a start of workers."""
+        self.note(agent, f"starts workers of generation {generation}")
+        for hook in self._hooks["starts"]:
+            hook(agent, generation)
+
+    def stops(self, agent: Agent, effect: StopWorkers) -> None:
+        """Show a stop of workers."""
+        self.note(agent, "stops workers of generation {0.generation}: {0.reason.value}", effect)
+        for hook in self._hooks["stops"]:
+            hook(agent, effect)
+
+    def worker_failed(self, agent: Agent, generation: int) -> None:
+        """Show a worker's failure."""
+        self.disturb()
+        agent.job.failed_generations.add((agent.info.incarnation, generation))
+        for hook in self._hooks["worker_failed"]:
+            hook(agent, generation)
+
+    def ends(self, agent: Agent) -> None:
+        """Show an agent's own end; when all have ended, there is no more to see."""
+        self.disturb()
+        for hook in self._hooks["ends"]:
+            hook(agent)
+        job = agent.job
+        if any(one.alive for one in job.agents):
+            return
+        if self.now < self.chaos_until_s - ANOTHER_JOB_S:
+            self.start_job(max(1, self._nodes // 2))
+        elif self.now > self.chaos_until_s:
+            self.stopped = not any(one.alive for each in self.jobs.values() for one in each.agents)
+            if self.stopped:
+                for each in self.jobs.values():
+                    for hook in self._hooks["over"]:
+                        hook(each)
+
+
+def _line_of(job: object) -> Fact:
+    """Copy what a line of the story says of a job, which goes on changing."""
+    names = ("run_id", "phase", "round", "generation", "restarts", "why")
+    return JobLine(*(getattr(job, name) for name in names))
+
+
+class JobLine(Fact):
+    """A job at one moment, as far as a story tells of it."""
+
+    run_id: str
+    phase: object
+    round: int
+    generation: int
+    restarts: int
+    why: str
