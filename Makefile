@@ -39,7 +39,7 @@ GROUP = $(1)/bin/python -c 'import sys, tomllib; \
 help: ## Show this
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.holdfast ## Run a job that loses workers twice and finishes (about 6 seconds)
+demo: $(VENV)/.holdfast ## Run a job that loses a worker and a node, gains one, and finishes (about 10 seconds)
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests

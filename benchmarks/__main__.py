@@ -15,10 +15,11 @@ from benchmarks import machine, table
 from benchmarks.figures import LAUNCHERS
 from benchmarks.launching import BenchmarkError, Lab
 from benchmarks.measuring import measure
-from benchmarks.rows import ROWS
+from benchmarks.rows import GROUPS, ROWS
 
 if TYPE_CHECKING:
     from benchmarks.figures import Result
+    from benchmarks.measuring import Row
 
 RESULTS = Path(__file__).parent / "results"
 FORMAT_VERSION = 1
@@ -26,10 +27,12 @@ NAMES = [row.name for row in ROWS]
 
 EXAMPLES = f"""\
 rows: {", ".join(NAMES)}
+groups of rows: {", ".join(GROUPS)}
 
 examples:
-  python -m benchmarks                            everything, about 4 minutes
-  python -m benchmarks --quick                    everything, few rounds, about 1 minute
+  python -m benchmarks                            everything, about 20 minutes
+  python -m benchmarks --quick                    few rounds and no row of minutes, about 5 minutes
+  python -m benchmarks --rows one-node            without the rows of many nodes, about 4 minutes
   python -m benchmarks --rows whole first-line    two rows
   python -m benchmarks --rows whole --repeat 25   one row, with more rounds
   python -m benchmarks --rows whole --launchers holdfast bare
@@ -59,10 +62,11 @@ def main() -> int:
 def _run(args: argparse.Namespace, lab: Lab) -> int:
     began, host, before = time.monotonic(), machine.describe(), machine.CpuTimes()
     print(machine.in_words(host), flush=True)
-    rows = [row for row in ROWS if row.name in (args.rows or NAMES)]
+    wanted = {name for one in args.rows or NAMES for name in GROUPS.get(one, (one,))}
+    rows = [row for row in ROWS if row.name in wanted and (args.rows or _rounds(args, row))]
     results: dict[str, list[Result]] = {}
     for index, row in enumerate(rows, 1):
-        rounds = args.repeat or (row.quick_rounds if args.quick else row.rounds)
+        rounds = max(1, _rounds(args, row))  # A row that was asked for by name is measured.
         label = f"[{index}/{len(rows)}]"
         results[row.name] = measure(lab, row, rounds, args.launchers, label)
     flat = [result for row in rows for result in results[row.name]]
@@ -81,6 +85,10 @@ def _run(args: argparse.Namespace, lab: Lab) -> int:
         print(line)
     print(f"took {report['took_s']:g} s; figures: {_write(report, args.save)}")
     return 1 if args.check and (table.missed(flat) or "holdfast" in lab.left_behind) else 0
+
+
+def _rounds(args: argparse.Namespace, row: Row) -> int:
+    return args.repeat or (row.quick_rounds if args.quick else row.rounds)
 
 
 def _remarks(results: list[Result], host: dict[str, Any], lab: Lab) -> list[str]:
@@ -119,7 +127,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--quick", action="store_true", help="few rounds: to see that it works")
-    parser.add_argument("--rows", nargs="+", choices=NAMES, metavar="ROW", help="only these rows")
+    parser.add_argument(
+        "--rows", nargs="+", choices=[*NAMES, *GROUPS], metavar="ROW", help="only these rows"
+    )
     parser.add_argument(
         "--launchers", nargs="+", choices=LAUNCHERS, default=LAUNCHERS, metavar="NAME",
         help=f"only these of {', '.join(LAUNCHERS)}",

@@ -1,17 +1,20 @@
 """The figures of a run as pure data: samples in, medians, ratios and verdicts out.
 
 A `Metric` says what a number means and what is to be reached; `Result` adds what was measured.
-Nothing here measures, reads a clock or prints.
+A sample that never came, within the time that was waited for it, is `NEVER`. Nothing here measures,
+reads a clock or prints.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 TORCHRUN, HOLDFAST, BARE = "torchrun", "holdfast", "bare"
 LAUNCHERS = (TORCHRUN, HOLDFAST, BARE)
+NEVER = math.inf
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,11 @@ class Summary:
         if len(samples) == 1:
             (only,) = samples
             return cls(1, only, only, only, only, only)
+        if NEVER in samples:  # Between two samples there is then no number: take one of them.
+            ordered, last = sorted(samples), len(samples) - 1
+            quartile1, quartile3 = ordered[last // 4], ordered[(last * 3 + 3) // 4]
+            median = ordered[(last + 1) // 2]
+            return cls(len(samples), median, ordered[0], ordered[-1], quartile1, quartile3)
         quartile1, median, quartile3 = statistics.quantiles(samples, n=4, method="inclusive")
         return cls(len(samples), median, min(samples), max(samples), quartile1, quartile3)
 
@@ -38,10 +46,10 @@ class Summary:
 @dataclass(frozen=True)
 class Target:
     """What Holdfast has to reach: so many times better than `torchrun`, at most so many times a
-    bare process, or at most an absolute number.
+    bare process, at most an absolute number, or at least one.
     """
 
-    against: Literal["torchrun", "bare", "limit"]
+    against: Literal["torchrun", "bare", "limit", "floor"]
     number: float
 
 
@@ -63,6 +71,7 @@ class Metric:
     unit: str
     targets: tuple[Target, ...] = ()
     higher_is_better: bool = False
+    waited: float | None = None  # How long a sample is waited for before it counts as `NEVER`.
 
 
 @dataclass
@@ -83,7 +92,7 @@ class Result:
     def median(self, launcher: str) -> float | None:
         """Return a launcher's median, None if it was not measured."""
         samples = self.samples.get(launcher)
-        return statistics.median(samples) if samples else None
+        return Summary.of(samples).median if samples else None
 
     def times_better(self) -> float | None:
         """Return how many times better Holdfast's median is than that of `torchrun`."""
@@ -101,16 +110,18 @@ class Result:
     def as_json(self) -> dict[str, Any]:
         """Return all of it as plain data."""
         metric = self.metric
+        summaries = {name: vars(summary) for name, summary in self.summaries().items()}
         return {
             "key": metric.key,
             "title": metric.title,
             "unit": metric.unit,
             "higher_is_better": metric.higher_is_better,
-            "summary": {name: vars(summary) for name, summary in self.summaries().items()},
-            "torchrun_over_holdfast": self.times_better(),
-            "holdfast_over_bare": self.times_bare(),
-            "targets": [vars(verdict) for verdict in self.verdicts()],
-            "samples": self.samples,
+            "waited": metric.waited,
+            "summary": _plain(summaries),
+            "torchrun_over_holdfast": _plain(self.times_better()),
+            "holdfast_over_bare": _plain(self.times_bare()),
+            "targets": _plain([vars(verdict) for verdict in self.verdicts()]),
+            "samples": _plain(self.samples),
         }
 
     def _verdict(self, target: Target) -> Verdict:
@@ -118,6 +129,10 @@ class Result:
             text = f"at least {target.number:g}x torchrun's speed"
             better = self.times_better()
             return Verdict(text, better, None if better is None else better >= target.number)
+        if target.against == "floor":
+            text = f"at least {target.number:,g} {self.metric.unit}"
+            least = self.median(HOLDFAST)
+            return Verdict(text, least, None if least is None else least >= target.number)
         if target.against == "bare":
             text, measured = f"at most {target.number:g}x bare", self.times_bare()
         else:
@@ -128,4 +143,15 @@ class Result:
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:
-    return above / below if above and below else None  # A ratio with nothing says nothing.
+    if not above or not below or above == below == NEVER:
+        return None  # A ratio with nothing says nothing.
+    return above / below
+
+
+def _plain(value: Any) -> Any:
+    """Return it with a word in the place of each `NEVER`, for which JSON has no number."""
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return "never" if isinstance(value, float) and value == NEVER else value

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import Result
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from benchmarks.launching import Lab
-    from benchmarks.rows import Row
+    from benchmarks.figures import Metric
+    from benchmarks.launching import Lab, Samples
 
 # Where the console is a file, a line of progress comes no more often than this.
 TELL_EVERY_S = 2.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """Figures that are taken together: `measure` is one turn of one launcher."""
+
+    name: str
+    measure: Callable[[Lab, str], Samples]
+    metrics: tuple[Metric, ...]
+    launchers: tuple[str, ...]
+    rounds: int
+    quick_rounds: int  # None at all for a row that takes minutes.
+    warm_up: bool = True
+    # Where a launcher waits for minutes, it gets fewer rounds than the others.
+    rounds_at_most: dict[str, int] = field(default_factory=dict)
 
 
 class Progress:
@@ -49,6 +65,8 @@ def measure(lab: Lab, row: Row, rounds: int, launchers: Sequence[str], label: st
     progress = Progress()
     for turn in range(-1 if row.warm_up else 0, rounds):
         for launcher in taking:
+            if turn >= row.rounds_at_most.get(launcher, rounds):
+                continue
             which = "warm-up" if turn < 0 else f"round {turn + 1} of {rounds}"
             progress.tell(f"{label} {row.name}: {which}, {launcher}")
             samples = row.measure(lab, launcher)

@@ -1,40 +1,23 @@
 """The rows of the benchmark: what each measures, how often, and what is to be reached.
 
+Here are those of one node; `benchmarks.node_rows` has those of many.
+
 `measure` is one turn of one launcher and returns its samples by metric; `benchmarks.measuring`
 lets the launchers take turns.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from benchmarks import idling, restarting, starting, teeing
 from benchmarks.figures import BARE, HOLDFAST, TORCHRUN, Metric, Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from benchmarks.launching import Lab, Samples
+from benchmarks.measuring import Row
+from benchmarks.node_rows import NODE_ROWS
 
 ALL = (TORCHRUN, HOLDFAST, BARE)
 BOTH = (TORCHRUN, HOLDFAST)
 
 
-@dataclass(frozen=True)
-class Row:
-    """Figures that are taken together."""
-
-    name: str
-    measure: Callable[[Lab, str], Samples]
-    metrics: tuple[Metric, ...]
-    launchers: tuple[str, ...]
-    rounds: int
-    quick_rounds: int
-    warm_up: bool = True
-
-
-ROWS = (
+ONE_NODE_ROWS = (
     Row(
         "first-line",
         starting.measure_first_line,
@@ -140,3 +123,10 @@ ROWS = (
         warm_up=False,
     ),
 )
+
+ROWS = (*ONE_NODE_ROWS, *NODE_ROWS)
+# Names that stand for several rows.
+GROUPS = {
+    "one-node": tuple(row.name for row in ONE_NODE_ROWS),
+    "nodes": tuple(row.name for row in NODE_ROWS),
+}

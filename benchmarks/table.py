@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from benchmarks.figures import BARE, HOLDFAST, LAUNCHERS, TORCHRUN
+from benchmarks.figures import BARE, HOLDFAST, LAUNCHERS, NEVER, TORCHRUN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 NOTHING = "-"
 
 
-def number(value: float | None) -> str:
+def number(value: float | None, waited: float | None = None) -> str:
     """Return a figure with three digits that mean something."""
     if value is None:
         return NOTHING
+    if value == NEVER:
+        return "never" if waited is None else f"never (> {waited:g})"
     if value == 0 or abs(value) >= 100:
         return f"{value:.0f}"
     if abs(value) >= 10:
@@ -30,7 +32,7 @@ def number(value: float | None) -> str:
 
 def times(value: float | None) -> str:
     """Return a ratio."""
-    return NOTHING if value is None else f"{number(value)}x"
+    return NOTHING if value is None or value == NEVER else f"{number(value)}x"
 
 
 def verdict(one: Verdict) -> str:
@@ -61,9 +63,9 @@ def medians(results: Sequence[Result]) -> str:
         lines.append(
             [
                 f"{metric.title} ({metric.unit})",
-                number(result.median(TORCHRUN)),
-                number(result.median(HOLDFAST)),
-                number(result.median(BARE)),
+                number(result.median(TORCHRUN), metric.waited),
+                number(result.median(HOLDFAST), metric.waited),
+                number(result.median(BARE), metric.waited),
                 times(result.times_better()),
                 times(result.times_bare()),
                 verdicts[0].target if verdicts else "",

@@ -1,164 +1,270 @@
-"""A job that loses a worker, then has one fail, and finishes all the same; told as it happens.
+"""Three nodes compute pi. A worker is killed, then a whole node, then another one joins.
 
 Run it:
 
     make demo                   # or: python examples/demo.py
 
-It starts `holdfast run` with the workers of `train_plain.py`, reads what they print, and kills one
-of them. It ends with an error if anything is not as it should be.
+Each node is a `holdfast run` of its own on this machine, with two workers of `elastic_plain.py`.
+The demo reads what they print, does the killing, and measures how long it takes until the last
+worker of the next generation is in its own code. It ends with an error if anything is not as it
+should be.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import queue
 import re
 import secrets
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from pathlib import Path
+from typing import NamedTuple
 
-WORKERS, STEPS, STEP_SECONDS = 3, 30, 0.15
-KILLED_RANK, KILL_AT_STEP = 1, 10
-FAILING_RANK, FAIL_AT_STEP = 2, 20
-PROGRESS_EVERY = 5
+from elastic_plain import compute
+
+WORKERS = 2  # On each node.
+BLOCKS, BLOCK_SECONDS = 150, 0.25
+# How many blocks are done by then. The last must leave enough for a new node to come in time.
+KILL_WORKER_AT, KILL_NODE_AT, ADD_NODE_AT = 16, 32, 48
+PROGRESS_EVERY, BLOCKS_PER_MARK = 15, 3
+PATIENCE_S = 60.0  # Longer than this without a line, and something is wrong.
 MARK = "HOLDFAST_DEMO"  # An environment variable that finds every process of the job.
 WIDTH = 96
 
-STARTED = re.compile(r"rank (\d+) \(pid (\d+)\): start (\d+), begins at step (\d+)")
-STEPPED = re.compile(r"rank (\d+) \(pid \d+\): step (\d+)")
-DONE = re.compile(r"rank (\d+) \(pid \d+\): done, its share of pi is (\S+)")
+STARTED = re.compile(r"rank (\d+) of (\d+) \(pid (\d+)\): generation (\d+)")
+STEPPED = re.compile(r"rank \d+ of \d+ \(pid \d+\): block \d+")
+RESULT = re.compile(r"pi = (\S+)")
 
 INTRODUCTION = f"""\
-{WORKERS} workers compute pi together. Each works in {STEPS} steps, saves a checkpoint after
-each, and starts a helper process that nobody will stop. One worker will be killed,
-another will fail. Holdfast is told that it may restart them 3 times:
+Three nodes with {WORKERS} workers each compute pi, in {BLOCKS} blocks. What is done is kept in a
+folder that all of them see, so any number of workers can go on from there. On a real
+cluster each node is a machine; here all are on this one. Each is started by this command:
 """
 
 
+class Line(NamedTuple):
+    """What an agent or one of its workers printed; without text, its output ended."""
+
+    agent: str
+    text: str | None
+    at: float
+
+
+class Worker(NamedTuple):
+    """A worker that is in its own code."""
+
+    agent: str
+    pid: int
+
+
 class Demo:
-    """Follows one job and tells what happens in it."""
+    """Starts the nodes, disturbs them, and tells what happens."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.port = free_port()
         self.mark = secrets.token_hex(8)
-        self.began = time.monotonic()
-        self.pids: dict[int, int] = {}
-        self.steps: dict[int, int] = {}
-        self.shares: dict[int, float] = {}
-        self.told_steps = 0
-        self.killed = False
-        self.broken_since: float | None = None
-        self.recoveries: list[float] = []
+        self.lines: queue.SimpleQueue[Line] = queue.SimpleQueue()
+        self.agents: dict[str, subprocess.Popen[str]] = {}
+        self.silent: set[str] = set()
+        self.began = self.changed_at = time.monotonic()
+        self.change = "the start"
+        self.awaited = 3 * WORKERS  # Workers that are to run after the last change.
+        self.generation = -1  # The newest that all workers are in.
+        self.starts: dict[int, dict[int, Worker]] = {}
+        self.took: dict[str, float] = {}
+        self.blocks = 0
+        self.pi: float | None = None
 
     def run(self) -> int:
         """Run the job to its end; return 0 if it went as promised."""
-        command = self.command()
-        print(paint("1", "Holdfast demo: killed, failed, finished"), end="\n\n")
+        print(paint("1", "Holdfast demo: a worker dies, a node dies, a node joins"), end="\n\n")
         print(INTRODUCTION)
-        print(textwrap.indent(paint("36", shorten(command)), "    "), end="\n\n", flush=True)
-        self.began = time.monotonic()
-        with subprocess.Popen(
-            command,
+        print(paint("36", self.shown_command()), end="\n\n", flush=True)
+        self.began = self.changed_at = time.monotonic()
+        self.tell("demo", "starts the nodes A, B and C")
+        try:
+            self.start("A")
+            self.wait_for_coordinator()  # So that it is A, and another one can be killed.
+            self.start("B")
+            self.start("C")
+            while len(self.silent) < len(self.agents):
+                self.hear(self.lines.get(timeout=PATIENCE_S))
+            codes = {name: agent.wait(PATIENCE_S) for name, agent in self.agents.items()}
+        except (queue.Empty, subprocess.TimeoutExpired):
+            self.tell("demo", f"nothing has happened for {PATIENCE_S:g} s: giving up", "31")
+            codes = {}
+        finally:
+            left = self.processes()
+            for pid in left:
+                kill(pid)
+            for agent in self.agents.values():
+                agent.wait()
+        return self.conclude(codes, left)
+
+    # What the demo does.
+
+    def start(self, name: str) -> None:
+        """Start the agent of one node, and read what it prints."""
+        agent = subprocess.Popen(
+            self.command(name),
             env={**os.environ, MARK: self.mark},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-        ) as job:
-            assert job.stdout is not None
-            try:
-                for line in job.stdout:
-                    self.hear(line.rstrip("\n"))
-            except BaseException:
-                job.terminate()
-                raise
-        return self.conclude(job.returncode)
+        )
+        self.agents[name] = agent
+        threading.Thread(target=self.read, args=(name, agent), daemon=True).start()
 
-    def command(self) -> list[str]:
-        """Return the command line of the job."""
-        here = Path(__file__).parent
+    def read(self, name: str, agent: subprocess.Popen[str]) -> None:
+        """Pass on the lines of one agent, in a thread of their own."""
+        assert agent.stdout is not None
+        with agent.stdout:
+            for line in agent.stdout:
+                self.lines.put(Line(name, line.rstrip("\n"), time.monotonic()))
+        self.lines.put(Line(name, None, time.monotonic()))
+
+    def command(self, name: str) -> list[str]:
+        """Return the command line of one node."""
         return [
             *(sys.executable, "-m", "holdfast", "run"),
-            *("--nproc-per-node", str(WORKERS), "--max-restarts", "3"),
+            *("--nnodes", "2:3", "--nproc-per-node", str(WORKERS), "--max-restarts", "3"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}"),
+            *("--rdzv-id", "demo", "--rdzv-conf", f"node_id={name}"),
             *("--tee", "1", "--log-dir", str(self.folder / "logs")),
-            *(str(here / "train_plain.py"), "--folder", str(self.folder), "--helpers"),
-            *("--steps", str(STEPS), "--step-seconds", str(STEP_SECONDS)),
-            *("--fail-at-step", str(FAIL_AT_STEP), "--fail-rank", str(FAILING_RANK)),
+            *(str(Path(__file__).with_name("elastic_plain.py")), "--folder", str(self.folder)),
+            *("--blocks", str(BLOCKS), "--block-seconds", str(BLOCK_SECONDS)),
         ]
 
-    def hear(self, line: str) -> None:
-        """Take in one line that the job printed."""
-        if found := STARTED.search(line):
-            rank, pid, start, step = map(int, found.groups())
-            self.pids[rank], self.steps[rank] = pid, step
-            if len(self.pids) == WORKERS:
-                self.all_started(start)
-        elif found := STEPPED.search(line):
-            self.steps[int(found[1])] = int(found[2])
-            self.tell_progress()
-            if self.steps[KILLED_RANK] >= KILL_AT_STEP and not self.killed:
-                self.kill()
-        elif found := DONE.search(line):
-            self.shares[int(found[1])] = float(found[2])
-        elif line.startswith("[holdfast] "):
-            self.tell("holdfast", line.removeprefix("[holdfast] "), "33")
-            self.pids.clear()
-        elif line:
-            if self.broken_since is None:
-                self.broken_since = time.monotonic()
-                self.tell("demo", f"rank {FAILING_RANK} hits a bug. What it prints:", "31")
-            print(paint("2", f"{'':20}| {line}"), flush=True)
+    def shown_command(self) -> str:
+        """Return the command of node A as one would type it, without what only the demo needs."""
+        words = self.command("A")
+        shown = ["holdfast", *words[3 : words.index("--tee")], "elastic_plain.py"]
+        lines = textwrap.wrap(shlex.join(shown), WIDTH - 4, break_on_hyphens=False)
+        return textwrap.indent(" \\\n    ".join(lines), "    ")
 
-    def all_started(self, start: int) -> None:
-        """Tell that every worker runs, and how long that took after the trouble."""
-        pids = ", ".join(str(self.pids[rank]) for rank in range(WORKERS))
-        steps = ", ".join(str(self.steps[rank]) for rank in range(WORKERS))
-        if self.broken_since is None:
-            self.tell("workers", f"all {WORKERS} run (pids {pids}), from step {steps}")
+    def wait_for_coordinator(self) -> None:
+        """Wait until somebody listens at the endpoint, which the kernel's table of sockets says."""
+        listens = f":{self.port:04X} 00000000:0000 0A"
+        deadline = time.monotonic() + PATIENCE_S
+        while listens not in Path("/proc/net/tcp").read_text():
+            if time.monotonic() > deadline:
+                raise queue.Empty
+            time.sleep(0.01)
+
+    def kill_worker(self) -> None:
+        """Kill one worker without warning."""
+        rank, worker = max(self.starts[self.generation].items())
+        self.begin("the kill of a worker", 3 * WORKERS)
+        os.kill(worker.pid, signal.SIGKILL)
+        text = f"kill -9 {worker.pid}: rank {rank}, on {worker.agent}, is gone"
+        self.tell("demo", f"{text}, as if memory had run out", "31")
+
+    def kill_node(self) -> None:
+        """Kill an agent and all below it in one moment, as a machine that dies."""
+        agent = self.agents["C"]
+        family = [agent.pid, *descendants(agent.pid)]
+        for pid in family:
+            os.kill(pid, signal.SIGSTOP)  # So that none of them sees another's end.
+        self.begin("the death of a node", 2 * WORKERS)
+        for pid in family:
+            os.kill(pid, signal.SIGKILL)
+        self.tell(
+            "demo", f"kills node C: all {len(family)} processes, as if the power failed", "31"
+        )
+
+    def add_node(self) -> None:
+        """Start an agent that nobody knew of before."""
+        self.begin("the start of a new node", 3 * WORKERS)
+        self.start("D")
+        self.tell("demo", "starts a new node, D, by the same command")
+
+    def begin(self, change: str, awaited: int) -> None:
+        """Note what is about to be changed, and how many workers are to run after it."""
+        self.change, self.awaited, self.changed_at = change, awaited, time.monotonic()
+
+    # What the demo sees.
+
+    def hear(self, line: Line) -> None:
+        """Take in one line of an agent or its workers."""
+        text = line.text
+        if text is None:
+            self.silent.add(line.agent)
+        elif found := STARTED.search(text):
+            rank, world, pid, generation = map(int, found.groups())
+            mates = self.starts.setdefault(generation, {})
+            mates[rank] = Worker(line.agent, pid)
+            if len(mates) == world:
+                self.all_started(generation, line.at)
+        elif STEPPED.search(text):
+            self.blocks += 1
+            self.tell_progress()
+            self.disturb()
+        elif found := RESULT.search(text):
+            self.pi = float(found[1])
+        elif text.startswith("[holdfast] "):
+            if line.agent == "A":  # The others say much the same.
+                self.tell("holdfast", text.removeprefix("[holdfast] "), "33", line.at)
+        elif text:
+            print(f"{'':20}| {line.agent}: {text}", flush=True)  # Nothing should come here.
+
+    def disturb(self) -> None:
+        """Do what is next, once all workers run and enough was computed."""
+        if self.change not in self.took:
             return
-        took = time.monotonic() - self.broken_since
-        self.broken_since = None
-        self.recoveries.append(took)
-        self.tell("workers", f"all {WORKERS} run again (pids {pids}), {took:.2f} s later", "32")
-        self.tell("", f"from their checkpoints at step {steps}; this is restart {start}")
+        steps = (
+            ("the kill of a worker", KILL_WORKER_AT, self.kill_worker),
+            ("the death of a node", KILL_NODE_AT, self.kill_node),
+            ("the start of a new node", ADD_NODE_AT, self.add_node),
+        )
+        for change, due, act in steps:
+            if change not in self.took:
+                if self.blocks >= due:
+                    act()
+                return
+
+    def all_started(self, generation: int, at: float) -> None:
+        """Tell that every worker of a generation is in its own code, and how long that took."""
+        self.generation = generation
+        mates = self.starts[generation]
+        nodes = ", ".join(sorted({worker.agent for worker in mates.values()}))
+        took = at - self.changed_at
+        text = f"{len(mates)} run on {nodes}"
+        if len(mates) == self.awaited and self.change not in self.took:
+            self.took[self.change] = took
+            text += f", {took:.2f} s after {self.change}"
+        self.tell("workers", text, "32", at)
 
     def tell_progress(self) -> None:
-        """Tell how far the slowest worker is, now and then."""
-        slowest = min(self.steps.values())
-        if slowest >= self.told_steps + PROGRESS_EVERY:
-            self.told_steps = slowest
-            done = "#" * slowest + "." * (STEPS - slowest)
-            self.tell("progress", f"[{done}] step {slowest} of {STEPS}")
+        """Tell how much is done, now and then."""
+        if self.blocks % PROGRESS_EVERY == 0:
+            done = "#" * (self.blocks // BLOCKS_PER_MARK)
+            bar = done.ljust(BLOCKS // BLOCKS_PER_MARK, ".")
+            self.tell("progress", f"[{bar}] {self.blocks} of {BLOCKS}")
 
-    def kill(self) -> None:
-        """Kill a worker without warning."""
-        self.killed = True
-        pid, processes = self.pids[KILLED_RANK], len(self.processes())
-        self.broken_since = time.monotonic()
-        os.kill(pid, signal.SIGKILL)
-        text = f"kill -9 {pid}: rank {KILLED_RANK} is gone, as if memory had run out"
-        self.tell("demo", text, "31")
-        self.tell("", f"(the job is {processes} processes now, Holdfast's two included)")
-
-    def conclude(self, code: int) -> int:
+    def conclude(self, codes: dict[str, int], left: list[int]) -> int:
         """Tell how the job ended; return 0 if it went as promised."""
-        self.tell("job", f"ended with exit code {code}")
-        left = self.processes()
-        pi = math.fsum(self.shares.values())
-        alike = self.shares == {rank: undisturbed_share(rank) for rank in range(WORKERS)}
+        told = ", ".join(f"{name} {code}" for name, code in codes.items())
+        self.tell("job", f"ended; exit codes: {told}")
+        alike = self.pi == math.fsum(compute(block) for block in range(BLOCKS))
         same = "exactly" if alike else "NOT"
-        self.tell("result", f"pi = {pi:.6f}, {same} what an undisturbed run computes")
-        self.tell("left over", f"{len(left) or 'no'} processes, the helpers included")
+        self.tell("result", f"pi = {self.pi}, {same} what one process alone computes")
+        self.tell("left over", f"{len(left) or 'no'} processes")
         print()
-        if code == 0 and alike and not left and len(self.recoveries) == 2:
-            first, second = self.recoveries
-            print(paint("32", f"Recovered from a kill in {first:.2f} s, "), end="")
-            print(paint("32", f"from an error in {second:.2f} s. Nothing was lost or left."))
+        well = codes == {"A": 0, "B": 0, "C": -signal.SIGKILL, "D": 0}
+        if well and alike and not left and len(self.took) == 4:
+            print(paint("32", "The last worker was in its own code"))
+            for change, took in self.took.items():
+                print(paint("32", f"  {took:5.2f} s after {change}"))
             return 0
         print(paint("31", "This is not what should have happened; please report it."))
         return 1
@@ -175,32 +281,36 @@ class Demo:
                 continue  # It ended meanwhile, or it is someone else's.
         return found
 
-    def tell(self, who: str, text: str, colour: str = "") -> None:
+    def tell(self, who: str, text: str, colour: str = "", at: float | None = None) -> None:
         """Print one moment of the story."""
-        moment = f"{time.monotonic() - self.began:6.2f} s" if who else ""
-        lines = textwrap.wrap(text, WIDTH - 20)
-        print(f"{moment:8}  {who:9} {paint(colour, lines[0])}")
-        for line in lines[1:]:
+        moment = (at or time.monotonic()) - self.began
+        first, *more = textwrap.wrap(text, WIDTH - 20)
+        print(f"{moment:6.2f} s  {who:9} {paint(colour, first)}")
+        for line in more:
             print(f"{'':20}{paint(colour, line)}")
         sys.stdout.flush()
 
 
-def undisturbed_share(rank: int) -> float:
-    """Compute what a worker that is never stopped would."""
-    from train_plain import TERMS_PER_STEP
-
-    total = 0.0
-    for k in range(rank, STEPS * TERMS_PER_STEP * WORKERS, WORKERS):
-        total += (-1) ** k * 4 / (2 * k + 1)
-    return total
+def free_port() -> int:
+    """Return a port that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
-def shorten(command: list[str]) -> str:
-    """Return the command as one would type it, up to the arguments of the script."""
-    script = next(at for at, word in enumerate(command) if word.endswith("train_plain.py"))
-    words = [word for word in command[3:script] if not word.startswith("/")]
-    words.remove("--log-dir")
-    return f"holdfast {shlex.join(words)} train_plain.py ..."
+def descendants(pid: int) -> list[int]:
+    """Return all processes below one."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [one for child in children for one in (int(child), *descendants(int(child)))]
+
+
+def kill(pid: int) -> None:
+    """Kill a process that may have ended meanwhile."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 def paint(colour: str, text: str) -> str:

@@ -7,31 +7,45 @@ something has happened. `Cluster` ends all its agents with the test, whatever ha
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
+import sys
 import textwrap
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from real_jobs import HOLDFAST, PATIENCE_S, SCRIPT_HEAD, News, children
+from real_jobs import HOLDFAST, PATIENCE_S, SCRIPT_HEAD, News, Watched, children
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Mapping
     from pathlib import Path
     from typing import Self
 
-# Says that the worker started, with all that the agents agreed on.
+# Says that the worker started, with all that the agents agreed on. `obey` waits for an order: to
+# end well (SIGUSR1), or to fail (SIGUSR2). Orders that come before it waits are not missed.
 TEAM_HEAD = (
     SCRIPT_HEAD
     + """
 E = os.environ
 AGENT, NODE, NODES = E["AGENT"], int(E["GROUP_RANK"]), int(E["GROUP_WORLD_SIZE"])
 NUMBER = int(E["HOLDFAST_GENERATION"])
+ORDERS = {signal.SIGUSR1, signal.SIGUSR2}
+signal.pthread_sigmask(signal.SIG_BLOCK, ORDERS)
+def obey():
+    if signal.sigwaitinfo(ORDERS).si_signo == signal.SIGUSR2:  # SIGINT ends this one.
+        raise RuntimeError(f"{AGENT} was told to fail")
 tell(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} {NUMBER} {GENERATION} "
      f"{E['MASTER_ADDR']}:{E['MASTER_PORT']}")
 """
 )
 FOREVER = "forever()"
+OBEY = "obey()"
+
+# Short waits, for tests that are not about how long the default ones are.
+QUICK = "settle=0.2,keep_alive_interval=0.2,keep_alive_max_attempt=5"
+LOOK_AGAIN_S = 0.01
 
 
 class Start(NamedTuple):
@@ -47,9 +61,17 @@ class Start(NamedTuple):
     meeting: str
     pid: int
 
+    def finish(self) -> None:
+        """Order a worker that obeys to end well."""
+        os.kill(self.pid, signal.SIGUSR1)
+
+    def fail(self) -> None:
+        """Order a worker that obeys to fail."""
+        os.kill(self.pid, signal.SIGUSR2)
+
 
 class Agent:
-    """One `holdfast run` of a cluster."""
+    """One `holdfast run` of a cluster, or its coordinator."""
 
     def __init__(self, name: str, process: subprocess.Popen[str], errors: Path) -> None:
         self.name = name
@@ -65,11 +87,11 @@ class Agent:
 
     def kill(self) -> None:
         """SIGKILL the agent, its keeper and its workers at once, as a machine that dies would."""
-        family = [self.pid, *descendants(self.pid)]
-        for pid in family:
-            os.kill(pid, 19)  # SIGSTOP, so that none of them notices another's end.
-        for pid in family:
-            os.kill(pid, 9)
+        self.signal(signal.SIGSTOP)  # So that it does not notice another's end.
+        for one in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in [*descendants(self.pid), self.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, one)
         self.process.wait(PATIENCE_S)
 
     def end(self) -> tuple[int, str]:
@@ -80,6 +102,15 @@ class Agent:
     def said(self) -> str:
         """Return what the agent said so far."""
         return self._errors.read_text()
+
+    def says(self, text: str, times: int = 1) -> str:
+        """Wait until it has said this so many times; return all it said."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (said := self.said()).count(text) < times:
+            assert self.process.poll() is None, f"ended with {self.process.returncode}: {said}"
+            assert time.monotonic() < deadline, f"{text!r} was not said: {said}"
+            time.sleep(LOOK_AGAIN_S)
+        return said
 
 
 def descendants(pid: int) -> list[int]:
@@ -102,9 +133,14 @@ class Cluster:
         run_id: str = "job",
         port: int | None = None,
         host: str = "127.0.0.1",
+        backend: str = "c10d",
+        conf: str = QUICK,
     ) -> None:
         self.folder = folder
         self.host = host
+        self.workers: list[Watched] = []
+        self._backend = backend
+        self._conf = conf
         self.port = free_port(host) if port is None else port
         self.agents: dict[str, Agent] = {}
         self.news = News(folder)
@@ -125,28 +161,66 @@ class Cluster:
         conf: str = "",
         env: Mapping[str, str] | None = None,
         before: tuple[str, ...] = (),
+        program: str = "",
     ) -> Agent:
         """Start an agent; `before` goes in front of the command, such as `ip netns exec`."""
-        errors = self.folder / f"{name}.err"
+        conf = ",".join(filter(None, (self._conf, conf)))
         command = [
             *before, *HOLDFAST, "run",
             "--nnodes", self._nnodes,
-            "--rdzv-backend", "c10d",
+            "--rdzv-backend", self._backend,
             "--rdzv-endpoint", self.endpoint,
             "--rdzv-id", self.run_id,
             *(["--rdzv-conf", conf] if conf else []),
             *self._flags, *flags,
-            str(self._script),
+            program or str(self._script),
         ]  # fmt: skip
+        return self._run(name, command, {"NEWS": str(self.news.path), "AGENT": name, **(env or {})})
+
+    def start_all(self, *names: str, conf: str = "") -> None:
+        """Start several agents alike."""
+        for name in names:
+            self.start(name, conf=conf)
+
+    def start_coordinator(
+        self, name: str, conf: str = "", env: Mapping[str, str] | None = None
+    ) -> Agent:
+        """Start a coordinator of its own, and wait until it can be reached."""
+        conf = ",".join(filter(None, (self._conf, conf)))
+        command = [sys.executable, "/tmp/shim.py", "coordinator", "--endpoint", self.endpoint, "--rdzv-conf", conf]
+        agent = self._run(name, command, env or {})
+        self.await_coordinator(agent)
+        return agent
+
+    def start_host(self, name: str, *flags: str, conf: str = "") -> Agent:
+        """Start the agent that coordinates, and wait until it can be reached."""
+        agent = self.start(name, *flags, conf=conf)
+        self.await_coordinator(agent)
+        return agent
+
+    def await_coordinator(self, agent: Agent) -> None:
+        """Wait until this agent listens at the endpoint."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                socket.create_connection((self.host, self.port), PATIENCE_S).close()
+            except ConnectionRefusedError:
+                assert agent.process.poll() is None, agent.said()
+                assert time.monotonic() < deadline, f"nobody listens at {self.endpoint}"
+                time.sleep(LOOK_AGAIN_S)
+            else:
+                return
+
+    def _run(self, name: str, command: list[str], env: Mapping[str, str]) -> Agent:
+        assert name not in self.agents, f"there was a {name} before"
+        errors = self.folder / f"{name}.err"
         with errors.open("w") as stderr:
             process = subprocess.Popen(
                 command,
-                stdout=subprocess.DEVNULL,
+                stdout=stderr,
                 stderr=stderr,
                 text=True,
-                env={
-                    **os.environ, "NEWS": str(self.news.path), "AGENT": name, **(env or {}),
-                },  # fmt: skip
+                env={**os.environ, **env},
                 cwd=self.folder,
             )
         agent = Agent(name, process, errors)
@@ -154,28 +228,55 @@ class Cluster:
         return agent
 
     def generation(self, workers: int) -> dict[str, Start]:
-        """Wait until so many workers of one generation have started; return them by agent.
+        """Wait until so many agents of one generation have started a worker; return these by agent.
 
         Starts of older generations that are told in between are passed over.
         """
-        seen: dict[int, dict[str, Start]] = {}
+        by_rank = self.ranks(workers)
+        starts = {start.agent: start for start in by_rank}
+        assert len(starts) == workers, f"two workers of one agent: {by_rank}"
+        return starts
+
+    def ranks(self, workers: int) -> list[Start]:
+        """Wait until so many workers of one generation have started; return them by rank."""
+        seen: dict[int, dict[int, Start]] = {}
         while True:
             start = self.next_start()
             mates = seen.setdefault(start.generation, {})
-            assert start.agent not in mates, f"{start} started twice"
-            mates[start.agent] = start
+            assert start.rank not in mates, f"{start} is there twice: {mates}"
+            mates[start.rank] = start
             if len(mates) == workers and start.generation == max(seen):
                 check_agreement(mates)
-                return mates
+                return [mates[rank] for rank in range(workers)]
 
     def next_start(self) -> Start:
         agent, rank, world, node, nodes, generation, restarts, meeting, pid = self.news.next()
         numbers = map(int, (rank, world, node, nodes, generation, restarts))
+        self.workers.append(Watched(int(pid)))
         return Start(agent, *numbers, meeting, int(pid))
 
     def end(self) -> dict[str, tuple[int, str]]:
-        """Wait for all agents to end."""
-        return {name: agent.end() for name, agent in self.agents.items()}
+        """Wait for all agents to end; fail if one left a worker, or its port, behind."""
+        ends = {name: agent.end() for name, agent in self.agents.items()}
+        for worker in self.workers:
+            worker.gone_already()
+        self.check_port_is_free()
+        return ends
+
+    def codes(self) -> dict[str, int]:
+        """Wait as `end` does; return the exit codes alone."""
+        return {name: code for name, (code, _) in self.end().items()}
+
+    def is_quiet(self) -> bool:
+        """Whether no worker has started of which nobody has asked yet."""
+        return self.news.is_quiet()
+
+    def check_port_is_free(self) -> None:
+        """Fail if anybody listens at the endpoint."""
+        family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((self.host, self.port))
 
     def __enter__(self) -> Self:
         return self
@@ -183,13 +284,13 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         for agent in self.agents.values():
             if agent.process.poll() is None:
-                for pid in [*descendants(agent.pid), agent.pid]:
-                    os.kill(pid, 9)
-            agent.process.wait(PATIENCE_S)
+                agent.kill()
+        for worker in self.workers:
+            worker.all_gone()
         self.news.close()
 
 
-def check_agreement(starts: dict[str, Start]) -> None:
+def check_agreement(starts: dict[int, Start]) -> None:
     """Fail unless all workers of a generation were told the same, and each another rank."""
     every = list(starts.values())
     for what in ("world", "nodes", "generation", "restarts", "meeting"):

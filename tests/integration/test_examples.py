@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from real_teams import free_port
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -25,12 +28,12 @@ def example(name: str) -> str:
 
 
 PLAIN, SHELL, FUNCTION = map(example, ("train_plain.py", "shell_worker.sh", "launch_function.py"))
-DEMO, TORCH = map(example, ("demo.py", "ddp_gloo.py"))
+DEMO, TORCH, ELASTIC = map(example, ("demo.py", "ddp_gloo.py", "elastic_plain.py"))
 
 
 def command_of(name: str) -> list[str]:
     """Return the command that the header of an example gives, with this environment's Python."""
-    header = (EXAMPLES / name).read_text()
+    header = (EXAMPLES / name).read_text().replace("\\\n", " ")
     found = re.search(
         rf"^[# ]+((?:holdfast|python) .*examples/{re.escape(name)}.*)$", header, re.MULTILINE
     )
@@ -56,18 +59,68 @@ def test_every_example_is_covered() -> None:
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == _tested
 
 
-def test_demo_recovers_twice_and_leaves_nothing() -> None:
+def test_demo_survives_every_change_and_leaves_nothing() -> None:
     found = re.search(r"python (examples/demo\.py)", (EXAMPLES / DEMO).read_text())
     assert found is not None
     done = run([sys.executable, found[1]])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"kill -9 \d+: rank 1 is gone", done.stdout)
-    assert "ValueError: a bad batch" in done.stdout
-    assert len(re.findall(r"all 3 run again \(pids [\d, ]+\), \d\.\d\d s later", done.stdout)) == 2
-    assert "exactly what an undisturbed run computes" in done.stdout
-    assert "no processes, the helpers included" in done.stdout
+    for change, workers, nodes in (
+        ("the start", 6, "A, B, C"),
+        ("the kill of a worker", 6, "A, B, C"),
+        ("the death of a node", 4, "A, B"),
+        ("the start of a new node", 6, "A, B, D"),
+    ):
+        told = rf"workers +{workers} run on {nodes}, \d+\.\d\d s after {change}$"
+        assert re.search(told, done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"kill -9 \d+: rank 5, on [ABC], is gone", done.stdout)
+    assert "C was lost: its connection closed" in done.stdout
+    assert "exit codes: A 0, B 0, C -9, D 0" in done.stdout
+    assert "exactly what one process alone computes" in done.stdout
+    assert re.search(r"left over +no processes$", done.stdout, re.MULTILINE)
+    assert " | " not in done.stdout, "a line that the demo did not expect"
     assert "\033" not in done.stdout, "colours are for terminals"
     assert done.stderr == ""
+
+
+def test_elastic_plain_runs_on_two_terminals(tmp_path: Path) -> None:
+    command = command_of(ELASTIC)
+    command[command.index("localhost:29400")] = f"localhost:{free_port()}"
+    command[command.index("--folder") + 1] = str(tmp_path / "pi")
+    command += ["--blocks", "6", "--block-seconds", "0"]
+    pipe = subprocess.PIPE
+    agents = [
+        subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True) for _ in range(2)
+    ]
+    said = [agent.communicate(timeout=100) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    out = "".join(out for out, _ in said)
+    assert sorted(re.findall(r"rank (\d) of 2 .* generation 0", out)) == ["0", "1"]
+    assert sorted(re.findall(r"block (\d) of 6", out)) == list("012345")
+    assert pi_in(out) == pytest.approx(math.pi, abs=1e-3)
+
+
+def test_elastic_plain_goes_on_with_another_number_of_workers(tmp_path: Path) -> None:
+    def worker(rank: int, world_size: int) -> str:
+        command = [sys.executable, str(EXAMPLES / ELASTIC), "--folder", str(tmp_path)]
+        done = run(
+            [*command, "--blocks", "7", "--block-seconds", "0"],
+            RANK=str(rank), WORLD_SIZE=str(world_size), HOLDFAST_GENERATION="0",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert re.findall(r"block (\d) of 7", worker(1, 3)) == ["1", "4"]
+    alone = worker(0, 1)
+    assert "generation 0, 2 blocks are there" in alone
+    assert re.findall(r"block (\d) of 7", alone) == ["0", "2", "3", "5", "6"]
+    again = worker(0, 1)
+    assert re.findall(r"block (\d) of 7", again) == []
+    assert pi_in(again) == pi_in(alone) == pytest.approx(math.pi, abs=1e-3)
+
+
+def pi_in(said: str) -> float:
+    (found,) = re.findall(r"pi = (\S+)", said)
+    return float(found)
 
 
 def test_train_plain_resumes_from_its_checkpoints(tmp_path: Path) -> None:

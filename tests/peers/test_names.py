@@ -38,7 +38,12 @@ STILL_TO_COME = {
     "torch.distributed.elastic.control_plane",
     "torch.distributed.elastic.events",
     "torch.distributed.elastic.metrics",
-    "torch.distributed.elastic.rendezvous",
+    "torch.distributed.elastic.rendezvous._etcd_stub",
+    "torch.distributed.elastic.rendezvous.etcd_rendezvous",
+    "torch.distributed.elastic.rendezvous.etcd_rendezvous_backend",
+    "torch.distributed.elastic.rendezvous.etcd_server",
+    "torch.distributed.elastic.rendezvous.etcd_store",
+    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
     "torch.distributed.elastic.timer",
     "torch.distributed.elastic.utils",
 }
@@ -49,6 +54,7 @@ EVENTS = "events are still to come"
 PLATFORM = "what the module found out about its platform; nothing to call"
 LOGGER = "the module's own logger"
 ALIAS = "a type alias for the module's own annotations, not exported"
+STACK = "names the calling function for the module's own log lines, not exported"
 HOOK = "a hook between PContext and its two kinds; exits are not polled here"
 
 # Names as they are found in torch, `module:Class.member` without `torch.distributed.`.
@@ -78,6 +84,10 @@ LEFT_OUT = {
     "elastic.multiprocessing.redirects:logger": LOGGER,
     "elastic.multiprocessing.subprocess_handler.subprocess_handler:IS_WINDOWS": PLATFORM,
     "elastic.multiprocessing.tail_log:logger": LOGGER,
+    "elastic.rendezvous.c10d_rendezvous_backend:logger": LOGGER,
+    "elastic.rendezvous.dynamic_rendezvous:get_method_name": STACK,
+    "elastic.rendezvous.dynamic_rendezvous:logger": LOGGER,
+    "elastic.rendezvous.registry:log": LOGGER,
     "launcher.api:logger": LOGGER,
     "run:logger": LOGGER,
 }
@@ -201,6 +211,8 @@ def compare(name: str, theirs: Any, ours: Any) -> Iterator[str]:
             yield from compare_calls(name, theirs, ours)
         else:
             yield f"{name}: cannot be called here"
+    elif _is_of_a_project(type(theirs)):
+        yield from compare_classes(name, type(theirs), type(ours))  # One that the module made.
     elif theirs != ours:
         yield f"{name}: is {ours!r} here, {theirs!r} there"
 

@@ -84,18 +84,25 @@ class Team:
                     events.append(teamwork.LeftAlone(news.why))
                 case Refused(why):
                     raise RendezvousConnectionError(f"{self._handler.endpoint}: {why}")
-        return [*events, *self._waited(now)]
+        # What was just told may be what was waited for; the machine has yet to take it in.
+        return events or self._waited(now)
 
     def _waited(self, now: float) -> list[supervision.Event]:
         state = self._machine.state
         if state is not self._state:
             self._state, self._since = state, now
+            self._told_of_wait = ""
         waited = now - self._since
         if state is State.LEAVING and waited >= self._exit_barrier_s:
             messages.error(
                 f"stopped waiting for the other nodes to be done (limit {self._exit_barrier_s:g} s)"
             )
             return [supervision.BarrierEnded()]
+        if state is State.LEAVING and waited >= PATIENCE_S:
+            self._say_once(
+                "this node's workers are done: waiting for those of the other nodes "
+                f"(limit {self._exit_barrier_s:g} s)"
+            )
         if state is State.JOINING and not self._stands_by():
             if waited >= self._handler.join_timeout_s:
                 raise RendezvousTimeoutError(self._handler.too_few(self._connection))
@@ -109,11 +116,12 @@ class Team:
         if state is not self._state:
             return 0.0
         if state is State.LEAVING:
-            return self._since + self._exit_barrier_s
-        if state is State.JOINING and not self._stands_by():
+            limit = self._since + self._exit_barrier_s
+        elif state is State.JOINING and not self._stands_by():
             limit = self._since + self._handler.join_timeout_s
-            return limit if self._told_of_wait else min(limit, self._since + PATIENCE_S)
-        return None
+        else:
+            return None
+        return limit if self._told_of_wait else min(limit, self._since + PATIENCE_S)
 
     def _stands_by(self) -> bool:
         view = self._machine.view
@@ -225,6 +233,8 @@ class Team:
             return
         self._told_of_wait = ""
         self._changed_at = now
+        if last is not None and last.role is Role.STANDBY:
+            self._since = now  # It had not waited for a round before: there was one.
         if view.role is Role.MEMBER:
             restart = ""
             if last is not None and view.restarts > last.restarts:
@@ -248,11 +258,13 @@ class Team:
     def _tell_wait(self) -> None:
         view = self._connection.view
         if view is None:
-            problem = self._connection.problem()
-            text = f"waiting for the coordinator at {self._handler.endpoint}"
-            text += f" ({problem})" if problem else ""
+            problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
+            text = f"waiting for the coordinator: {problem}"
         else:
             text = f"waiting for nodes: {view.present} of {view.needed} are here"
+        self._say_once(text)
+
+    def _say_once(self, text: str) -> None:
         if text != self._told_of_wait:
             self._told_of_wait = text
             messages.notice(text)

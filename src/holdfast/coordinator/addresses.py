@@ -10,6 +10,7 @@ import asyncio
 import ipaddress
 import socket
 import threading
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 LOCALHOST = "localhost"
@@ -71,8 +72,12 @@ async def find_soon(host: str, port: int) -> list[Address]:
     return await answer
 
 
+@lru_cache(maxsize=1024)
 def as_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a text is, or None if it is a name."""
+    """Return the address that a text is, or None if it is a name.
+
+    Remembered, because thousands of connections ask about the same few addresses.
+    """
     try:
         return ipaddress.ip_address(host)
     except ValueError:

@@ -63,7 +63,8 @@ def bind_one_of(
 
 def is_local(address: Address) -> bool:
     """Whether an address is one of this machine's."""
-    if addresses.is_loopback(address.ip):
+    ip = addresses.as_ip(address.ip)
+    if addresses.is_loopback(address.ip) or (ip is not None and ip.is_unspecified):
         return True
     with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         try:
@@ -77,7 +78,11 @@ def is_local(address: Address) -> bool:
             probe.connect((address.sockaddr[0], 9, *address.sockaddr[2:]))
         except OSError:
             return False
-        return str(probe.getsockname()[0]) == address.ip
+        return _without_zone(str(probe.getsockname()[0])) == _without_zone(address.ip)
+
+
+def _without_zone(ip: str) -> str:
+    return ip.partition("%")[0]
 
 
 def _wildcards(port: int) -> list[Address]:

@@ -187,8 +187,7 @@ class NodeClient:
             case DropLink(_):
                 self._lose_link()
             case GiveUp(away_s, why):
-                text = f"no coordinator at {self.endpoint} for {away_s:.0f} s: {why}"
-                self._on_gave_up(GaveUp(text, away_s))
+                self._on_gave_up(GaveUp(why, away_s))
 
     def _schedule(self) -> None:
         at = self.membership.next_deadline(self._loop.time())
@@ -253,7 +252,10 @@ class NodeClient:
     def _received(self, message: Message) -> None:
         kind = type(message)
         if kind is View or kind is Ack:
-            self._handle(message)  # type: ignore[arg-type]
+            # What the coordinator says never brings a deadline nearer than the timer that runs.
+            effects = self.membership.handle(self._loop.time(), message)  # type: ignore[arg-type]
+            for effect in effects:
+                self._perform(effect)
             self._news.set()
         elif kind is StoreResult:
             self.store.answered(message)  # type: ignore[arg-type]

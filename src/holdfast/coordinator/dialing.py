@@ -34,6 +34,14 @@ if TYPE_CHECKING:
 CONNECT_S = 5.0
 HANDSHAKE_S = 10.0
 READ_BYTES = 256 * 1024
+DIALS_MAX = 128
+"""Connections that all clients of one loop open at a time. More would only make each take longer,
+until the coordinator drops those that do not get on with their handshake."""
+
+NOT_CONTENT = (
+    "it closed the connection after the TLS handshake, without an answer: it wants a certificate "
+    "that its tls_ca has signed (set tls_cert and tls_key here), or it is no coordinator"
+)
 
 # This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
 _NOT_ASKED = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
@@ -171,7 +179,8 @@ class Link(asyncio.BufferedProtocol):
         if exc is not None and self._tls and is_tls_fault(exc):
             return LinkProblem(wire_tls.explain_failure(exc), permanent=True)
         if not self._heard:
-            return LinkProblem(explain_silent_close(tls=self._tls))
+            # Over TLS there is a transport only once this side is content with the other.
+            return LinkProblem(NOT_CONTENT if self._tls else explain_silent_close(tls=False))
         return LinkProblem("the connection was closed during the handshake")
 
     def _end(self, problem: LinkProblem) -> None:
@@ -210,9 +219,14 @@ class Dialer:
         self._tls = tls
         self._server_name = server_name or host
         self._when_refused = when_refused
+        self._turns = asyncio.Semaphore(DIALS_MAX)
 
     async def dial(self) -> Link:
         """Return a link whose handshake is done, or raise `LinkProblem`."""
+        async with self._turns:
+            return await self._dial()
+
+    async def _dial(self) -> Link:
         try:
             found = await addresses.find_soon(self.host, self.port)
         except OSError as error:

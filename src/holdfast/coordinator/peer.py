@@ -15,10 +15,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from holdfast.coordinator import addresses
 from holdfast.wire.errors import HandshakeRefused, WireError
 from holdfast.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameReader
 from holdfast.wire.handshake import ServerHandshake, check_client_bytes
 from holdfast.wire.messages import Message, decode
+from holdfast.wire.tls import explain_failure
 
 if TYPE_CHECKING:
     import ssl
@@ -60,11 +62,12 @@ class Peer(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_handshake", "_host", "_out", "_raw", "_reader", "_started", "_transport", "address",
-        "closed", "heard_at", "key", "local_address", "told_end",
+        "closed", "heard_at", "is_remote", "key", "local_address", "told_end",
     )  # fmt: skip
 
     def __init__(self, host: Host, token: bytes | None, address: str, local_address: str) -> None:
         self.address = address
+        self.is_remote = not addresses.is_loopback(address)
         self.local_address = local_address
         self.key: Key | None = None
         self.heard_at = 0.0
@@ -113,8 +116,8 @@ class Peer(asyncio.BufferedProtocol):
             transport = await loop.start_tls(
                 raw, self, context, server_side=True, ssl_handshake_timeout=limit_s
             )
-        except (OSError, TimeoutError) as error:
-            self.reject(f"TLS: {error}")
+        except OSError as error:  # Its own time limit is one, too.
+            self.reject(explain_failure(error))
             return
         if transport is None or self.closed:  # It went away at the last moment.
             self.abort()

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast import messages
-from holdfast.coordinator import addresses
 from holdfast.coordinator.accepting import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
 from holdfast.coordinator.keys import Keys
 from holdfast.coordinator.peer import READ_BYTES, Key, Peer
@@ -166,8 +165,12 @@ class CoordinatorServer:
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
             self._speaks_for(peer, key)
-        answers = self.hosting.received(now, message, peer.address)
-        self._locate(peer, key[0])
+        if peer.is_remote:
+            self._locate(peer, key[0])
+            answers = self.hosting.received(now, message, peer.address)
+            self._locate(peer, key[0])  # The job may be a new one.
+        else:
+            answers = self.hosting.received(now, message, peer.address)
         self._send(answers)
         self._soon()
 
@@ -182,16 +185,11 @@ class CoordinatorServer:
         if older is not None:
             older.key = None
             older.close(encode_frame(Goodbye(why="the node has a newer connection")))
-        self._locate(peer, key[0])
 
     def _locate(self, peer: Peer, run_id: str) -> None:
         """Note under which address nodes of other hosts see this one, before it is needed."""
         rounds = self.hosting.jobs.get(run_id)
-        if (
-            rounds is not None
-            and not rounds.job.coordinator_address
-            and not addresses.is_loopback(peer.address)
-        ):
+        if rounds is not None and not rounds.job.coordinator_address:
             rounds.job.coordinator_address = peer.local_address
 
     def _send(self, answers: Iterable[View | Ack]) -> None:

@@ -164,7 +164,10 @@ class Rounds(Book):
     def _said(self, known: Node, status: Status) -> list[View]:
         known.seq = status.seq
         if status.phase is Phase.LEAVING:
-            return self._remove(known, f"{known.info.node} left")
+            told = self._remove(known, f"{known.info.node} left")
+            if not self.job.nodes:  # Nobody failed: they were all asked to go.
+                self.job.restarts = 0
+            return told
         known.phase, known.generation = status.phase, status.generation
         known.failure = status.failure
         if self.job.phase is JobPhase.CLOSED:
@@ -206,7 +209,9 @@ class Rounds(Book):
 
     def _join(self, status: Status) -> list[View]:
         job, info = self.job, status.info
-        job.settings = job.settings or status.settings
+        if job.settings is None or not job.nodes:  # Whoever begins it anew may begin it otherwise.
+            job.settings = status.settings
+            job.restarts = min(job.restarts, max(0, status.settings.max_restarts))
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node
         after_another = self._outranked(status)
@@ -253,7 +258,8 @@ class Rounds(Book):
         if job.phase is JobPhase.CLOSED:
             return self._finalize()
         if job.phase is JobPhase.RECOVERING:
-            return self._mend("not all nodes came back after the coordinator was gone")
+            back = "not all nodes came back after the coordinator was gone"
+            return self._mend(back if views.claimants(job) else newcomer_says(job))
         if job.phase is JobPhase.FORMING:
             return self._form(newcomer_says(job))
         joined = self._size(len(job.nodes)) > len(job.members)

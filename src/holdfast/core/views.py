@@ -108,7 +108,7 @@ def objection(job: Job, status: Status) -> str:
     if info.fixed_rank >= asked.max_nodes:
         return f"node rank {info.fixed_rank} is not below the number of nodes, {asked.max_nodes}"
     agreed = job.settings
-    if agreed is None:
+    if agreed is None or not job.nodes:
         return ""
     for name, words in _AGREED.items():
         mine, theirs = words(asked), words(agreed)

@@ -88,7 +88,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         number, dot, state = value.partition(b".")
         try:
             if not dot or len(number) != 2 * NUMBER_BYTES:
-                raise ValueError("it does not begin with a number")  # noqa: TRY301
+                raise ValueError("it does not begin with a number")
             return binascii.a2b_base64(state, strict_mode=True), value
         except ValueError as problem:
             raise RendezvousStateError(

@@ -271,11 +271,8 @@ class CoordinatedHandler(RendezvousHandler):
         limit = f"{self._config.join_timeout:g} s"
         view = connection.view
         if view is None:
-            problem = connection.problem()
-            return (
-                f"no word from the coordinator at {self.endpoint} within {limit}"
-                f"{': ' + problem if problem else ''}"
-            )
+            problem = connection.problem() or f"no word from the coordinator at {self.endpoint}"
+            return f"{problem} (join_timeout: {limit})"
         return (
             f"{view.present} of {view.needed} nodes came to {self.endpoint} within {limit} "
             "(join_timeout)"

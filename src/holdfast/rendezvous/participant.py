@@ -106,6 +106,8 @@ class Participant:
         self._term = 0
         self._refusal = ""
         self._was_standby = False
+        self._seat_key = ""
+        self._rounds: Rounds | None = None  # That of the last step: making one takes a while.
         self._beats: dict[Peer, int] = {}
         self._lost: dict[Peer, str] = {}
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
@@ -138,7 +140,7 @@ class Participant:
 
         Returns what `keep` wants once the job is stored, and whether there is anything to store.
         """
-        rounds = Rounds(job)
+        rounds = self._rounds = Rounds(job)
         self._observe(now, rounds)
         self._refusal = ""
         events: list[Event] = []
@@ -164,13 +166,14 @@ class Participant:
             self._my_beat, self._beat_at = known.beat, now
         self._mine = mine
         self._term = max(self._term, job.term)
-        rounds = Rounds(job)
+        rounds = self._rounds if self._rounds and self._rounds.job is job else Rounds(job)
         self._observe(now, rounds)
         view = views.to_node(job, rounds.seats, known.info) if known else None
         if self._goal is Goal.JOIN and view is not None:
-            self._was_standby = view.role is Role.STANDBY
+            if view.role is not Role.CLOSED:
+                self._was_standby = view.role is Role.STANDBY
             if self._has_seat(view) and not absentees(job, view.generation):
-                self._goal = Goal.STAY
+                self._goal, self._seat_key = Goal.STAY, seat_key(job)
         self.standing = self._judge_standing(job, view)
         if self.standing.refusal:
             self._goal = Goal.ABSENT  # Until it is told to try again.
@@ -215,7 +218,7 @@ class Participant:
             return []
         events: list[Event] = [
             NodeLost(node.info.node, node.info.incarnation, why)
-            for node in job.nodes.values()
+            for node in (job.nodes.values() if self._lost else ())
             if (why := self._lost.get((node.info.node, node.info.incarnation)))
         ]
         attends = self._goal is Goal.JOIN and self._mine.generation == job.generation
@@ -315,7 +318,7 @@ class Participant:
             goal=self._goal,
             role=view.role if view else None,
             seat=self._mine.seat if staying else None,
-            seat_key=seat_key(job) if staying and not over else self.standing.seat_key,
+            seat_key=self._seat_key,
             regroup=max(1, self._newcomers(job)) if over else 0,
             closed=closed,
             in_job=view is not None,

@@ -54,3 +54,31 @@ def test_where_workers_meet_is_told_as_by_torch() -> None:
     assert repr(ours) == repr(theirs)
     assert (ours.MASTER_ADDR_KEY, ours.MASTER_PORT_KEY) == ("MASTER_ADDR", "MASTER_PORT")
     assert (theirs.MASTER_ADDR_KEY, theirs.MASTER_PORT_KEY) == ("MASTER_ADDR", "MASTER_PORT")
+
+
+def test_the_first_node_says_where_workers_meet() -> None:
+    store = MemoryStore()
+    first = RendezvousStoreInfo.build(0, store, "10.0.0.1", 29500)
+    assert first == RendezvousStoreInfo("10.0.0.1", 29500)
+    assert RendezvousStoreInfo.build(3, store, "10.0.0.4", 1) == first
+    assert store.get("MASTER_ADDR") == b"10.0.0.1"
+
+
+@pytest.mark.parametrize("port", [None, 0])
+def test_without_a_port_it_is_one_that_is_free(port: int | None) -> None:
+    import socket
+
+    info = RendezvousStoreInfo.build(0, MemoryStore(), "::1", port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", info.master_port))
+
+
+def test_without_an_address_it_is_the_name_of_the_host_and_that_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    import os
+
+    caplog.set_level("INFO", "holdfast")
+    info = RendezvousStoreInfo.build(0, MemoryStore(), None)
+    assert info.master_addr == os.uname().nodename
+    assert "--local-addr" in caplog.text

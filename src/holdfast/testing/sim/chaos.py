@@ -164,9 +164,9 @@ class Chaos:
         """Start another agent with the id of one that is there."""
         agent = self._someone()
         if agent is not None and self._world.has_room(agent.job):
-            agent.superseded = True
-            agent.left = True
             self._world.start_agent(agent.job, agent.node)
+            for one in agent.job.agents:  # Which of them goes depends on who came last.
+                one.superseded = one.superseded or one.node == agent.node
 
     def _pause(self) -> None:
         agent = self._someone()

@@ -48,6 +48,8 @@ class BudgetKept(Checker):
             self.violated(f"{after.restarts} restarts, and {limit} are allowed")
         if before is None or decision.adopted or before.phase is JobPhase.RECOVERING:
             return
+        if after.nodes == 0 or before.nodes == 0:
+            return  # A job that all have left begins anew.
         charged = after.restarts - before.restarts
         heard = status is not None and before.round[0] == 0 and status.restarts >= after.restarts
         if heard:

@@ -24,6 +24,8 @@ class JobTruth:
         self.settings = settings
         self.finish_at = finish_at
         """From when on workers have nothing left to do."""
+        self.over = False
+        """Whether the last look at it was taken."""
         self.agents: list[Agent] = []
         self.closed_by: set[int] = set()
         """The numbers of the coordinators that closed it."""

@@ -186,6 +186,11 @@ class World:
         over_at = max(finish_at, self.chaos_until_s) + OVER_S
         for hook in self._hooks["over"]:
             self.schedule(over_at, hook, job)
+        self.schedule(over_at, self._stop_if_last, job)
+
+    def _stop_if_last(self, job: JobTruth) -> None:
+        job.over = True
+        self.stopped = all(each.over for each in self.jobs.values())
 
     def _at_settled(self, job: JobTruth) -> None:
         for hook in self._hooks["settled"]:

@@ -1,0 +1,78 @@
+"""Rows about losing a node: killed, stopped, or replaced by a standby.
+
+The node that is lost is never the one that listens on the endpoint: with torchrun, losing that one
+ends the job. The clock stops when the last worker of the nodes that are left is in user code, in a
+world of the new size.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import NEVER
+from benchmarks.gathering import NS_PER_S, WORKAROUND, WORKERS
+from benchmarks.launching import BenchmarkError
+from benchmarks.nodes import Nodes, NotReached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.launching import Lab, Samples
+    from benchmarks.nodes import Agent
+
+# Twice the time after which torchrun's rendezvous itself holds a silent node for dead.
+LOSS_S_MAX = 30.0
+CONNECT_S_MAX = 30.0
+LOOK_AGAIN_S = 0.02
+# A standby that has connected has been put on the list of those who wait by then.
+LISTED_S = 2.0
+
+
+def measure_killed(lab: Lab, launcher: str) -> Samples:
+    """SIGKILL one of three agents of `2:3` with all its processes."""
+    return {"killed": [_loss_s(lab, launcher, lambda agent: agent.kill())]}
+
+
+def measure_stopped(lab: Lab, launcher: str) -> Samples:
+    """SIGSTOP one of three agents of `2:3`: its connections stay, but it says nothing."""
+    return {"stopped": [_loss_s(lab, launcher, lambda agent: agent.send(signal.SIGSTOP))]}
+
+
+def measure_standby(lab: Lab, launcher: str) -> Samples:
+    """SIGKILL a member of `2:2` while a third agent stands by."""
+    with Nodes(lab, launcher, "2:2", workers=WORKERS, env=WORKAROUND) as job:
+        job.start(2)
+        job.formed(2)
+        standby = job.add()
+        _wait_until_listed(job, standby)
+        host = job.host()
+        victim = next(agent for agent in job.agents if agent not in (host, standby))
+        return {"standby": [_until(job, [host, standby], victim.kill())]}
+
+
+def _loss_s(lab: Lab, launcher: str, lose: Callable[[Agent], int]) -> float:
+    with Nodes(lab, launcher, "2:3", workers=WORKERS) as job:
+        job.start(3)
+        job.formed(3)
+        host = job.host()
+        victim = next(agent for agent in job.agents if agent is not host)
+        return _until(job, [agent for agent in job.agents if agent is not victim], lose(victim))
+
+
+def _until(job: Nodes, agents: list[Agent], since_ns: int) -> float:
+    try:
+        starts = job.wait_for(agents, since_ns=since_ns, within_s=LOSS_S_MAX)
+    except NotReached:
+        return NEVER
+    return (max(start.reached_ns for start in starts) - since_ns) / NS_PER_S
+
+
+def _wait_until_listed(job: Nodes, agent: Agent) -> None:
+    deadline = time.monotonic() + CONNECT_S_MAX
+    while not job.has_connected(agent):
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"the standby did not connect{job.words()}")
+        time.sleep(LOOK_AGAIN_S)
+    time.sleep(LISTED_S)

@@ -1,0 +1,66 @@
+"""Rows about one coordinator with very many agents, and about the simulator; Holdfast alone.
+
+`workers/fleet.py` and `workers/simulating.py` do the work, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.launching import WORKERS, BenchmarkError
+
+if TYPE_CHECKING:
+    from benchmarks.launching import Lab, Samples
+
+FEW, MANY = 1_000, 10_000
+FLEET_S_MAX = 120.0
+SIMULATED_NODES, SIMULATED_MINUTES, SEEDS = 32, 2, 5
+SIMULATION_S_MAX = 120.0
+
+
+def measure_agents(lab: Lab, _: str) -> Samples:
+    """A round of 1,000 agents and one of 10,000, and restarts that are told to all."""
+    few, many = _fleet(lab, FEW), _fleet(lab, MANY)
+    told_few, told_many = (statistics.median(one["restarts_s"]) for one in (few, many))
+    times = MANY / FEW
+    return {
+        "formed": [few["formed_s"]],
+        "told": [told_few],
+        "formed_many": [many["formed_s"]],
+        "told_many": [told_many],
+        "cpu_many": [many["formed_cpu_s"]],
+        "formed_growth": [many["formed_s"] / times / few["formed_s"]],
+        "told_growth": [told_many / times / told_few],
+    }
+
+
+def measure_simulator(lab: Lab, _: str) -> Samples:
+    """Steps of the simulator in a second of CPU time, all invariants checked."""
+    words = (SIMULATED_NODES, SIMULATED_MINUTES, SEEDS)
+    found = _run(lab, "simulating.py", words, SIMULATION_S_MAX)
+    return {"steps": [found["steps"] / found["cpu_s"]]}
+
+
+def _fleet(lab: Lab, count: int) -> dict[str, Any]:
+    found = _run(lab, "fleet.py", (count, int(FLEET_S_MAX)), FLEET_S_MAX * 2)
+    if found is None:
+        raise BenchmarkError(f"{count} agents had no round and no restarts after {FLEET_S_MAX:g} s")
+    result: dict[str, Any] = found
+    return result
+
+
+def _run(lab: Lab, program: str, words: tuple[int, ...], limit_s: float) -> Any:
+    done = subprocess.run(
+        [lab.python, str(WORKERS / program), *map(str, words)],
+        env=lab.env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+    if done.returncode or not done.stdout:
+        raise BenchmarkError(f"{program} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout)

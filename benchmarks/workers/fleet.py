@@ -1,0 +1,233 @@
+"""A fleet of agents' connections on one coordinator: how long a round takes, and a restart.
+
+    fleet.py AGENTS LIMIT_S [PAUSE_S]
+
+The coordinator has a process of its own. All agents are in this one: the real handshake, the real
+machine of a node's membership and heartbeats every second, but no asyncio and no workers, so that
+this side of it costs little. Both share the machine's cores; the coordinator's own CPU time is told
+besides. Answers with one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import json
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from collections import deque
+
+from holdfast.coordinator.binding import try_bind
+from holdfast.coordinator.server import CoordinatorServer
+from holdfast.core.membership import LinkOpened, Membership, Said, Send, Times
+from holdfast.core.news import Beat, Failure, JobSettings, NodeInfo, Phase, Role, View
+from holdfast.wire.frames import FrameReader, encode_frame
+from holdfast.wire.handshake import ClientHandshake
+from holdfast.wire.messages import decode, decode_handshake
+
+RUN_ID = "fleet"
+# The defaults of a job.
+SILENCE_S, GRACE_S, BEAT_S = 5.0, 0.2, 1.0
+RESTARTS = 3
+PAUSE_S = 1.5  # Before each restart, unless given: a heartbeat and a half.
+# Agents of real hosts do not wait for each other in one interpreter: so many connect at a time.
+IN_FLIGHT = 64
+READ_BYTES = 1 << 16
+PR_SET_PDEATHSIG = 1  # The coordinator does not outlive this process.
+
+
+class Agent:
+    """One connection, and the machine behind it."""
+
+    __slots__ = ("beat", "generation", "handshake", "link", "membership", "reader")
+
+    def __init__(self, number: int, settings: JobSettings) -> None:
+        self.membership = Membership(
+            time.monotonic(),
+            run_id=RUN_ID,
+            info=NodeInfo(node=f"agent-{number}", incarnation=1, ports=(2, 3)),
+            settings=settings,
+            times=Times(),
+            draw=random.random,
+        )
+        self.handshake = ClientHandshake(None)
+        self.reader = FrameReader()
+        self.generation = -1
+        self.beat = b""
+        self.link = socket.socket()
+
+    def connect(self, port: int) -> None:
+        self.link.connect(("127.0.0.1", port))
+        self.link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.link.sendall(self.handshake.start())
+        self.link.setblocking(False)  # noqa: FBT003 (the name says it)
+
+    def read(self) -> bool:
+        """Take in what came; return whether the agent was told of a new generation."""
+        data = self.link.recv(READ_BYTES)
+        if not data:
+            raise SystemExit("the coordinator closed a connection")
+        before = self.generation
+        for body in self.reader.feed(data):
+            if not self.handshake.done:
+                self.link.send(self.handshake.receive(decode_handshake(body)))
+                if self.handshake.done:
+                    self._perform(LinkOpened())
+            elif b"\xa4view" in body[:16]:  # An acknowledgement changes nothing here.
+                view = decode(body)
+                assert isinstance(view, View)
+                self._perform(view)
+                if view.role is Role.MEMBER and view.generation > self.generation:
+                    self.generation = view.generation
+                    self._perform(Said(Phase.RUNNING, view.generation))
+        return self.generation > before
+
+    def fail(self) -> None:
+        node = self.membership.status.info.node
+        failure = Failure(node=node, rank=0, exitcode=-9, summary="killed", sudden=True)
+        self._perform(Said(Phase.FAILED, self.generation, failure))
+
+    def _perform(self, event: LinkOpened | Said | View) -> None:
+        for effect in self.membership.handle(time.monotonic(), event):
+            if isinstance(effect, Send):
+                self.link.send(encode_frame(effect.message))
+        status, view = self.membership.status, self.membership.view
+        self.beat = encode_frame(
+            Beat(
+                run_id=RUN_ID,
+                node=status.info.node,
+                incarnation=status.info.incarnation,
+                seq=status.seq,
+                term=view.term if view else 0,
+                revision=view.revision if view else 0,
+            )
+        )
+
+
+class Fleet:
+    """All agents, driven by one loop."""
+
+    def __init__(self, port: int, count: int, deadline: float) -> None:
+        settings = JobSettings(min_nodes=count, max_nodes=count, max_restarts=RESTARTS)
+        self.agents = [Agent(number, settings) for number in range(count)]
+        self._port = port
+        self._deadline = deadline
+        self._poll = select.epoll()
+        self._by_fd: dict[int, Agent] = {}
+        self._beats: deque[tuple[float, Agent]] = deque()
+        self._told: dict[int, int] = {}
+        self._through = 0  # Handshakes that are done.
+
+    def form(self) -> float:
+        """Connect all agents; return when the last was told that it is a member."""
+        for agent in self.agents:
+            agent.connect(self._port)
+            self._by_fd[agent.link.fileno()] = agent
+            self._poll.register(agent.link, select.EPOLLIN)
+            self._beats.append((time.monotonic() + BEAT_S, agent))
+            while len(self._by_fd) - self._through >= IN_FLIGHT:
+                self._step(0.1)
+        return self.told(0)
+
+    def told(self, generation: int) -> float:
+        """Wait until all agents were told of a generation; return when that was."""
+        while self._told.get(generation, 0) < len(self.agents):
+            self._step(0.1)
+        return time.monotonic()
+
+    def rest(self, for_s: float) -> None:
+        until = time.monotonic() + for_s
+        while time.monotonic() < until:
+            self._step(until - time.monotonic())
+
+    def _step(self, wait_s: float) -> None:
+        now = time.monotonic()
+        if now > self._deadline:
+            raise TimeoutError
+        while self._beats and self._beats[0][0] <= now:
+            _, agent = self._beats.popleft()
+            if agent.beat:
+                agent.link.send(agent.beat)
+            self._beats.append((now + BEAT_S, agent))
+        wait_s = min(wait_s, self._beats[0][0] - now)
+        for fd, _ in self._poll.poll(max(0.0, wait_s)):
+            agent = self._by_fd[fd]
+            was_through = agent.handshake.done
+            if agent.read():
+                told = self._told
+                told[agent.generation] = told.get(agent.generation, 0) + 1
+            self._through += agent.handshake.done and not was_through
+
+
+def measure(fleet: Fleet, server: int, pause_s: float) -> dict[str, object]:
+    cpu_s, began = cpu_s_of(server), time.monotonic()
+    formed_s = fleet.form() - began
+    formed_cpu_s = cpu_s_of(server) - cpu_s
+    restarts_s, restarts_cpu_s = [], []
+    for generation in range(1, RESTARTS + 1):
+        fleet.rest(pause_s)
+        cpu_s, began = cpu_s_of(server), time.monotonic()
+        fleet.agents[generation * len(fleet.agents) // (RESTARTS + 1)].fail()
+        restarts_s.append(fleet.told(generation) - began)
+        restarts_cpu_s.append(cpu_s_of(server) - cpu_s)
+    return {
+        "formed_s": formed_s,
+        "formed_cpu_s": formed_cpu_s,
+        "restarts_s": restarts_s,
+        "restarts_cpu_s": restarts_cpu_s,
+    }
+
+
+def cpu_s_of(pid: int) -> float:
+    """Return the CPU time of a process that has one thread."""
+    with open(f"/proc/{pid}/schedstat", encoding="ascii") as stat:
+        return int(stat.read().split()[0]) / 1e9
+
+
+def serve(listener: socket.socket) -> None:
+    async def forever() -> None:
+        server = CoordinatorServer(listener, silence_s=SILENCE_S, grace_s=GRACE_S)
+        await asyncio.Event().wait()
+        del server
+
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    asyncio.run(forever())
+
+
+def main() -> None:
+    count, limit_s = int(sys.argv[1]), float(sys.argv[2])
+    pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else PAUSE_S
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    listener = try_bind("127.0.0.1", 0, is_host=True)
+    assert listener is not None
+    port = listener.getsockname()[1]
+    server = os.fork()
+    if server == 0:
+        try:
+            serve(listener)
+        finally:
+            os._exit(1)
+    listener.close()
+    gc.disable()  # What this process does besides is to be little.
+    try:
+        fleet = Fleet(port, count, time.monotonic() + limit_s)
+        found: object = measure(fleet, server, pause_s)
+    except TimeoutError:
+        found = None
+    finally:
+        os.kill(server, signal.SIGKILL)
+        os.waitpid(server, 0)
+    print(json.dumps(found), flush=True)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Runs the simulator on a few seeds and prints how many steps it took in how many seconds.
+
+simulating.py NODES MINUTES SEEDS
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+
+from holdfast.testing.sim import simulate
+
+
+def main() -> None:
+    nodes, minutes, seeds = map(int, sys.argv[1:4])
+    steps, began = 0, time.process_time()
+    for seed in range(seeds):
+        result = simulate(seed, nodes=nodes, minutes=minutes)
+        if result.violation:
+            sys.exit(f"seed {seed}: {result.invariant}: {result.violation}")
+        steps += result.steps
+    print(json.dumps({"steps": steps, "cpu_s": time.process_time() - began}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""The verb `coordinator`: the coordinator on its own, in the foreground, until a signal ends it.
+
+Agents need it only where none of them should coordinate: then the job outlives the loss of any
+agent's machine but this one's. It starts no workers and keeps nothing on disk; one that is started
+again at the same endpoint learns from the agents where their jobs are.
+
+What it says goes to standard output, one line each; a line that nobody takes is dropped, because
+jobs must not wait for a console.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from holdfast.cli.parser import Help
+from holdfast.cli.values import parse_rdzv_conf
+from holdfast.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+    from holdfast.coordinator.security import TlsFiles
+    from holdfast.rendezvous.config import RendezvousConfig
+
+DEFAULT_ENDPOINT = "localhost"
+DEFAULT_PORT = 29400
+DESCRIPTORS_MAX = 1 << 20  # What is asked for at most; each connection needs one.
+
+DESCRIPTION = """\
+Coordinate jobs on their own: let agents find each other here, and tell them who
+is in. Agents are started with this endpoint as --rdzv-endpoint and with
+--rdzv-conf is_host=0.
+"""
+EXAMPLES = """\
+examples:
+  holdfast coordinator
+      for agents on this machine, at localhost:29400
+  HOLDFAST_TOKEN_FILE=~/token holdfast coordinator --endpoint head:29400
+      for agents on all machines that have the same token
+  holdfast coordinator --endpoint localhost:0
+      at any port that is free; the first line says which
+  holdfast coordinator --endpoint head --rdzv-conf tls_cert=head.pem,tls_key=head.key
+      with TLS; agents get tls_ca
+
+It ends at SIGINT or SIGTERM; agents keep their workers running, and wait for a
+coordinator to be back at the endpoint.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in the form of our own messages."""
+        if message.startswith("argument "):
+            message = message.removeprefix("argument ")
+        elif message.startswith("unrecognized arguments: "):
+            word = message.removeprefix("unrecognized arguments: ").split()[0]
+            message = f"{word}: no such flag; see {self.prog} --help"
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `holdfast coordinator`."""
+    parser = Parser(
+        prog="holdfast coordinator",
+        usage="holdfast coordinator [flags]",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=Help,
+    )
+    parser.add_argument(
+        "--endpoint",
+        default=DEFAULT_ENDPOINT,
+        metavar="HOST[:PORT]",
+        help=f"where to listen; port {DEFAULT_PORT} unless given, 0 for any that is free. Loopback "
+        "names listen on loopback alone, all others on every address of this machine",
+    )
+    parser.add_argument(
+        "--rdzv-conf",
+        "--rdzv_conf",
+        default="",
+        metavar="K=V,...",
+        help="settings, as for holdfast run: token_file, tls_cert, tls_key, tls_ca, "
+        "keep_alive_interval, keep_alive_max_attempt, reconnect_grace",
+    )
+    parser.add_argument(
+        "--ready-fd",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="write the port and a newline to this descriptor once agents can connect; then close it",
+    )
+    return parser
+
+
+def parse_args(args: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; one that is wrong ends the process with one line and exit code 2."""
+    return build_parser().parse_args(args)
+
+
+def execute(args: argparse.Namespace) -> None:
+    """Coordinate until a signal comes, which is raised as `SignalException`."""
+    from holdfast.coordinator.binding import try_bind
+    from holdfast.coordinator.connection import warn_if_open
+    from holdfast.coordinator.security import TlsFiles
+    from holdfast.rendezvous.endpoints import parse_rendezvous_endpoint
+    from holdfast.wire.token import load_token
+
+    try:
+        host, port = parse_rendezvous_endpoint(args.endpoint, DEFAULT_PORT)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--rdzv-endpoint", "--endpoint")) from None
+    config = _config(args)
+    token = load_token(os.environ, config.token_file)
+    tls = None
+    if config.tls_cert or config.tls_key or config.tls_ca:
+        tls = TlsFiles(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
+        tls.for_server()  # Files that cannot be used are said before the port is taken.
+    _raise_descriptor_limit()
+    listener = try_bind(host, port, is_host=True)
+    assert listener is not None
+    try:
+        warn_if_open(listener, token, host)
+        _serve(args, config, host, listener, token, tls)
+    finally:
+        listener.close()
+
+
+def _config(args: argparse.Namespace) -> RendezvousConfig:
+    from holdfast.rendezvous.config import parse
+    from holdfast.rendezvous.parameters import RendezvousParameters
+
+    given = parse_rdzv_conf(args.rdzv_conf)
+    return parse(RendezvousParameters("c10d", args.endpoint, "none", 1, 1, **given))
+
+
+def _serve(
+    args: argparse.Namespace,
+    config: RendezvousConfig,
+    host: str,
+    listener: socket.socket,
+    token: bytes | None,
+    tls: TlsFiles | None,
+) -> None:
+    import asyncio
+    import signal
+
+    from holdfast.coordinator.addresses import written
+    from holdfast.coordinator.server import CoordinatorServer
+    from holdfast.processes.signals import SignalException, in_words
+
+    async def serve() -> signal.Signals:
+        loop = asyncio.get_running_loop()
+        stopped: asyncio.Future[signal.Signals] = loop.create_future()
+
+        def stop(signum: signal.Signals) -> None:
+            if not stopped.done():
+                stopped.set_result(signum)
+
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, stop, signum)
+        server = CoordinatorServer(
+            listener,
+            silence_s=config.lost_after_s,
+            grace_s=config.reconnect_grace,
+            token=token,
+            tls=tls.for_server() if tls is not None else None,
+            on_change=lambda run_id, line: tell(f"job {run_id!r}: {line}"),
+        )
+        port = listener.getsockname()[1]
+        secured = [name for name, there in (("a token", token), ("TLS", tls)) if there]
+        tell(f"coordinating at {written(host, port)}, with {' and '.join(secured) or 'no token'}")
+        _announce(args.ready_fd, port)
+        signum = await stopped
+        await server.stop()
+        return signum
+
+    signum = asyncio.run(serve())
+    raise SignalException(f"stopped by {in_words(signum)}", signum)
+
+
+def tell(line: str) -> None:
+    """Print a line, if somebody takes it at once."""
+    import select
+
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        if poll.poll(0):
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+    except (OSError, ValueError, AttributeError):
+        pass  # No console: nobody is there to be told.
+
+
+def _announce(descriptor: int, port: int) -> None:
+    if descriptor < 0:
+        return
+    try:
+        os.write(descriptor, f"{port}\n".encode())
+        os.close(descriptor)
+    except OSError as error:
+        raise UsageError(
+            f"--ready-fd: {descriptor} cannot be written to: {error.strerror}"
+        ) from None
+
+
+def _raise_descriptor_limit() -> None:
+    """Allow as many connections as the machine does: the usual limit is for thousand files."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

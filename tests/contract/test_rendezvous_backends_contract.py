@@ -1,0 +1,149 @@
+"""What every `RendezvousBackend` does, whatever keeps its state."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
+from holdfast.rendezvous.file_backend import FileRendezvousBackend
+from holdfast.store.file_store import FileStore
+from holdfast.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from holdfast.rendezvous.backend import RendezvousBackend
+
+OURS = ["memory store", "file store", "file"]
+TORCHS = ["HashStore", "FileStore", "TCPStore"]
+
+
+def store_of(kind: str, folder: Path, tcp_store: Any) -> Any:
+    if kind == "memory store":
+        return MemoryStore()
+    if kind == "file store":
+        return FileStore(folder)
+    from torch import distributed
+
+    if kind == "HashStore":
+        return distributed.HashStore()
+    if kind == "FileStore":
+        return distributed.FileStore(str(folder / "file"))
+    return distributed.PrefixStore(str(folder), tcp_store)
+
+
+@pytest.fixture(params=[*OURS, *(pytest.param(one, marks=pytest.mark.torch) for one in TORCHS)])
+def another(
+    request: pytest.FixtureRequest, tmp_path: Path, tcp_store: Any
+) -> Callable[[], RendezvousBackend]:
+    """Make backends of the same place, as different nodes would."""
+    if request.param == "file":
+        return lambda: FileRendezvousBackend(tmp_path / "state")
+    store = store_of(request.param, tmp_path, tcp_store)
+    return lambda: C10dRendezvousBackend(store, "job")
+
+
+@pytest.fixture
+def backend(another: Callable[[], RendezvousBackend]) -> RendezvousBackend:
+    return another()
+
+
+def won(backend: RendezvousBackend, state: bytes, token: object = None) -> Any:
+    """Set a state that must be taken, and return its token."""
+    answer = backend.set_state(state, token)
+    assert answer is not None
+    assert answer[0::2] == (state, True)
+    return answer[1]
+
+
+def test_there_is_no_state_at_first(backend: RendezvousBackend) -> None:
+    assert backend.get_state() is None
+
+
+def test_a_state_is_read_as_it_was_written(backend: RendezvousBackend) -> None:
+    token = won(backend, b"\x00 any bytes \xff\n")
+    assert backend.get_state() == (b"\x00 any bytes \xff\n", token)
+
+
+def test_an_empty_state_is_a_state(backend: RendezvousBackend) -> None:
+    token = won(backend, b"")
+    assert backend.get_state() == (b"", token)
+
+
+def test_other_nodes_see_it(another: Callable[[], RendezvousBackend]) -> None:
+    one, other = another(), another()
+    token = won(one, b"one")
+    assert other.get_state() == (b"one", token)
+    newer = won(other, b"two", token)
+    assert one.get_state() == (b"two", newer)
+
+
+def test_a_node_that_comes_later_changes_nothing(another: Callable[[], RendezvousBackend]) -> None:
+    token = won(another(), b"one")
+    assert another().get_state() == (b"one", token)
+
+
+def test_only_the_first_may_go_without_a_token(backend: RendezvousBackend) -> None:
+    token = won(backend, b"one")
+    assert backend.set_state(b"two") == (b"one", token, False)
+    assert backend.get_state() == (b"one", token)
+
+
+def test_an_old_token_does_not_fit(backend: RendezvousBackend) -> None:
+    old = won(backend, b"one")
+    new = won(backend, b"two", old)
+    assert backend.set_state(b"three", old) == (b"two", new, False)
+    assert backend.get_state() == (b"two", new)
+
+
+def test_the_loser_goes_on_with_what_it_is_shown(backend: RendezvousBackend) -> None:
+    old = won(backend, b"one")
+    won(backend, b"two", old)
+    shown = backend.set_state(b"three", old)
+    assert shown is not None
+    won(backend, b"three", shown[1])
+
+
+def test_a_token_where_there_is_no_state_does_not_fit(backend: RendezvousBackend) -> None:
+    assert backend.set_state(b"one", b"c29tZXRoaW5n") is None
+    assert backend.get_state() is None
+
+
+def test_of_two_that_write_the_same_one_is_the_writer(
+    another: Callable[[], RendezvousBackend],
+) -> None:
+    old = won(another(), b"old")
+    new = won(another(), b"same", old)
+    assert another().set_state(b"same", old) == (b"same", new, False)
+
+
+def test_the_same_state_may_be_set_again(backend: RendezvousBackend) -> None:
+    token = won(backend, b"same")
+    won(backend, b"same", token)
+
+
+def test_a_large_state(backend: RendezvousBackend) -> None:
+    state = bytes(range(256)) * 4_000
+    token = won(backend, state)
+    assert backend.get_state() == (state, token)
+
+
+def test_no_change_of_many_threads_is_lost(another: Callable[[], RendezvousBackend]) -> None:
+    def count_up(_: int) -> None:
+        backend = another()
+        while True:
+            found = backend.get_state()
+            number, token = (int(found[0]), found[1]) if found else (0, None)
+            answer = backend.set_state(str(number + 1).encode(), token)
+            if answer is not None and answer[2]:
+                return
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(count_up, range(20)))
+    found = another().get_state()
+    assert found is not None
+    assert found[0] == b"20"

@@ -1,0 +1,215 @@
+"""Real agents on one machine: they form a job, join it, wait beside it and leave it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_teams import OBEY, Cluster, free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from real_teams import Start
+
+
+def finish(*starts: Start) -> None:
+    for start in starts:
+        start.finish()
+
+
+@pytest.mark.parametrize("nnodes", ["2", "2:2", "1:2"])
+def test_nodes_form_a_job_and_end_it_together(tmp_path: Path, nnodes: str) -> None:
+    with Cluster(tmp_path, OBEY, nnodes=nnodes) as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        finish(*starts.values())
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_a_job_forms_with_default_settings_once_no_more_nodes_come(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2:4", conf="") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        finish(*starts.values())
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_one_node_of_several_possible_ones_runs_alone(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="1:4") as cluster:
+        cluster.start("a")
+        assert cluster.generation(1)["a"].world == 1
+        cluster.start("b")
+        starts = cluster.generation(2)
+        assert (starts["a"].rank, starts["b"].rank) == (0, 1)
+        finish(*starts.values())
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+SHAPES = """
+names = ("ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+         "TORCHELASTIC_RUN_ID", "TORCHELASTIC_MAX_RESTARTS")
+with open(f"shape-{RANK}", "w") as shape:
+    shape.write(" ".join(E[name] for name in names))
+"""
+
+
+def test_nodes_of_different_shapes_and_roles_agree_on_all_ranks(tmp_path: Path) -> None:
+    with Cluster(tmp_path, SHAPES, "--max-restarts=2", nnodes="3") as cluster:
+        cluster.start("a", "--nproc-per-node=2", "--role=trainer")
+        cluster.start("b", "--nproc-per-node=1", "--role=reader")
+        cluster.start("c", "--nproc-per-node=3", "--role=trainer")
+        starts = cluster.ranks(6)
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+    per_node = {"a": 2, "b": 1, "c": 3}
+    assert [start.world for start in starts] == [6] * 6
+    # A node's workers have consecutive ranks, nodes by their own; roles are counted apart.
+    in_role = {"trainer": 0, "reader": 0}
+    for start in starts:
+        role, role_rank, role_size, local_rank, local_size, run_id, restarts = (
+            (tmp_path / f"shape-{start.rank}").read_text().split()
+        )
+        mates = [one.rank for one in starts if one.agent == start.agent]
+        assert mates == list(range(mates[0], mates[0] + per_node[start.agent]))
+        assert role == ("reader" if start.agent == "b" else "trainer")
+        assert (role_rank, role_size) == (str(in_role[role]), "1" if role == "reader" else "5")
+        assert (local_rank, local_size) == (str(start.rank - mates[0]), str(len(mates)))
+        assert (run_id, restarts) == (cluster.run_id, "2")
+        in_role[role] += 1
+    assert [start.node for start in starts] == sorted(start.node for start in starts)
+
+
+def test_the_workers_can_meet_where_they_are_told_to(tmp_path: Path) -> None:
+    script = """
+    import socket
+    host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
+    if RANK == "0":
+        with socket.create_server((host, port)) as server:
+            tell("open"), server.accept()[0].close()
+    else:
+        obey()
+        socket.create_connection((host, port)).close()
+    """
+    with Cluster(tmp_path, script, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        told = [cluster.news.next() for _ in range(3)]
+        other = next(words for words in told if len(words) > 2 and words[1] == "1")
+        os.kill(int(other[-1]), signal.SIGUSR1)
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_several_joiners_cost_one_restart(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="1:3", conf="settle=1") as cluster:
+        cluster.start("a")
+        cluster.generation(1)
+        cluster.start_all("b", "c")
+        starts = cluster.generation(3)
+        assert {start.generation for start in starts.values()} == {1}
+        assert {start.restarts for start in starts.values()} == {0}
+        assert starts["a"].rank == 0
+        finish(*starts.values())
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        assert cluster.is_quiet()
+
+
+def test_nodes_above_the_maximum_stand_by_and_end_well_with_the_job(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        cluster.start_all("c", "d")
+        for name in "cd":
+            cluster.agents[name].says("standing by")
+        finish(*starts.values())
+        ends = cluster.end()
+        assert {name: code for name, (code, _) in ends.items()} == dict.fromkeys("abcd", 0)
+        assert cluster.is_quiet()
+        for name in "cd":
+            assert "error" not in ends[name][1]
+
+
+def test_a_standby_takes_over_the_ranks_of_a_killed_node(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="3") as cluster:
+        cluster.start_host("host")
+        cluster.start_all("b", "c")
+        before = cluster.generation(3)
+        cluster.start("spare")
+        cluster.agents["spare"].says("standing by")
+        cluster.agents["b"].kill()
+        after = cluster.generation(3)
+        assert after["spare"].rank == before["b"].rank
+        assert after["c"].rank == before["c"].rank
+        assert after["host"].rank == before["host"].rank
+        assert {start.restarts for start in after.values()} == {0}
+        finish(*after.values())
+        assert cluster.codes() == {"host": 0, "b": -signal.SIGKILL, "c": 0, "spare": 0}
+
+
+def test_spares_are_kept_back_until_one_is_needed(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--spares=1", nnodes="2:3", conf="settle=1") as cluster:
+        cluster.start_host("a")
+        cluster.start_all("b", "c")
+        before = cluster.generation(2)
+        idle = ({"a", "b", "c"} - set(before)).pop()
+        cluster.agents[idle].says("standing by")
+        lost = max(before)  # Not the one that coordinates.
+        cluster.agents[lost].kill()
+        after = cluster.generation(2)
+        assert after[idle].rank == before[lost].rank
+        finish(*after.values())
+        codes = cluster.codes()
+        assert codes.pop(lost) == -signal.SIGKILL
+        assert set(codes.values()) == {0}
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("who", ["the host", "another"])
+def test_a_node_that_is_told_to_stop_leaves_and_the_others_regroup(
+    tmp_path: Path, signum: signal.Signals, code: int, who: str
+) -> None:
+    """Leaving costs no restart: with none allowed, the job goes on all the same."""
+    with Cluster(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3") as cluster:
+        cluster.start_host("a")
+        cluster.start_all("b", "c")
+        cluster.generation(3)
+        leaver = "a" if who == "the host" else "b"
+        cluster.agents[leaver].signal(signum)
+        assert cluster.agents[leaver].end()[0] == code
+        starts = cluster.generation(2)
+        assert set(starts) == {"a", "b", "c"} - {leaver}
+        finish(*starts.values())
+        expected = {"a": 0, "b": 0, "c": 0, leaver: code}
+        assert cluster.codes() == expected
+
+
+def test_a_node_that_left_may_be_started_again(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        cluster.generation(2)
+        cluster.agents["b"].signal(signal.SIGTERM)
+        assert cluster.agents["b"].end()[0] == 128 + signal.SIGTERM
+        cluster.start("again")
+        starts = cluster.generation(2)
+        finish(*starts.values())
+        assert cluster.codes() == {"a": 0, "b": 128 + signal.SIGTERM, "again": 0}
+
+
+def test_a_signal_while_waiting_for_nodes_ends_the_wait(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2", port=free_port()) as cluster:
+        cluster.start("a")
+        cluster.agents["a"].says("waiting for nodes: 1 of 2 are here")
+        cluster.agents["a"].signal(signal.SIGTERM)
+        assert cluster.codes() == {"a": 128 + signal.SIGTERM}
+
+
+def test_too_few_nodes_end_the_wait_with_one_clear_line(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2", conf="join_timeout=0.5") as cluster:
+        cluster.start("a")
+        code, said = cluster.end()["a"]
+        assert code == 78
+        assert said == (
+            f"holdfast run: error: 1 of 2 nodes came to {cluster.endpoint} within 0.5 s "
+            "(join_timeout)\n"
+        )

@@ -1,0 +1,210 @@
+"""Real jobs whose coordinator is killed, comes back, stays away or never comes."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_jobs import Watched
+from real_teams import OBEY, Cluster, free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KILLED = -signal.SIGKILL
+ELSEWHERE = "is_host=false"
+
+
+def test_another_agent_of_the_host_takes_over_from_one_that_is_killed(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster:
+        cluster.start_host("a")
+        cluster.start_all("b", "c")
+        before = cluster.generation(3)
+        cluster.agents["a"].kill()
+        smaller = cluster.generation(2)
+        assert smaller["b"].generation > before["b"].generation
+        assert smaller["b"].restarts == 0
+        smaller["c"].fail()
+        again = cluster.generation(2)
+        assert again["b"].restarts == 1
+        cluster.start("d")
+        after = cluster.generation(3)
+        for name in "bc":
+            assert after[name].rank == again[name].rank == smaller[name].rank
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": KILLED, "b": 0, "c": 0, "d": 0}
+
+
+def test_a_coordinator_that_is_killed_and_started_again_restarts_no_worker(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster:
+        cluster.start_coordinator("first")
+        cluster.start_all("a", "b", conf=ELSEWHERE)
+        before = cluster.generation(2)
+        cluster.agents["first"].kill()
+        second = cluster.start_coordinator("second")
+        second.says("the coordinator is back, and all nodes with it")
+        assert cluster.is_quiet()
+        # It knows where the job was: failures, joins and the end go on as ever.
+        before["a"].fail()
+        again = cluster.generation(2)
+        for name, start in again.items():
+            assert start.rank == before[name].rank
+            assert (start.generation, start.restarts) == (before[name].generation + 1, 1)
+        cluster.start("c", conf=ELSEWHERE)
+        after = cluster.generation(3)
+        assert {start.restarts for start in after.values()} == {1}
+        for start in after.values():
+            start.finish()
+        for name in "abc":
+            assert cluster.agents[name].end()[0] == 0
+        second.signal(signal.SIGTERM)
+        assert second.end()[0] == 128 + signal.SIGTERM
+        assert cluster.codes()["first"] == KILLED
+
+
+def test_a_job_that_ends_while_the_coordinator_is_away_ends_well_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_coordinator("first")
+        cluster.start_all("a", "b", conf=ELSEWHERE)
+        starts = cluster.generation(2)
+        cluster.agents["first"].kill()
+        ended = Watched(*(start.pid for start in starts.values()))
+        for start in starts.values():
+            start.finish()
+        ended.all_gone()
+        second = cluster.start_coordinator("second")
+        assert cluster.agents["a"].end()[0] == cluster.agents["b"].end()[0] == 0
+        second.signal(signal.SIGINT)
+        assert cluster.codes()["second"] == 128 + signal.SIGINT
+        assert cluster.is_quiet()
+
+
+def test_a_worker_that_failed_while_the_coordinator_was_away_is_answered_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
+        cluster.start_coordinator("first")
+        cluster.start_all("a", "b", conf=ELSEWHERE)
+        starts = cluster.generation(2)
+        cluster.agents["first"].kill()
+        ended = Watched(starts["a"].pid)
+        starts["a"].fail()
+        ended.all_gone()
+        cluster.start_coordinator("second")
+        again = cluster.generation(2)
+        assert {start.restarts for start in again.values()} == {1}
+        again["b"].fail()
+        assert cluster.agents["a"].end()[0] == cluster.agents["b"].end()[0] == 1
+        cluster.agents["second"].signal(signal.SIGTERM)
+        cluster.end()
+
+
+def test_a_node_that_is_lost_with_the_coordinator_is_missed_when_it_is_back(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2:3") as cluster:
+        cluster.start_coordinator("first")
+        cluster.start_all("a", "b", "c", conf=ELSEWHERE)
+        before = cluster.generation(3)
+        cluster.agents["first"].kill()
+        victim = next(name for name, start in before.items() if start.rank == 1)
+        cluster.agents[victim].kill()
+        cluster.start_coordinator("second")
+        after = cluster.generation(2)
+        assert victim not in after
+        assert {start.restarts for start in after.values()} == {0}
+        order = sorted(after, key=lambda name: before[name].rank)
+        assert [after[name].rank for name in order] == [0, 1]
+        for start in after.values():
+            start.finish()
+        for name in after:
+            assert cluster.agents[name].end()[0] == 0
+        cluster.agents["second"].signal(signal.SIGTERM)
+        cluster.end()
+
+
+def test_agents_end_when_the_coordinator_stays_away(tmp_path: Path) -> None:
+    conf = f"coordinator_timeout=1,{ELSEWHERE}"
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_coordinator("coordinator")
+        cluster.start_all("a", "b", conf=conf)
+        cluster.generation(2)
+        cluster.agents["coordinator"].kill()
+        ends = cluster.end()
+        for name in "ab":
+            code, said = ends[name]
+            assert code == 78
+            line = said.splitlines()[-1]
+            assert re.fullmatch(
+                rf"holdfast run: error: the coordinator at {re.escape(cluster.endpoint)} could not "
+                r"be reached since \d\d:\d\d:\d\d \(\d+ s\): connection refused",
+                line,
+            ), line
+
+
+def test_agents_that_come_first_wait_for_the_coordinator(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_all("a", "b", conf=ELSEWHERE)
+        said = cluster.agents["a"].says("waiting for the coordinator: no coordinator at")
+        assert cluster.endpoint in said
+        cluster.start_coordinator("coordinator")
+        for start in cluster.generation(2).values():
+            start.finish()
+        assert cluster.agents["a"].end()[0] == cluster.agents["b"].end()[0] == 0
+        cluster.agents["coordinator"].signal(signal.SIGTERM)
+        cluster.end()
+
+
+def test_an_agent_whose_coordinator_never_comes_says_so(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2", conf=f"join_timeout=0.5,{ELSEWHERE}") as cluster:
+        cluster.start("a")
+        code, said = cluster.end()["a"]
+        assert code == 78
+        assert len(said.splitlines()) == 1, said
+        assert said.startswith("holdfast run: error: ")
+        assert cluster.endpoint in said
+        assert "connection refused" in said
+
+
+@pytest.mark.parametrize("by", ["another program", "a coordinator"])
+def test_a_busy_port_is_said_to_who_must_coordinate(tmp_path: Path, by: str) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        if by == "a coordinator":
+            owner = cluster.start_coordinator("coordinator").pid
+            listener = None
+        else:
+            listener = socket.create_server((cluster.host, cluster.port))
+            owner = os.getpid()
+        cluster.start("a", conf="is_host=true")
+        code, said = cluster.agents["a"].end()
+        assert code == 78
+        assert said.count("\n") == 1
+        assert f"port {cluster.port} is in use" in said
+        assert str(owner) in said
+        if listener is not None:
+            listener.close()
+        else:
+            cluster.agents["coordinator"].signal(signal.SIGTERM)
+        cluster.end()
+
+
+def test_an_agent_at_another_programs_port_says_that_it_is_no_coordinator(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as listener:
+        port = listener.getsockname()[1]
+        with Cluster(tmp_path, OBEY, nnodes="2", port=port) as cluster:
+            agent = cluster.start("a")
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
+                code, said = agent.end()
+            assert code == 78
+            assert said.count("\n") == 1
+            assert cluster.endpoint in said

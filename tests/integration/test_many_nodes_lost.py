@@ -1,0 +1,193 @@
+"""Real agents that are lost: killed with or without their workers, or frozen and thawed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from real_jobs import Watched, children
+from real_teams import OBEY, Cluster, descendants
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KILLED = -signal.SIGKILL
+FROZEN_S = 2.0  # Twice the silence after which a node is lost by `QUICK`.
+
+
+def test_survivors_of_a_killed_node_regroup_in_their_order(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2:4") as cluster:
+        cluster.start_host("a")
+        cluster.start_all("b", "c", "d")
+        before = cluster.generation(4)
+        victim = next(name for name, start in before.items() if start.rank == 2 and name != "a")
+        cluster.agents[victim].kill()
+        after = cluster.generation(3)
+        order = sorted(after, key=lambda name: before[name].rank)
+        assert sorted(after, key=lambda name: after[name].rank) == order
+        assert {start.restarts for start in after.values()} == {0}
+        for start in after.values():
+            start.finish()
+        codes = cluster.codes()
+        assert codes.pop(victim) == KILLED
+        assert set(codes.values()) == {0}
+
+
+def test_a_lost_node_is_noticed_with_default_settings_too(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="1:2", conf="") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        cluster.generation(2)
+        cluster.agents["b"].kill()
+        cluster.generation(1)["a"].finish()
+        assert cluster.codes() == {"a": 0, "b": KILLED}
+
+
+def test_the_workers_of_an_agent_that_is_killed_die_with_it(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="1:2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        cluster.generation(2)
+        family = Watched(*descendants(cluster.agents["b"].pid))
+        cluster.agents["b"].signal(signal.SIGKILL)
+        family.all_gone()
+        start = cluster.generation(1)["a"]
+        assert (start.rank, start.world) == (0, 1)
+        start.finish()
+        assert cluster.codes() == {"a": 0, "b": KILLED}
+
+
+def test_with_too_few_left_the_others_stop_and_wait_for_a_replacement(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        before = cluster.generation(2)
+        worker = Watched(before["a"].pid)
+        cluster.agents["b"].kill()
+        cluster.agents["a"].says("1 of 2 are here")
+        worker.gone_already()
+        cluster.start("new")
+        after = cluster.generation(2)
+        assert after["a"].rank == before["a"].rank
+        assert after["new"].rank == before["b"].rank
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": KILLED, "new": 0}
+
+
+def test_a_killed_worker_restarts_all_nodes_workers_in_the_same_round(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=2", nnodes="2:3") as cluster:
+        cluster.start_all("a", "b", "c")
+        before = cluster.generation(3)
+        os.kill(before["b"].pid, signal.SIGKILL)
+        after = cluster.generation(3)
+        for name, start in after.items():
+            assert start.rank == before[name].rank
+            assert start.pid != before[name].pid
+            assert (start.generation, start.restarts) == (before[name].generation + 1, 1)
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_killed_keeper_is_answered_like_a_worker_that_failed(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        cluster.generation(2)
+        (keeper,) = children(cluster.agents["b"].pid)
+        os.kill(keeper, signal.SIGKILL)
+        after = cluster.generation(2)
+        assert {start.restarts for start in after.values()} == {1}
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2:3") as cluster:
+        cluster.start_host("a")
+        cluster.start_all("b", "c")
+        before = cluster.generation(3)
+        frozen = cluster.agents["b"]
+        frozen.signal(signal.SIGSTOP)
+        smaller = cluster.generation(2)
+        assert set(smaller) == {"a", "c"}
+        old = Watched(before["b"].pid)
+        frozen.signal(signal.SIGCONT)
+        after = cluster.generation(3)
+        old.gone_already()
+        assert "fenced" in frozen.said()
+        for name in "ac":
+            assert after[name].rank == smaller[name].rank
+        assert {start.restarts for start in after.values()} == {0}
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_frozen_agent_that_was_replaced_stands_by_when_it_thaws(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        before = cluster.generation(2)
+        cluster.start("spare")
+        cluster.agents["spare"].says("standing by")
+        frozen = cluster.agents["b"]
+        frozen.signal(signal.SIGSTOP)
+        after = cluster.generation(2)
+        assert after["spare"].rank == before["b"].rank
+        old = Watched(before["b"].pid)
+        frozen.signal(signal.SIGCONT)
+        frozen.says("standing by")
+        old.gone_already()
+        assert cluster.is_quiet()
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "spare": 0}
+
+
+def test_a_frozen_coordinator_that_thaws_in_time_costs_nothing(tmp_path: Path) -> None:
+    """All nodes have given up their connections to it by then, and come back with new ones."""
+    with Cluster(tmp_path, OBEY, nnodes="3") as cluster:
+        host = cluster.start_host("a")
+        cluster.start_all("b", "c")
+        starts = cluster.generation(3)
+        host.signal(signal.SIGSTOP)
+        time.sleep(FROZEN_S)
+        host.signal(signal.SIGCONT)
+        time.sleep(FROZEN_S)
+        assert cluster.is_quiet()
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        assert cluster.is_quiet()
+
+
+def test_a_node_that_is_frozen_for_less_than_the_limit_is_not_lost(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2", conf="keep_alive_max_attempt=3") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        starts = cluster.generation(2)
+        cluster.agents["b"].signal(signal.SIGSTOP)
+        time.sleep(1)
+        cluster.agents["b"].signal(signal.SIGCONT)
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.is_quiet()
+
+
+def test_a_node_lost_after_its_workers_succeeded_is_not_missed(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2:3") as cluster:
+        cluster.start_host("a")
+        cluster.start_all("b", "c")
+        starts = cluster.generation(3)
+        starts["b"].finish()
+        cluster.agents["b"].says("this node's workers are done")
+        cluster.agents["b"].kill()
+        starts["a"].finish()
+        starts["c"].finish()
+        assert cluster.codes() == {"a": 0, "b": KILLED, "c": 0}
+        assert cluster.is_quiet()

@@ -1,0 +1,42 @@
+"""An agent asked to use its own machine's address does not see that it is the one to host.
+
+It compares the endpoint with what its host name resolves to; an address on a second network is not
+among that, so nobody serves the endpoint and every node gives up. Needs root for a network of its
+own. Shortened here: `read_timeout` 60 -> 3 s.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .stage import Evidence, present
+
+SCRIPT = """
+ip link set lo up && ip addr add 10.77.0.1/32 dev lo || exit 99
+exec "$0" --nnodes 1:1 --rdzv-backend c10d --rdzv-endpoint 10.77.0.1:29511 --rdzv-id defect \
+    --rdzv-conf read_timeout=3 --no-python true
+"""
+NO_NETWORK = 99
+
+
+def show() -> Evidence:
+    if os.geteuid() != 0:
+        return Evidence(shown=False, text="needs root, to add an address to a network of its own")
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    command = ["unshare", "--net", "sh", "-c", SCRIPT, torchrun]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if done.returncode == NO_NETWORK:
+        return Evidence(shown=False, text=f"no network of its own to be had: {done.stderr.strip()}")
+    last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "(nothing)"
+    return Evidence(
+        done.returncode == 1 and "RendezvousConnectionError" in last,
+        f"the machine that has 10.77.0.1 ended with {done.returncode} on the endpoint "
+        f"10.77.0.1:29511: {last}",
+    )
+
+
+if __name__ == "__main__":
+    present(show)

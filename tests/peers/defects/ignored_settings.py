@@ -1,0 +1,18 @@
+"""Settings that c10d does not know, `timeout` among them, are taken and ignored without a word."""
+
+from __future__ import annotations
+
+from .stage import Evidence, free_port, handler, present
+
+
+def show() -> Evidence:
+    made = handler(free_port(), "1:2", timeout=2, joint_timeout=3)
+    join_s = made.settings.timeout.join.total_seconds()
+    return Evidence(
+        join_s == 600,
+        f"with timeout=2 and the slip joint_timeout=3 the handler waits {join_s:g} s for nodes",
+    )
+
+
+if __name__ == "__main__":
+    present(show)

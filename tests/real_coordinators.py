@@ -1,0 +1,184 @@
+"""Real coordinators and nodes for tests: over sockets, with threads, in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from holdfast.coordinator.client import GaveUp, Refused
+from holdfast.coordinator.connection import NodeConnection, with_new_incarnation
+from holdfast.core.membership import Times
+from holdfast.core.news import JobSettings, NodeInfo, Role, View
+from holdfast.wire.frames import FrameReader, encode_frame
+from holdfast.wire.handshake import ClientHandshake
+from holdfast.wire.limits import ANSWER_FRAME_BYTES_MAX
+from holdfast.wire.messages import Message, decode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PATIENCE_S = 20.0  # Only a test that fails waits for so long.
+LOCAL = "127.0.0.1"
+
+VERB = """
+import sys
+from holdfast.cli.coordinator import execute, parse_args
+execute(parse_args(sys.argv[1:]))
+"""
+
+
+def node(
+    port: int, name: str, *, nodes: int = 2, host: str = LOCAL, **options: Any
+) -> NodeConnection:
+    """Make a node that is not started; options are those of `NodeConnection`."""
+    given: dict[str, Any] = {
+        "run_id": "job",
+        "info": with_new_incarnation(NodeInfo(node=name, incarnation=0)),
+        "settings": JobSettings(min_nodes=nodes, max_nodes=nodes, max_restarts=3),
+        "times": Times(),
+        "is_host": False,
+        "token": None,
+        "tls": None,
+    }
+    return NodeConnection(host, port, **(given | options))
+
+
+@contextlib.contextmanager
+def started(*nodes: NodeConnection) -> Iterator[None]:
+    """Start nodes, and close them all at the end, those that coordinate last."""
+    try:
+        for one in nodes:
+            one.start()
+        yield
+    finally:
+        for one in sorted(nodes, key=lambda one: one.hosting):
+            one.close(drain_s=0)
+
+
+def until(connection: NodeConnection, wanted: Callable[[View], bool]) -> View:
+    """Return the first view that is as wanted, of those that come."""
+    deadline = time.monotonic() + PATIENCE_S
+    view = connection.view
+    while view is None or not wanted(view):
+        rest = deadline - time.monotonic()
+        ready, _, _ = select.select([connection], [], [], max(0.0, rest))
+        assert ready, f"no such view came; last: {view}; {connection.problem()}"
+        for news in connection.take():
+            assert isinstance(news, View), news
+            view = news
+    return view
+
+
+def member(view: View) -> bool:
+    return view.role is Role.MEMBER
+
+
+def fault(connection: NodeConnection) -> GaveUp | Refused:
+    """Return the first thing that comes and is no view."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        ready, _, _ = select.select([connection], [], [], max(0.0, deadline - time.monotonic()))
+        assert ready, f"nothing came; {connection.problem()}"
+        for news in connection.take():
+            if not isinstance(news, View):
+                return news
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what no descriptor tells."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class Coordinator:
+    """`holdfast coordinator` in a process of its own."""
+
+    def __init__(self, *flags: str, **environment: str) -> None:
+        reading, writing = os.pipe()
+        bare = {name: value for name, value in os.environ.items() if "TOKEN" not in name}
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", VERB, f"--ready-fd={writing}", *flags],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                pass_fds=[writing],
+                env=bare | environment,
+            )
+        finally:
+            os.close(writing)
+        with os.fdopen(reading) as pipe:
+            self.port = int(pipe.readline() or 0)
+
+    def __enter__(self) -> Coordinator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end(signal.SIGKILL)
+
+    def end(self, signum: signal.Signals) -> tuple[str, str]:
+        """Send a signal; return what was said on standard output and standard error."""
+        if self.process.stdout is None or self.process.stdout.closed:
+            return "", ""
+        self.process.send_signal(signum)
+        return self.process.communicate(timeout=PATIENCE_S)
+
+
+class RawClient:
+    """A client in small steps, for what no honest one does."""
+
+    def __init__(self, port: int, host: str = LOCAL, token: bytes | None = None) -> None:
+        self.socket = socket.create_connection((host, port), timeout=PATIENCE_S)
+        self._reader = FrameReader(ANSWER_FRAME_BYTES_MAX)
+        self._bodies: list[bytes] = []
+        self._token = token
+
+    def __enter__(self) -> RawClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def shake_hands(self) -> RawClient:
+        """Do the handshake."""
+        handshake = ClientHandshake(self._token)
+        self.socket.sendall(handshake.start())
+        while not handshake.done:
+            message = self.hear()
+            assert message is not None
+            self.socket.sendall(handshake.receive(message))
+        return self
+
+    def say(self, message: Message) -> None:
+        """Send a message."""
+        self.socket.sendall(encode_frame(message))
+
+    def hear(self) -> Message | None:
+        """Return the next message, or None if the connection is closed."""
+        while not self._bodies:
+            try:
+                data = self.socket.recv(65536)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                return None
+            self._bodies = self._reader.feed(data)
+        return decode(self._bodies.pop(0))
+
+
+def free_port(host: str = LOCAL) -> int:
+    """Return a port that nobody has at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,372 @@
+"""Players of the machines of many nodes: `core.rounds`, `core.membership`, `core.teamwork`.
+
+Rounds: the player keeps nodes that remember what they are told and run what they are told to, so
+that an input is short::
+
+    new min=2 max=3 restarts=1           a job's settings, and a coordinator that knows of no node
+    join a host=h1 workers=2             an agent begins; if `a` is there, as a new incarnation
+    claims a term=4 round=3 rank=0 of=2 generation=5      one that an earlier coordinator knew
+    back a / again a / beats a           says all anew; its last words come twice; a sign of life
+    done a / fails a hopeless / reports a text / ready a / leaves a / closes a
+    rejoin a                             begins anew, as it is told to when it is fenced
+    misses a / hears a                   what it is told is lost from here on / arrives again
+    lost a / time up / time up late / close stopped why / new coordinator
+
+Below are the views, each with the node it is for (`a/1` is the first incarnation of `a`, when there
+is a newer one), and the job. Membership and teamwork: `now Event words`, or as the classes say.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import msgspec
+from told_nodes import RUN, ToldNode, a_job_of, a_node
+from transcripts import Clock, write_fact
+
+from holdfast.core import membership as ms
+from holdfast.core import supervision, teamwork
+from holdfast.core.job import CloseJob, InvalidEvent, Job, NodeLost, TimeUp
+from holdfast.core.membership import Membership
+from holdfast.core.news import Ack, Beat, Ending, Failure, NodeInfo, Phase, Role, Status, View
+from holdfast.core.rounds import Rounds
+from holdfast.core.teamwork import Teamwork
+
+if TYPE_CHECKING:
+    from holdfast.core.job import JobPhase
+    from holdfast.core.rounds import Event
+
+SETTINGS = {"min": "min_nodes", "max": "max_nodes", "restarts": "max_restarts", "settle": "settle_s"}
+ABOUT_NODES = {"workers": "local_world_size", "fixed": "fixed_rank"}
+
+
+def fields(words: list[str]) -> dict[str, str]:
+    return dict(word.split("=", 1) for word in words)
+
+
+def number(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+class RoundsPlayer:
+    def __init__(self) -> None:
+        self.passed: set[tuple[JobPhase, JobPhase]] = set()
+        self.roles: set[Role] = set()
+
+    def play(self, line: str) -> list[str]:
+        verb, *words = shlex.split(line)
+        if verb == "new" and words != ["coordinator"]:
+            known = {SETTINGS.get(name, name): number(text) for name, text in fields(words).items()}
+            least, most = int(known.pop("min_nodes")), int(known.pop("max_nodes"))
+            self.settings = a_job_of(least, most, **known)
+            self.nodes: dict[str, list[ToldNode]] = {}
+            self.deaf: set[str] = set()
+            verb, words = "new", ["coordinator"]
+        if verb == "new":
+            self.rounds = Rounds(Job(run_id=RUN))
+            return [self._state()]
+        if verb in ("misses", "hears"):
+            (self.deaf.add if verb == "misses" else self.deaf.discard)(words[0])
+            return [self._state()]
+        if verb == "beats":
+            node = self._node(words[0])
+            view = self.rounds.behind(node.beat())
+            seq = self.rounds.seq_of(node.name, node.info.incarnation)
+            known_to = "" if seq == node.seq else [f"{words[0]}: heard of {seq}, not of {node.seq}"]
+            return [*known_to, *map(self._told, [view] if view else []), self._state()]
+        return self._give(self._event(verb, words))
+
+    def _give(self, event: Event) -> list[str]:
+        before = self.rounds.job.phase
+        try:
+            happened = [self._told(view) for view in self.rounds.handle(event)]
+        except InvalidEvent as error:
+            happened = [f"InvalidEvent: {error}"]
+        self.rounds.check()
+        self.passed.add((before, self.rounds.job.phase))
+        return [*happened, self._state()]
+
+    def _node(self, name: str) -> ToldNode:
+        name, _, which = name.partition("/")
+        return self.nodes[name][int(which) - 1 if which else -1]
+
+    def _event(self, verb: str, words: list[str]) -> Event:
+        if verb == "time":
+            seq = self.rounds.job.wait_seq
+            return TimeUp(seq - 1 if words == ["up", "late"] else seq)
+        if verb == "close":
+            return CloseJob(Ending(words[0]), " ".join(words[1:]))
+        name, *rest = words
+        if verb in ("join", "claims"):
+            return self._join(name, fields(rest)).status()
+        node = self._node(name)
+        match verb:
+            case "lost":
+                return NodeLost(node.name, node.info.incarnation, " ".join(rest) or "silence")
+            case "again":
+                return node.last_status()
+            case "back":
+                pass
+            case "done":
+                return node.succeed()
+            case "fails":
+                return node.fail(mendable="hopeless" not in rest, sudden="suddenly" in rest)
+            case "reports":
+                node.report = " ".join(rest).encode()
+            case "leaves":
+                return node.leave()
+            case "closes":
+                node.phase = Phase.CLOSING
+            case "ready":
+                node.phase = Phase.READY
+            case "rejoin":
+                self.nodes[name].append(msgspec.structs.replace(node))
+                node = self.nodes[name][-1]
+                node.begin_anew(self._incarnation())
+            case _:
+                raise AssertionError(f"what is {verb!r}?")
+        return node.status()
+
+    def _incarnation(self) -> int:
+        return 1 + sum(map(len, self.nodes.values()))
+
+    def _join(self, name: str, words: dict[str, str]) -> ToldNode:
+        asked = {SETTINGS[n]: number(words.pop(n)) for n in ("min", "max") if n in words}
+        settings = msgspec.structs.replace(self.settings, **asked)
+        claim = {
+            {"of": "size"}.get(n, n): int(words.pop(n))
+            for n in ("term", "round", "rank", "of", "generation", "restarts")
+            if n in words
+        }
+        run = words.pop("run", RUN)
+        about = {ABOUT_NODES.get(n, n): number(text) for n, text in words.items()}
+        node = a_node(name, settings, self._incarnation(), **about)
+        node = msgspec.structs.replace(node, run_id=run, **claim)
+        if node.rank >= 0:
+            node.role, node.phase = Role.MEMBER, Phase.RUNNING
+            node.round_term, node.told_generation = node.term, node.generation
+        self.nodes.setdefault(name, []).append(node)
+        return node
+
+    # In words.
+
+    def _told(self, view: View) -> str:
+        self.roles.add(view.role)
+        for which, node in enumerate(self.nodes[view.node], start=1):
+            if node.info.incarnation == view.incarnation:
+                break
+        newest = which == len(self.nodes[view.node])
+        name = view.node if newest else f"{view.node}/{which}"
+        text = f"{name}: {described(view)} ({view.why})"
+        if view.node in self.deaf:
+            return f"{text}, which is lost on the way"
+        if not node.hear(view):
+            return f"{text}, which is older than what it has"
+        node.follow()
+        return text
+
+    def _state(self) -> str:
+        job = self.rounds.job
+        parts = [f"{job.phase.value} in term {job.term}"]
+        if job.round >= 0:
+            parts.append(f"round {job.round} of {' '.join(info.node for info in job.members)}")
+            parts.append(f"generation {job.generation}")
+        members = {info.incarnation for info in job.members}
+        others = [n.info.node for n in job.nodes.values() if n.info.incarnation not in members]
+        if others:
+            parts.append(f"also here {' '.join(others)}")
+        if job.succeeded:
+            parts.append(f"done {' '.join(sorted(job.succeeded))}")
+        if job.settings:
+            parts.append(f"{job.restarts} of {job.settings.max_restarts} restarts used")
+        wait = self.rounds.wait
+        parts.append(f"waits {wait.delay_s:g} s" if wait else "waits for nothing")
+        return ", ".join(parts)
+
+
+def described(view: View) -> str:
+    """Write the matter of a view, but for why it was sent."""
+    match view.role:
+        case Role.MEMBER:
+            text = f"member rank {view.rank} of {view.size}, round {view.round}"
+            text += f", generation {view.generation}"
+            if view.world_size != view.size:
+                text += f", workers from {view.first_rank} of {view.world_size}"
+            return text + (f", restart {view.restarts}" if view.restarts else "")
+        case Role.WAITING:
+            return f"waiting, {view.present} of {view.needed} are here"
+        case Role.CLOSED:
+            text = f"closed, {view.outcome.value if view.outcome else '?'}"
+            text += f", report {view.report.decode()!r}" if view.report else ""
+            return text + ("" if view.final else ", not the last word")
+    return view.role.value
+
+
+class MembershipPlayer:
+    """`new beat=1 silence=5 away=60 first=600`, then `now what`: see `_event`."""
+
+    def __init__(self) -> None:
+        self.links: set[tuple[ms.Link, ms.Link]] = set()
+        self.effects: set[type] = set()
+
+    def play(self, line: str) -> list[str]:
+        first, *words = shlex.split(line)
+        if first == "new":
+            given = {n: float(text) for n, text in fields(words).items()}
+            self.draw = given.pop("draw", 1.0)
+            names = {"first": "first_contact_s"}
+            self.machine = Membership(
+                0.0,
+                run_id=RUN,
+                info=NodeInfo(node="a", incarnation=1),
+                settings=a_job_of(2, 3),
+                times=ms.Times(**{names.get(n, f"{n}_s"): value for n, value in given.items()}),
+                draw=lambda: self.draw,
+            )
+            self.clock = Clock()
+            return [self._state()]
+        now = self.clock.read(first)
+        before = self.machine.link
+        effects = self.machine.handle(now, self._event(*words))
+        self.links.add((before, self.machine.link))
+        self.effects |= {type(effect) for effect in effects}
+        return [*map(self._done, effects), self._state()]
+
+    def _event(self, verb: str, *words: str) -> ms.Event:
+        given = fields([word for word in words if "=" in word])
+        match verb:
+            case "tick":
+                return ms.Tick()
+            case "opened":
+                return ms.LinkOpened()
+            case "closed":
+                return ms.LinkClosed(" ".join(words))
+            case "rejoined":
+                return ms.Rejoined(int(words[0]))
+            case "ack":
+                incarnation = int(given.get("of", self.machine.status.info.incarnation))
+                return Ack(run_id=RUN, node="a", incarnation=incarnation, seq=int(words[0]))
+            case "says":
+                phase = Phase(words[0])
+                failure = Failure(node="a", summary="oh") if phase is Phase.FAILED else None
+                return ms.Said(
+                    phase, int(words[1]), failure, report=given.get("report", "").encode()
+                )
+            case "view":
+                return self._view(Role(words[0]), given, final="final" in words)
+        raise AssertionError(f"what is {verb!r}?")
+
+    def _view(self, role: Role, given: dict[str, str], *, final: bool) -> View:
+        numbers = {name: int(text) for name, text in given.items() if name != "of"}
+        term, revision = numbers.pop("term", 1), numbers.pop("revision")
+        incarnation = int(given.get("of", self.machine.status.info.incarnation))
+        return View(
+            run_id=RUN,
+            node="a",
+            incarnation=incarnation,
+            term=term,
+            revision=revision,
+            role=role,
+            round_term=term if role is Role.MEMBER else 0,
+            final=final,
+            **numbers,
+        )
+
+    def _done(self, effect: ms.Effect) -> str:
+        match effect:
+            case ms.OpenLink():
+                return "open the link"
+            case ms.DropLink(why):
+                return f"drop the link: {why}"
+            case ms.Tell(view):
+                return f"tell {view.role.value} {view.term}.{view.revision}"
+            case ms.GiveUp(away_s, why):
+                return f"give up after {away_s:g} s: {why or 'it was never there'}"
+            case ms.Send(Beat(seq=seq, term=term, revision=revision)):
+                return f"send a beat: status {seq}, view {term}.{revision}"
+            case ms.Send(Status() as status):
+                words = [f"send status {status.seq}: {status.phase.value} {status.generation}"]
+                words.append(f"incarnation {status.info.incarnation}, term {status.term}")
+                if status.round_term:
+                    words.append(
+                        f"rank {status.rank} of {status.size} in round "
+                        f"{status.round_term}.{status.round}, told {status.told_generation}"
+                    )
+                if status.restarts:
+                    words.append(f"restarts {status.restarts}")
+                if status.failure:
+                    words.append(f"failure {status.failure.summary!r}")
+                if status.report:
+                    words.append(f"report {status.report.decode()!r}")
+                return ", ".join(words)
+        raise AssertionError(effect)
+
+    def _state(self) -> str:
+        deadline = self.machine.next_deadline(self.clock.now)
+        return f"{self.machine.link.value}, next at {round(deadline, 3):g}"
+
+
+class TeamworkPlayer:
+    """`new workers=2 restarts=1`, then `0.5 told member generation=0` or `0.5 Event field=value`."""
+
+    def __init__(self) -> None:
+        self.handled: set[tuple[supervision.State, type]] = set()
+
+    def play(self, line: str) -> list[str]:
+        first, *words = shlex.split(line)
+        if first == "new":
+            given = fields(words)
+            self.machine = Teamwork(
+                local_world_size=int(given["workers"]), max_restarts=int(given["restarts"])
+            )
+            self.clock = Clock()
+            self.revision = 0
+            return [self._state()]
+        event = self._event(words[0], words[1:])
+        self.handled.add((self.machine.state, type(event)))
+        try:
+            effects = self.machine.handle(self.clock.read(first), event)
+            happened = [write_fact(effect) for effect in effects]
+        except supervision.InvalidEvent as error:
+            happened = [f"InvalidEvent: {error}"]
+        self.machine.check()
+        return [*happened, self._state()]
+
+    def _event(self, name: str, words: list[str]) -> supervision.Event:
+        from transcripts import read_fact
+
+        if name == "told":
+            self.revision += 1
+            given = fields([word for word in words[1:] if "=" in word])
+            outcome = given.pop("outcome", "")
+            return teamwork.Told(
+                View(
+                    run_id=RUN,
+                    node="a",
+                    incarnation=1,
+                    term=1,
+                    revision=self.revision,
+                    role=Role(words[0]),
+                    final="final" in words,
+                    outcome=Ending(outcome) if outcome else None,
+                    **{key: int(text) for key, text in given.items()},
+                )
+            )
+        kind = getattr(teamwork, name)
+        assert issubclass(kind, supervision.Event)
+        return read_fact(kind, words)
+
+    def _state(self) -> str:
+        machine = self.machine
+        parts = [f"generation {machine.generation}"]
+        if machine.running:
+            parts.append(f"running {' '.join(map(str, sorted(machine.running)))}")
+        view = machine.view
+        parts.append(f"told {described(view)}" if view else "told nothing")
+        return f"{machine.state.value}: {', '.join(parts)}"

@@ -1,0 +1,145 @@
+"""Players of the machines of one node: `core.supervision` and `core.stopping`.
+
+::
+
+    new local_world_size=2 max_restarts=1          makes a machine; what follows is told to it
+    new local_world_size=2 max_restarts=1 started=true      the same, with its workers running
+    0.25 WorkerExited generation=0 local_rank=1 failed=true      an event, at its time in seconds
+
+Below `----` are the effects, in order, or the error; the last line is the state after it. A field
+that has its default value is left out. A further `new` begins another story in the same file.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from transcripts import Clock, listed, read_fact, read_keys, write_fact
+
+from holdfast.core import stopping, supervision
+from holdfast.core.facts import Fact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from holdfast.core.stopping import Phase
+    from holdfast.core.supervision import State
+
+EVENTS: dict[str, type[supervision.Event]] = {
+    kind.__name__: kind for kind in supervision.Event.__subclasses__()
+}
+
+
+class SupervisionSettings(Fact):
+    local_world_size: int
+    max_restarts: int
+    started: bool = False
+
+
+class SupervisionPlayer:
+    def __init__(self) -> None:
+        self.handled: set[tuple[State, type]] = set()
+
+    def play(self, line: str) -> list[str]:
+        first, *words = shlex.split(line)
+        if first == "new":
+            self._make(read_fact(SupervisionSettings, words))
+            return [self._state()]
+        event = read_fact(EVENTS[words[0]], words[1:])
+        self.handled.add((self.machine.state, type(event)))
+        try:
+            effects = self.machine.handle(self.clock.read(first), event)
+            happened = [write_fact(effect) for effect in effects]
+        except supervision.InvalidEvent as error:
+            happened = [f"InvalidEvent: {error}"]
+        self.machine.check()
+        return [*happened, self._state()]
+
+    def _make(self, settings: SupervisionSettings) -> None:
+        self.machine = supervision.Supervision(
+            local_world_size=settings.local_world_size, max_restarts=settings.max_restarts
+        )
+        self.clock = Clock()
+        if settings.started:
+            self.machine.handle(0, supervision.Begun())
+            self.machine.handle(0, supervision.RoundJoined(0, 0, 1))
+            self.machine.handle(0, supervision.WorkersStarted(0))
+
+    def _state(self) -> str:
+        machine = self.machine
+        parts = [f"generation {machine.generation}"]
+        if machine.running:
+            parts.append(f"running {listed(machine.running)}")
+        if machine.first_failed is not None:
+            parts.append(f"first failed {machine.first_failed}")
+        budget = machine.budget
+        parts.append(f"{budget.used} of {budget.max_restarts} restarts used")
+        return f"{machine.state.value}: {', '.join(parts)}"
+
+
+class StopSettings(Fact):
+    running: str
+    signum: int
+    grace_s: float
+    reap_s: float
+    hopeless: str = ""
+
+
+class LeaderEnded(Fact):
+    key: int
+    died_of: int = 0
+
+
+class StoppingPlayer:
+    def __init__(self) -> None:
+        self.passed: set[tuple[Phase, Phase]] = set()
+
+    def play(self, line: str) -> list[str]:
+        first, *words = shlex.split(line)
+        if first == "new":
+            settings = read_fact(StopSettings, words)
+            self.stop = stopping.Stop(
+                read_keys(settings.running),
+                signum=settings.signum,
+                grace_s=settings.grace_s,
+                reap_s=settings.reap_s,
+                hopeless=read_keys(settings.hopeless),
+            )
+            self.clock = Clock()
+            return [self._state()]
+        before = self.stop.phase
+        effects = self._call(self.clock.read(first), words[0], words[1:])
+        self.passed.add((before, self.stop.phase))
+        return [*map(write_fact, effects), self._state()]
+
+    def _call(self, now: float, name: str, words: list[str]) -> Iterable[stopping.Effect]:
+        if name == "leader_ended":
+            ended = read_fact(LeaderEnded, words)
+            return self.stop.leader_ended(now, ended.key, died_of=ended.died_of)
+        assert not words, f"{name} takes no fields"
+        if name in ("cleared", "abandon"):
+            getattr(self.stop, name)()
+            return []
+        timed: dict[str, Callable[[float], list[stopping.Effect]]] = {
+            "begin": self.stop.begin,
+            "kill_now": self.stop.kill_now,
+            "tick": self.stop.tick,
+        }
+        return timed[name](now)
+
+    def _state(self) -> str:
+        stop = self.stop
+        parts = []
+        for name, keys in (
+            ("running", stop.running),
+            ("killed", stop.killed),
+            ("given up", stop.given_up),
+        ):
+            if keys:
+                parts.append(f"{name} {listed(keys)}")
+        if stop.patience_lost:
+            parts.append("out of patience")
+        deadline = stop.next_deadline()
+        parts.append("no deadline" if deadline is None else f"deadline at {deadline:g}")
+        return f"{stop.phase.value}: {', '.join(parts)}"

@@ -1,0 +1,103 @@
+"""Transcripts as text: what goes in, ----, all that comes of it, rewritten or compared.
+
+A transcript is a text file that begins with a comment saying what it shows. Then come blocks,
+parted by empty lines, each with one input above its `----`, and below it all that came of it. What
+the inputs mean is for a player to know: `one_node` and `many_nodes` have them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from holdfast.core.facts import Fact
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MARK = "----"
+SIGNAL_FIELDS = ("signum", "died_of")  # written by name: SIGTERM, not 15
+READERS: dict[str, Callable[[str], object]] = {
+    "bool": {"true": True, "false": False}.__getitem__,
+    "int": int,
+    "float": float,
+    "str": str,
+}
+FactT = TypeVar("FactT", bound=Fact)
+
+
+class Transcript:
+    """A file's blocks, each as its lines above and below the mark."""
+
+    def __init__(self, text: str) -> None:
+        self.blocks = []
+        for chunk in re.split(r"\n{2,}", text.strip()):
+            above, _, below = f"{chunk}\n".partition(f"\n{MARK}\n")
+            self.blocks.append((above.splitlines(), below.splitlines()))
+
+    def replayed(self, player: Player) -> str:
+        """Return the whole text as it must be, by what the player says happens."""
+        chunks = []
+        for above, _ in self.blocks:
+            inputs = [line for line in above if not line.startswith("#")]
+            assert len(inputs) <= 1, f"one input a block, please: {inputs}"
+            below = [MARK, *player.play(inputs[0])] if inputs else []
+            chunks.append("\n".join([*above, *below]))
+        return "\n\n".join(chunks) + "\n"
+
+
+class Player(Protocol):
+    """Plays the inputs of one transcript to its machine."""
+
+    def play(self, line: str) -> list[str]:
+        """Perform one input; return all that came of it, as lines."""
+
+
+class Clock:
+    """The times of a story, which must not run backwards."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def read(self, text: str) -> float:
+        now = float(text)
+        assert now >= self.now, f"time runs backwards: {text} after {self.now:g}"
+        self.now = now
+        return now
+
+
+def read_fact(kind: type[FactT], words: Iterable[str]) -> FactT:
+    """Make a fact of `name=value` words."""
+    fields: dict[str, Any] = {}
+    for name, text in (word.split("=", 1) for word in words):
+        assert name in kind.__annotations__, f"{kind.__name__} has no {name}"
+        if name in SIGNAL_FIELDS:
+            fields[name] = int(signal.Signals[text])
+        else:
+            fields[name] = READERS[kind.__annotations__[name]](text)
+    return kind(**fields)
+
+
+def write_fact(fact: Fact) -> str:
+    """Write a fact as its name and `name=value` words, but for what is as by default."""
+    words = [type(fact).__name__]
+    for name, value in vars(fact).items():
+        if name in vars(type(fact)) and value == vars(type(fact))[name]:
+            continue
+        if name in SIGNAL_FIELDS:
+            text = signal.Signals(value).name
+        else:
+            text = str(value.value if isinstance(value, Enum) else value)
+        words.append(f"{name}={shlex.quote(text)}")
+    return " ".join(words)
+
+
+def read_keys(text: str) -> list[int]:
+    return [int(key) for key in text.split(",") if key]
+
+
+def listed(keys: Iterable[int]) -> str:
+    return " ".join(map(str, sorted(keys)))

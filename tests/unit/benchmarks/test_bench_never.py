@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+# The benchmarks are run from the project's root and are not installed.
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from benchmarks import table
+from benchmarks.figures import NEVER, Metric, Result, Summary, Target
+
+LOSS = Metric("killed", "a node lost", "s", (Target("limit", 1),), waited=30)
+RESTART = Metric("restart", "a restart", "s", (Target("torchrun", 8),))
+
+
+@pytest.mark.parametrize(
+    ("samples", "summary"),
+    [
+        ([NEVER], Summary(1, NEVER, NEVER, NEVER, NEVER, NEVER)),
+        ([NEVER, NEVER], Summary(2, NEVER, NEVER, NEVER, NEVER, NEVER)),
+        ([3, NEVER, 1, 2, 4], Summary(5, 3, 1, NEVER, 2, 4)),
+        ([1, NEVER], Summary(2, NEVER, 1, NEVER, 1, NEVER)),
+    ],
+)
+def test_a_summary_takes_samples_that_never_came_for_the_slowest(
+    samples: list[float], summary: Summary
+) -> None:
+    assert Summary.of(samples) == summary
+
+
+def test_the_table_says_never_and_how_long_was_waited() -> None:
+    measured = Result(LOSS, {"torchrun": [NEVER], "holdfast": [0.5]})
+    line = table.medians([measured]).splitlines()[2]
+    cells = [cell.strip() for cell in line.split("|")[1:-1]]
+    assert cells == ["a node lost (s)", "never (> 30)", "0.5", "-", "-", "-", "at most 1 s", "yes"]
+
+
+def test_one_sample_that_never_came_misses_a_limit() -> None:
+    measured = Result(LOSS, {"holdfast": [0.5, NEVER, 0.5]})
+    assert [one.reached for one in measured.verdicts()] == [False]
+
+
+@pytest.mark.parametrize(
+    ("torchrun", "holdfast", "reached"),
+    [(NEVER, 1.0, True), (9.0, NEVER, False), (NEVER, NEVER, None)],
+)
+def test_a_ratio_knows_who_never_came(
+    torchrun: float, holdfast: float, reached: bool | None
+) -> None:
+    measured = Result(RESTART, {"torchrun": [torchrun], "holdfast": [holdfast]})
+    assert [one.reached for one in measured.verdicts()] == [reached]
+
+
+def test_what_never_came_is_a_word_in_json() -> None:
+    told = Result(LOSS, {"torchrun": [NEVER, NEVER], "holdfast": [0.5]}).as_json()
+    read = json.loads(json.dumps(told, allow_nan=False))
+    assert read["samples"]["torchrun"] == ["never", "never"]
+    assert read["summary"]["torchrun"]["median"] == "never"
+    assert read["torchrun_over_holdfast"] == "never"

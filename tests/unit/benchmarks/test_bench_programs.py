@@ -1,0 +1,41 @@
+"""The programs that rows of Holdfast's own parts run: small sizes, to see that they still fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAMS = Path(__file__).parents[3] / "benchmarks" / "workers"
+TIMEOUT_S = 60
+
+
+def run(program: str, *words: object) -> Any:
+    command = [sys.executable, str(PROGRAMS / program), *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_fleet_forms_and_is_told_of_every_restart() -> None:
+    found = run("fleet.py", 20, 30, 0)
+    assert found["formed_s"] > 0
+    assert [took_s > 0 for took_s in found["restarts_s"]] == [True] * 3
+
+
+def test_a_fleet_without_time_has_no_figures() -> None:
+    assert run("fleet.py", 20, 0, 0) is None
+
+
+def test_a_wave_of_handlers_joins_one_round() -> None:
+    found = run("wave.py", "holdfast", 5, 2, 30)
+    assert (found["done"], found["of"]) == (5, 5)
+    assert found["took_s"] > 0
+
+
+def test_the_simulator_counts_its_steps() -> None:
+    found = run("simulating.py", 4, 1, 1)
+    assert found["steps"] > 100
+    assert found["cpu_s"] > 0

@@ -1,0 +1,149 @@
+"""What only this backend does; what all do is in tests/contract."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+from holdfast.rendezvous.file_backend import (
+    HEADER_BYTES,
+    MAGIC,
+    FileRendezvousBackend,
+    job_folder,
+    job_store,
+)
+from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.store.file_lock import locked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_it_has_the_name_it_was_asked_for_by(tmp_path: Path) -> None:
+    assert FileRendezvousBackend(tmp_path / "state").name == "file"
+    assert FileRendezvousBackend(tmp_path / "state", name="c10d").name == "c10d"
+
+
+def test_every_write_has_another_token_though_the_state_is_the_same(tmp_path: Path) -> None:
+    backend = FileRendezvousBackend(tmp_path / "state")
+    first = backend.set_state(b"same")
+    assert first is not None
+    second = backend.set_state(b"same", first[1])
+    assert second is not None
+    assert second[1] != first[1]
+    assert backend.set_state(b"late", first[1]) == (b"same", second[1], False)
+
+
+def test_a_file_that_was_removed_is_not_brought_back_by_an_old_token(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    backend = FileRendezvousBackend(path)
+    first = backend.set_state(b"one")
+    assert first is not None
+    path.unlink()
+    assert backend.get_state() is None
+    assert backend.set_state(b"two", first[1]) is None
+    assert not path.exists()
+
+
+def test_what_a_writer_left_half_done_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "state.new").write_bytes(b"half of it")
+    backend = FileRendezvousBackend(tmp_path / "state")
+    assert backend.get_state() is None
+    backend.set_state(b"whole")
+    assert (backend.get_state() or (None,))[0] == b"whole"
+    assert not (tmp_path / "state.new").exists()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: b"anything else",
+        lambda content: content[:-1],
+        lambda content: content[: HEADER_BYTES - 1],
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+        lambda content: MAGIC[:-2] + b"2\n" + content[len(MAGIC) :],
+    ],
+)
+def test_a_damaged_file_is_no_state(tmp_path: Path, damage: object) -> None:
+    path = tmp_path / "state"
+    backend = FileRendezvousBackend(path)
+    backend.set_state(b"the state")
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator]
+    for call in (backend.get_state, lambda: backend.set_state(b"new")):
+        with pytest.raises(RendezvousStateError, match=f"^{path} is damaged or not"):
+            call()
+
+
+def test_a_folder_that_is_gone_is_told_of(tmp_path: Path) -> None:
+    backend = FileRendezvousBackend(tmp_path / "gone" / "state")
+    assert backend.get_state() is None
+    with pytest.raises(RendezvousConnectionError, match="gone/state cannot be used: No such file"):
+        backend.set_state(b"x")
+
+
+def test_a_path_that_cannot_be_read_is_told_of(tmp_path: Path) -> None:
+    with pytest.raises(RendezvousConnectionError, match="cannot be used: Is a directory"):
+        FileRendezvousBackend(tmp_path).get_state()
+
+
+def test_a_lock_that_is_not_given_back_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    backend = FileRendezvousBackend(path, lock_timeout_s=0.01)
+    with locked(f"{path}.lock"), pytest.raises(RendezvousConnectionError, match="has been locked"):
+        backend.set_state(b"x")
+    assert backend.set_state(b"x") is not None
+
+
+def count_up(path: str, times: int) -> None:
+    backend = FileRendezvousBackend(path)
+    done = 0
+    while done < times:
+        found = backend.get_state()
+        number, token = (int(found[0]), found[1]) if found else (0, None)
+        answer = backend.set_state(str(number + 1).encode(), token)
+        done += answer is not None and answer[2]
+
+
+def test_no_change_of_several_processes_is_lost(tmp_path: Path) -> None:
+    path = str(tmp_path / "state")
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=count_up, args=(path, 20)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    count_up(path, 20)
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    found = FileRendezvousBackend(path).get_state()
+    assert found is not None
+    assert found[0] == b"80"
+
+
+def params(endpoint: object, run_id: str = "job") -> RendezvousParameters:
+    return RendezvousParameters("file", str(endpoint), run_id, 1, 2)
+
+
+def test_jobs_have_folders_of_their_own_below_the_endpoint(tmp_path: Path) -> None:
+    one = job_folder(params(tmp_path / "new" / "place", "a/b"))
+    other = job_folder(params(tmp_path / "new" / "place", "../a"))
+    assert one != other
+    for folder in (one, other):
+        assert os.path.dirname(folder) == str(tmp_path / "new" / "place")
+        assert os.path.isdir(folder)
+    assert job_store(params(tmp_path)).folder.startswith(str(tmp_path))
+
+
+def test_endpoints_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^--rdzv-endpoint: missing"):
+        job_folder(params(" "))
+    with pytest.raises(UsageError, match=r"^--rdzv-id"):
+        job_folder(params(tmp_path, ""))
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentProblem, match=r"cannot be used: (File exists|Not a directory)"):
+        job_folder(params(tmp_path / "file"))
