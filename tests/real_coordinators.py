@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.coordinator.client import GaveUp, Refused
 from holdfast.coordinator.connection import NodeConnection, with_new_incarnation
 from holdfast.core.membership import Times
 from holdfast.core.news import JobSettings, NodeInfo, Role, View
@@ -23,6 +22,8 @@ from holdfast.wire.messages import Message, decode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from holdfast.coordinator.client import GaveUp, Refused
 
 PATIENCE_S = 20.0  # Only a test that fails waits for so long.
 LOCAL = "127.0.0.1"
@@ -119,7 +120,7 @@ class Coordinator:
         with os.fdopen(reading) as pipe:
             self.port = int(pipe.readline() or 0)
 
-    def __enter__(self) -> Coordinator:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -142,7 +143,7 @@ class RawClient:
         self._bodies: list[bytes] = []
         self._token = token
 
-    def __enter__(self) -> RawClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -43,8 +43,11 @@ tell(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} {NUMBER} {GENERATION
 FOREVER = "forever()"
 OBEY = "obey()"
 
-# Short waits, for tests that are not about how long the default ones are.
-QUICK = "settle=0.2,keep_alive_interval=0.2,keep_alive_max_attempt=5"
+# Short waits, for tests that are not about how long the default ones are. The second is for tests
+# of silence alone: on a busy machine a healthy node may seem silent, too, after so short a time.
+QUICK = "settle=0.2"
+SILENCE_S = 2.0
+SOON_SILENT = "keep_alive_interval=0.2,keep_alive_max_attempt=10"
 LOOK_AGAIN_S = 0.01
 
 
@@ -134,10 +137,12 @@ class Cluster:
         port: int | None = None,
         host: str = "127.0.0.1",
         backend: str = "c10d",
+        endpoint: str = "",
         conf: str = QUICK,
     ) -> None:
         self.folder = folder
         self.host = host
+        self._endpoint = endpoint
         self.workers: list[Watched] = []
         self._backend = backend
         self._conf = conf
@@ -147,11 +152,16 @@ class Cluster:
         self.run_id = run_id
         self._nnodes = nnodes
         self._flags = flags
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir()
         self._script = folder / "train.py"
         self._script.write_text(TEAM_HEAD + textwrap.dedent(script))
 
     @property
     def endpoint(self) -> str:
+        """Where the agents meet: host and port, unless it is another place."""
+        if self._endpoint:
+            return self._endpoint
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def start(
@@ -187,7 +197,15 @@ class Cluster:
     ) -> Agent:
         """Start a coordinator of its own, and wait until it can be reached."""
         conf = ",".join(filter(None, (self._conf, conf)))
-        command = [sys.executable, "/tmp/shim.py", "coordinator", "--endpoint", self.endpoint, "--rdzv-conf", conf]
+        command = [
+            sys.executable,
+            "/tmp/shim.py",
+            "coordinator",
+            "--endpoint",
+            self.endpoint,
+            "--rdzv-conf",
+            conf,
+        ]
         agent = self._run(name, command, env or {})
         self.await_coordinator(agent)
         return agent
@@ -220,7 +238,7 @@ class Cluster:
                 stdout=stderr,
                 stderr=stderr,
                 text=True,
-                env={**os.environ, **env},
+                env={**os.environ, "TMPDIR": str(self._temporary), **env},
                 cwd=self.folder,
             )
         agent = Agent(name, process, errors)
@@ -251,9 +269,18 @@ class Cluster:
 
     def next_start(self) -> Start:
         agent, rank, world, node, nodes, generation, restarts, meeting, pid = self.news.next()
-        numbers = map(int, (rank, world, node, nodes, generation, restarts))
         self.workers.append(Watched(int(pid)))
-        return Start(agent, *numbers, meeting, int(pid))
+        return Start(
+            agent,
+            int(rank),
+            int(world),
+            int(node),
+            int(nodes),
+            int(generation),
+            int(restarts),
+            meeting,
+            int(pid),
+        )
 
     def end(self) -> dict[str, tuple[int, str]]:
         """Wait for all agents to end; fail if one left a worker, or its port, behind."""

@@ -10,7 +10,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+
 from certificates import Pair, make_ca, make_certificate
+from holdfast.coordinator.client import GaveUp, Refused
+from holdfast.coordinator.security import TlsFiles
+from holdfast.core.membership import Times
+from holdfast.core.news import Ending, Failure, JobSettings, NodeInfo, Phase, Role, Status
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.wire.messages import Answer, Query, StoreCall, StoreResult
 from real_coordinators import (
     LOCAL,
     Coordinator,
@@ -23,13 +30,6 @@ from real_coordinators import (
     started,
     until,
 )
-
-from holdfast.coordinator.client import GaveUp, Refused
-from holdfast.coordinator.security import TlsFiles
-from holdfast.core.membership import Times
-from holdfast.core.news import Ending, Failure, JobSettings, NodeInfo, Phase, Role, Status
-from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.wire.messages import Answer, Query, StoreCall, StoreResult
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,9 +242,11 @@ def test_nodes_meet_over_tls(tls: tuple[Pair, Pair]) -> None:
 def test_a_plain_client_against_tls_learns_the_likely_reason(tls: tuple[Pair, Pair]) -> None:
     _, head = tls
     conf = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key}"
-    with Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator:
-        with started(one := node(coordinator.port, "a")):
-            eventually(lambda: "coordinator with TLS (set tls_ca here)" in one.problem())
+    with (
+        Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator,
+        started(one := node(coordinator.port, "a")),
+    ):
+        eventually(lambda: "coordinator with TLS (set tls_ca here)" in one.problem())
 
 
 def test_a_tls_client_against_a_plain_coordinator_learns_the_reason(tls: tuple[Pair, Pair]) -> None:
@@ -263,11 +265,13 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once(
     (tmp_path / "other").mkdir()
     stranger = make_ca(tmp_path / "other")
     conf = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key}"
-    with Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator:
-        with started(one := node(coordinator.port, "a", tls=TlsFiles(ca=stranger.cert))):
-            news = fault(one)
-            assert isinstance(news, Refused)
-            assert "the certificate is not trusted" in news.why
+    with (
+        Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator,
+        started(one := node(coordinator.port, "a", tls=TlsFiles(ca=stranger.cert))),
+    ):
+        news = fault(one)
+        assert isinstance(news, Refused)
+        assert "the certificate is not trusted" in news.why
 
 
 def test_a_client_without_the_certificate_that_is_asked_for_is_told(tls: tuple[Pair, Pair]) -> None:
@@ -492,8 +496,10 @@ def test_a_wait_outlasts_a_coordinator_that_is_started_again() -> None:
 
 def test_a_store_without_a_coordinator_names_the_endpoint() -> None:
     port = free_port()
-    with started(one := node(port, "a")):
-        with pytest.raises(ConnectionError, match=f"127.0.0.1:{port}.*refused"):
-            one.store("s", timeout_s=0.05).get("key")
+    with (
+        started(one := node(port, "a")),
+        pytest.raises(ConnectionError, match=f"127.0.0.1:{port}.*refused"),
+    ):
+        one.store("s", timeout_s=0.05).get("key")
     with pytest.raises(ConnectionError):
         one.store("s").get("key")

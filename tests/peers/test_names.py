@@ -43,7 +43,6 @@ STILL_TO_COME = {
     "torch.distributed.elastic.rendezvous.etcd_rendezvous_backend",
     "torch.distributed.elastic.rendezvous.etcd_server",
     "torch.distributed.elastic.rendezvous.etcd_store",
-    "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
     "torch.distributed.elastic.timer",
     "torch.distributed.elastic.utils",
 }
@@ -88,6 +87,7 @@ LEFT_OUT = {
     "elastic.rendezvous.dynamic_rendezvous:get_method_name": STACK,
     "elastic.rendezvous.dynamic_rendezvous:logger": LOGGER,
     "elastic.rendezvous.registry:log": LOGGER,
+    "elastic.rendezvous.static_tcp_rendezvous:logger": LOGGER,
     "launcher.api:logger": LOGGER,
     "run:logger": LOGGER,
 }

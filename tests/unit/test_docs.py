@@ -18,6 +18,8 @@ from typing import NamedTuple
 import pytest
 
 from holdfast.cli.flags import FLAGS, build_parser
+from holdfast.rendezvous.config import KEYS, Key
+from real_teams import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -30,6 +32,7 @@ README_LINES_MAX = 120
 # shown as a line may then stand anywhere in a line.
 MIXED_CHARS_MIN = 10
 RUN = "<!-- run -->"
+PORT = "29400"  # In a block that is run, it stands for any port that is free.
 ANYTHING = "..."
 KNOWN_FLAGS = {"-h", "--help"} | {
     name for flag in FLAGS for name in (flag.name, flag.short) if name
@@ -170,6 +173,30 @@ def test_every_key_of_the_report_is_documented(tmp_path: Path) -> None:
     assert set(report) == table_keys(page, until="Of each failure:")
 
 
+def row_of(key: Key) -> str:
+    """Return how a setting of the rendezvous stands in its table."""
+    here = [name for name in ("c10d", "static", "file") if name in key.backends]
+    words = " or ".join(f"`{word}`" for word in key.kind.split("|"))
+    takes = words if "|" in key.kind else key.kind
+    known = key.default not in (None, "")
+    number = isinstance(key.default, float)
+    default = (f"`{key.default:g}`" if number else f"`{key.default}`") if known else ""
+    where = "all" if len(here) == 3 else ", ".join(here)
+    return f"| `{key.name}` | {takes} | {default} | {where} | {key.meaning} |"
+
+
+def test_every_setting_of_the_rendezvous_is_documented() -> None:
+    page = DOCS / "reference" / "rendezvous-settings.md"
+    usable = [key for key in KEYS if set(key.backends) & {"c10d", "static", "file"}]
+    lines = page.read_text().splitlines()
+    assert [row for row in map(row_of, usable) if row not in lines] == []
+    assert table_keys(page) == {key.name for key in usable}
+    for_later = prose_of(page).partition("## For etcd")[2]
+    assert [
+        key.name for key in KEYS if key not in usable and f"`{key.name}`" not in for_later
+    ] == []
+
+
 # Blocks.
 
 
@@ -245,7 +272,7 @@ def test_blocks_that_are_marked_print_what_they_show(page: Path, tmp_path: Path)
         lines = block.text.splitlines()
         commands = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
         done = subprocess.run(
-            ["sh", "-c", "\n".join(commands)],
+            ["sh", "-c", "\n".join(commands).replace(PORT, str(free_port()))],
             cwd=tmp_path, env={**os.environ, "PATH": path, "TMPDIR": str(tmp_path)},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100,
         )  # fmt: skip

@@ -252,7 +252,7 @@ class Team:
                 f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
                 f"{view.needed} are here"
             )
-        elif view.role is Role.CLOSED and view.outcome is Ending.FAILED:
+        elif view.role is Role.CLOSED and view.outcome is Ending.FAILED and last is not None:
             messages.notice(f"the job failed: {view.why}")
 
     def _tell_wait(self) -> None:

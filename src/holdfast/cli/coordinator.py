@@ -94,7 +94,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=-1,
         metavar="N",
-        help="write the port and a newline to this descriptor once agents can connect; then close it",
+        help="write the port and a newline to this descriptor, then close it, once agents can come",
     )
     return parser
 

@@ -1,8 +1,8 @@
 """Accepting connections, so that those who never finish a handshake do no harm to the others.
 
 At most `HALF_OPEN_MAX` connections may be in their handshake. When one more comes, the oldest has
-to go, but not before it had `HALF_OPEN_MIN_S`: until then nothing more is accepted, and newcomers
-wait in the kernel's queue. So a thousand agents that come at once are all served, and thousands of
+to go, but not before it had `HALF_OPEN_MIN_S`: until then, or until another is through, nothing
+more is accepted, and newcomers wait in the kernel's queue. So a thousand agents that come at once are all served, and thousands of
 connections that stay silent delay an honest one by no more than that.
 
 asyncio's own way to accept takes as many connections in one go as the queue may hold, before it
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.coordinator.peer import Peer
 
 HALF_OPEN_MAX = 1024
-HALF_OPEN_MIN_S = 0.5
+HALF_OPEN_MIN_S = 1.0
 HANDSHAKE_S = 10.0
 AT_ONCE_MAX = 64  # Accepted in one go; then it is the turn of those who are connected already.
 NO_ROOM_S = 0.2  # The wait when this process has no descriptor left.
@@ -53,6 +53,7 @@ class Acceptor:
         self._tasks: set[asyncio.Task[object]] = set()
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
+        self._full = False
         self._open = True
         self._loop.add_reader(listener, self._accept)
 
@@ -60,8 +61,9 @@ class Acceptor:
         return len(self._half_open)
 
     def finished(self, peer: Peer) -> None:
-        """Take note that a peer is through, or gone."""
-        self._half_open.pop(peer, None)
+        """Take note that a peer is through, or gone: there is room for another."""
+        if self._half_open.pop(peer, None) is not None and self._full:
+            self._resume_now()
 
     def sweep(self, now: float) -> None:
         """Close those whose time for the handshake is over."""
@@ -132,6 +134,7 @@ class Acceptor:
             return True
         oldest, since = next(iter(self._half_open.items()))
         if now - since < HALF_OPEN_MIN_S:
+            self._full = True
             self._pause(since + HALF_OPEN_MIN_S - now)
             return False
         del self._half_open[oldest]
@@ -140,9 +143,12 @@ class Acceptor:
 
     def _pause(self, delay_s: float) -> None:
         self._loop.remove_reader(self._listener)
-        self._resume = self._loop.call_later(delay_s, self._again)
+        self._resume = self._loop.call_later(delay_s, self._resume_now)
 
-    def _again(self) -> None:
+    def _resume_now(self) -> None:
+        if self._resume is not None:
+            self._resume.cancel()
         self._resume = None
+        self._full = False
         if self._open:
             self._loop.add_reader(self._listener, self._accept)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from typing import TYPE_CHECKING
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 CONNECT_S = 5.0
 HANDSHAKE_S = 10.0
 READ_BYTES = 256 * 1024
-DIALS_MAX = 128
+DIALS_MAX = 512
 """Connections that all clients of one loop open at a time. More would only make each take longer,
 until the coordinator drops those that do not get on with their handshake."""
 
@@ -316,5 +317,7 @@ def _worst(problems: list[OSError]) -> OSError:
 
 def _words(error: Exception | None) -> str:
     """Return an error of the system as a person reads it."""
-    text = getattr(error, "strerror", None) or str(error)
+    number = getattr(error, "errno", None) or 0
+    # Where there is a number asyncio says something of its own; below 0 are a resolver's.
+    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
     return quoted(text[:1].lower() + text[1:])

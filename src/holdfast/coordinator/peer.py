@@ -41,8 +41,8 @@ class Host(Protocol):
     def connected(self, peer: Peer) -> None:
         """Take note of a new peer."""
 
-    def proven(self, peer: Peer) -> None:
-        """Take note that a peer finished the handshake."""
+    def admits(self, peer: Peer) -> bool:
+        """Take note that a peer finished the handshake; return false if it was turned away."""
 
     def said(self, peer: Peer, message: Message) -> None:
         """Take in what a peer that finished the handshake says."""
@@ -224,12 +224,13 @@ class Peer(asyncio.BufferedProtocol):
                     return
                 continue
             reply = handshake.receive(message)
-            if reply:
-                self.post(reply)
             if handshake.done:
+                if not self._host.admits(self):
+                    return
                 self._handshake = handshake = None
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX
-                self._host.proven(self)
+            if reply:
+                self.post(reply)
         if handshake is None and bodies and self._reader.buffered_bytes:
             # A frame that was too large before the handshake was done is judged anew.
             self._take(self._reader.feed(b""))

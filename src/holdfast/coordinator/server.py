@@ -70,7 +70,9 @@ class CoordinatorServer:
         self._tls = tls
         self._on_change = on_change
         self._warn = warn
-        self._connections_max = min(connections_max, _descriptors_max())
+        descriptors = _descriptors_max()
+        half_open_max = max(1, min(half_open_max, descriptors // 4))
+        self._connections_max = min(connections_max, descriptors - half_open_max)
         self._handshake_s = handshake_s
         self._peers: set[Peer] = set()
         self._by_key: dict[Key, Peer] = {}
@@ -88,7 +90,7 @@ class CoordinatorServer:
             listener,
             self._make_peer,
             lambda why: self._complain(f"cannot accept a connection: {why}"),
-            half_open_max=max(1, min(half_open_max, self._connections_max // 2)),
+            half_open_max=half_open_max,
             handshake_s=handshake_s,
         )
 
@@ -109,12 +111,14 @@ class CoordinatorServer:
             peer.use()
         self._soon()
 
-    def proven(self, peer: Peer) -> None:
-        """Take note that a peer finished the handshake."""
+    def admits(self, peer: Peer) -> bool:
+        """Take note that a peer finished the handshake; return false if it was turned away."""
         self._acceptor.finished(peer)
-        if len(self._peers) > self._connections_max:
+        if len(self._peers) - len(self._acceptor) > self._connections_max:
             why = f"the coordinator has {self._connections_max} connections already"
             peer.reject(why, refusal(why, permanent=False))
+            return False
+        return True
 
     def said(self, peer: Peer, message: Message) -> None:
         """Take in what a peer says."""
@@ -350,6 +354,6 @@ def _sendable(view: View) -> View:
 
 
 def _descriptors_max() -> int:
-    """Return how many connections this process may have."""
+    """Return how many connections this process may have, unfinished ones included."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, soft - SPARE_DESCRIPTORS) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX

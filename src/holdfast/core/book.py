@@ -1,7 +1,8 @@
 """The book of one job: how `core.rounds` writes changes down and says them, not what it decides.
 
 Every change that a node is told of gets a new revision here, and every node that is told is noted
-with it; so what a node lacks can be found out later.
+with it; so what a node lacks can be found out later. What must hold of a book at any time is
+checked here too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import deque
 import msgspec
 
 from holdfast.core import views
-from holdfast.core.job import Job, Node, Retired
+from holdfast.core.job import Job, JobPhase, Node, Retired
 from holdfast.core.news import JobSettings, NodeInfo, Role, View  # noqa: TC001
 
 RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
@@ -25,6 +26,23 @@ class Book:
         self.job = job
         self.seats = views.Seats(job)
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
+
+    def seq_of(self, node: str, incarnation: int) -> int:
+        """Return the number of the last status taken in of an incarnation, or -1."""
+        known = self._known(node, incarnation)
+        return known.seq if known else -1
+
+    def check(self) -> None:
+        """Assert what must hold after every step, at a cost that does not grow with the job."""
+        job = self.job
+        settings = job.settings
+        assert len(job.succeeded) <= len(job.members)
+        if settings is not None:
+            assert 0 <= job.restarts <= max(0, settings.max_restarts), "the budget is exceeded"
+            if job.phase is JobPhase.ACTIVE:
+                assert settings.min_nodes <= len(job.members) <= settings.max_nodes
+                assert len(self.seats.rank_of) == len(job.members), "a node has two ranks"
+        assert (job.outcome is not None) == (job.phase is JobPhase.CLOSED)
 
     @property
     def _settings(self) -> JobSettings:

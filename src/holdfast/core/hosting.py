@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.core.job import CloseJob, Job, JobPhase, NodeLost, TimeUp
+from holdfast.core.job import CloseJob, Job, JobPhase, NodeLost, NodesLost, TimeUp
 from holdfast.core.liveness import STEPS_PER_SILENCE, AttendedClock, Liveness
 from holdfast.core.news import Ack, Beat, Ending, Phase, Role, Status, View
 from holdfast.core.rounds import Rounds
@@ -124,10 +124,12 @@ class Hosting:
     def tick(self, now: float) -> list[Answer]:
         """See what time has brought."""
         told: list[Answer] = []
+        lost: dict[str, list[NodeLost]] = {}
         for (run_id, node, incarnation), why in self._liveness.overdue(now).items():
-            rounds = self.jobs.get(run_id)
-            if rounds is not None:
-                told += self._tell(now, rounds, NodeLost(node, incarnation, why))
+            lost.setdefault(run_id, []).append(NodeLost(node, incarnation, why))
+        for run_id, those in lost.items():
+            if run_id in self.jobs:
+                told += self._tell(now, self.jobs[run_id], NodesLost(tuple(those)))
         if self._waits:
             attended = self._clock.look(now)
             ended = [one for one in self._waits.items() if one[1][1] <= attended]
@@ -138,8 +140,6 @@ class Hosting:
             if now - since < self._keep_s:
                 break
             self._drop(run_id)
-        if len(told) > 1:  # Of what a node is told several times over, only the last counts.
-            told = [*{(one.run_id, one.node, one.incarnation): one for one in told}.values()]
         return told
 
     def next_deadline(self, now: float) -> float | None:

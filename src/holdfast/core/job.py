@@ -105,6 +105,12 @@ class NodeLost(msgspec.Struct, frozen=True):
     why: str
 
 
+class NodesLost(msgspec.Struct, frozen=True):
+    """Several nodes stopped answering together; told at once, they cost one round."""
+
+    lost: tuple[NodeLost, ...]
+
+
 class TimeUp(msgspec.Struct, frozen=True):
     """The wait of this number lasted long enough."""
 

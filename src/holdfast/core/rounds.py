@@ -43,10 +43,10 @@ from holdfast.core.job import (
     NO_CLAIM,
     CloseJob,
     InvalidEvent,
-    Job,
     JobPhase,
     Node,
     NodeLost,
+    NodesLost,
     TimeUp,
     Wait,
 )
@@ -65,7 +65,7 @@ RECOVER_S = 2.0  # Nodes try to reconnect at least every second; see `core.membe
 REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
 BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
 
-Event = Status | NodeLost | TimeUp | CloseJob
+Event = Status | NodeLost | NodesLost | TimeUp | CloseJob
 
 
 class Rounds(Book):
@@ -76,8 +76,9 @@ class Rounds(Book):
         if type(event) is Status:
             return self._status(event)
         if type(event) is NodeLost:
-            known = self._known(event.node, event.incarnation)
-            return self._remove(known, f"{event.node} was lost: {event.why}") if known else []
+            return self._lose((event,))
+        if type(event) is NodesLost:
+            return self._lose(event.lost)
         if type(event) is TimeUp:
             return self._time_up() if self.wait and event.seq == self.job.wait_seq else []
         if type(event) is CloseJob:
@@ -108,23 +109,6 @@ class Rounds(Book):
         if waits or (beat.term, beat.revision) < (job.term, known.told):
             return self._tell(known, anew=waits)
         return None
-
-    def seq_of(self, node: str, incarnation: int) -> int:
-        """Return the number of the last status taken in of an incarnation, or -1."""
-        known = self._known(node, incarnation)
-        return known.seq if known else -1
-
-    def check(self) -> None:
-        """Assert what must hold after every step, at a cost that does not grow with the job."""
-        job = self.job
-        settings = job.settings
-        assert len(job.succeeded) <= len(job.members)
-        if settings is not None:
-            assert 0 <= job.restarts <= max(0, settings.max_restarts), "the budget is exceeded"
-            if job.phase is JobPhase.ACTIVE:
-                assert settings.min_nodes <= len(job.members) <= settings.max_nodes
-                assert len(self.seats.rank_of) == len(job.members), "a node has two ranks"
-        assert (job.outcome is not None) == (job.phase is JobPhase.CLOSED)
 
     # What nodes say.
 
@@ -246,7 +230,9 @@ class Rounds(Book):
         if job.phase is JobPhase.FORMING:
             if here >= self._settings.min_nodes:
                 if self._size(here) == most:
-                    return self._form("all nodes are here" if job.round < 0 else newcomer_says(job))
+                    return self._form(
+                        "all nodes are here" if job.round < 0 else views.newcomer_says(job)
+                    )
                 self._begin_wait()
         elif self._size(here) > len(job.members):
             self._begin_wait()
@@ -259,11 +245,11 @@ class Rounds(Book):
             return self._finalize()
         if job.phase is JobPhase.RECOVERING:
             back = "not all nodes came back after the coordinator was gone"
-            return self._mend(back if views.claimants(job) else newcomer_says(job))
+            return self._mend(back if views.claimants(job) else views.newcomer_says(job))
         if job.phase is JobPhase.FORMING:
-            return self._form(newcomer_says(job))
+            return self._form(views.newcomer_says(job))
         joined = self._size(len(job.nodes)) > len(job.members)
-        return self._form(newcomer_says(job)) if joined else []
+        return self._form(views.newcomer_says(job)) if joined else []
 
     def _claimed(self, node: Node, status: Status) -> list[View]:
         """Take note of a member of an earlier coordinator's round; carry it on if it is whole."""
@@ -342,6 +328,8 @@ class Rounds(Book):
 
     def _mend(self, why: str) -> list[View]:
         """Go on after the round lost a member: smaller, with a replacement, or waiting for one."""
+        if self.job.phase is JobPhase.CLOSED:
+            return self._finalize()
         if len(self.job.nodes) >= self._settings.min_nodes:
             return self._form(why)
         self.job.phase = JobPhase.FORMING
@@ -351,20 +339,31 @@ class Rounds(Book):
         self._changed(why)
         return self._tell_all()
 
+    def _lose(self, lost: tuple[NodeLost, ...]) -> list[View]:
+        """Take out all that were lost together, at the price of one new round."""
+        broken = ""
+        for one in lost:
+            known = self._known(one.node, one.incarnation)
+            why = f"{one.node} was lost: {one.why}"
+            if known is not None and self._take_out(known, why):
+                broken = broken or why
+        return self._mend(broken) if broken else []
+
     def _remove(self, known: Node, why: str, *, superseded: bool = False) -> list[View]:
+        return self._mend(why) if self._take_out(known, why, superseded=superseded) else []
+
+    def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
+        """Strike a node out; return whether things cannot stay as they are without it."""
         job, info = self.job, known.info
         was_member = self.seats.incarnation_of(info.node) == info.incarnation
         del job.nodes[info.node]
         self._retire(info, why, superseded=superseded)
         if job.phase is JobPhase.CLOSED:
             awaited = job.failure is not None and job.failure.node == info.node
-            silent = awaited and not job.report and not job.final
-            return self._finalize() if silent else []
-        if job.phase is JobPhase.ACTIVE and was_member:
-            return [] if info.node in job.succeeded else self._mend(why)
+            return awaited and not job.report and not job.final
         if job.phase is JobPhase.FORMING and len(job.nodes) < self._settings.min_nodes:
             job.waiting = False
-        return []
+        return job.phase is JobPhase.ACTIVE and was_member and info.node not in job.succeeded
 
     def _worker_failed(self, node: Node, report: bytes) -> list[View]:
         job, failure = self.job, node.failure
@@ -395,8 +394,3 @@ class Rounds(Book):
         self.job.waiting = False
         self._changed(self.job.why)
         return self._tell_all()
-
-
-def newcomer_says(job: Job) -> str:
-    """Return why a round forms that was waited for."""
-    return "enough nodes are here" if job.round < 0 else "nodes joined"

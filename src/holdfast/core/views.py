@@ -141,6 +141,11 @@ def claims(status: Status) -> bool:
     return status.round_term > 0 and status.rank >= 0
 
 
+def newcomer_says(job: Job) -> str:
+    """Return why a round forms that was waited for."""
+    return "enough nodes are here" if job.round < 0 else "nodes joined"
+
+
 def claimants(job: Job) -> list[Node]:
     """Return, by rank, the nodes that are back of the newest round anybody was in."""
     newest = max((node.claim for node in job.nodes.values()), default=NO_CLAIM)

@@ -82,6 +82,7 @@ def launch_agent(
             name = entrypoint_name(entrypoint, args)
             restarts = agent.restart_count
             failure = failure_of(name, result, config, logs_specs, run_id, restarts)
+            close_for_all(handler)
     except HoldfastError as end:
         if end.exit_code:
             raise
@@ -100,6 +101,19 @@ def launch_agent(
     if failure is not None:
         raise failure
     return result.return_values
+
+
+def close_for_all(handler: RendezvousHandler) -> None:
+    """End a failed job for the other nodes too, where no coordinator has done so already.
+
+    They would else wait for this one to come back. That they cannot be told changes no failure.
+    """
+    if getattr(handler, "decides_for_all", False):
+        return
+    try:
+        handler.set_closed()
+    except Exception as problem:  # noqa: BLE001 (a handler may be anybody's)
+        messages.warning(f"the other nodes could not be told that the job failed: {problem}")
 
 
 def refuse_what_is_to_come(config: LaunchConfig) -> None:

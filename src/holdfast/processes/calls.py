@@ -13,7 +13,7 @@ from holdfast.errors import UsageError
 from holdfast.processes import functions
 from holdfast.processes.contexts import PContext
 from holdfast.processes.keeper import MESSAGE_FDS_MAX
-from holdfast.processes.keeping import Keeper, current_folder
+from holdfast.processes.keeping import Keeper, current_folder, inherited_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -190,7 +190,7 @@ class MultiprocessContext(PContext):
             keeper.spawn(
                 rank,
                 argv,
-                env={**os.environ, **self.envs[rank]},
+                env={**inherited_environment(), **self.envs[rank]},
                 cwd=current_folder(),
                 fds={**streams, **passed},
                 call=call,

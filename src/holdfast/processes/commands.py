@@ -14,7 +14,7 @@ import signal
 
 from holdfast.processes import keeper as keeper_program
 from holdfast.processes.contexts import PContext
-from holdfast.processes.keeping import Keeper, current_folder
+from holdfast.processes.keeping import Keeper, current_folder, inherited_environment
 from holdfast.processes.subprocess_handler import custom_handler_factory
 
 TYPE_CHECKING = False
@@ -72,7 +72,7 @@ class SubprocessContext(PContext):
                 keeper.spawn(
                     rank,
                     [str(self.entrypoint), *map(str, self.args[rank])],
-                    env={**os.environ, **self.envs[rank]},
+                    env={**inherited_environment(), **self.envs[rank]},
                     cwd=cwd,
                     fds=fds,
                 )

@@ -22,7 +22,10 @@ from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.processes import keeper as keeper_program
 from holdfast.processes.sweeping import SIGKILL, adopt_orphans, ended_soon, reap_soon
 
-__all__ = ["Event", "Keeper", "KeeperLost", "adopt_orphans", "current_folder", "decode"]
+__all__ = [
+    "Event", "Keeper", "KeeperLost", "adopt_orphans", "current_folder", "decode",
+    "inherited_environment",
+]  # fmt: skip
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,6 +37,8 @@ RECEIVE_BYTES = 1 << 18
 CLOSE_MS_MAX = keeper_program.FAREWELL_MS_MAX + 5_000
 # How long a keeper may take to answer at all. It is waited for only where all else took too long.
 ANSWER_MS_MAX = 2_000
+# What lets its holder into any job at the coordinator; see `holdfast.wire.token`.
+FOR_AGENTS_ALONE = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
 
 
 class Spawned(Fact):
@@ -324,6 +329,11 @@ def current_folder() -> str:
         return os.getcwd()
     except FileNotFoundError:
         return "."  # It was deleted, which keeps nobody from being in it.
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return what workers inherit: all but the token, which is for agents and the coordinator."""
+    return {name: value for name, value in os.environ.items() if name not in FOR_AGENTS_ALONE}
 
 
 def _plain(value: object) -> str:

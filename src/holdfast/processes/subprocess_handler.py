@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import signal
 
+from holdfast.processes.keeping import inherited_environment
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import subprocess
@@ -38,7 +40,9 @@ class SubprocessHandler:
         self._stderr = self._open(stderr)
         self.local_rank_id = local_rank_id
         try:
-            self.proc = self._popen((entrypoint, *map(str, args)), {**os.environ, **env})
+            self.proc = self._popen(
+                (entrypoint, *map(str, args)), {**inherited_environment(), **env}
+            )
         except BaseException:
             self._close_files()
             raise

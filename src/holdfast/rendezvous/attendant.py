@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOOK_S_MIN = 0.005
 LOOK_S_MAX = 0.1
-LOOK_S_PER_NODE = 0.002
+LOOK_S_PER_NODE = 0.004
 """Each look reads the whole state, which grows with the nodes; and so do those who look."""
 
 

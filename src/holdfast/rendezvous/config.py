@@ -161,7 +161,7 @@ def parse(params: RendezvousParameters) -> RendezvousConfig:
     for key in KEYS:
         if key.alias_of and key.name in given and kin in key.backends:
             _take_alias(key, values, given)
-    if params.backend == "static" and "join_timeout" not in given and values["timeout"] is not None:
+    if "join_timeout" not in given and values["timeout"] is not None:
         values["join_timeout"] = values["timeout"]
     _check_together(params, values)
     known = {one.name for one in fields(RendezvousConfig)}

@@ -53,7 +53,7 @@ def format_endpoint(host: str, port: int) -> str:
 def is_ipv6(text: str) -> bool:
     """Whether the text is an IPv6 address, with or without a zone such as `%eth0`."""
     address, percent, zone = text.partition("%")
-    if percent and not zone:
+    if percent and not _HOST.fullmatch(zone):
         return False
     try:
         socket.inet_pton(socket.AF_INET6, address)

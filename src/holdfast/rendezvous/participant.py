@@ -33,6 +33,10 @@ if TYPE_CHECKING:
 
 ATTEND_S = 60.0
 """How long a round waits for a member that lives but does not come. Workers have 30 s to stop."""
+BEAT_S_PER_NODE = 0.02
+"""All nodes together write fifty signs of life a second at most: each write makes others fail."""
+BEATS_PER_SILENCE_MIN = 3
+"""However many nodes there are, each has so many chances to be heard before it counts as lost."""
 STATEMENTS_MAX = 4
 """A node says at most so much in one write: that it is new, ready, and has taken its seat."""
 
@@ -98,6 +102,7 @@ class Participant:
         self._info = info
         self._settings = settings
         self._interval_s = interval_s
+        self._lost_after_s = lost_after_s
         self._attend_s = attend_s
         self._new_incarnation = new_incarnation
         self._mine = Mine(new_incarnation())
@@ -114,7 +119,7 @@ class Participant:
         self._wait: tuple[object, float] = (None, now)
         self._wait_ends: float | None = None
         self._attending: tuple[int, float] = (-1, now)
-        self._my_beat, self._beat_at = 0, now
+        self._my_beat, self._beat_at, self._beat_s = 0, now, interval_s
         self.standing = Standing(goal=Goal.ABSENT)
 
     # What the handler asks for.
@@ -153,7 +158,8 @@ class Participant:
         mine, spoke = self._speak(rounds)
         rounds.check()
         known = known_as(job, self._info.node, mine.incarnation)
-        is_due = now - self._beat_at >= self._interval_s
+        self._beat_s = self._pace_of_beats(len(job.nodes))
+        is_due = now - self._beat_at >= self._beat_s
         if known is not None and (events or spoke or is_due):
             known.beat += 1
             return mine, True
@@ -183,9 +189,13 @@ class Participant:
         """Return when this node must look again, or None if it is not in the job."""
         if not self.standing.in_job or self._goal is Goal.LEAVE:
             return None
-        times = [self._beat_at + self._interval_s, self._wait_ends]
+        times = [self._beat_at + self._beat_s, self._wait_ends]
         times.append(self._liveness.next_deadline(now))
         return min(one for one in times if one is not None)
+
+    def _pace_of_beats(self, nodes: int) -> float:
+        slowest = max(self._interval_s, self._lost_after_s / BEATS_PER_SILENCE_MIN)
+        return min(slowest, max(self._interval_s, BEAT_S_PER_NODE * nodes))
 
     # What it can vouch for.
 
@@ -286,8 +296,7 @@ class Participant:
             phase=phase,
             generation=mine.generation,
             told_generation=mine.generation,
-            # A node without a seat has nothing to save from a state that is gone.
-            term=self._term if seat else 0,
+            term=self._term,
             round_term=seat.round_term if seat else 0,
             round=seat.round if seat else -1,
             rank=seat.rank if seat else -1,

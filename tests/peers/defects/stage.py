@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["WORKERS", "Evidence", "Lab", "Nodes", "NotReached", "Outcome", "free_port"]
 
 HERE = Path(__file__).parent
-# The way around `join_kills_job`: workers on rank 0 serve the store, as before torch 2.5.
+# The way around `join_kills_job`: the worker with rank 0 serves the workers' store, not its agent.
 WORKAROUND = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 

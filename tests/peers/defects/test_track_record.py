@@ -7,7 +7,8 @@ from pathlib import Path
 
 from defects.show import names, title_of
 
-PAGE = Path(__file__).parents[3] / "docs" / "track-record.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "track-record.md"
 
 
 def rows() -> list[list[str]]:
@@ -29,3 +30,15 @@ def test_every_row_says_what_holdfast_does_and_what_proves_it() -> None:
 def test_every_script_says_what_it_shows() -> None:
     titles = [title_of(name) for name in names()]
     assert all(title.endswith(".") for title in titles)
+
+
+def test_every_test_that_is_named_exists() -> None:
+    files = {path.name: path for path in (ROOT / "tests").rglob("test_*.py")}
+    named = [one for row in rows() for one in re.findall(r"`(test_\w+\.py)::(test_\w+)`", row[3])]
+    assert named
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if file not in files or f"def {test}(" not in files[file].read_text()
+    ]
+    assert missing == []

@@ -60,3 +60,9 @@ def test_what_never_came_is_a_word_in_json() -> None:
     assert read["samples"]["torchrun"] == ["never", "never"]
     assert read["summary"]["torchrun"]["median"] == "never"
     assert read["torchrun_over_holdfast"] == "never"
+
+
+@pytest.mark.parametrize(("speeds", "reached"), [([90, 100, 110], True), ([90, 99, 200], False)])
+def test_a_floor_is_held_against_the_median(speeds: list[float], reached: bool) -> None:
+    floor = Metric("steps", "a simulator", "steps/s", (Target("floor", 100),))
+    assert [one.reached for one in Result(floor, {"holdfast": speeds}).verdicts()] == [reached]

@@ -46,7 +46,7 @@ def test_what_is_understood(text: str | None, host: str, port: int) -> None:
         "host:", ":1", ":", "host:65536", "host:123456", "host:-1", "host:x", "host:1:2", "a b:1",
         "[::1", "[::1]x", "[::1]:", "[::1]:x", "[host]:1", "[]", "[]:1", "http://host:1",
         "::1:99999",
-        "host:٣", "fe80::1%", "host\0:1", "::1\0",
+        "host:٣", "fe80::1%", "::%]", "host\0:1", "::1\0",
     ],
 )  # fmt: skip
 def test_what_is_refused_in_one_line(text: str) -> None:

@@ -113,16 +113,16 @@ def count_up(path: str, times: int) -> None:
 def test_no_change_of_several_processes_is_lost(tmp_path: Path) -> None:
     path = str(tmp_path / "state")
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=count_up, args=(path, 20)) for _ in range(3)]
+    workers = [context.Process(target=count_up, args=(path, 10)) for _ in range(3)]
     for worker in workers:
         worker.start()
-    count_up(path, 20)
+    count_up(path, 10)
     for worker in workers:
         worker.join(60)
         assert worker.exitcode == 0
     found = FileRendezvousBackend(path).get_state()
     assert found is not None
-    assert found[0] == b"80"
+    assert found[0] == b"40"
 
 
 def params(endpoint: object, run_id: str = "job") -> RendezvousParameters:

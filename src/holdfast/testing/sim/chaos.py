@@ -72,7 +72,8 @@ class Chaos:
             world.start_coordinator()
         for job in list(world.jobs.values()):
             if not job.closed_by:
-                for _ in range(job.settings.min_nodes - len(job.living)):
+                names = {agent.node for agent in job.living}
+                for _ in range(job.settings.min_nodes - len(names)):
                     world.start_agent(job)
 
     # Whom to hit.

@@ -107,10 +107,11 @@ class ClosedIsFinal(Checker):
     def told(self, agent: Agent, view: View) -> None:
         """See to it that a node which was told of the end has no workers soon after."""
         if view.role is Role.CLOSED and (agent.told is None or agent.told.role is not Role.CLOSED):
-            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, agent)
+            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, (agent, view.generation))
 
-    def _stopped_by_now(self, agent: Agent) -> None:
-        if agent.workers.there:
+    def _stopped_by_now(self, which: tuple[Agent, int]) -> None:
+        agent, generation = which
+        if agent.workers.there and agent.workers.generation <= generation:
             self.violated(f"{agent.node} has workers long after it was told that all is over")
 
 
@@ -120,7 +121,7 @@ class FencedStaysOut(Checker):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._out: dict[int, set[int]] = {}
-        self._fenced: set[int] = set()
+        self._fenced: dict[int, int] = {}  # Incarnations, and the coordinator that said so.
 
     def decided(self, decision: Decision) -> None:
         """Take note of who is out, and see that nobody of them is in."""
@@ -134,9 +135,13 @@ class FencedStaysOut(Checker):
             self.violated(f"{', '.join(nodes)} is in the job again after it was out")
 
     def told(self, agent: Agent, view: View) -> None:
-        """Take note of who knows that it is out."""
+        """Take note of who knows that it is out; another coordinator knows nothing of it."""
+        assert agent.link is not None
+        by = agent.link.coordinator.number
         if view.role in (Role.FENCED, Role.REFUSED):
-            self._fenced.add(view.incarnation)
+            self._fenced[view.incarnation] = by
+        elif self._fenced.get(view.incarnation, by) != by:
+            del self._fenced[view.incarnation]
 
     def starts(self, agent: Agent, generation: int) -> None:
         """See that an incarnation that is out starts nothing."""

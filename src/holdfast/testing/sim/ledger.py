@@ -142,7 +142,9 @@ class Ledger:
         job, coordinator = decision.job, decision.coordinator
         key = (coordinator.number, job.run_id, job.round_term, job.round)
         truth = self.rounds.get(key)
-        if truth is None and job.round_term != job.term:
+        before = decision.before
+        recovered = before is None or before.phase is JobPhase.RECOVERING
+        if truth is None and recovered and job.round_term != job.term:
             decision.adopted = True
             truth = self.agent_of[job.members[0].incarnation].round
         if truth is None:

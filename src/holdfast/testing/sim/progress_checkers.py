@@ -35,9 +35,6 @@ class NoNeedlessRestart(Checker):
     def coordinator_back(self, coordinator: Coordinator) -> None:
         """Watch what comes of it, if nothing else was going on."""
         world = self.world
-        if world.host_was_down:
-            self._watch_until = 0.0  # Attempts to connect hang, and end too late to be in time.
-            return
         calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
         if calm and not world.network.weather.rough:
             self._watch_until = world.now + RECOVER_S + 2.0

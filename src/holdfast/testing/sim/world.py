@@ -103,7 +103,6 @@ class World:
         self.jobs: dict[str, JobTruth] = {}
         self.disturbed_at = 0.0
         self.coordinator_gone_at = 0.0
-        self.host_was_down = False
         self.agents_started = self.coordinators_started = 0
         self.chaos_until_s = max(5.0, seconds - SETTLED_S - OVER_S)
         self.stopped = False
@@ -229,7 +228,8 @@ class World:
     def kill_coordinator(self, *, host_too: bool) -> None:
         """Let the coordinator die."""
         self.coordinator_gone_at = self.now
-        self.host_was_down = host_too
+        if host_too:
+            self.disturb()  # Attempts to connect hang, and end too late to be in time.
         self.coordinator.die(host_too=host_too)
 
     def start_coordinator(self, _arg: object = None) -> None:

@@ -1,0 +1,167 @@
+"""Who may take part in a real job, and who may try: tokens, TLS, and peers that talk nonsense."""
+
+from __future__ import annotations
+
+import random
+import socket
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from certificates import make_ca, make_certificate
+from real_jobs import PATIENCE_S
+from real_teams import OBEY, Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKEN = "7d1c2f5b9a64e08383b1"
+HALF_OPEN = 200
+# Who hangs up without a word may be a coordinator that is just going away, so it is tried again.
+SOON = "join_timeout=1"
+
+SECRETS = """
+with open(f"environ-{RANK}", "w") as seen:
+    seen.write(repr(dict(E)))
+obey()
+"""
+
+
+def one_line_from(cluster: Cluster, name: str) -> str:
+    """Return what an agent that could not take part said, in one line, at its end."""
+    code, said = cluster.agents[name].end()
+    assert code == 78, said
+    lines = said.splitlines()
+    assert len(lines) == 1, said
+    assert lines[0].startswith("holdfast run: error: ")
+    assert TOKEN not in said
+    return lines[0]
+
+
+def undisturbed(cluster: Cluster, *names: str) -> None:
+    """Fail unless these agents and their workers are as they were."""
+    assert cluster.is_quiet()
+    assert [cluster.agents[name].process.poll() for name in names] == [None] * len(names)
+
+
+def test_nodes_that_know_the_token_take_part_and_others_do_not(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    file.chmod(0o600)
+    with Cluster(tmp_path, SECRETS, nnodes="2") as cluster:
+        cluster.start("a", env={"HOLDFAST_TOKEN": TOKEN})
+        cluster.start("b", env={"HOLDFAST_TOKEN_FILE": str(file)})
+        starts = cluster.generation(2)
+        cluster.start("wrong", env={"HOLDFAST_TOKEN": "another"})
+        cluster.start("none")
+        assert "token" in one_line_from(cluster, "wrong")
+        assert "token" in one_line_from(cluster, "none")
+        # Neither a list of processes shows it, nor do workers know it: they run the user's code.
+        for agent in (cluster.agents["a"], cluster.agents["b"]):
+            with open(f"/proc/{agent.pid}/cmdline", "rb") as words:
+                assert TOKEN.encode() not in words.read()
+        for start in starts.values():
+            with open(f"/proc/{start.pid}/environ", "rb") as variables:
+                assert b"HOLDFAST_TOKEN" not in variables.read()
+            assert "HOLDFAST_TOKEN" not in (tmp_path / f"environ-{start.rank}").read_text()
+        undisturbed(cluster, "a", "b")
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "wrong": 78, "none": 78}
+
+
+def test_a_token_may_be_in_a_file_that_the_settings_name(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_all("a", "b", conf=f"token_file={file}")
+        for start in cluster.generation(2).values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_a_token_that_the_coordinator_does_not_have_is_said(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("eager", env={"HOLDFAST_TOKEN": TOKEN})
+        assert "token" in one_line_from(cluster, "eager")
+        cluster.start("b")
+        for start in cluster.generation(2).values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "eager": 78, "b": 0}
+
+
+def test_nodes_take_part_over_tls_and_plain_ones_do_not(tmp_path: Path) -> None:
+    ca = make_ca(tmp_path)
+    pair = make_certificate(ca, "head")
+    (tmp_path / "other").mkdir()
+    other = make_ca(tmp_path / "other", "other-ca")
+    serving = f"tls_cert={pair.cert},tls_key={pair.key},tls_ca={ca.cert}"
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a", conf=serving)
+        cluster.start("plain", conf=SOON)
+        assert "TLS" in one_line_from(cluster, "plain")
+        cluster.start("distrustful", conf=f"tls_ca={other.cert}")
+        assert "certificate" in one_line_from(cluster, "distrustful")
+        cluster.start("b", conf=serving)
+        for start in cluster.generation(2).values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "plain": 78, "distrustful": 78, "b": 0}
+
+
+def test_a_tls_client_at_a_plain_coordinator_is_told_so(tmp_path: Path) -> None:
+    ca = make_ca(tmp_path)
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("tls", conf=f"{SOON},tls_ca={ca.cert}")
+        assert "TLS" in one_line_from(cluster, "tls")
+        cluster.start("b")
+        for start in cluster.generation(2).values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "tls": 78, "b": 0}
+
+
+NONSENSE = {
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+    "torch's store": b"\x00\xce\xf7\x85\x3c" + bytes(64),
+    "an oversized frame": b"\xff\xff\xff\xff" + bytes(64),
+    "an oversized first frame": b"\x00\x00\xff\xff" + bytes(65535),
+    "no message": b"\x00\x00\x01\x00" + b"\xc1" * 256,
+    "empty frames": bytes(4000),
+    "noise": random.Random(1).randbytes(65536),
+}
+
+
+def test_nonsense_at_the_port_of_a_running_job_disturbs_nobody(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        for sent in NONSENSE.values():
+            with socket.create_connection((cluster.host, cluster.port), PATIENCE_S) as peer:
+                try:
+                    peer.sendall(sent)
+                    while peer.recv(65536):
+                        pass  # Until it hangs up, as it must.
+                except ConnectionError:
+                    pass  # It hung up before it had read all.
+        undisturbed(cluster, "a", "b")
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.is_quiet()
+
+
+def test_many_half_open_connections_keep_nobody_out(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2:3") as cluster, ExitStack() as mute:
+        cluster.start_host("a")
+        cluster.start("b")
+        cluster.generation(2)
+        for _ in range(HALF_OPEN):
+            mute.enter_context(socket.create_connection((cluster.host, cluster.port), PATIENCE_S))
+        cluster.start("c")
+        starts = cluster.generation(3)
+        starts["c"].fail()
+        for start in cluster.generation(3).values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}

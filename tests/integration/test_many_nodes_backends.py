@@ -1,0 +1,164 @@
+"""Real jobs that meet in other ways: given ranks, IPv6, a shared folder, a handler of the user's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_jobs import PATIENCE_S, News
+from real_teams import OBEY, TEAM_HEAD, Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KILLED = -signal.SIGKILL
+
+
+def test_nodes_with_given_ranks_have_these(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="3", backend="static") as cluster:
+        for rank, name in ((2, "c"), (0, "a"), (1, "b")):
+            cluster.start(name, f"--node-rank={rank}")
+        starts = cluster.generation(3)
+        assert {name: start.rank for name, start in starts.items()} == {"a": 0, "b": 1, "c": 2}
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_node_with_a_given_rank_may_be_lost_and_started_again(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=0", nnodes="2", backend="static") as cluster:
+        cluster.start_host("a", "--node-rank=0")
+        cluster.start("b", "--node-rank=1")
+        cluster.generation(2)
+        cluster.agents["b"].kill()
+        cluster.start("again", "--node-rank=1")
+        starts = cluster.generation(2)
+        assert (starts["a"].rank, starts["again"].rank) == (0, 1)
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": KILLED, "again": 0}
+
+
+def test_given_ranks_work_with_the_address_of_the_first_node_alone(tmp_path: Path) -> None:
+    """As `torchrun` is often called: no endpoint, but --master-addr and --master-port."""
+    with Cluster(tmp_path, OBEY, nnodes="2", backend="static") as cluster:
+        port = f"--master-port={cluster.port}"
+        for rank, name in enumerate("ab"):
+            flags = ("--rdzv-endpoint=", "--master-addr=127.0.0.1", port, f"--node-rank={rank}")
+            cluster.start(name, *flags)
+        starts = cluster.generation(2)
+        assert (starts["a"].rank, starts["b"].rank) == (0, 1)
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("rank", ["2", "-1"])
+def test_a_rank_that_no_node_has_is_refused(tmp_path: Path, rank: str) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2", backend="static") as cluster:
+        cluster.start("a", f"--node-rank={rank}")
+        code, said = cluster.end()["a"]
+        assert code == 2
+        assert said.count("\n") == 1
+        assert "--node-rank" in said
+
+
+def test_nodes_meet_over_ipv6(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2:3", host="::1") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        starts = cluster.generation(2)
+        assert starts["a"].meeting.rpartition(":")[0] == "::1"
+        cluster.agents["b"].kill()
+        cluster.start("c")
+        for start in cluster.generation(2).values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": KILLED, "c": 0}
+
+
+def test_nodes_meet_at_a_name(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2", host="localhost") as cluster:
+        cluster.start_all("a", "b")
+        for start in cluster.generation(2).values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+# A handler as a user would write it: two nodes that count each other in a shared store.
+OWN_HANDLER = """
+import sys, time
+from holdfast.agent.local import LocalElasticAgent
+from holdfast.agent.workers import WorkerSpec
+from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.store.file_store import FileStore
+from holdfast.store.prefix import PrefixStore
+
+class Counting(RendezvousHandler):
+    def __init__(self, folder, port):
+        self.store, self.port, self.round = FileStore(folder), port, 0
+    def get_backend(self): return "counting"
+    def get_run_id(self): return "counted"
+    def is_closed(self): return False
+    def set_closed(self): pass
+    def shutdown(self): return True
+    def next_rendezvous(self):
+        self.round += 1
+        key = f"round {self.round}"
+        rank = self.store.add(key, 1) - 1
+        while self.store.add(key, 0) < 2:
+            time.sleep(0.01)
+        where = RendezvousStoreInfo("127.0.0.1", self.port)
+        return RendezvousInfo(PrefixStore(key, self.store), rank, 2, where)
+    def num_nodes_waiting(self):
+        return self.store.add(f"round {self.round + 1}", 0)
+
+folder, script, port, workers = sys.argv[1:]
+spec = WorkerSpec(
+    "trainer", int(workers), Counting(folder, int(port)), entrypoint=sys.executable, args=(script,),
+    max_restarts=1, monitor_interval=0.05)
+result = LocalElasticAgent(spec, DefaultLogsSpecs()).run()
+sys.exit(1 if result.is_failed() else 0)
+"""
+
+
+@pytest.fixture
+def news(tmp_path: Path) -> Iterator[News]:
+    told = News(tmp_path)
+    yield told
+    told.close()
+
+
+def test_a_handler_of_the_users_own_brings_agents_together(tmp_path: Path, news: News) -> None:
+    """Nobody tells these agents anything: they look, every `monitor_interval`."""
+    program, script = tmp_path / "program.py", tmp_path / "train.py"
+    program.write_text(OWN_HANDLER)
+    script.write_text(TEAM_HEAD + textwrap.dedent(OBEY))
+    agents = []
+    try:
+        for name, workers in (("a", 1), ("b", 2)):
+            words = [str(tmp_path / "store"), str(script), "29555", str(workers)]
+            env = {**os.environ, "NEWS": str(news.path), "AGENT": name, "TMPDIR": str(tmp_path)}
+            agents.append(subprocess.Popen([sys.executable, str(program), *words], env=env))
+        before = [news.next() for _ in range(3)]
+        assert sorted(words[1] for words in before) == ["0", "1", "2"]
+        assert {words[2] for words in before} == {"3"}
+        failing = next(int(words[-1]) for words in before if words[0] == "b")
+        os.kill(failing, signal.SIGUSR2)
+        after = [news.next() for _ in range(3)]
+        assert sorted(words[1] for words in after) == ["0", "1", "2"]
+        assert {words[0]: words[6] for words in after} == {"a": "0", "b": "1"}
+        for words in after:
+            os.kill(int(words[-1]), signal.SIGUSR1)
+        assert [agent.wait(PATIENCE_S) for agent in agents] == [0, 0]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()

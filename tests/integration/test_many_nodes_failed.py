@@ -1,0 +1,188 @@
+"""Real jobs of several nodes whose workers fail: restarts, the shared budget, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_jobs import Watched
+from real_teams import OBEY, Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path) -> None:
+    """Two restarts are allowed, and workers fail on three nodes: the third one ends the job."""
+    with Cluster(tmp_path, OBEY, "--max-restarts=2", nnodes="3") as cluster:
+        cluster.start_all("a", "b", "c")
+        for restart, name in enumerate("abc"):
+            starts = cluster.generation(3)
+            assert {start.restarts for start in starts.values()} == {restart}
+            starts[name].fail()
+        ends = cluster.end()
+        assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1, "c": 1}
+        assert cluster.is_quiet()
+        for _, said in ends.values():
+            assert "after 2 of 2 restarts" in said
+            assert "c was told to fail" in said
+
+
+def test_workers_that_fail_on_all_nodes_at_once_cost_one_restart(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="3") as cluster:
+        cluster.start_all("a", "b", "c")
+        for start in cluster.generation(3).values():
+            start.fail()
+        again = cluster.generation(3)
+        assert {(start.generation, start.restarts) for start in again.values()} == {(1, 1)}
+        for start in again.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_every_node_tells_of_the_failure_that_ended_the_job(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="3") as cluster:
+        for name in "abc":
+            cluster.start(name, f"--log-dir={tmp_path / name}")
+        starts = cluster.generation(3)
+        starts["b"].fail()
+        ends = cluster.end()
+    culprit = starts["b"]
+    host = os.uname().nodename
+    for name, (code, said) in ends.items():
+        assert code == 1
+        assert "RuntimeError: b was told to fail" in said
+        assert "Traceback (most recent call last)" in said
+        assert "obey()" in said
+        assert host in said
+        (path,) = (tmp_path / name).rglob("failure.json")
+        report = json.loads(path.read_text())
+        first = report["first"]
+        assert (first["rank"], first["pid"], first["host"]) == (culprit.rank, culprit.pid, host)
+        assert "b was told to fail" in json.dumps(first)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 137)]
+)
+def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path, how: str, code: int) -> None:
+    script = f"obey()\nif AGENT == 'b': {how}\nobey()"
+    with Cluster(tmp_path, script, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        starts["b"].finish()
+        ends = cluster.end()
+        assert {name: end[0] for name, end in ends.items()} == {"a": code, "b": code}
+        for _, said in ends.values():
+            assert f"rank {starts['b'].rank}" in said
+
+
+def test_a_worker_that_fails_of_anothers_failure_is_not_blamed(tmp_path: Path) -> None:
+    """As in training: a worker dies, and the others fail because it no longer answers them."""
+    script = """
+    import socket
+    host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
+    if RANK == "0":
+        with socket.create_server((host, port)) as server:
+            tell("open")
+            peer = server.accept()[0]
+            if not peer.recv(1):
+                raise ConnectionError("rank 1 hung up")
+    else:
+        obey()
+        connection = socket.create_connection((host, port))
+        tell("connected")
+        obey()
+    """
+    with Cluster(tmp_path, script, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        told = [cluster.news.next() for _ in range(3)]
+        (other,) = (int(words[-1]) for words in told if len(words) > 2 and words[1] == "1")
+        os.kill(other, signal.SIGUSR1)
+        assert cluster.news.next()[0] == "connected"
+        os.kill(other, signal.SIGKILL)
+        ends = cluster.end()
+        assert {name: end[0] for name, end in ends.items()} == {"a": 137, "b": 137}
+        for _, said in ends.values():
+            assert "SIGKILL" in said
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_a_program_that_one_node_cannot_start_ends_the_job_for_all(
+    tmp_path: Path, allowed: int
+) -> None:
+    """The script is checked before anything starts, so this is an interpreter that is missing."""
+    with Cluster(tmp_path, OBEY, f"--max-restarts={allowed}", nnodes="2") as cluster:
+        cluster.start("a")
+        broken = tmp_path / "broken"
+        broken.write_text("#!/nowhere/at/all\n")
+        broken.chmod(0o755)
+        cluster.start("b", "--no-python", program=str(broken))
+        ends = cluster.end()
+        assert {name: end[0] for name, end in ends.items()} == {"a": 127, "b": 127}
+        for _, said in ends.values():
+            assert f"could not be started: {broken}" in said
+
+
+def test_a_failure_restarts_nodes_that_were_done_too(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        before = cluster.generation(2)
+        done = Watched(before["a"].pid)
+        before["a"].finish()
+        done.all_gone()
+        before["b"].fail()
+        after = cluster.generation(2)
+        for name, start in after.items():
+            assert (start.rank, start.restarts) == (before[name].rank, 1)
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_a_node_that_is_done_first_ends_as_the_job_does(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        done = Watched(starts["a"].pid)
+        starts["a"].finish()
+        done.all_gone()
+        starts["b"].fail()
+        ends = cluster.end()
+        assert {name: end[0] for name, end in ends.items()} == {"a": 1, "b": 1}
+        assert "b was told to fail" in ends["a"][1]
+
+
+def test_a_node_waits_for_the_others_for_so_long_and_no_longer(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b", "--exit-barrier-timeout=0.3")
+        starts = cluster.generation(2)
+        starts["b"].finish()
+        code, said = cluster.agents["b"].end()
+        assert code == 0
+        assert "stopped waiting for the other nodes to be done (limit 0.3 s)" in said
+        starts["a"].finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.is_quiet()
+
+
+def test_a_worker_that_ignores_signals_delays_nobody_elses_report(tmp_path: Path) -> None:
+    script = """
+    if AGENT == "a":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        tell("deaf")
+    obey()
+    """
+    with Cluster(tmp_path, script, "--shutdown-timeout=1", nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        told = [cluster.news.next() for _ in range(3)]
+        (failing,) = (int(words[-1]) for words in told if words[0] == "b")
+        os.kill(failing, signal.SIGUSR2)
+        ends = cluster.end()
+        assert {name: end[0] for name, end in ends.items()} == {"a": 1, "b": 1}
+        for _, said in ends.values():
+            assert "b was told to fail" in said

@@ -1,0 +1,131 @@
+"""Nodes that do not fit a running job are turned away with one line, and the job goes on."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_teams import OBEY, Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ELSEWHERE = "is_host=false"
+
+
+@pytest.mark.parametrize(
+    ("flags", "name", "theirs", "mine"),
+    [
+        (("--nnodes=3",), "--nnodes", "2:2", "3:3"),
+        (("--nnodes=1:2",), "--nnodes", "2:2", "1:2"),
+        (("--max-restarts=4",), "--max-restarts", "1", "4"),
+    ],
+)
+def test_a_node_with_other_settings_is_refused(
+    tmp_path: Path, flags: tuple[str, ...], name: str, theirs: str, mine: str
+) -> None:
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        cluster.start("odd", *flags)
+        code, said = cluster.agents["odd"].end()
+        assert code == 78
+        assert said.count("\n") == 1, said
+        for part in ("holdfast run: error: ", cluster.endpoint, f"{name} {mine}", "'job'", theirs):
+            assert part in said
+        assert cluster.is_quiet()
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "odd": 78}
+        assert cluster.is_quiet()
+
+
+def test_other_numbers_of_workers_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start("a", "--nproc-per-node=1")
+        cluster.start("b", "--nproc-per-node=2")
+        starts = cluster.ranks(3)
+        for start in starts:
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("how", ["finish", "fail"])
+def test_a_node_that_comes_after_the_end_is_told_of_it(tmp_path: Path, how: str) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        coordinator = cluster.start_coordinator("coordinator")
+        cluster.start_all("a", "b", conf=ELSEWHERE)
+        starts = cluster.generation(2)
+        for start in starts.values():
+            getattr(start, how)()
+        ended = 0 if how == "finish" else 1
+        assert [cluster.agents[name].end()[0] for name in "ab"] == [ended, ended]
+        cluster.start("late", conf=ELSEWHERE)
+        code, said = cluster.agents["late"].end()
+        assert code == 78
+        assert said.count("\n") == 1, said
+        assert f"the job 'job' at {cluster.endpoint} is over" in said
+        assert "--rdzv-id" in said
+        coordinator.signal(signal.SIGTERM)
+        cluster.end()
+        assert cluster.is_quiet()
+
+
+def test_two_jobs_at_one_endpoint_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """The first job's agent coordinates both; when it goes, one of the second takes over."""
+    for name in "12":
+        (tmp_path / name).mkdir()
+    with (
+        Cluster(tmp_path / "1", OBEY, "--max-restarts=1", nnodes="2", run_id="first") as one,
+        Cluster(tmp_path / "2", OBEY, nnodes="2", run_id="second", port=one.port) as two,
+    ):
+        one.start_host("a")
+        one.start("b")
+        two.start_all("c", "d")
+        first, second = one.generation(2), two.generation(2)
+        assert first["a"].meeting != second["c"].meeting
+        first["a"].fail()
+        first = one.generation(2)
+        assert {start.restarts for start in first.values()} == {1}
+        assert two.is_quiet()
+        for start in first.values():
+            start.finish()
+        assert [agent.end()[0] for agent in one.agents.values()] == [0, 0]
+        assert two.is_quiet()
+        for start in second.values():
+            start.finish()
+        assert two.codes() == {"c": 0, "d": 0}
+        assert two.is_quiet()
+
+
+def test_a_job_may_be_run_again_under_its_name_once_its_coordinator_is_gone(
+    tmp_path: Path,
+) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        for names in ("ab", "cd"):
+            cluster.start_all(*names)
+            starts = cluster.generation(2)
+            assert {start.generation for start in starts.values()} == {0}
+            for start in starts.values():
+                start.finish()
+            assert [cluster.agents[name].end()[0] for name in names] == [0, 0]
+        cluster.end()
+
+
+def test_two_agents_with_one_name_take_turns(tmp_path: Path) -> None:
+    """A node id is given to an agent that is started again; whoever had it before gives way."""
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("old", conf="node_id=twin")
+        before = cluster.generation(2)
+        cluster.start("new", conf="node_id=twin")
+        after = cluster.generation(2)
+        assert after["new"].rank == before["old"].rank
+        code, said = cluster.agents["old"].end()
+        assert code == 78
+        assert "another agent took the place of twin" in said
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "old": 78, "new": 0}

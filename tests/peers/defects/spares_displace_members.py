@@ -1,0 +1,46 @@
+"""After a worker's failure a spare may take the place of a member that is well.
+
+The member that restarts its workers leaves the round for a moment; at that all spares come too, and
+whoever looks first gets the place. The member that lost it waits, workers stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from .stage import Call, Evidence, free_port, handler, present, together
+
+SPARES = 4
+TRIES = 4
+WITHIN_S = 8.0
+
+
+def show() -> Evidence:
+    port = free_port()
+    conf: dict[str, Any] = {"last_call_timeout": 1}
+    failing, other = (handler(port, "2:2", **conf) for _ in range(2))
+    together([failing.next_rendezvous, other.next_rendezvous])
+    spares = [handler(port, "2:2", **conf) for _ in range(SPARES)]
+    places = [Call(one.next_rendezvous) for one in spares]
+    time.sleep(3)  # All of them are on the list of spares by then.
+    for tried in range(1, TRIES + 1):
+        # A worker of one member failed: it asks for the next round, and the other one follows.
+        again = Call(failing.next_rendezvous)
+        while other.num_nodes_waiting() == 0:
+            time.sleep(0.05)
+        follows = Call(other.next_rendezvous)
+        kept = again.result(WITHIN_S).took_s is not None
+        followed = follows.result(0.1).took_s is not None
+        if not kept or not followed:
+            taken = sum(place.result(0.1).took_s is not None for place in places)
+            return Evidence(
+                taken > 0,
+                f"at restart {tried} of a job of 2:2, {taken} of {SPARES} spares took the places "
+                f"of members that were well",
+            )
+    return Evidence(shown=False, text=f"the members kept their places over {TRIES} restarts")
+
+
+if __name__ == "__main__":
+    present(show)

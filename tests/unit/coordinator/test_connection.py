@@ -1,0 +1,177 @@
+"""What tests/integration/test_coordinator.py does not show of `NodeConnection`."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from certificates import make_ca
+from holdfast.coordinator import connection as module
+from holdfast.coordinator.client import GaveUp
+from holdfast.coordinator.security import TlsFiles
+from holdfast.core.news import JobSettings, Phase, Role, View
+from holdfast.errors import EnvironmentProblem, UsageError
+from real_coordinators import eventually, fault, free_port, member, node, started, until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def ours() -> list[str]:
+    return [one.name for one in threading.enumerate() if one.name.startswith("holdfast")]
+
+
+def one_node(**options: Any) -> module.NodeConnection:
+    return node(0, "a", nodes=1, is_host=True, **options)
+
+
+def test_the_descriptor_is_readable_while_there_is_news() -> None:
+    with started(one := one_node()):
+        until(one, member)
+        one.take()
+        assert select.select([one], [], [], 0)[0] == []
+        one.say(Phase.FAILED, 0)
+        assert select.select([one], [], [], 20)[0] == [one]
+        assert select.select([one], [], [], 0)[0] == [one]
+        (view,) = one.take()
+        assert view is one.view
+        assert one.take() == []
+        assert select.select([one], [], [], 0)[0] == []
+
+
+def test_several_views_are_one_the_newest() -> None:
+    with started(one := one_node()):
+        until(one, member)
+        for generation in range(3):
+            one.say(Phase.FAILED, generation)
+            eventually(lambda g=generation: one.view is not None and one.view.generation == g + 1)  # type: ignore[misc]
+        (view,) = one.take()
+        assert isinstance(view, View)
+        assert view.generation == 3
+
+
+def test_closing_leaves_no_thread_and_no_descriptor() -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    one = one_node()
+    one.start()
+    until(one, member)
+    assert ours() == ["holdfast-coordinator"]
+    one.close()
+    one.close()
+    assert ours() == []
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert one.take() == []
+    one.say(Phase.READY, 0)
+    assert not one.leave(1)
+
+
+def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: object, listener: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(module.NodeConnection, "_serve", broken)
+    with pytest.raises(ZeroDivisionError):
+        one_node().start()
+    assert ours() == []
+
+
+def test_one_that_never_started_can_be_closed() -> None:
+    one = one_node()
+    assert "not connected" in one.problem()
+    one.close()
+
+
+def test_a_bug_in_the_thread_is_told() -> None:
+    with started(one := one_node()):
+        until(one, member)
+        assert one._thread is not None
+        one._thread.post(lambda: 1 / 0)
+        news = fault(one)
+        assert isinstance(news, GaveUp)
+        assert "ZeroDivisionError" in news.why
+        assert one.where in news.why
+        one.say(Phase.FAILED, 0)
+        until(one, lambda view: view.generation == 1)  # And it goes on.
+
+
+def test_faults_do_not_pile_up() -> None:
+    one = one_node()
+    for number in range(100):
+        one._fault(GaveUp(str(number)))
+    assert [getattr(news, "why", "") for news in one.take()] == [str(n) for n in range(16)]
+
+
+def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
+    with started(one := one_node()):
+        old = until(one, member)
+        new = one.rejoin()
+        one._told(old)
+        assert one.view is not old
+        assert until(one, lambda view: view.incarnation == new).role in (Role.MEMBER, Role.WAITING)
+
+
+def test_whoever_can_bind_the_endpoint_coordinates() -> None:
+    port = free_port()
+    first, second = (node(port, name, is_host=None, host="localhost") for name in "ab")
+    with started(first, second):
+        assert (first.hosting, second.hosting) == (True, False)
+        assert first.endpoint == second.endpoint == ("localhost", port)
+        until(second, member)
+
+
+def test_who_may_not_coordinate_does_not_take_over() -> None:
+    with started(one := node(free_port(), "a", is_host=False)):
+        eventually(lambda: "connection refused" in one.problem())
+        assert not one.hosting
+
+
+def test_with_tls_only_who_has_a_certificate_coordinates(tmp_path: Path) -> None:
+    files = TlsFiles(ca=make_ca(tmp_path).cert)
+    with started(one := node(free_port(), "a", is_host=None, tls=files)):
+        eventually(lambda: "connection refused" in one.problem())
+        assert not one.hosting
+    with pytest.raises(UsageError, match="tls_cert and tls_key"):
+        node(0, "a", is_host=True, tls=files).start()
+
+
+def test_a_certificate_that_cannot_be_read_is_told_in_the_calling_thread() -> None:
+    with pytest.raises(EnvironmentProblem, match="tls_ca: /nowhere"):
+        node(1, "a", tls=TlsFiles(ca="/nowhere")).start()
+
+
+def test_a_coordinator_for_everybody_without_a_token_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("holdfast.messages.warning", said.append)
+    monkeypatch.setattr(module, "_warned", threading.Event())
+    with started(node(0, "a", is_host=True)):
+        assert said == []
+    with started(node(0, "a", is_host=True, host="0.0.0.0", token=b"x")):
+        assert said == []
+    for _ in range(2):
+        with started(one := node(0, "a", is_host=True, host="0.0.0.0")):
+            (line,) = said
+    assert "has no token" in line
+    assert "HOLDFAST_TOKEN" in line
+    assert "0.0.0.0:" in line
+    assert one.where
+
+
+def test_a_node_whose_job_is_over_does_not_take_over() -> None:
+    port = free_port()
+    settings = JobSettings(min_nodes=2, max_nodes=2)
+    first, second = (node(port, name, is_host=None, settings=settings) for name in "ab")
+    with started(first, second):
+        for one in (first, second):
+            until(one, member)
+            one.say(Phase.SUCCEEDED, 0)
+        for one in (first, second):
+            until(one, lambda view: view.final)
+        first.close(drain_s=0)
+        eventually(lambda: "connection refused" in second.problem())
+        assert not second.hosting

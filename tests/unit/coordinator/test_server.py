@@ -1,0 +1,394 @@
+"""The server in this process; what needs processes is in tests/integration."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.coordinator import accepting, server
+from holdfast.coordinator.binding import try_bind
+from holdfast.coordinator.dialing import Dialer, Link, LinkProblem
+from holdfast.coordinator.server import CoordinatorServer
+from holdfast.core.news import Ack, Beat, JobSettings, NodeInfo, Phase, Role, Status, View
+from holdfast.wire.frames import encode_frame
+from holdfast.wire.limits import WHY_CHARS_MAX
+from holdfast.wire.messages import Message, StoreCall, StoreResult, Welcome
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine
+
+LIMIT_S = 20.0
+
+
+class Served:
+    """A server on loopback, what it complained of, and what it told of jobs."""
+
+    def __init__(self, **options: Any) -> None:
+        listener = try_bind("127.0.0.1", 0, is_host=True)
+        assert listener is not None
+        self.port: int = listener.getsockname()[1]
+        self.complaints: list[str] = []
+        self.changes: list[tuple[str, str]] = []
+        self.server = CoordinatorServer(
+            listener,
+            **{"silence_s": 5.0, "grace_s": 0.02} | options,
+            warn=self.complaints.append,
+            on_change=lambda *change: self.changes.append(change),
+        )
+        self.dialer = Dialer("127.0.0.1", self.port)
+
+    async def link(self) -> Talk:
+        return Talk(await self.dialer.dial())
+
+    def silent(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port))
+
+
+class Talk:
+    """A link whose messages are waited for one by one."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.said: asyncio.Queue[Message | str] = asyncio.Queue()
+        link.on_message = self.said.put_nowait
+        link.on_closed = self.said.put_nowait
+
+    def say(self, message: Message) -> None:
+        self.link.send(encode_frame(message))
+
+    async def hear(self) -> Any:
+        async with asyncio.timeout(LIMIT_S):
+            return await self.said.get()
+
+
+def status(node: str, *, nodes: int = 1, seq: int = 1, **changes: Any) -> Status:
+    given: dict[str, Any] = {
+        "run_id": "job",
+        "info": NodeInfo(node=node, incarnation=sum(node.encode())),
+        "settings": JobSettings(min_nodes=nodes, max_nodes=nodes),
+    }
+    return Status(seq=seq, **(given | changes))
+
+
+@asynccontextmanager
+async def serving(**options: Any) -> AsyncIterator[Served]:
+    served = Served(**options)
+    try:
+        yield served
+    finally:
+        await served.server.stop()
+        assert served.server.connections == 0
+
+
+async def soon(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110 (nothing tells of what is waited for)
+            await asyncio.sleep(0.001)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def test_a_node_is_told_of_its_round() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            talk.say(status("a"))
+            view = await talk.hear()
+            assert isinstance(view, View)
+            assert (view.role, view.master_addr) == (Role.MEMBER, "127.0.0.1")
+            talk.say(Beat(run_id="job", node="a", incarnation=97, seq=1, term=1, revision=9))
+            assert await talk.hear() == Ack(run_id="job", node="a", incarnation=97, seq=1)
+            line = "active, round 0, generation 0: all nodes are here"
+            assert served.changes == [("job", line)]
+
+    run(work())
+
+
+def test_what_is_told_at_one_moment_goes_out_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            (peer,) = served.server._peers
+            written: list[bytes] = []
+            assert peer._transport is not None
+            monkeypatch.setattr(peer._transport, "write", written.append)
+            both = encode_frame(status("a")) + encode_frame(
+                StoreCall(id=1, run_id="job", op="num_keys")
+            )
+            talk.link.send(both)
+            await soon(lambda: bool(written))
+            assert len(written) == 1
+
+    run(work())
+
+
+def test_a_lost_connection_is_a_lost_node() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            settings = JobSettings(min_nodes=1, max_nodes=2, settle_s=0.0)
+            first, second = await served.link(), await served.link()
+            first.say(status("a", settings=settings))
+            await first.hear()
+            second.say(status("b", settings=settings))
+            while (await first.hear()).size != 2:
+                pass
+            second.link.drop()
+            view = await first.hear()
+            assert (view.size, view.why) == (1, "b was lost: its connection closed")
+
+    run(work())
+
+
+def test_a_reason_that_is_too_long_is_shortened() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            talk.say(status("a"))
+            await talk.hear()
+            (rounds,) = served.server.hosting.jobs.values()
+            rounds.job.why = "w" * (WHY_CHARS_MAX + 1)
+            talk.say(Beat(run_id="job", node="a", incarnation=97, seq=1, term=0, revision=0))
+            assert (await talk.hear()).why.endswith("w...")
+
+    run(work())
+
+
+def test_the_address_others_see_is_noted_when_one_of_them_comes() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            (peer,) = served.server._peers
+            peer.address, peer.is_remote, peer.local_address = "10.0.0.7", True, "10.0.0.1"
+            talk.say(status("a"))
+            assert (await talk.hear()).master_addr == "10.0.0.7"
+            assert served.server.hosting.jobs["job"].job.coordinator_address == "10.0.0.1"
+
+    run(work())
+
+
+def test_the_store_of_a_job_that_is_not_here_is_refused() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            talk.say(StoreCall(id=5, run_id="none", op="num_keys"))
+            answer = await talk.hear()
+            assert isinstance(answer, StoreResult)
+            assert (answer.id, answer.ok) == (5, False)
+            assert "'none'" in answer.why
+
+    run(work())
+
+
+def test_a_call_that_waits_is_answered_at_its_time() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            talk.say(status("a"))
+            await talk.hear()
+            talk.say(StoreCall(id=1, run_id="job", op="get", keys=("k",), timeout_s=0.02))
+            assert "for: k" in (await talk.hear()).why
+
+    run(work())
+
+
+def test_what_only_a_server_says_is_a_fault() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            talk.say(Welcome(version=1))
+            assert isinstance(await talk.hear(), str)
+            assert "a Welcome is nothing to say" in served.complaints[0]
+
+    run(work())
+
+
+def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work() -> None:
+        async with serving() as served:
+            for number in range(6):
+                if number == 5:
+                    monkeypatch.setattr(server, "WARNINGS_S", 0.0)
+                talk = await served.link()
+                talk.say(Welcome(version=1))
+                await talk.hear()
+            assert len(served.complaints) == 2
+            assert served.complaints[1].endswith("(4 more like this were not shown)")
+
+    run(work())
+
+
+def test_a_bug_costs_one_connection() -> None:
+    async def work() -> None:
+        async with serving() as served:
+
+            def broken(*_: object) -> None:
+                raise ZeroDivisionError
+
+            whole = served.server.hosting.received
+            served.server.hosting.received = broken  # type: ignore[assignment]
+            talk = await served.link()
+            talk.say(status("a"))
+            assert isinstance(await talk.hear(), str)
+            served.server.hosting.received = whole  # type: ignore[method-assign]
+            assert "a bug of the coordinator's: ZeroDivisionError()" in served.complaints[0]
+            other = await served.link()
+            other.say(status("a"))
+            assert isinstance(await other.hear(), View)
+
+    run(work())
+
+
+def test_there_is_a_limit_on_connections() -> None:
+    async def work() -> None:
+        async with serving(connections_max=2) as served:
+            held = [await served.link() for _ in range(2)]
+            with pytest.raises(LinkProblem, match="has 2 connections already") as caught:
+                await served.link()
+            assert not caught.value.permanent
+            held[0].link.close()
+            await soon(lambda: served.server.connections < 2)
+            await served.link()
+
+    run(work())
+
+
+def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "SWEEP_S", 0.01)
+    monkeypatch.setattr(server, "IDLE_S", 0.05)
+
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            assert isinstance(await talk.hear(), str)
+            assert "nothing came for 0.05 s" in served.complaints[0]
+
+    run(work())
+
+
+# Handshakes that are not finished.
+
+
+def test_a_handshake_has_a_time_limit() -> None:
+    async def work() -> None:
+        async with serving(handshake_s=0.02) as served:
+            with served.silent():
+                await soon(lambda: bool(served.complaints))
+                assert "no handshake within 0.02 s" in served.complaints[0]
+                await soon(lambda: served.server.connections == 0)
+
+    run(work())
+
+
+def test_the_oldest_unfinished_handshakes_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "HALF_OPEN_MIN_S", 0.02)
+
+    async def work() -> None:
+        async with serving(half_open_max=10) as served:
+            silent = [served.silent() for _ in range(30)]
+            try:
+                talk = await served.link()  # It has to wait in the queue, and is served.
+                talk.say(status("a"))
+                assert isinstance(await talk.hear(), View)
+                assert served.server.connections <= 11
+            finally:
+                for one in silent:
+                    one.close()
+
+    run(work())
+
+
+def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accepting, "NO_ROOM_S", 0.01)
+
+    class Full:
+        """A listening socket that has no descriptor for the first two who come."""
+
+        def __init__(self, whole: socket.socket) -> None:
+            self.whole = whole
+            self.left = 2
+
+        def accept(self) -> Any:
+            if self.left:
+                self.left -= 1
+                raise OSError(24, "Too many open files")
+            return self.whole.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.whole, name)
+
+    async def work() -> None:
+        async with serving() as served:
+            acceptor = served.server._acceptor
+            monkeypatch.setattr(acceptor, "_listener", Full(acceptor._listener))
+            await served.link()
+            assert "Too many open files" in served.complaints[0]
+
+    run(work())
+
+
+# The end.
+
+
+def test_draining_waits_for_nodes_of_jobs_that_are_over_only() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            ended, running = await served.link(), await served.link()
+            ended.say(status("a"))
+            running.say(status("b", run_id="other"))
+            for talk in (ended, running):
+                await talk.hear()
+            assert await served.server.drain(LIMIT_S)
+            ended.say(status("a", seq=2, phase=Phase.SUCCEEDED, generation=0))
+            assert (await ended.hear()).final
+            assert not await served.server.drain(0.02)
+            draining = asyncio.create_task(served.server.drain(LIMIT_S))
+            ended.link.close()
+            assert await draining
+
+    run(work())
+
+
+def test_a_node_that_has_not_heard_of_the_end_is_waited_for() -> None:
+    async def work() -> None:
+        async with serving(grace_s=60.0) as served:
+            first, second = await served.link(), await served.link()
+            for name, talk in (("a", first), ("b", second)):
+                talk.say(status(name, nodes=2))
+            while (await first.hear()).role is not Role.MEMBER:
+                pass
+            second.say(status("b", nodes=2, seq=2, phase=Phase.SUCCEEDED, generation=0))
+            await soon(lambda: second.said.qsize() >= 2)
+            second.link.drop()
+            await soon(lambda: served.server.connections == 1)
+            first.say(status("a", nodes=2, seq=2, phase=Phase.SUCCEEDED, generation=0))
+            assert (await first.hear()).final
+            first.link.close()
+            await soon(lambda: served.server.connections == 0)
+            assert not await served.server.drain(0.02)
+            again = await served.link()
+            again.say(status("b", nodes=2, seq=3, phase=Phase.SUCCEEDED, generation=0))
+            again.say(Beat(run_id="job", node="b", incarnation=98, seq=3, term=0, revision=0))
+            while not getattr(await again.hear(), "final", False):
+                pass
+            again.link.close()
+            assert await served.server.drain(LIMIT_S)
+
+    run(work())
+
+
+def test_all_are_told_when_it_stops() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            with served.silent():
+                await soon(lambda: served.server.connections == 2)
+                await served.server.stop()
+            assert await talk.hear() == "the coordinator is going away"
+
+    run(work())
