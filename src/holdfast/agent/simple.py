@@ -251,7 +251,12 @@ class SimpleElasticAgent(ElasticAgent):
     def _join_round(self) -> supervision.Event:
         if self._machine.generation >= 0:
             notices.tell_restart(self._machine, self._result.failures)
-        self._rendezvous(self._worker_group)
+        while True:
+            try:
+                self._rendezvous(self._worker_group)
+                break
+            except exchange.RoundBroken:
+                messages.info("a node went away before the round began: joining again")
         group = self._worker_group
         assert group.group_rank is not None
         assert group.group_world_size is not None
@@ -277,7 +282,9 @@ class SimpleElasticAgent(ElasticAgent):
     def _assign_worker_ranks(
         self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        ranks = exchange.node_ranks(store, group_rank, group_world_size, spec)
+        ranks = exchange.node_ranks(
+            store, group_rank, group_world_size, spec, lambda: self._nodes_waiting() > 0
+        )
         return [
             Worker(
                 local_rank,

@@ -221,3 +221,23 @@ def test_a_signal_gets_out_of_the_barrier() -> None:
     ended = SignalException("ended", signal.SIGTERM)
     with pytest.raises(SignalException):
         exchange.exit_barrier(node(BrokenStore(ended), 0, 2), LATE_S)
+
+
+def test_a_node_that_never_tells_of_itself_breaks_the_round() -> None:
+    asked = []
+
+    def is_broken() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    with pytest.raises(exchange.RoundBroken):
+        exchange.node_ranks(MemoryStore(), 0, 2, spec("trainer", 1), is_broken)
+    assert len(asked) == 3
+
+
+def test_a_round_that_holds_is_waited_for() -> None:
+    store = MemoryStore()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(exchange.node_ranks, store, 0, 2, spec("a", 1), lambda: False)
+        second = pool.submit(exchange.node_ranks, store, 1, 2, spec("a", 2), lambda: False)
+    assert [first.result(), second.result()] == [NodeRanks(0, 3, 0, 3), NodeRanks(1, 3, 1, 3)]

@@ -145,7 +145,8 @@ def check_charge(was: Job, what: str, now: Job) -> None:
     if what == "leave" and not now.nodes:
         assert now.restarts == 0, "all were asked to go, and that is charged"
     elif was.round_term:
-        assert charged == (now.generation > was.generation if what == "fail" else 0)
+        assert charged in (0, int(what == "fail"))
+        assert not charged or now.generation > was.generation
     else:  # What an earlier coordinator charged, and a failure nobody was there to hear of.
         assert charged >= 0
 

@@ -275,8 +275,13 @@ def _would_say(world: World, node: ToldNode) -> bool:
     known = world.job.nodes.get(node.name)
     if known is None:
         return False
-    rounds = Rounds(msgspec.msgpack.decode(_encode(world.job), type=Job))
-    return known.seq < node.seq or rounds.behind(node.beat()) is not None
+    job = world.job
+    if known.seq < node.seq:
+        return True
+    if job.phase is JobPhase.RECOVERING:
+        return False
+    counts = job.phase is JobPhase.FORMING and known.told_present != len(job.nodes)
+    return counts or (node.term, node.revision) < (job.term, known.told)
 
 
 # Comparing.
