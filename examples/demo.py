@@ -321,6 +321,10 @@ def paint(colour: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
-        code = Demo(Path(name)).run()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Leave nothing behind, either.
+    try:
+        with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
+            code = Demo(Path(name)).run()
+    except KeyboardInterrupt:
+        code = 130
     sys.exit(code)

@@ -124,10 +124,11 @@ class Acceptor:
     async def _connect(self, peer: Peer, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(lambda: peer, connection)
-        except BaseException:
+        except BaseException as error:
             connection.close()
             self.finished(peer)
-            raise
+            if not isinstance(error, OSError):  # It went away before it was here.
+                raise
 
     def _has_room(self, now: float) -> bool:
         if len(self._half_open) < self._half_open_max:

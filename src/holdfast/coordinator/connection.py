@@ -169,16 +169,20 @@ class NodeConnection:
         if self._closed:
             return
         self._closed = self._ending = True
-        if self._thread is not None:
-            try:
+        try:
+            if self._thread is not None:
                 self._thread.ask(self._end(drain_s), drain_s + SLACK_S)
-            except (TimeoutError, RuntimeError):
-                pass  # It is stuck or gone; there is nothing to wait for.
-            self._thread.stop()
-        with self._lock:
-            if self._wakes >= 0:
-                os.close(self._wakes)
-                self._wakes = -1
+        except Exception as error:  # noqa: BLE001 (an end must come to an end)
+            messages.debug(
+                f"coordinator at {self.where}: the connection did not end well: {error!r}"
+            )
+        finally:
+            if self._thread is not None:
+                self._thread.stop()
+            with self._lock:
+                if self._wakes >= 0:
+                    os.close(self._wakes)
+                    self._wakes = -1
 
     # What the agent hears and says.
 

@@ -269,11 +269,17 @@ class CoordinatorServer:
         self._answer_calls(self._keys.keep_only(self.hosting.jobs))
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
-            for peer in [one for one in self._peers if now - one.heard_at >= IDLE_S]:
-                peer.reject(f"nothing came for {IDLE_S:g} s")
+            self._close_idle(now)
             self._told_end = {key for key in self._told_end if key[0] in self.hosting.jobs}
         self._gone.set()
         self._soon()
+
+    def _close_idle(self, now: float) -> None:
+        for peer in [one for one in self._peers if now - one.heard_at >= IDLE_S]:
+            if peer.closed:
+                peer.abort()  # It was closed with something still to be sent, which nobody took.
+            else:
+                peer.reject(f"nothing came for {IDLE_S:g} s")
 
     def _tell_changes(self, tell: Callable[[str, str], None]) -> None:
         for run_id in self._changed:

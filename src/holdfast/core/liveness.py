@@ -28,7 +28,9 @@ class AttendedClock:
 
     def look(self, now: float) -> float:
         """Say that the owner is there at `now`; return the time it has attended in all."""
-        self._attended += min(max(0.0, now - self._looked_at), self.step_s)
+        gap = now - self._looked_at
+        if gap > 0.0:
+            self._attended += gap if gap < self.step_s else self.step_s
         self._looked_at = now
         return self._attended
 

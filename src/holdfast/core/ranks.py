@@ -95,11 +95,10 @@ def _stable(nodes: Sequence[NodeInfo], previous: Mapping[str, int]) -> list[Node
 
 def natural(text: str) -> tuple[tuple[int, str], ...]:
     """Return a key that sorts numbers inside of names by their value."""
-    parts: list[tuple[int, str]] = []
-    word = ""
-    for char in text + "\0":
-        if word and char.isdecimal() != word[-1].isdecimal():
-            parts.append((int(word), "") if word[-1].isdecimal() else (-1, word))
-            word = ""
-        word += char
-    return tuple(parts)
+    words: list[str] = []
+    for char in text:
+        if words and char.isdecimal() == words[-1][-1].isdecimal():
+            words[-1] += char
+        else:
+            words.append(char)
+    return tuple((int(word), "") if word[0].isdecimal() else (-1, word) for word in words)

@@ -319,8 +319,9 @@ class Participant:
         closed = job.phase is JobPhase.CLOSED
         fate = job.retired.get(self._mine.incarnation) if self._goal is Goal.JOIN else None
         staying = self._goal is Goal.STAY
-        over = staying and not closed and job.phase is not JobPhase.RECOVERING
-        if over and view is not None:
+        # Workers of a job that somebody closed are of no use: when it comes again, it is told so.
+        over = staying and job.phase is not JobPhase.RECOVERING
+        if over and not closed and view is not None:
             over = not self._has_seat(view)
         superseded = fate.why if fate is not None and fate.superseded else ""
         return Standing(

@@ -181,8 +181,11 @@ def check_return(world: World) -> int:
     if behind or not all(info in known for info in world.job.members):
         return 0
     for node in world.nodes:
-        if node is not None and node.is_member and node.info not in world.job.members:
-            return 0  # It runs a round of its own, and if it is the first to speak, that goes on.
+        if node is None or node.info in world.job.members:
+            continue
+        # It runs a round of its own, or did; if it is the first to speak, that goes on.
+        if node.is_member or node.generation > world.job.generation:
+            return 0
     for order in orders(world):
         new = thawed(frozen(world))
         new.faults_left += 1

@@ -84,7 +84,8 @@ def steps(world: World) -> list[Step]:
             if _known(world, i) is not None:
                 found.append(("notice", i))
             continue
-        found.append(("speak", i))
+        if node.role is not Role.CLOSED:
+            found.append(("speak", i))
         if world.views[i] is not None:
             found.append(("hear", i))
         if _has_something_to_do(node):

@@ -284,7 +284,7 @@ def test_closing_is_for_all_and_for_good() -> None:
     world.nodes["n0"].ask_close("enough")
     world.all_look(1)
     assert all(world.standing(name).closed for name in world.nodes)
-    assert world.standing("n1").regroup == 0
+    assert world.standing("n1").regroup == 1  # Its workers are of no use any more.
     late = world.add("late")
     world.all_look()
     assert late.standing.closed

@@ -55,6 +55,7 @@ class Chaos:
             return
         kind = self._rng.choices(self._kinds, self._weights)[0]
         getattr(self, f"_{kind}")()
+        self._world.keep_busy()
         self._plan()
 
     def end(self, _arg: object = None) -> None:

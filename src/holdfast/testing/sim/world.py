@@ -54,6 +54,11 @@ NODES_BEYOND = 2  # More nodes than this above the number asked for never come.
 ANOTHER_JOB_S = 20.0  # A job that ends this long before the faults do is followed by another.
 DIGEST_MASK = (1 << 61) - 1
 
+JOB_LINE = (
+    "{0[0]} is {0[2].phase.value}, round {0[2].round[1]}, generation {0[2].generation}, "
+    "restarts {0[2].restarts}: {0[1]}"
+)
+
 CHECKERS: tuple[type[Checker], ...] = (
     OneRound,
     RankOnce,
@@ -195,6 +200,12 @@ class World:
         for hook in self._hooks["settled"]:
             self.schedule(self.chaos_until_s + SETTLED_S, hook, job)
 
+    def keep_busy(self) -> None:
+        """Begin another job if all are over and there is time for one."""
+        if self.now < self.chaos_until_s - ANOTHER_JOB_S:
+            if all(job.closed_by or not job.living for job in self.jobs.values()):
+                self.start_job(self._nodes)
+
     def job_of(self, run_id: str) -> JobTruth:
         """Return what is true of a job."""
         return self.jobs[run_id]
@@ -265,13 +276,7 @@ class World:
             return
         decision = self.ledger.decide(coordinator, rounds.job, status)
         if decision is not None:
-            job = rounds.job
-            self.note(
-                coordinator,
-                "{0.run_id} is {0.phase.value}, round {0.round}, generation {0.generation}, "
-                "restarts {0.restarts}: {0.why}",
-                _line_of(job),
-            )
+            self.note(coordinator, JOB_LINE, (run_id, rounds.job.why, decision.after))
             for hook in self._hooks["decided"]:
                 hook(decision)
 
@@ -312,31 +317,10 @@ class World:
         self.disturb()
         for hook in self._hooks["ends"]:
             hook(agent)
-        job = agent.job
-        if any(one.alive for one in job.agents):
-            return
-        if self.now < self.chaos_until_s - ANOTHER_JOB_S:
-            self.start_job(max(1, self._nodes // 2))
-        elif self.now > self.chaos_until_s:
+        if self.now > self.chaos_until_s:
             self.stopped = not any(one.alive for each in self.jobs.values() for one in each.agents)
             if self.stopped:
                 for each in self.jobs.values():
                     for hook in self._hooks["over"]:
                         hook(each)
 
-
-def _line_of(job: object) -> Fact:
-    """Copy what a line of the story says of a job, which goes on changing."""
-    names = ("run_id", "phase", "round", "generation", "restarts", "why")
-    return JobLine(*(getattr(job, name) for name in names))
-
-
-class JobLine(Fact):
-    """A job at one moment, as far as a story tells of it."""
-
-    run_id: str
-    phase: object
-    round: int
-    generation: int
-    restarts: int
-    why: str

@@ -1,0 +1,214 @@
+"""A node's side of the talk, beyond its transcripts: bounds that hold whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from told_nodes import RUN, a_job_of
+
+from holdfast.core import membership as ms
+from holdfast.core.membership import RETRY_FIRST_S, RETRY_MAX_S, Link, Membership, Times
+from holdfast.core.news import Ack, Beat, NodeInfo, Phase, Role, Status, View
+from holdfast.core.rounds import RECOVER_S
+
+untimed = settings(deadline=None)
+
+
+def member(draw: float = 1.0, **times: float) -> Membership:
+    return Membership(
+        0.0,
+        run_id=RUN,
+        info=NodeInfo(node="a", incarnation=1),
+        settings=a_job_of(2, 3),
+        times=Times(**times),
+        draw=lambda: draw,
+    )
+
+
+def a_view(role: Role, revision: int, *, term: int = 1, incarnation: int = 1) -> View:
+    return View(
+        run_id=RUN, node="a", incarnation=incarnation, term=term, revision=revision, role=role
+    )
+
+
+def run(machine: Membership, now: float, until: float) -> list[tuple[float, ms.Effect]]:
+    """Tick at every deadline; links cannot be opened."""
+    happened: list[tuple[float, ms.Effect]] = []
+    while now < until:
+        for effect in machine.handle(now, ms.Tick()):
+            happened.append((now, effect))
+            if isinstance(effect, ms.OpenLink):
+                happened += [(now, e) for e in machine.handle(now, ms.LinkClosed("refused"))]
+        deadline = machine.next_deadline(now)
+        assert deadline > now, "it asks for a tick that does nothing"
+        now = min(until, deadline)
+    return happened
+
+
+def up(machine: Membership, now: float = 0.0) -> Membership:
+    assert machine.handle(now, ms.Tick()) == [ms.OpenLink()]
+    (sent,) = machine.handle(now, ms.LinkOpened())
+    assert isinstance(sent, ms.Send)
+    return machine
+
+
+@untimed
+@given(st.floats(0, 1))
+def test_retries_are_ever_further_apart_within_bounds_and_spread(draw: float) -> None:
+    happened = run(member(draw), 0.0, 30.0)
+    opened = [at for at, effect in happened if isinstance(effect, ms.OpenLink)]
+    gaps = [later - earlier for earlier, later in zip(opened, opened[1:], strict=False)]
+    for i, gap in enumerate(gaps):
+        longest = min(RETRY_MAX_S, RETRY_FIRST_S * 2**i)
+        assert gap == pytest.approx(longest * (0.5 + draw / 2), abs=1e-6)
+    assert max(gaps) <= RETRY_MAX_S
+
+
+def test_a_coordinator_that_returns_is_found_before_it_gives_up_on_nodes() -> None:
+    assert RETRY_MAX_S < RECOVER_S
+
+
+def test_after_a_link_that_worked_the_next_try_is_soon_again() -> None:
+    machine = member()
+    run(machine, 0.0, 20.0)
+    machine.handle(20.0, ms.Tick())
+    while machine.link is not Link.OPENING:
+        machine.handle(machine.next_deadline(20.0), ms.Tick())
+    machine.handle(21.0, ms.LinkOpened())
+    machine.handle(21.0, ms.LinkClosed("reset"))
+    assert machine.next_deadline(21.0) == pytest.approx(21.0 + RETRY_FIRST_S)
+
+
+def test_a_beat_comes_every_beat_s_while_nothing_else_is_said() -> None:
+    machine, now, beats = up(member(beat_s=0.5, silence_s=100.0)), 0.0, []
+    while now < 10.0:
+        now = machine.next_deadline(now)
+        for effect in machine.handle(now, ms.Tick()):
+            assert isinstance(effect, ms.Send)
+            assert isinstance(effect.message, Beat)
+            beats.append(now)
+    assert beats == pytest.approx([0.5 * i for i in range(1, 21)])
+
+
+def test_a_beat_says_what_the_node_has() -> None:
+    machine = up(member())
+    machine.handle(0.1, a_view(Role.WAITING, 7, term=3))
+    (effect,) = machine.handle(1.0, ms.Tick())
+    beat = Beat(run_id=RUN, node="a", incarnation=1, seq=1, term=3, revision=7)
+    assert effect == ms.Send(beat)
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [a_view(Role.WAITING, 1), Ack(run_id=RUN, node="a", incarnation=1, seq=1)],
+    ids=["a view", "an ack"],
+)
+def test_whatever_comes_breaks_the_silence(sign: View | Ack) -> None:
+    machine = up(member(silence_s=2.0, beat_s=1.0))
+    for now in (1.0, 1.9):
+        machine.handle(now, ms.Tick())
+    machine.handle(1.9, sign)
+    machine.handle(2.9, ms.Tick())
+    assert machine.link is Link.UP
+    effects = machine.handle(3.9, ms.Tick())
+    assert isinstance(effects[0], ms.DropLink)
+    assert machine.link is Link.DOWN
+
+
+def test_what_is_said_while_the_link_is_down_is_said_once_it_is_up() -> None:
+    machine = member()
+    for generation in range(50):
+        assert machine.handle(0.0, ms.Said(Phase.RUNNING, generation)) == []
+    machine.handle(0.0, ms.Tick())
+    (sent,) = machine.handle(0.0, ms.LinkOpened())
+    assert isinstance(sent, ms.Send)
+    assert isinstance(sent.message, Status)
+    assert (sent.message.phase, sent.message.generation) == (Phase.RUNNING, 49)
+
+
+def test_every_status_has_a_higher_number() -> None:
+    machine = up(member())
+    seqs = []
+    for at in range(5):
+        for effect in machine.handle(at * 0.6, ms.Said(Phase.READY, -1)):
+            assert isinstance(effect, ms.Send)
+            seqs.append(effect.message.seq)
+        for effect in machine.handle(at * 0.6 + 0.55, Ack(run_id=RUN, node="a", incarnation=1, seq=0)):
+            assert isinstance(effect, ms.Send)
+            seqs.append(effect.message.seq)
+    assert seqs == list(range(2, 12))
+
+
+views = st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 2)), max_size=30)
+
+
+@untimed
+@given(views)
+def test_views_only_ever_get_newer(story: list[tuple[int, int, int]]) -> None:
+    machine, newest = up(member()), (0, 0)
+    for term, revision, incarnation in story:
+        view = a_view(Role.WAITING, revision, term=term, incarnation=incarnation)
+        effects = machine.handle(0.0, view)
+        if incarnation == 1 and (term, revision) > newest:
+            newest = (term, revision)
+            assert effects == [ms.Tell(view)]
+            assert machine.view == view
+        else:
+            assert effects == []
+    assert machine.status.term == newest[0]
+
+
+@pytest.mark.parametrize(
+    ("ever_up", "role", "limit_s"),
+    [(False, None, 20.0), (True, None, 10.0), (True, Role.CLOSED, 5.0), (True, Role.MEMBER, 10.0)],
+)
+def test_it_gives_up_once_and_not_before_the_limit(
+    ever_up: bool, role: Role | None, limit_s: float
+) -> None:
+    machine = member(away_s=10.0, first_contact_s=20.0)
+    if ever_up:
+        up(machine)
+        if role is not None:
+            machine.handle(0.0, a_view(role, 1))
+        machine.handle(0.0, ms.LinkClosed("reset"))
+    happened = run(machine, 0.0, 60.0)
+    given_up = [(at, effect) for at, effect in happened if isinstance(effect, ms.GiveUp)]
+    assert len(given_up) == 1
+    ((at, effect),) = given_up
+    assert at == pytest.approx(limit_s, abs=0.01)
+    assert effect == ms.GiveUp(pytest.approx(limit_s, abs=0.01), "refused")
+
+
+def test_a_node_that_slept_does_not_give_up_on_anybody() -> None:
+    machine = up(member(away_s=10.0))
+    assert [type(effect) for effect in machine.handle(3_600.0, ms.Tick())] == [ms.Send]
+    machine.handle(3_600.0, ms.LinkClosed("reset"))
+    assert not any(isinstance(e, ms.GiveUp) for e in machine.handle(7_200.0, ms.Tick()))
+
+
+def test_a_new_incarnation_has_no_round_and_no_view_but_the_term() -> None:
+    machine = up(member())
+    view = View(
+        run_id=RUN,
+        node="a",
+        incarnation=1,
+        term=4,
+        revision=9,
+        role=Role.MEMBER,
+        round_term=4,
+        round=2,
+        generation=5,
+        rank=1,
+        size=2,
+    )
+    machine.handle(0.0, view)
+    machine.handle(0.0, ms.Said(Phase.RUNNING, 5))
+    assert (machine.status.round_term, machine.status.rank, machine.status.size) == (4, 1, 2)
+    machine.handle(0.0, a_view(Role.FENCED, 10, term=4))
+    machine.handle(0.0, ms.Rejoined(77))
+    status = machine.status
+    assert (status.info.incarnation, status.phase, status.generation) == (77, Phase.READY, 5)
+    assert (status.term, status.round_term, status.round, status.rank) == (4, 0, -1, -1)
+    assert machine.view is None
+    assert machine.heard_seq == -1

@@ -1,0 +1,204 @@
+"""What an agent that is told does: the whole table of states and events, and what transcripts omit."""
+
+from __future__ import annotations
+
+from signal import SIGTERM
+from typing import Any
+
+import pytest
+
+from holdfast.core.news import Ending, Phase, Role, View
+from holdfast.core.supervision import (
+    BarrierEnded,
+    Begun,
+    Effect,
+    Event,
+    Finish,
+    InvalidEvent,
+    NodesWaiting,
+    Outcome,
+    RoundJoined,
+    SignalReceived,
+    StartWorkers,
+    State,
+    WorkerExited,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersUnhealthy,
+)
+from holdfast.core.teamwork import LeftAlone, Say, Teamwork, Told
+
+# What each state does with each event: h handles it, a dot passes over it, x refuses it.
+EVENTS = (Begun, RoundJoined, WorkersStarted, WorkerExited, WorkersUnhealthy, NodesWaiting,
+          SignalReceived, WorkersStopped, BarrierEnded, Told, LeftAlone)  # fmt: skip
+TABLE = {
+    #               Beg Rou Sta Exi Unh Nod Sig Sto Bar Tol Lef
+    State.IDLE:     "h   x   x   x   x   x   h   x   x   x   x",
+    State.JOINING:  "x   x   x   .   .   x   h   x   .   h   h",
+    State.STARTING: "x   x   h   x   x   x   h   x   .   h   h",
+    State.RUNNING:  "x   x   x   h   h   x   h   x   .   h   h",
+    State.STOPPING: "x   x   x   h   .   x   h   h   .   h   h",
+    State.LEAVING:  "x   x   x   .   x   x   h   x   h   h   h",
+    State.DONE:     "x   x   x   .   .   x   .   x   .   .   .",
+}  # fmt: skip
+
+
+def pairs(mark: str) -> list[Any]:
+    return [
+        pytest.param(state, event, id=f"{state.value}-{event.__name__}")
+        for state, row in TABLE.items()
+        for event, its_mark in zip(EVENTS, row.split(), strict=True)
+        if its_mark == mark
+    ]
+
+
+def view(role: Role, generation: int = -1, **more: Any) -> View:
+    return View(
+        run_id="run",
+        node="a",
+        incarnation=1,
+        term=1,
+        revision=1,
+        role=role,
+        generation=generation,
+        **more,
+    )
+
+
+def tell(machine: Teamwork, *events: Event) -> list[Effect]:
+    effects: list[Effect] = []
+    for event in events:
+        effects = machine.handle(0.0, event)
+        machine.check()
+    return effects
+
+
+def machine_in(state: State) -> Teamwork:
+    """Return a machine in this state; where it has workers, they are of generation 1."""
+    machine = Teamwork(local_world_size=1, max_restarts=1)
+    if state is State.IDLE:
+        return machine
+    tell(machine, Begun())
+    if state is State.JOINING:
+        return machine
+    tell(machine, Told(view(Role.MEMBER, 1)))
+    if state is State.STARTING:
+        return machine
+    tell(machine, WorkersStarted(1))
+    if state is State.RUNNING:
+        return machine
+    tell(machine, WorkerExited(1, 0, failed=False))
+    if state is State.STOPPING:
+        return machine
+    tell(machine, WorkersStopped(1))
+    if state is State.LEAVING:
+        return machine
+    tell(machine, BarrierEnded())
+    assert machine.state is State.DONE
+    return machine
+
+
+def example(event: type[Event], generation: int) -> Event:
+    values: dict[str, Any] = {
+        "generation": generation,
+        "local_rank": 0,
+        "failed": True,
+        "why": "no heartbeat",
+        "count": 1,
+        "signum": SIGTERM,
+        "round": 0,
+        "group_rank": 0,
+        "group_world_size": 1,
+        "view": view(Role.WAITING),
+    }
+    return event(**{name: values[name] for name in event.__match_args__ if name in values})
+
+
+def snapshot(machine: Teamwork) -> dict[str, object]:
+    return {**vars(machine), "story": list(machine.story)}
+
+
+def test_the_table_above_has_every_state_and_event() -> None:
+    assert list(TABLE) == list(State)
+    assert set(EVENTS) == set(Event.__subclasses__())
+
+
+def test_the_table_above_is_the_machines_own() -> None:
+    assert {(p.values[0], p.values[1]) for p in pairs("h")} == set(Teamwork._handlers)
+    assert {(p.values[0], p.values[1]) for p in pairs(".")} == {
+        (state, event) for state, events in Teamwork._passed_over.items() for event in events
+    }
+
+
+@pytest.mark.parametrize("state", list(State))
+def test_a_machine_can_be_in_every_state(state: State) -> None:
+    assert machine_in(state).state is state
+
+
+@pytest.mark.parametrize(("state", "event"), pairs("x"))
+def test_an_event_that_cannot_happen_raises_and_changes_nothing(
+    state: State, event: type[Event]
+) -> None:
+    machine = machine_in(state)
+    before = snapshot(machine)
+    with pytest.raises(InvalidEvent, match=event.__name__):
+        machine.handle(0.0, example(event, machine.generation))
+    assert snapshot(machine) == before
+
+
+@pytest.mark.parametrize(("state", "event"), pairs("."))
+def test_an_event_that_no_longer_matters_is_passed_over(state: State, event: type[Event]) -> None:
+    machine = machine_in(state)
+    before = snapshot(machine)
+    assert machine.handle(0.0, example(event, machine.generation)) == []
+    assert snapshot(machine) == before
+
+
+@pytest.mark.parametrize(("state", "event"), pairs("h"))
+def test_an_event_that_can_happen_is_handled_and_told_of(state: State, event: type[Event]) -> None:
+    machine = machine_in(state)
+    happened = example(event, machine.generation)
+    tell(machine, happened)
+    assert machine.story[-1].event == happened
+
+
+@pytest.mark.parametrize("event", [WorkersStarted, WorkerExited, WorkersStopped, WorkersUnhealthy])
+def test_news_of_a_generation_to_come_is_refused_and_changes_nothing(event: type[Event]) -> None:
+    state = {WorkersStarted: State.STARTING, WorkersStopped: State.STOPPING}.get(event)
+    machine = machine_in(state or State.RUNNING)
+    before = snapshot(machine)
+    with pytest.raises(InvalidEvent):
+        machine.handle(0.0, example(event, machine.generation + 1))
+    assert snapshot(machine) == before
+
+
+# What transcripts do not show.
+
+
+def test_workers_see_the_restarts_of_the_job_not_of_the_node() -> None:
+    machine = Teamwork(local_world_size=1, max_restarts=3)
+    tell(machine, Begun(), Told(view(Role.STANDBY, 7, restarts=2)))
+    assert tell(machine, Told(view(Role.MEMBER, 8, restarts=2))) == [
+        Say(Phase.RUNNING, 8),
+        StartWorkers(8, 2),
+    ]
+
+
+def test_an_older_count_of_restarts_takes_nothing_back() -> None:
+    machine = machine_in(State.RUNNING)
+    tell(machine, Told(view(Role.MEMBER, 1, restarts=1)), Told(view(Role.MEMBER, 1)))
+    assert machine.restart_count == 1
+
+
+@pytest.mark.parametrize("outcome", list(Ending))
+def test_the_end_of_the_job_is_that_of_the_node(outcome: Ending) -> None:
+    machine = machine_in(State.LEAVING)
+    well = outcome is Ending.SUCCEEDED
+    expected = Finish(Outcome.SUCCEEDED if well else Outcome.FAILED)
+    assert tell(machine, Told(view(Role.CLOSED, 1, outcome=outcome, final=True))) == [expected]
+
+
+def test_no_worker_starts_after_the_end() -> None:
+    machine = machine_in(State.DONE)
+    assert tell(machine, Told(view(Role.MEMBER, 9))) == []
+    assert machine.state is State.DONE
