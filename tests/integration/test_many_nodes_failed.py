@@ -170,6 +170,18 @@ def test_a_node_waits_for_the_others_for_so_long_and_no_longer(tmp_path: Path) -
         assert cluster.is_quiet()
 
 
+def test_a_node_that_coordinates_stays_until_all_are_done(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, "--exit-barrier-timeout=0.3", nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        starts = cluster.generation(2)
+        starts["a"].finish()
+        cluster.agents["a"].says("waiting for those of the other nodes (which it coordinates)")
+        starts["b"].finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.is_quiet()
+
+
 def test_a_worker_that_ignores_signals_delays_nobody_elses_report(tmp_path: Path) -> None:
     script = """
     if AGENT == "a":

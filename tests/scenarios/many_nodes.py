@@ -37,7 +37,12 @@ if TYPE_CHECKING:
     from holdfast.core.job import JobPhase
     from holdfast.core.rounds import Event
 
-SETTINGS = {"min": "min_nodes", "max": "max_nodes", "restarts": "max_restarts", "settle": "settle_s"}
+SETTINGS = {
+    "min": "min_nodes",
+    "max": "max_nodes",
+    "restarts": "max_restarts",
+    "settle": "settle_s",
+}
 ABOUT_NODES = {"workers": "local_world_size", "fixed": "fixed_rank"}
 
 

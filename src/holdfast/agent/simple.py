@@ -187,8 +187,9 @@ class SimpleElasticAgent(ElasticAgent):
             sigval = signal.Signals(finish.signum)
             raise SignalException(f"agent {os.getpid()} was ended by {in_words(sigval)}", sigval)
         if self._team is not None:
-            if finish.outcome in (Outcome.REFUSED, Outcome.LEFT_ALONE):
-                raise self._team.error(finish.outcome)
+            problem = self._team.error(finish.outcome)
+            if problem is not None:
+                raise problem
             if finish.outcome is Outcome.FAILED:
                 failures = self._team.failures(self._result.failures)
                 self._result = RunResult(WorkerState.FAILED, {}, failures)

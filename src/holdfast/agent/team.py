@@ -17,6 +17,7 @@ from holdfast.core.news import Ending, Failure, Phase, Role, View
 from holdfast.core.supervision import State
 from holdfast.processes import remote_failures
 from holdfast.processes.failures import ChildFailedError, ProcessFailure
+from holdfast.processes.waiting import min_of
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -58,12 +59,11 @@ class Team:
             max_restarts=spec.max_restarts,
         )
         self._exit_barrier_s = exit_barrier_s
-        self._gave_up: GaveUp | None = None
+        self._unreachable = ""
         self._state = State.IDLE
         self._since = time.monotonic()
         self._told_of_wait = ""
         self._told: View | None = None
-        self._changed_at = self._since
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while there is news."""
@@ -80,7 +80,7 @@ class Team:
                     self._tell(now, news)
                     events.append(teamwork.Told(news))
                 case GaveUp():
-                    self._gave_up = news
+                    self._unreachable = self._handler.unreachable(news)
                     events.append(teamwork.LeftAlone(news.why))
                 case Refused(why):
                     raise RendezvousConnectionError(f"{self._handler.endpoint}: {why}")
@@ -93,16 +93,18 @@ class Team:
             self._state, self._since = state, now
             self._told_of_wait = ""
         waited = now - self._since
-        if state is State.LEAVING and waited >= self._exit_barrier_s:
-            messages.error(
-                f"stopped waiting for the other nodes to be done (limit {self._exit_barrier_s:g} s)"
-            )
-            return [supervision.BarrierEnded()]
-        if state is State.LEAVING and waited >= PATIENCE_S:
-            self._say_once(
-                "this node's workers are done: waiting for those of the other nodes "
-                f"(limit {self._exit_barrier_s:g} s)"
-            )
+        if state is State.LEAVING:
+            limit = self._barrier_limit()
+            if limit is not None and waited >= limit:
+                messages.error(
+                    f"stopped waiting for the other nodes to be done (limit {limit:g} s)"
+                )
+                return [supervision.BarrierEnded()]
+            if waited >= PATIENCE_S:
+                self._say_once(
+                    "this node's workers are done: waiting for those of the other nodes "
+                    + ("(which it coordinates)" if limit is None else f"(limit {limit:g} s)")
+                )
         if state is State.JOINING and not self._stands_by():
             if waited >= self._handler.join_timeout_s:
                 raise RendezvousTimeoutError(self._handler.too_few(self._connection))
@@ -115,13 +117,19 @@ class Team:
         state = self._machine.state
         if state is not self._state:
             return 0.0
+        limit: float | None
         if state is State.LEAVING:
-            limit = self._since + self._exit_barrier_s
+            limit = self._barrier_limit()
+            limit = None if limit is None else self._since + limit
         elif state is State.JOINING and not self._stands_by():
             limit = self._since + self._handler.join_timeout_s
         else:
             return None
-        return limit if self._told_of_wait else min(limit, self._since + PATIENCE_S)
+        return limit if self._told_of_wait else min_of(limit, self._since + PATIENCE_S)
+
+    def _barrier_limit(self) -> float | None:
+        """Return how long to wait for the others once done; they all need one that coordinates."""
+        return None if self._connection.hosting else self._exit_barrier_s
 
     def _stands_by(self) -> bool:
         view = self._machine.view
@@ -205,47 +213,46 @@ class Team:
             one.order += len(first)
         return {**local, **first}
 
-    def error(self, outcome: supervision.Outcome) -> Exception:
-        """Return the error of a node that could not be in the job, or not to its end."""
-        view = self._machine.view
+    def error(self, outcome: supervision.Outcome) -> Exception | None:
+        """Return the error of a node that could not be in the job to its end, if it is one."""
         if outcome is supervision.Outcome.LEFT_ALONE:
-            assert self._gave_up is not None
-            return RendezvousConnectionError(self._handler.unreachable(self._gave_up))
-        assert view is not None
-        if view.role is Role.CLOSED:
-            return RendezvousClosedError(
-                f"the job {view.run_id!r} at {self._handler.endpoint} is over: {view.why}",
-                hint="a new job needs another --rdzv-id",
-            )
-        return RendezvousConnectionError(f"{self._handler.endpoint}: {view.why}")
-
-    def stopped_by_request(self) -> str:
-        """Return why the job was ended on purpose, or nothing."""
+            return RendezvousConnectionError(self._unreachable)
         view = self._machine.view
-        return view.why if view is not None and view.outcome is Ending.STOPPED else ""
+        refused = outcome is supervision.Outcome.REFUSED
+        if view is not None and view.role is Role.CLOSED:
+            if refused or view.outcome is Ending.STOPPED:
+                return RendezvousClosedError(
+                    f"the job {view.run_id!r} at {self._handler.endpoint} is over: {view.why}",
+                    hint="a new job needs another --rdzv-id",
+                )
+            return None
+        if not refused:
+            return None
+        assert view is not None
+        return RendezvousConnectionError(f"{self._handler.endpoint}: {view.why}")
 
     # What the person is told.
 
     def _tell(self, now: float, view: View) -> None:
         last, self._told = self._told, view
-        changed = last is None or (last.role, last.generation) != (view.role, view.generation)
-        if not changed:
+        known = (last.role, last.generation) if last is not None else None
+        if known == (view.role, view.generation):
             return
         self._told_of_wait = ""
-        self._changed_at = now
         if last is not None and last.role is Role.STANDBY:
             self._since = now  # It had not waited for a round before: there was one.
         if view.role is Role.MEMBER:
             restart = ""
-            if last is not None and view.restarts > last.restarts:
+            if last is not None and last.role is Role.MEMBER and view.restarts > last.restarts:
                 restart = f"; restart {view.restarts} of {self._group.spec.max_restarts}"
             messages.notice(
                 f"generation {view.generation}: node {view.rank} of {view.size}, round "
                 f"{view.round} ({view.why}{restart})"
             )
         elif view.role is Role.STANDBY:
-            messages.notice("the round is full: standing by to replace a node")
-        elif view.role is Role.FENCED:
+            if last is None or last.role is not Role.STANDBY:
+                messages.notice("the round is full: standing by to replace a node")
+        elif view.role is Role.FENCED and not self._machine.signum:
             messages.warning(f"fenced: {view.why}; stopping the workers and joining anew")
         elif view.role is Role.WAITING and last is not None and last.role is Role.MEMBER:
             messages.notice(
@@ -261,7 +268,8 @@ class Team:
             problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
             text = f"waiting for the coordinator: {problem}"
         else:
-            text = f"waiting for nodes: {view.present} of {view.needed} are here"
+            here = f"{view.present} of {view.needed} are here"
+            text = f"waiting for nodes at {self._handler.endpoint}: {here}"
         self._say_once(text)
 
     def _say_once(self, text: str) -> None:

@@ -2,8 +2,9 @@
 
 At most `HALF_OPEN_MAX` connections may be in their handshake. When one more comes, the oldest has
 to go, but not before it had `HALF_OPEN_MIN_S`: until then, or until another is through, nothing
-more is accepted, and newcomers wait in the kernel's queue. So a thousand agents that come at once are all served, and thousands of
-connections that stay silent delay an honest one by no more than that.
+more is accepted, and newcomers wait in the kernel's queue. So a thousand agents that come at once
+are all served, and thousands of connections that stay silent delay an honest one by no more than
+that.
 
 asyncio's own way to accept takes as many connections in one go as the queue may hold, before it
 reads from any of them; that is why it is not used here.

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.coordinator import addresses
 from holdfast.coordinator.dialing import Dialer, LinkProblem
 from holdfast.coordinator.dialing import Link as Connection
 from holdfast.coordinator.store_calls import StoreCalls
@@ -55,6 +54,7 @@ class GaveUp(msgspec.Struct, frozen=True):
     """The coordinator was away for too long, or this side of it is broken."""
 
     why: str
+    """The last problem. Whoever tells the person adds the endpoint, here and in `Refused`."""
     away_s: float = 0.0
 
 
@@ -91,11 +91,6 @@ class NodeClient:
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
         self._closed = False
-
-    @property
-    def endpoint(self) -> str:
-        """Where the coordinator is, as a person writes it."""
-        return addresses.written(self._dialer.host, self._dialer.port)
 
     @property
     def is_over(self) -> bool:
@@ -233,7 +228,7 @@ class NodeClient:
             self.refused = problem.why
             self._closed = True
             self.store.fail(problem.why)
-            self._on_refused(Refused(f"coordinator at {self.endpoint}: {problem.why}"))
+            self._on_refused(Refused(problem.why))
             return
         self._handle(LinkClosed(problem.why))
 

@@ -345,7 +345,7 @@ class NodeConnection:
                 self._wake()
 
     def _broken(self, what: str) -> None:
-        self._fault(GaveUp(f"the connection to {self.where} is broken: {what}"))
+        self._fault(GaveUp(f"this side of the connection is broken: {what}"))
 
     def _wake(self) -> None:
         if self._wakes >= 0:

@@ -223,7 +223,7 @@ class Supervision:
         self._after_stop = Reason.SUCCEEDED
         self._alone = True
         self.mendable = True  # Whether a new start could help against this generation's failure.
-        self._signum = 0
+        self.signum = 0  # The signal that ends it all, if one came.
         self._interrupts = 0
 
     @property
@@ -282,8 +282,8 @@ class Supervision:
     def _started(self, event: WorkersStarted) -> list[Effect]:
         self._expect_generation(event.generation)
         self.state = State.RUNNING
-        if self._signum:  # It came while they were being started.
-            signum = SIGKILL if self._interrupts >= 2 else self._signum
+        if self.signum:  # It came while they were being started.
+            signum = SIGKILL if self._interrupts >= 2 else self.signum
             return self._stop(Reason.SIGNAL, signum)
         return []
 
@@ -335,12 +335,12 @@ class Supervision:
         if event.unkillable:
             self.mendable = False
             failed = failed or reason is Reason.REGROUP
-        if reason is Reason.SUCCEEDED and (self._alone or not self._signum):
+        if reason is Reason.SUCCEEDED and (self._alone or not self.signum):
             self.state = State.LEAVING
             return [EnterBarrier()]
         if failed and judge(self.budget, mendable=self.mendable) is Verdict.GIVE_UP:
             return self._finish(Outcome.FAILED)
-        if self._signum:
+        if self.signum:
             return self._finish(Outcome.SIGNALLED)
         if failed:
             self.budget = self.budget.charge()
@@ -359,10 +359,10 @@ class Supervision:
 
     def _finish(self, outcome: Outcome) -> list[Effect]:
         self.state = State.DONE
-        return [Finish(outcome, self._signum if outcome is Outcome.SIGNALLED else 0)]
+        return [Finish(outcome, self.signum if outcome is Outcome.SIGNALLED else 0)]
 
     def _note_signal(self, event: SignalReceived) -> None:
-        self._signum = self._signum or event.signum
+        self.signum = self.signum or event.signum
         self._interrupts += event.signum == SIGINT
 
     def _expect_generation(self, generation: int) -> None:

@@ -126,8 +126,8 @@ class Teamwork(Supervision):
     def _started(self, event: WorkersStarted) -> list[Effect]:
         self._expect_generation(event.generation)
         self.state = State.RUNNING
-        if self._signum:  # It came while they were being started.
-            signum = SIGKILL if self._interrupts >= 2 else self._signum
+        if self.signum:  # It came while they were being started.
+            signum = SIGKILL if self._interrupts >= 2 else self.signum
             return self._stop(Reason.SIGNAL, signum)
         if self._left_alone:
             return self._stop(Reason.LEFT_ALONE)
@@ -146,7 +146,7 @@ class Teamwork(Supervision):
         reason = self._after_stop
         if event.unkillable:  # No other worker may ever run beside those that remain.
             return [Say(Phase.LEAVING, self.generation), *self._finish(Outcome.FAILED)]
-        if self._signum:
+        if self.signum:
             return self._finish(Outcome.SIGNALLED)
         if self._left_alone:
             return self._end_alone()
@@ -170,7 +170,7 @@ class Teamwork(Supervision):
         return [Say(Phase.LEAVING, self.generation), *super()._signal_starting(event)]
 
     def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
-        first = [] if self._signum else [Say(Phase.LEAVING, self.generation)]
+        first = [] if self.signum else [Say(Phase.LEAVING, self.generation)]
         return [*first, *super()._signal_stopping(event)]
 
     def _signal_idle(self, event: SignalReceived) -> list[Effect]:

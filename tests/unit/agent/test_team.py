@@ -24,6 +24,7 @@ class Told:
     join_timeout_s = JOIN_S
     endpoint = "head:29400"
     node_id = "here"
+    hosting = False
 
     def __init__(self) -> None:
         self.news: list[Any] = []
@@ -48,6 +49,9 @@ class Told:
 
     def too_few(self, _connection: object) -> str:
         return "too few"
+
+    def unreachable(self, gave_up: GaveUp) -> str:
+        return f"away for {gave_up.away_s:g} s"
 
 
 class Node:
@@ -143,7 +147,7 @@ def test_the_person_is_told_once_what_is_waited_for(
     ]
     node.hear(5.0, view(Role.WAITING))
     node.hear(5.0)
-    assert caplog.messages[1:] == ["waiting for nodes: 1 of 2 are here"]
+    assert caplog.messages[1:] == ["waiting for nodes at head:29400: 1 of 2 are here"]
 
 
 def test_a_node_that_starts_is_not_told_that_it_waits(
@@ -168,11 +172,25 @@ def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(
     assert "stopped waiting for the other nodes" in caplog.text
 
 
+def test_a_node_that_coordinates_waits_for_the_others_without_a_limit(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.told.hosting = True
+    run(node, 1.0)
+    be_done(node, 2.0)
+    node.hear(2.0)
+    assert node.due() == 2.0 + PATIENCE_S
+    assert node.hear(2.0 + BARRIER_S) == []
+    assert node.due() is None
+    assert "waiting for those of the other nodes (which it coordinates)" in caplog.text
+
+
 def test_a_coordinator_that_stayed_away(node: Node) -> None:
     assert node.hear(1.0, GaveUp("connection refused", 60.0)) == [
         teamwork.LeftAlone("connection refused")
     ]
     assert node.machine.state is supervision.State.DONE
+    assert str(node.team.error(supervision.Outcome.LEFT_ALONE)) == "away for 60 s"
 
 
 def test_a_coordinator_that_refuses(node: Node) -> None:

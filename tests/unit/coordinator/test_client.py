@@ -126,7 +126,6 @@ def test_a_refusal_is_final_for_a_newcomer_only() -> None:
         other = serve(listening(port), token=b"another job's")
         newcomer = Node(dialer, "b")
         refused = await newcomer.until(lambda news: isinstance(news, Refused))
-        assert f"127.0.0.1:{port}" in refused.why
         assert "wants a token" in refused.why
         assert newcomer.client.refused
         await soon(lambda: "wants a token" in node.client.membership.last_problem)

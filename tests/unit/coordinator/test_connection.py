@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import threading
 from typing import TYPE_CHECKING, Any
@@ -54,8 +53,8 @@ def test_several_views_are_one_the_newest() -> None:
         assert view.generation == 3
 
 
-def test_closing_leaves_no_thread_and_no_descriptor() -> None:
-    before = set(os.listdir("/proc/self/fd"))
+def test_closing_leaves_no_thread() -> None:
+    """Nor a descriptor, as is checked after every test."""
     one = one_node()
     one.start()
     until(one, member)
@@ -63,7 +62,6 @@ def test_closing_leaves_no_thread_and_no_descriptor() -> None:
     one.close()
     one.close()
     assert ours() == []
-    assert set(os.listdir("/proc/self/fd")) == before
     assert one.take() == []
     one.say(Phase.READY, 0)
     assert not one.leave(1)
@@ -93,7 +91,6 @@ def test_a_bug_in_the_thread_is_told() -> None:
         news = fault(one)
         assert isinstance(news, GaveUp)
         assert "ZeroDivisionError" in news.why
-        assert one.where in news.why
         one.say(Phase.FAILED, 0)
         until(one, lambda view: view.generation == 1)  # And it goes on.
 

@@ -3,95 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
 
 import pytest
+from serving import LIMIT_S, run, serving, soon, status
 
-from holdfast.coordinator import accepting, server
-from holdfast.coordinator.binding import try_bind
-from holdfast.coordinator.dialing import Dialer, Link, LinkProblem
-from holdfast.coordinator.server import CoordinatorServer
-from holdfast.core.news import Ack, Beat, JobSettings, NodeInfo, Phase, Role, Status, View
-from holdfast.wire.frames import encode_frame
+from holdfast.coordinator import server
+from holdfast.coordinator.dialing import LinkProblem
+from holdfast.core.news import Ack, Beat, JobSettings, Phase, Role, View
 from holdfast.wire.limits import WHY_CHARS_MAX
-from holdfast.wire.messages import Message, StoreCall, StoreResult, Welcome
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
-
-LIMIT_S = 20.0
-
-
-class Served:
-    """A server on loopback, what it complained of, and what it told of jobs."""
-
-    def __init__(self, **options: Any) -> None:
-        listener = try_bind("127.0.0.1", 0, is_host=True)
-        assert listener is not None
-        self.port: int = listener.getsockname()[1]
-        self.complaints: list[str] = []
-        self.changes: list[tuple[str, str]] = []
-        self.server = CoordinatorServer(
-            listener,
-            **{"silence_s": 5.0, "grace_s": 0.02} | options,
-            warn=self.complaints.append,
-            on_change=lambda *change: self.changes.append(change),
-        )
-        self.dialer = Dialer("127.0.0.1", self.port)
-
-    async def link(self) -> Talk:
-        return Talk(await self.dialer.dial())
-
-    def silent(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port))
-
-
-class Talk:
-    """A link whose messages are waited for one by one."""
-
-    def __init__(self, link: Link) -> None:
-        self.link = link
-        self.said: asyncio.Queue[Message | str] = asyncio.Queue()
-        link.on_message = self.said.put_nowait
-        link.on_closed = self.said.put_nowait
-
-    def say(self, message: Message) -> None:
-        self.link.send(encode_frame(message))
-
-    async def hear(self) -> Any:
-        async with asyncio.timeout(LIMIT_S):
-            return await self.said.get()
-
-
-def status(node: str, *, nodes: int = 1, seq: int = 1, **changes: Any) -> Status:
-    given: dict[str, Any] = {
-        "run_id": "job",
-        "info": NodeInfo(node=node, incarnation=sum(node.encode())),
-        "settings": JobSettings(min_nodes=nodes, max_nodes=nodes),
-    }
-    return Status(seq=seq, **(given | changes))
-
-
-@asynccontextmanager
-async def serving(**options: Any) -> AsyncIterator[Served]:
-    served = Served(**options)
-    try:
-        yield served
-    finally:
-        await served.server.stop()
-        assert served.server.connections == 0
-
-
-async def soon(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 (nothing tells of what is waited for)
-            await asyncio.sleep(0.001)
-
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
+from holdfast.wire.messages import StoreCall, StoreResult, Welcome
 
 
 def test_a_node_is_told_of_its_round() -> None:
@@ -106,24 +26,6 @@ def test_a_node_is_told_of_its_round() -> None:
             assert await talk.hear() == Ack(run_id="job", node="a", incarnation=97, seq=1)
             line = "active, round 0, generation 0: all nodes are here"
             assert served.changes == [("job", line)]
-
-    run(work())
-
-
-def test_what_is_told_at_one_moment_goes_out_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            (peer,) = served.server._peers
-            written: list[bytes] = []
-            assert peer._transport is not None
-            monkeypatch.setattr(peer._transport, "write", written.append)
-            both = encode_frame(status("a")) + encode_frame(
-                StoreCall(id=1, run_id="job", op="num_keys")
-            )
-            talk.link.send(both)
-            await soon(lambda: bool(written))
-            assert len(written) == 1
 
     run(work())
 
@@ -197,17 +99,6 @@ def test_a_call_that_waits_is_answered_at_its_time() -> None:
     run(work())
 
 
-def test_what_only_a_server_says_is_a_fault() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            talk.say(Welcome(version=1))
-            assert isinstance(await talk.hear(), str)
-            assert "a Welcome is nothing to say" in served.complaints[0]
-
-    run(work())
-
-
 def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> None:
         async with serving() as served:
@@ -219,27 +110,6 @@ def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
                 await talk.hear()
             assert len(served.complaints) == 2
             assert served.complaints[1].endswith("(4 more like this were not shown)")
-
-    run(work())
-
-
-def test_a_bug_costs_one_connection() -> None:
-    async def work() -> None:
-        async with serving() as served:
-
-            def broken(*_: object) -> None:
-                raise ZeroDivisionError
-
-            whole = served.server.hosting.received
-            served.server.hosting.received = broken  # type: ignore[assignment]
-            talk = await served.link()
-            talk.say(status("a"))
-            assert isinstance(await talk.hear(), str)
-            served.server.hosting.received = whole  # type: ignore[method-assign]
-            assert "a bug of the coordinator's: ZeroDivisionError()" in served.complaints[0]
-            other = await served.link()
-            other.say(status("a"))
-            assert isinstance(await other.hear(), View)
 
     run(work())
 
@@ -267,67 +137,6 @@ def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
             talk = await served.link()
             assert isinstance(await talk.hear(), str)
             assert "nothing came for 0.05 s" in served.complaints[0]
-
-    run(work())
-
-
-# Handshakes that are not finished.
-
-
-def test_a_handshake_has_a_time_limit() -> None:
-    async def work() -> None:
-        async with serving(handshake_s=0.02) as served:
-            with served.silent():
-                await soon(lambda: bool(served.complaints))
-                assert "no handshake within 0.02 s" in served.complaints[0]
-                await soon(lambda: served.server.connections == 0)
-
-    run(work())
-
-
-def test_the_oldest_unfinished_handshakes_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "HALF_OPEN_MIN_S", 0.02)
-
-    async def work() -> None:
-        async with serving(half_open_max=10) as served:
-            silent = [served.silent() for _ in range(30)]
-            try:
-                talk = await served.link()  # It has to wait in the queue, and is served.
-                talk.say(status("a"))
-                assert isinstance(await talk.hear(), View)
-                assert served.server.connections <= 11
-            finally:
-                for one in silent:
-                    one.close()
-
-    run(work())
-
-
-def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accepting, "NO_ROOM_S", 0.01)
-
-    class Full:
-        """A listening socket that has no descriptor for the first two who come."""
-
-        def __init__(self, whole: socket.socket) -> None:
-            self.whole = whole
-            self.left = 2
-
-        def accept(self) -> Any:
-            if self.left:
-                self.left -= 1
-                raise OSError(24, "Too many open files")
-            return self.whole.accept()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.whole, name)
-
-    async def work() -> None:
-        async with serving() as served:
-            acceptor = served.server._acceptor
-            monkeypatch.setattr(acceptor, "_listener", Full(acceptor._listener))
-            await served.link()
-            assert "Too many open files" in served.complaints[0]
 
     run(work())
 

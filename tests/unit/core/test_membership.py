@@ -134,7 +134,9 @@ def test_every_status_has_a_higher_number() -> None:
         for effect in machine.handle(at * 0.6, ms.Said(Phase.READY, -1)):
             assert isinstance(effect, ms.Send)
             seqs.append(effect.message.seq)
-        for effect in machine.handle(at * 0.6 + 0.55, Ack(run_id=RUN, node="a", incarnation=1, seq=0)):
+        for effect in machine.handle(
+            at * 0.6 + 0.55, Ack(run_id=RUN, node="a", incarnation=1, seq=0)
+        ):
             assert isinstance(effect, ms.Send)
             seqs.append(effect.message.seq)
     assert seqs == list(range(2, 12))

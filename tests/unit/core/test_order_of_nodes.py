@@ -58,9 +58,7 @@ def test_those_who_stay_keep_their_ranks_where_the_size_allows(
 
 @untimed
 @given(names, names)
-def test_newcomers_are_in_the_order_in_which_they_came(
-    previous: list[str], now: list[str]
-) -> None:
+def test_newcomers_are_in_the_order_in_which_they_came(previous: list[str], now: list[str]) -> None:
     newcomers = [name for name in order(previous, now) if name not in previous]
     assert newcomers == [name for name in now if name not in previous]
 

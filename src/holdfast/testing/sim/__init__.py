@@ -16,15 +16,28 @@ from holdfast.core.facts import Fact
 from holdfast.testing.sim.checking import Checker, Violation
 from holdfast.testing.sim.profiles import PROFILES, Profile
 from holdfast.testing.sim.story import STORY_LINES_MAX, Story
-from holdfast.testing.sim.world import CHECKERS, OVER_S, Rules, World
+from holdfast.testing.sim.world import CHECKERS, Rules, World
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-__all__ = ["CHECKERS", "PROFILES", "Checker", "Profile", "Result", "Rules", "Violation", "simulate"]
+__all__ = [
+    "CHECKERS",
+    "PROFILES",
+    "Checker",
+    "Profile",
+    "Result",
+    "Rules",
+    "Violation",
+    "World",
+    "mixed",
+    "simulate",
+]
 
 NODES = 8
 MINUTES = 2.0
+MANY_NODES = (32, 64)
+FEW_IN_A_ROW = 20  # Rows of all profiles with few nodes, before one with many.
 SLICE_S = 10.0  # Virtual seconds between two calls of `progress`.
 
 
@@ -65,12 +78,14 @@ def simulate(
     minutes: float = MINUTES,
     profile: str = "everything",
     rules: Rules | None = None,
+    checkers: Sequence[type[Checker]] = CHECKERS,
     whole_story: bool = False,
     progress: Callable[[World], None] | None = None,
 ) -> Result:
     """Run one job, or a few in a row, and return how it went; the story of a failure is in it.
 
-    `minutes` is virtual time, the quiet at the end included. `progress` is called now and then.
+    `minutes` is virtual time, the quiet at the end included. `rules` are the machines under test,
+    `checkers` what is demanded of them. `progress` is called now and then.
     """
     story = Story(lines_max=None if whole_story else STORY_LINES_MAX)
     world = World(
@@ -80,6 +95,7 @@ def simulate(
         profile=PROFILES[profile],
         rules=rules or Rules(),
         story=story,
+        checkers=checkers,
     )
     violation = invariant = ""
     try:
@@ -108,6 +124,16 @@ def simulate(
         rounds=len(world.ledger.rounds),
         story=tuple(story.lines()) if whole_story or violation else (),
     )
+
+
+def mixed(seed: int) -> tuple[str, int]:
+    """Return a profile and a number of nodes for a seed, so that a row of seeds has all kinds."""
+    profiles = list(PROFILES)
+    turn = seed // len(profiles)
+    nodes = MANY_NODES[turn // FEW_IN_A_ROW % len(MANY_NODES)]
+    if turn % FEW_IN_A_ROW:
+        nodes = 3 + turn % 10
+    return profiles[seed % len(profiles)], nodes
 
 
 def _where(error: Exception) -> str:

@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from holdfast.core.membership import Effect as MembershipEffect
     from holdfast.core.news import View
     from holdfast.core.supervision import Effect, Event, Outcome
-    from holdfast.testing.sim.network import Link
     from holdfast.testing.sim.ledger import JobTruth, RoundTruth
+    from holdfast.testing.sim.network import Link
     from holdfast.testing.sim.world import World
 
 TICK = Tick()
@@ -109,7 +109,7 @@ class Agent(Process):
         """Take in a message of the coordinator; one by a link it has given up is refused."""
         link, message = parcel
         if self.paused:
-            self._backlog.append((self.receive, parcel))  # type: ignore[arg-type]
+            self._backlog.append((self.receive, parcel))
             return
         if self.link is not link:
             self.world.network.close_from_agent(link)
@@ -119,8 +119,6 @@ class Agent(Process):
         effects = self.membership.handle(self.offset + world.now * self.rate, message)
         if effects:
             self._perform(effects)
-            if self.alive:
-                self.arm(self.membership.next_deadline(self.clock))
 
     def tick(self) -> None:
         """See what time has brought."""
@@ -168,7 +166,7 @@ class Agent(Process):
         effects = self.membership.handle(now, event)
         if effects:
             self._perform(effects)
-        if self.alive:
+        if self.alive and type(event) is LinkClosed:  # All else only puts its deadlines off.
             self.arm(self.membership.next_deadline(now))
 
     def _perform(self, effects: list[MembershipEffect]) -> None:

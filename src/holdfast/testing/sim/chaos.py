@@ -92,7 +92,7 @@ class Chaos:
         world = self._world
 
         def return_of(_arg: object) -> None:
-            if not job.closed_by and world.now < self._until_s:
+            if world.now < self._until_s:
                 world.start_agent(job, node)
 
         world.schedule(world.now + delay_s, return_of, None)
@@ -135,9 +135,7 @@ class Chaos:
         agent.die(host_too=host_too)
         fate = self._rng.random()
         if fate < 0.8:
-            self._later(
-                self._between(0.3, 15.0), agent.job, agent.node if fate < 0.4 else None
-            )
+            self._later(self._between(0.3, 15.0), agent.job, agent.node if fate < 0.4 else None)
 
     def _power_off(self) -> None:
         self._kill(host_too=True)
@@ -175,9 +173,7 @@ class Chaos:
         if agent is not None and not agent.paused:
             self._world.disturb()
             agent.pause()
-            self._world.schedule(
-                self._world.now + self._between(0.1, 20.0), agent.resume, None
-            )
+            self._world.schedule(self._world.now + self._between(0.1, 20.0), agent.resume, None)
 
     # The network.
 

@@ -72,7 +72,7 @@ class Checker:
     def ends(self, agent: Agent) -> None:
         """An agent ended of its own accord; `agent.outcome` says how."""
 
-    def coordinator_back(self, coordinator: Coordinator) -> None:
+    def coordinator_back(self, _coordinator: Coordinator) -> None:
         """Another coordinator came up on the endpoint."""
 
     def settled(self, job: JobTruth) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.news import Beat, View
+from holdfast.core.news import Beat, Status, View
 from holdfast.testing.sim.process import Process
 
 if TYPE_CHECKING:
     from random import Random
 
-    from holdfast.core.news import Ack, Status
+    from holdfast.core.news import Ack
     from holdfast.testing.sim.network import Link
     from holdfast.testing.sim.world import World
 
@@ -45,7 +45,7 @@ class Coordinator(Process):
             self.world.network.close_from_coordinator(link)
             return
         if self.paused:
-            self._backlog.append((self.receive, parcel))  # type: ignore[arg-type]
+            self._backlog.append((self.receive, parcel))
             return
         world = self.world
         world.steps += 1
@@ -61,6 +61,7 @@ class Coordinator(Process):
             self._took(link, peer)
             self._send(answers)
             return
+        assert isinstance(message, Status)
         peer = (message.run_id, message.info.node, message.info.incarnation)
         self._took(link, peer)
         world.note(self, "heard {0.info.node}: {0.phase.value}, generation {0.generation}", message)

@@ -100,9 +100,9 @@ class ClosedIsFinal(Checker):
 
     def made(self, coordinator: Coordinator, view: View) -> None:
         """See that nobody is told to run in a closed job."""
-        if view.role is Role.MEMBER:
-            if coordinator.number in self.world.job_of(view.run_id).closed_by:
-                self.violated(f"{view.node} is told to run in {view.run_id}, which is closed")
+        closed_by = self.world.job_of(view.run_id).closed_by
+        if view.role is Role.MEMBER and coordinator.number in closed_by:
+            self.violated(f"{view.node} is told to run in {view.run_id}, which is closed")
 
     def told(self, agent: Agent, view: View) -> None:
         """See to it that a node which was told of the end has no workers soon after."""

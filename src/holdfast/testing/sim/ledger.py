@@ -118,9 +118,7 @@ class Ledger:
         self.rounds: dict[tuple[int, str, int, int], RoundTruth] = {}
         self._seen: dict[tuple[int, str], Seen] = {}
 
-    def decide(
-        self, coordinator: Coordinator, job: Job, status: Status | None
-    ) -> Decision | None:
+    def decide(self, coordinator: Coordinator, job: Job, status: Status | None) -> Decision | None:
         """Write a decision down, if it was one."""
         key = (coordinator.number, job.run_id)
         before = self._seen.get(key)

@@ -73,13 +73,13 @@ class Network:
     def send_up(self, link: Link, message: Status | Beat) -> None:
         """Send from the agent to its coordinator."""
         if link.agent.cut_out:
-            self._hold(link, True, message)
+            self._hold(link, message, up=True)
             return
         world = self.world
         weather = self.weather
         at = world.now + (weather.delay_s + link.agent.lag_s) * (0.5 + self._random())
         if weather.rough:
-            self._send_in_rough(link, True, message, at)
+            self._send_in_rough(link, message, at, up=True)
             return
         if at <= link.up_at:
             at = link.up_at + 1e-9
@@ -89,13 +89,13 @@ class Network:
     def send_down(self, link: Link, message: Ack | View) -> None:
         """Send from the coordinator to an agent."""
         if link.agent.cut_in:
-            self._hold(link, False, message)
+            self._hold(link, message, up=False)
             return
         world = self.world
         weather = self.weather
         at = world.now + (weather.delay_s + link.agent.lag_s) * (0.5 + self._random())
         if weather.rough:
-            self._send_in_rough(link, False, message, at)
+            self._send_in_rough(link, message, at, up=False)
             return
         if at <= link.down_at:
             at = link.down_at + 1e-9
@@ -103,7 +103,7 @@ class Network:
         world.schedule(at, link.agent.receive, (link, message))
 
     def _send_in_rough(
-        self, link: Link, up: bool, message: Status | Beat | Ack | View, at: float
+        self, link: Link, message: Status | Beat | Ack | View, at: float, *, up: bool
     ) -> None:
         weather, draw = self.weather, self._random
         chance = draw()
@@ -123,7 +123,7 @@ class Network:
             to = link.coordinator.receive if up else link.agent.receive
             self.world.schedule(arrives, to, (link, message))
 
-    def _hold(self, link: Link, up: bool, message: Status | Beat | Ack | View) -> None:
+    def _hold(self, link: Link, message: Status | Beat | Ack | View, *, up: bool) -> None:
         if len(link.held) < HELD_MESSAGES_MAX and self._random() < 0.5:
             link.held.append((up, message))
 

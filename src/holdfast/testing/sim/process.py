@@ -54,7 +54,7 @@ class Process:
             return
         now = self.world.now
         at = (deadline - self.offset) / self.rate
-        at = (at if at > now else now) + TIMER_GRAIN_S
+        at = max(at, now) + TIMER_GRAIN_S
         if at < self._timer_at:
             self._timer_at = at
             self.world.schedule(at, self._go_off, at)

@@ -32,7 +32,7 @@ class NoNeedlessRestart(Checker):
         self._watch_until = 0.0
         self._calm_since = 0.0
 
-    def coordinator_back(self, coordinator: Coordinator) -> None:
+    def coordinator_back(self, _coordinator: Coordinator) -> None:
         """Watch what comes of it, if nothing else was going on."""
         world = self.world
         calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
@@ -43,10 +43,11 @@ class NoNeedlessRestart(Checker):
     def stops(self, agent: Agent, effect: StopWorkers) -> None:
         """See whether anything but the coordinator's return can be the reason."""
         world = self.world
-        undisturbed = world.disturbed_at == self._calm_since
-        if effect.reason is Reason.TOLD and world.now < self._watch_until and undisturbed:
-            if agent.told is not None and agent.told.role is not Role.CLOSED:
-                self.violated(f"{agent.node} restarts its workers because the coordinator did")
+        if effect.reason is not Reason.TOLD or world.now >= self._watch_until:
+            return
+        closed = agent.told is not None and agent.told.role is Role.CLOSED
+        if world.disturbed_at == self._calm_since and not closed:
+            self.violated(f"{agent.node} restarts its workers because the coordinator did")
 
 
 class RoundForms(Checker):

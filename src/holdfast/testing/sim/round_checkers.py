@@ -50,10 +50,9 @@ class RankOnce(Checker):
 
     def decided(self, decision: Decision) -> None:
         """Look at the members of a round that forms."""
-        members = decision.job.members
-        if decision.after.phase is JobPhase.ACTIVE and decision.before is not None:
-            if len({info.node for info in members}) != len(members):
-                self.violated(f"a node is twice in {[info.node for info in members]}")
+        nodes = [info.node for info in decision.job.members]
+        if decision.after.phase is JobPhase.ACTIVE and len(set(nodes)) != len(nodes):
+            self.violated(f"a node is twice in {nodes}")
 
     def told(self, agent: Agent, view: View) -> None:
         """Compare with what other nodes were told of this round."""
@@ -152,9 +151,7 @@ class RanksStable(Checker):
             return
         old = {info.node: rank for rank, info in enumerate(before.members)}
         stayed = [
-            (old[info.node], rank)
-            for rank, info in enumerate(after.members)
-            if info.node in old
+            (old[info.node], rank) for rank, info in enumerate(after.members) if info.node in old
         ]
         if stayed != sorted(stayed):
             self.violated(f"those who stayed changed their order: {stayed}")

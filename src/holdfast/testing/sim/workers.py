@@ -74,7 +74,7 @@ class Workers:
         if not self.running and not self._stopping:
             self.done_generation = generation
             self._agent.world.note(self._agent, f"workers of generation {generation} are done")
-        self._agent.happens(WorkerExited(generation, local_rank, False, True))
+        self._agent.happens(WorkerExited(generation, local_rank, failed=False))
 
     def fail(self, which: tuple[int, bool, bool]) -> None:
         """Let one worker of a generation fail, or all of them hang."""
@@ -99,7 +99,7 @@ class Workers:
             agent.happens(WorkersUnhealthy(generation, "no progress", mendable=mendable))
             return
         self.running.remove(local_rank)
-        agent.happens(WorkerExited(generation, local_rank, True, mendable))
+        agent.happens(WorkerExited(generation, local_rank, failed=True, mendable=mendable))
 
     def stop(self, generation: int) -> None:
         """Bring them down, which takes a while."""

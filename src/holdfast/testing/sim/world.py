@@ -41,7 +41,7 @@ from holdfast.testing.sim.round_checkers import (
 from holdfast.testing.sim.story import Shown, Story
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from holdfast.core.news import Status, View
     from holdfast.core.supervision import StopWorkers
@@ -76,6 +76,11 @@ CHECKERS: tuple[type[Checker], ...] = (
 )
 
 
+def seeded(seed: int | str) -> Random:
+    """Return a generator whose numbers anybody can have again."""
+    return Random(seed)  # noqa: S311 (which is the point)
+
+
 class Rules(Fact):
     """The machines under test; a test puts broken ones in their place."""
 
@@ -97,6 +102,7 @@ class World:
         profile: Profile,
         rules: Rules,
         story: Story,
+        checkers: Sequence[type[Checker]] = CHECKERS,
     ) -> None:
         self.now = 0.0
         self.steps = 0
@@ -114,11 +120,11 @@ class World:
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._count = 0
         self._nodes = nodes
-        self._rng = Random(f"{seed}/{profile.name}/world")
-        self.network = Network(self, Random(f"{seed}/{profile.name}/network"))
-        chaos_rng = Random(f"{seed}/{profile.name}/chaos")
+        self._rng = seeded(f"{seed}/{profile.name}/world")
+        self.network = Network(self, seeded(f"{seed}/{profile.name}/network"))
+        chaos_rng = seeded(f"{seed}/{profile.name}/chaos")
         self.chaos = Chaos(self, profile, chaos_rng, self.chaos_until_s)
-        self._watch([checker(self) for checker in CHECKERS])
+        self._watch([checker(self) for checker in checkers])
         self.coordinator = self._new_coordinator()
 
     def _watch(self, checkers: list[Checker]) -> None:
@@ -202,24 +208,29 @@ class World:
 
     def keep_busy(self) -> None:
         """Begin another job if all are over and there is time for one."""
-        if self.now < self.chaos_until_s - ANOTHER_JOB_S:
-            if all(job.closed_by or not job.living for job in self.jobs.values()):
-                self.start_job(self._nodes)
+        over = all(job.closed_by or not job.living for job in self.jobs.values())
+        if over and self.now < self.chaos_until_s - ANOTHER_JOB_S:
+            self.start_job(self._nodes)
 
     def job_of(self, run_id: str) -> JobTruth:
         """Return what is true of a job."""
         return self.jobs[run_id]
 
     def has_room(self, job: JobTruth) -> bool:
-        """Return whether another node may come."""
-        return not job.closed_by and len(job.living) < self._nodes + NODES_BEYOND
+        """Return whether another node may come; also to a job that is known to be over.
+
+        Where nobody is left who knows that, it would be another job of the same name.
+        """
+        if job.closed_by and self.coordinator.number not in job.closed_by:
+            return False
+        return len(job.living) < self._nodes + NODES_BEYOND
 
     def start_agent(self, job: JobTruth, node: str | None = None, *, delay_s: float = 0.0) -> None:
         """Start an agent, under a name of its own or of one that was there before."""
         if not self.has_room(job):
             return
         self.agents_started += 1
-        rng = Random(self._rng.getrandbits(64))
+        rng = seeded(self._rng.getrandbits(64))
         agent = Agent(self, job, node or f"n{self.agents_started}", str(self.agents_started), rng)
         self.chaos.greet(agent)
         self.disturb()
@@ -234,7 +245,7 @@ class World:
 
     def _new_coordinator(self) -> Coordinator:
         self.coordinators_started += 1
-        return Coordinator(self, self.coordinators_started, Random(self._rng.getrandbits(64)))
+        return Coordinator(self, self.coordinators_started, seeded(self._rng.getrandbits(64)))
 
     def kill_coordinator(self, *, host_too: bool) -> None:
         """Let the coordinator die."""
@@ -323,4 +334,3 @@ class World:
                 for each in self.jobs.values():
                     for hook in self._hooks["over"]:
                         hook(each)
-

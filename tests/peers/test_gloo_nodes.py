@@ -1,0 +1,71 @@
+"""Programs that use `torch.distributed` with gloo over several agents, through loss and growth."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_teams import Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+# Every worker adds its rank + 1 to a sum over all, tells of it and waits for orders.
+GLOO = """
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+tell(f"summed {AGENT} {NUMBER} {dist.get_rank()} {dist.get_world_size()} {total.item()}")
+obey()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def sums(cluster: Cluster, *agents: str) -> dict[str, int]:
+    """Wait until all workers of a generation have added up; return their processes by agent."""
+    summed: dict[str, dict[str, int]] = {}
+    while True:
+        words = cluster.news.next()
+        if words[0] != "summed":
+            continue
+        _, agent, generation, _rank, size, total, pid = words
+        assert int(total) == sum(range(int(size) + 1))
+        mates = summed.setdefault(generation, {})
+        mates[agent] = int(pid)
+        if set(mates) == set(agents) and int(size) == len(agents):
+            return mates
+
+
+def order(signum: signal.Signals, pids: dict[str, int]) -> None:
+    for pid in pids.values():
+        os.kill(pid, signum)
+
+
+def test_gloo_works_over_two_agents_and_again_after_a_worker_was_killed(tmp_path: Path) -> None:
+    with Cluster(tmp_path, GLOO, "--max-restarts=1", nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        first = sums(cluster, "a", "b")
+        os.kill(first["b"], signal.SIGKILL)
+        second = sums(cluster, "a", "b")
+        order(signal.SIGUSR1, second)
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_gloo_works_after_a_node_joined_and_after_one_was_lost(tmp_path: Path) -> None:
+    with Cluster(tmp_path, GLOO, nnodes="1:2") as cluster:
+        cluster.start_host("a")
+        sums(cluster, "a")
+        cluster.start("b")
+        sums(cluster, "a", "b")
+        cluster.agents["b"].kill()
+        last = sums(cluster, "a")
+        order(signal.SIGUSR1, last)
+        assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL}

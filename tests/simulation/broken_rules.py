@@ -1,0 +1,200 @@
+"""Rules that are wrong on purpose, each in one way, to show that the checkers can fail."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.core import views
+from holdfast.core.hosting import Hosting
+from holdfast.core.job import JobPhase, NodeLost
+from holdfast.core.membership import Membership
+from holdfast.core.news import Ending, Role
+from holdfast.core.rounds import Rounds
+from holdfast.core.supervision import Reason
+from holdfast.core.teamwork import Teamwork
+
+if TYPE_CHECKING:
+    from holdfast.core.job import Node
+    from holdfast.core.membership import Effect as MembershipEffect
+    from holdfast.core.news import NodeInfo, Status, View
+    from holdfast.core.supervision import Effect
+
+
+class FreeRestarts(Rounds):
+    """A worker's failure is not charged."""
+
+    def _worker_failed(self, node: Node, report: bytes) -> list[View]:
+        told = super()._worker_failed(node, report)
+        if self.job.phase is not JobPhase.CLOSED:
+            self.job.restarts -= 1
+        return told
+
+
+class LossesCost(Rounds):
+    """A lost node is charged like a failure."""
+
+    def _lose(self, lost: tuple[NodeLost, ...]) -> list[View]:
+        told = super()._lose(lost)
+        if told and self.job.restarts < self._settings.max_restarts:
+            self.job.restarts += 1
+        return told
+
+
+class LostKeepsItsRank(Rounds):
+    """The round goes on with a member that is gone."""
+
+    def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
+        super()._take_out(known, why, superseded=superseded)
+        return False
+
+
+class SameGenerationAgain(Rounds):
+    """A regroup reuses the generation of the round before."""
+
+    def _form(self, why: str) -> list[View]:
+        if self.job.round >= 0:
+            self.job.generation -= 1
+        return super()._form(why)
+
+
+class RoundChangesUnseen(Rounds):
+    """The members of a round change, and its number does not: two rounds at once."""
+
+    def _form(self, why: str) -> list[View]:
+        if self.job.round > 0:
+            self.job.round -= 1
+        return super()._form(why)
+
+
+class FencedComesBack(Rounds):
+    """What became of an incarnation is forgotten at once."""
+
+    def _retire(self, info: NodeInfo, why: str, *, superseded: bool = False) -> None:
+        pass
+
+
+class AdoptsAnIncompleteRound(Rounds):
+    """A coordinator that came back does not wait for all of a round."""
+
+    def _claimed(self, node: Node, status: Status) -> list[View]:
+        told = super()._claimed(node, status)
+        job = self.job
+        if job.phase is not JobPhase.RECOVERING or len(job.nodes) < self._settings.min_nodes:
+            return told
+        back = views.claimants(job)
+        job.members = [one.info for one in back]
+        job.round_term, job.round = back[0].claim
+        job.phase = JobPhase.ACTIVE
+        job.waiting = False
+        self.seats = views.Seats(job)
+        self._changed("some are back")
+        return self._tell_all()
+
+    def check(self) -> None:
+        pass
+
+
+class NeverAdopts(Rounds):
+    """A coordinator that came back begins anew instead of carrying a round on."""
+
+    def _claimed(self, node: Node, status: Status) -> list[View]:
+        return super()._claimed(node, msgspec.structs.replace(status, size=status.size + 1))
+
+
+class OldViewsCount(Membership):
+    """A view that comes late takes the place of a newer one."""
+
+    def _viewed(self, at: float, view: View) -> list[MembershipEffect]:
+        self._term = self._revision = 0
+        return super()._viewed(at, view)
+
+
+class StartsBesideTheOld(Teamwork):
+    """The workers of the last generation are not stopped before the next are started."""
+
+    def _stop(self, reason: Reason, signum: int = 0) -> list[Effect]:
+        view = self.view
+        if reason is Reason.TOLD and view is not None and view.role is Role.MEMBER:
+            return self._start(view)
+        return super()._stop(reason, signum)
+
+
+class JoinersAreLeftOut(Rounds):
+    """Nodes that come to a running round wait for ever."""
+
+    def _review(self, newcomer: Node) -> list[View]:
+        told = super()._review(newcomer)
+        if self.job.phase is JobPhase.ACTIVE:
+            self.job.waiting = False
+        return told
+
+
+class ClosedOpensAgain(Rounds):
+    """A node that comes late opens a closed job."""
+
+    def _status(self, status: Status) -> list[View]:
+        known = self._known(status.info.node, status.info.incarnation)
+        if self.job.phase is JobPhase.CLOSED and known is None:
+            self.job.phase, self.job.outcome = JobPhase.FORMING, None
+        return super()._status(status)
+
+
+class OneIsEnough(Rounds):
+    """The job succeeds with the first node that is done."""
+
+    def _said(self, known: Node, status: Status) -> list[View]:
+        told = super()._said(known, status)
+        if self.job.succeeded and self.job.phase is JobPhase.ACTIVE:
+            return self._close(Ending.SUCCEEDED, "one is enough")
+        return told
+
+
+class NeverDone(Rounds):
+    """The job goes on when all are done."""
+
+    def _close(self, outcome: Ending, why: str) -> list[View]:
+        return [] if outcome is Ending.SUCCEEDED else super()._close(outcome, why)
+
+
+class RanksTurnedRound(Rounds):
+    """Every round has the order of the one before, backwards."""
+
+    def _begin_generation(self, why: str) -> None:
+        self.job.members = self.job.members[::-1]
+        super()._begin_generation(why)
+
+
+class RankZeroForTwo(Rounds):
+    """Two nodes are told the same rank."""
+
+    def _tell(self, node: Node, *, anew: bool = False) -> View:
+        view = super()._tell(node, anew=anew)
+        return msgspec.structs.replace(view, rank=view.rank // 2 if view.rank > 0 else view.rank)
+
+
+class SizeIsGuessed(Rounds):
+    """Nodes are told how many are there instead of how many are in the round."""
+
+    def _tell(self, node: Node, *, anew: bool = False) -> View:
+        view = super()._tell(node, anew=anew)
+        return msgspec.structs.replace(view, size=view.present if view.size else 0)
+
+
+class NoMaximum(Rounds):
+    """All that are there are taken."""
+
+    def _size(self, here: int) -> int:
+        return here
+
+    def check(self) -> None:
+        pass
+
+
+class NobodyIsEverLost(Hosting):
+    """Silence and closed links are of no consequence."""
+
+    def tick(self, now: float) -> list[object]:  # type: ignore[override]
+        self._liveness.overdue(now)
+        return [*super().tick(now)]

@@ -1,0 +1,44 @@
+"""The same arguments give the same run, step by step, whatever Python's hashes are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.testing.sim import PROFILES, simulate
+
+PROGRAM = """
+import hashlib, sys
+from holdfast.testing.sim import simulate
+for profile in sys.argv[1:]:
+    run = simulate(5, nodes=9, minutes=2, profile=profile, whole_story=True)
+    story = hashlib.sha256("\\n".join(run.story).encode()).hexdigest()
+    print(profile, run.steps, run.digest, story)
+"""
+
+
+def traces(hash_seed: str) -> str:
+    env = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM, *PROFILES],
+        env=env,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+
+
+def test_hash_seeds_change_nothing() -> None:
+    first = traces("1")
+    assert first == traces("4242")
+    assert len(first.splitlines()) == len(PROFILES)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_another_seed_is_another_run(profile: str) -> None:
+    one, same, other = (simulate(seed, nodes=4, profile=profile) for seed in (3, 3, 4))
+    assert (one.digest, one.steps) == (same.digest, same.steps)
+    assert one.digest != other.digest

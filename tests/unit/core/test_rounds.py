@@ -1,0 +1,164 @@
+"""What the transcripts of rounds do not show: events that are not its own, limits, and addresses."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from told_nodes import RUN, ToldNode, a_job_of, a_node
+
+from holdfast.core import book
+from holdfast.core.book import HISTORY_LINES_MAX
+from holdfast.core.job import CloseJob, InvalidEvent, Job, JobPhase, NodeLost, TimeUp
+from holdfast.core.news import Ending, JobSettings, Phase, View
+from holdfast.core.rounds import BLAME_S, RECOVER_S, REPORT_S, Rounds
+
+TWO = a_job_of(2, 2, max_restarts=1, settle_s=0.75)
+
+
+def encoded(rounds: Rounds) -> bytes:
+    return msgspec.msgpack.encode(rounds.job)
+
+
+def active(settings: JobSettings = TWO, **about: object) -> tuple[Rounds, list[ToldNode]]:
+    """Return a job with a round, and its nodes."""
+    rounds = Rounds(Job(run_id=RUN))
+    nodes = [a_node(name, settings, i, **about) for i, name in enumerate("ab", start=1)]
+    for node in nodes:
+        told = rounds.handle(node.status())
+    assert rounds.job.phase is JobPhase.ACTIVE
+    hear(nodes, told)
+    return rounds, nodes
+
+
+def hear(nodes: list[ToldNode], told: list[View]) -> None:
+    for view in told:
+        for node in nodes:
+            if node.hear(view):
+                node.follow()
+
+
+def test_what_is_no_event_raises_and_changes_nothing() -> None:
+    rounds, (a, _) = active()
+    before = encoded(rounds)
+    with pytest.raises(InvalidEvent, match="is no event of a job"):
+        rounds.handle(a.beat())  # type: ignore[arg-type]
+    assert encoded(rounds) == before
+
+
+def test_a_status_of_another_job_raises_and_changes_nothing() -> None:
+    rounds, (a, _) = active()
+    before = encoded(rounds)
+    with pytest.raises(InvalidEvent, match="'another' came to 'run'"):
+        rounds.handle(msgspec.structs.replace(a.status(), run_id="another"))
+    assert encoded(rounds) == before
+
+
+def test_what_does_not_concern_the_job_changes_nothing() -> None:
+    rounds, (a, _) = active()
+    last = a.last_status()
+    before = encoded(rounds)
+    assert rounds.handle(last) == []
+    assert rounds.handle(NodeLost("a", 99, "another incarnation")) == []
+    assert rounds.handle(NodeLost("z", 1, "nobody")) == []
+    assert rounds.handle(TimeUp(rounds.job.wait_seq)) == [], "nothing is waited for"
+    stranger = a_node("z", TWO, 9)
+    assert rounds.handle(stranger.leave()) == []
+    assert encoded(rounds) == before
+
+
+def test_each_wait_has_its_time() -> None:
+    rounds = Rounds(Job(run_id=RUN))
+    three = a_job_of(2, 3, settle_s=0.75)
+    nodes = [a_node(name, three, i) for i, name in enumerate("ab", start=1)]
+    assert rounds.wait is None
+    for node in nodes:
+        rounds.handle(node.status())
+    assert rounds.wait is not None
+    assert rounds.wait.delay_s == 0.75
+    hear(nodes, rounds.handle(TimeUp(rounds.wait.seq)))
+    again = Rounds(Job(run_id=RUN))
+    again.handle(nodes[0].status())
+    assert again.wait is not None
+    assert again.wait.delay_s == RECOVER_S
+    rounds.handle(nodes[0].fail(mendable=False))
+    assert rounds.wait is not None
+    assert rounds.wait.delay_s == REPORT_S
+    nodes[0].report = b"Traceback"
+    rounds.handle(nodes[0].status())
+    assert rounds.wait.delay_s == BLAME_S
+
+
+def test_a_failed_job_ends_with_the_likelier_cause() -> None:
+    rounds, (a, b) = active(a_job_of(2, 2))
+    rounds.handle(a.fail(report=b"consequence"))
+    rounds.handle(b.fail(sudden=True, report=b"cause"))
+    a.report = b"more of the consequence"
+    rounds.handle(a.status())
+    assert rounds.wait is not None
+    told = rounds.handle(TimeUp(rounds.wait.seq))
+    assert [(view.report, view.final) for view in told] == [(b"cause", True)] * 2
+    assert {view.failure.node for view in told if view.failure} == {"b"}
+
+
+def test_of_those_who_are_out_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(book, "RETIRED_MAX", 3)
+    rounds, _ = active()
+    for incarnation in range(10, 20):
+        rounds.handle(a_node("c", TWO, incarnation).status())
+        rounds.handle(NodeLost("c", incarnation, "silence"))
+    assert list(rounds.job.retired) == [17, 18, 19]
+
+
+def test_the_history_is_in_words_and_limited() -> None:
+    rounds, _ = active()
+    assert list(rounds.history) == ["active, round 0, generation 0: all nodes are here"]
+    for incarnation in range(10, 10 + HISTORY_LINES_MAX):
+        rounds.handle(NodeLost("a", rounds.job.nodes["a"].info.incarnation, "silence"))
+        rounds.handle(a_node("a", TWO, incarnation).status())
+    assert len(rounds.history) == HISTORY_LINES_MAX
+
+
+def test_the_number_of_the_last_status_is_known_for_the_incarnation_alone() -> None:
+    rounds, (a, _) = active()
+    rounds.handle(a.status())
+    assert rounds.seq_of("a", 1) == a.seq == 2
+    assert rounds.seq_of("a", 2) == rounds.seq_of("z", 1) == -1
+
+
+@pytest.mark.parametrize(
+    ("addresses", "coordinator", "expected"),
+    [
+        (["10.0.0.1", "10.0.0.2"], "10.0.0.9", "10.0.0.1"),
+        (["127.0.0.1", "127.0.0.1"], "10.0.0.9", "127.0.0.1"),
+        (["127.0.0.1", "10.0.0.2"], "10.0.0.9", "10.0.0.9"),
+        (["::1", "fd00::2"], "fd00::9", "fd00::9"),
+        (["127.0.0.1", "10.0.0.2"], "", "127.0.0.1"),
+    ],
+)
+def test_the_first_member_is_the_master_at_an_address_all_can_reach(
+    addresses: list[str], coordinator: str, expected: str
+) -> None:
+    rounds = Rounds(Job(run_id=RUN, coordinator_address=coordinator))
+    for i, address in enumerate(addresses, start=1):
+        node = a_node("ab"[i - 1], TWO, i, address=address, ports=(100 + i, 200 + i))
+        told = rounds.handle(node.status())
+        node.hear(told[-1])
+        node.follow()
+    assert {(view.master_addr, view.master_port) for view in told} == {(expected, 101)}
+    told = rounds.handle(node.fail())
+    assert {view.master_port for view in told} == {201}, "each generation has another port"
+
+
+def test_a_request_ends_a_job_without_any_node() -> None:
+    rounds = Rounds(Job(run_id=RUN))
+    assert rounds.handle(CloseJob(Ending.STOPPED, "enough")) == []
+    assert (rounds.job.phase, rounds.job.final) == (JobPhase.CLOSED, True)
+    rounds.check()
+
+
+def test_a_node_that_is_done_while_nobody_waits_for_it_closes_nothing() -> None:
+    rounds, (a, b) = active()
+    rounds.handle(NodeLost("b", 2, "silence"))
+    rounds.handle(a.succeed())
+    assert rounds.job.phase is JobPhase.FORMING
+    assert b.phase is Phase.RUNNING
