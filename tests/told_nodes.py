@@ -22,7 +22,7 @@ from holdfast.core.news import (
 RUN = "run"
 
 
-def a_job_of(least: int, most: int, **more: int | float | str) -> JobSettings:
+def a_job_of(least: int, most: int, **more: float | str) -> JobSettings:
     """Return the settings of a job with so many nodes."""
     return msgspec.structs.replace(JobSettings(min_nodes=least, max_nodes=most), **more)
 

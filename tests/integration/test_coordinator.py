@@ -297,7 +297,7 @@ def forms_a_round(port: int) -> None:
     ("sent", "said"),
     [
         (b"GET / HTTP/1.1\r\n\r\n", "an HTTP client"),
-        (b"\x00\x00\x00\x05nope!", "no message of ours"),
+        (b"\x00\x00\x00\x05nope!", "no message of the handshake"),
         (b"\x7f\xff\xff\xff" + b"x" * 100, "not a Holdfast client"),
         (b"\x00\x00\x20\x00" + b"x" * 100, "not a Holdfast client"),
         (b"\x00\x00\x00\x00", "a frame without a body"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
+from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster, free_port
 
 if TYPE_CHECKING:
@@ -130,6 +134,20 @@ def test_nodes_above_the_maximum_stand_by_and_end_well_with_the_job(tmp_path: Pa
             assert "error" not in ends[name][1]
 
 
+def test_a_standby_that_is_told_to_stop_disturbs_nobody(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        cluster.start("spare")
+        cluster.agents["spare"].says("standing by")
+        cluster.agents["spare"].signal(signal.SIGTERM)
+        assert cluster.agents["spare"].end()[0] == 128 + signal.SIGTERM
+        assert cluster.is_quiet()
+        finish(*starts.values())
+        assert cluster.codes() == {"a": 0, "b": 0, "spare": 128 + signal.SIGTERM}
+        assert cluster.is_quiet()
+
+
 def test_a_standby_takes_over_the_ranks_of_a_killed_node(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="3") as cluster:
         cluster.start_host("host")
@@ -213,3 +231,45 @@ def test_too_few_nodes_end_the_wait_with_one_clear_line(tmp_path: Path) -> None:
             f"holdfast run: error: 1 of 2 nodes came to {cluster.endpoint} within 0.5 s "
             "(join_timeout)\n"
         )
+
+
+LAUNCHING = """
+import os, sys
+from holdfast.launcher import LaunchConfig, elastic_launch
+def work(factor):
+    assert "HOLDFAST_TOKEN" not in os.environ
+    return factor * int(os.environ["RANK"])
+if __name__ == "__main__":
+    endpoint, workers, method = sys.argv[1:]
+    config = LaunchConfig(
+        min_nodes=2, max_nodes=2, nproc_per_node=int(workers), run_id="job", start_method=method,
+        rdzv_backend="c10d", rdzv_endpoint=endpoint)
+    print(sorted(elastic_launch(config, work)(10).items()))
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_functions_are_launched_over_several_nodes(tmp_path: Path, method: str) -> None:
+    """Each node's program gets the values of its own workers, by their ranks in the whole job."""
+    program = tmp_path / "program.py"
+    program.write_text(LAUNCHING)
+    endpoint = f"127.0.0.1:{free_port()}"
+    nodes = [
+        subprocess.Popen(
+            [sys.executable, str(program), endpoint, workers, method],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "HOLDFAST_TOKEN": "secret"},
+        )
+        for workers in ("1", "2")
+    ]
+    try:
+        said = [node.communicate(timeout=PATIENCE_S)[0] for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+    assert [node.returncode for node in nodes] == [0, 0]
+    told = [ast.literal_eval(one) for one in said]
+    assert [len(values) for values in told] == [1, 2]
+    assert sorted(told[0] + told[1]) == [(0, 0), (1, 10), (2, 20)]

@@ -93,7 +93,9 @@ def test_nodes_meet_at_a_name(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-ON_FILES = f"{QUICK},{SOON_SILENT}"
+def on_files(folder: Path, nnodes: str, *flags: str) -> Cluster:
+    meeting, conf = str(folder / "meeting"), f"{QUICK},{SOON_SILENT}"
+    return Cluster(folder, OBEY, *flags, nnodes=nnodes, backend="file", endpoint=meeting, conf=conf)
 
 
 def starts_of(cluster: Cluster, nodes: int) -> dict[str, Start]:
@@ -109,9 +111,7 @@ def starts_of(cluster: Cluster, nodes: int) -> dict[str, Start]:
 
 
 def test_nodes_meet_in_a_folder(tmp_path: Path) -> None:
-    folder = str(tmp_path / "meeting")
-    flags = {"backend": "file", "endpoint": folder, "conf": ON_FILES, "nnodes": "2:3"}
-    with Cluster(tmp_path, OBEY, "--max-restarts=1", **flags) as cluster:
+    with on_files(tmp_path, "2:3", "--max-restarts=1") as cluster:
         cluster.start_all("a", "b")
         starts_of(cluster, 2)
         cluster.start("c")
@@ -128,9 +128,7 @@ def test_nodes_meet_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_job_that_failed_in_a_folder_is_over_for_all(tmp_path: Path) -> None:
-    folder = str(tmp_path / "meeting")
-    flags = {"backend": "file", "endpoint": folder, "conf": ON_FILES, "nnodes": "2"}
-    with Cluster(tmp_path, OBEY, **flags) as cluster:
+    with on_files(tmp_path, "2") as cluster:
         cluster.start_all("a", "b")
         starts_of(cluster, 2)["b"].fail()
         ends = cluster.end()

@@ -10,7 +10,7 @@ that an input is short::
     done a / fails a hopeless / reports a text / ready a / leaves a / closes a
     rejoin a                             begins anew, as it is told to when it is fenced
     misses a / hears a                   what it is told is lost from here on / arrives again
-    lost a / time up / time up late / close stopped why / new coordinator
+    lost a / lost a+b / time up / time up late / close stopped why / new coordinator
 
 Below are the views, each with the node it is for (`a/1` is the first incarnation of `a`, when there
 is a newer one), and the job. Membership and teamwork: `now Event words`, or as the classes say.
@@ -19,19 +19,19 @@ is a newer one), and the job. Membership and teamwork: `now Event words`, or as 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-from told_nodes import RUN, ToldNode, a_job_of, a_node
-from transcripts import Clock, write_fact
+from transcripts import Clock, read_fact, write_fact
 
 from holdfast.core import membership as ms
 from holdfast.core import supervision, teamwork
-from holdfast.core.job import CloseJob, InvalidEvent, Job, NodeLost, TimeUp
+from holdfast.core.job import CloseJob, InvalidEvent, Job, NodeLost, NodesLost, TimeUp
 from holdfast.core.membership import Membership
 from holdfast.core.news import Ack, Beat, Ending, Failure, NodeInfo, Phase, Role, Status, View
 from holdfast.core.rounds import Rounds
 from holdfast.core.teamwork import Teamwork
+from told_nodes import RUN, ToldNode, a_job_of, a_node
 
 if TYPE_CHECKING:
     from holdfast.core.job import JobPhase
@@ -110,10 +110,13 @@ class RoundsPlayer:
         name, *rest = words
         if verb in ("join", "claims"):
             return self._join(name, fields(rest)).status()
+        if verb == "lost":
+            nodes = [self._node(each) for each in name.split("+")]
+            why = " ".join(rest) or "silence"
+            lost = tuple(NodeLost(node.name, node.info.incarnation, why) for node in nodes)
+            return lost[0] if len(lost) == 1 else NodesLost(lost)
         node = self._node(name)
         match verb:
-            case "lost":
-                return NodeLost(node.name, node.info.incarnation, " ".join(rest) or "silence")
             case "again":
                 return node.last_status()
             case "back":
@@ -163,11 +166,10 @@ class RoundsPlayer:
 
     def _told(self, view: View) -> str:
         self.roles.add(view.role)
-        for which, node in enumerate(self.nodes[view.node], start=1):
-            if node.info.incarnation == view.incarnation:
-                break
-        newest = which == len(self.nodes[view.node])
-        name = view.node if newest else f"{view.node}/{which}"
+        named = self.nodes[view.node]
+        which = [node.info.incarnation for node in named].index(view.incarnation)
+        node = named[which]
+        name = view.node if node is named[-1] else f"{view.node}/{which + 1}"
         text = f"{name}: {described(view)} ({view.why})"
         if view.node in self.deaf:
             return f"{text}, which is lost on the way"
@@ -210,7 +212,8 @@ def described(view: View) -> str:
             text = f"closed, {view.outcome.value if view.outcome else '?'}"
             text += f", report {view.report.decode()!r}" if view.report else ""
             return text + ("" if view.final else ", not the last word")
-    return view.role.value
+        case _:
+            return str(view.role.value)
 
 
 class MembershipPlayer:
@@ -268,7 +271,7 @@ class MembershipPlayer:
         raise AssertionError(f"what is {verb!r}?")
 
     def _view(self, role: Role, given: dict[str, str], *, final: bool) -> View:
-        numbers = {name: int(text) for name, text in given.items() if name != "of"}
+        numbers: dict[str, Any] = {name: int(text) for name, text in given.items() if name != "of"}
         term, revision = numbers.pop("term", 1), numbers.pop("revision")
         incarnation = int(given.get("of", self.machine.status.info.incarnation))
         return View(
@@ -318,7 +321,7 @@ class MembershipPlayer:
 
 
 class TeamworkPlayer:
-    """`new workers=2 restarts=1`, then `0.5 told member generation=0` or `0.5 Event field=value`."""
+    """`new workers=2 restarts=1`, then `1 told member generation=0` or `1 Event field=value`."""
 
     def __init__(self) -> None:
         self.handled: set[tuple[supervision.State, type]] = set()
@@ -344,11 +347,9 @@ class TeamworkPlayer:
         return [*happened, self._state()]
 
     def _event(self, name: str, words: list[str]) -> supervision.Event:
-        from transcripts import read_fact
-
         if name == "told":
             self.revision += 1
-            given = fields([word for word in words[1:] if "=" in word])
+            given: dict[str, Any] = dict(fields([word for word in words[1:] if "=" in word]))
             outcome = given.pop("outcome", "")
             return teamwork.Told(
                 View(
@@ -360,11 +361,10 @@ class TeamworkPlayer:
                     role=Role(words[0]),
                     final="final" in words,
                     outcome=Ending(outcome) if outcome else None,
-                    **{key: int(text) for key, text in given.items()},
+                    **{key: int(text) for key, text in given.items()},  # type: ignore[arg-type]
                 )
             )
-        kind = getattr(teamwork, name)
-        assert issubclass(kind, supervision.Event)
+        kind: type[supervision.Event] = getattr(teamwork, name)
         return read_fact(kind, words)
 
     def _state(self) -> str:

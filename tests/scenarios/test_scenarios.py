@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 from many_nodes import MembershipPlayer, RoundsPlayer, TeamworkPlayer
@@ -20,6 +20,7 @@ from transcripts import Transcript
 
 from holdfast.core import membership, rounds, supervision, teamwork
 from holdfast.core.job import JobPhase
+from holdfast.core.news import Role
 from holdfast.core.stopping import Phase
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def test_transcript_says_first_what_it_shows(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "count"), [(supervision, 6), (rounds, 11), (teamwork, 7)], ids=lambda one: str(one)
+    ("machine", "count"), [(supervision, 6), (rounds, 11), (teamwork, 7)], ids=str
 )
 def test_every_rule_of_a_machine_has_its_transcript(machine: ModuleType, count: int) -> None:
     rules = re.findall(r"^(\d+)\. ", machine.__doc__ or "", flags=re.MULTILINE)
@@ -80,6 +81,38 @@ def test_the_transcripts_use_every_handler_of_supervision() -> None:
     for path in transcripts("supervision"):
         Transcript(path.read_text()).replayed(player)
     assert set(supervision.Supervision._handlers) - player.handled == set()
+
+
+def test_the_transcripts_use_every_handler_of_teamwork() -> None:
+    player = TeamworkPlayer()
+    for path in transcripts("teamwork"):
+        Transcript(path.read_text()).replayed(player)
+    assert set(teamwork.Teamwork._handlers) - player.handled == set()
+
+
+def test_the_transcripts_take_every_path_of_a_job_and_no_other() -> None:
+    player = RoundsPlayer()
+    for path in transcripts("rounds"):
+        Transcript(path.read_text()).replayed(player)
+    assert player.roles == set(Role)
+    moves = {(before, after) for before, after in player.passed if before is not after}
+    assert moves == {
+        (JobPhase.FORMING, JobPhase.ACTIVE),
+        (JobPhase.FORMING, JobPhase.RECOVERING),
+        (JobPhase.FORMING, JobPhase.CLOSED),
+        (JobPhase.RECOVERING, JobPhase.ACTIVE),
+        (JobPhase.RECOVERING, JobPhase.FORMING),
+        (JobPhase.ACTIVE, JobPhase.FORMING),
+        (JobPhase.ACTIVE, JobPhase.CLOSED),
+    }
+
+
+def test_the_transcripts_have_every_effect_and_every_link_of_membership() -> None:
+    player = MembershipPlayer()
+    for path in transcripts("membership"):
+        Transcript(path.read_text()).replayed(player)
+    assert player.effects == set(get_args(membership.Effect))
+    assert {before for before, _ in player.links} == set(membership.Link)
 
 
 def test_the_transcripts_take_every_path_of_a_stop_and_no_other() -> None:

@@ -24,7 +24,7 @@ from holdfast.wire.frames import (
     encode_frame,
 )
 from holdfast.wire.handshake import ClientHandshake, check_server_bytes, explain_silent_close
-from holdfast.wire.messages import Goodbye, Message, decode
+from holdfast.wire.messages import Goodbye, Message, decode, decode_handshake
 
 if TYPE_CHECKING:
     import ssl
@@ -154,18 +154,9 @@ class Link(asyncio.BufferedProtocol):
 
     def _take(self, bodies: list[bytes]) -> None:
         for body in bodies:
-            message = decode(body)
             if self._handshake is not None:
-                reply = self._handshake.receive(message)
-                if reply:
-                    assert self._transport is not None
-                    self._transport.write(reply)
-                if self._handshake.done:
-                    self._handshake = None
-                    self._reader.frame_bytes_max = FRAME_BYTES_MAX
-                    if not self.ready.done():
-                        self.ready.set_result(None)
-            elif type(message) is Goodbye:
+                self._shake(self._handshake, body)
+            elif type(message := decode(body)) is Goodbye:
                 self._end(LinkProblem(quoted(message.why) or "the coordinator closed the link"))
             elif self.on_message is not None:
                 self.on_message(message)
@@ -173,6 +164,17 @@ class Link(asyncio.BufferedProtocol):
                 return
         if bodies and self._reader.buffered_bytes:
             self._take(self._reader.feed(b""))
+
+    def _shake(self, handshake: ClientHandshake, body: bytes) -> None:
+        reply = handshake.receive(decode_handshake(body))
+        if reply:
+            assert self._transport is not None
+            self._transport.write(reply)
+        if handshake.done:
+            self._handshake = None
+            self._reader.frame_bytes_max = FRAME_BYTES_MAX
+            if not self.ready.done():
+                self.ready.set_result(None)
 
     def _loss(self, exc: Exception | None) -> LinkProblem:
         if self._handshake is None:

@@ -19,7 +19,7 @@ from holdfast.coordinator import addresses
 from holdfast.wire.errors import HandshakeRefused, WireError
 from holdfast.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameReader
 from holdfast.wire.handshake import ServerHandshake, check_client_bytes
-from holdfast.wire.messages import Message, decode
+from holdfast.wire.messages import Message, decode, decode_handshake
 from holdfast.wire.tls import explain_failure
 
 if TYPE_CHECKING:
@@ -217,13 +217,12 @@ class Peer(asyncio.BufferedProtocol):
         handshake = self._handshake
         said = self._host.said
         for body in bodies:
-            message = decode(body)
             if handshake is None:
-                said(self, message)
+                said(self, decode(body))
                 if self.closed:
                     return
                 continue
-            reply = handshake.receive(message)
+            reply = handshake.receive(decode_handshake(body))
             if handshake.done:
                 if not self._host.admits(self):
                     return

@@ -136,11 +136,12 @@ class Rounds(Book):
             self._retire(info, why)
             return [self._turn_away(info, Role.FENCED, why)]
         told: list[View] = []
+        broken = ""
         if known is not None:
             why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
-            told = self._remove(known, why, superseded=True)
-            told.append(self._turn_away(known.info, Role.REFUSED, why))
-        told += self._join(status)
+            broken = why if self._take_out(known, why, superseded=True) else ""
+            told = [self._turn_away(known.info, Role.REFUSED, why)]
+        told += self._join(status, broken)
         if status.phase is Phase.CLOSING:
             told += self._close(Ending.STOPPED, f"{info.node} closed the job")
         return told
@@ -191,7 +192,8 @@ class Rounds(Book):
 
     # Joining, and what comes of time.
 
-    def _join(self, status: Status) -> list[View]:
+    def _join(self, status: Status, broken: str = "") -> list[View]:
+        """Take in a newcomer; `broken` says why the round must change anyway."""
         job, info = self.job, status.info
         if job.settings is None or not job.nodes:  # Whoever begins it anew may begin it otherwise.
             job.settings = status.settings
@@ -215,7 +217,7 @@ class Rounds(Book):
             # It waited beside an earlier coordinator's round, whose members may be coming back.
             job.phase = JobPhase.RECOVERING
             self._begin_wait()
-        return self._review(node)
+        return self._mend(broken) if broken else self._review(node)
 
     def _outranked(self, status: Status) -> bool:
         """Return whether a newcomer may have heard another coordinator in this term, or a later."""

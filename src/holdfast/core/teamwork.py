@@ -16,10 +16,12 @@ sent says what to do next. The rules:
     coordinator stayed away for too long.
 6.  A signal makes the node say that it leaves, at once. Then it stops its workers and ends.
 7.  When the job is closed, the node ends as the job did, once the coordinator's word is final or
-    no more words come.
+    no more words come. Closed is final: a later coordinator that knows nothing of it is left.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from holdfast.core.news import Ending, Phase, Role, View
 from holdfast.core.restarts import Budget
@@ -81,11 +83,22 @@ class Teamwork(Supervision):
         return [Say(Phase.READY, self.generation)]
 
     def _told(self, event: Told) -> list[Effect]:
+        over = self.view is not None and self.view.role is Role.CLOSED
+        if over and event.view.role is not Role.CLOSED:
+            return self._closed_before()
         self.view = event.view
         self._was_in = self._was_in or event.view.role in (Role.WAITING, Role.STANDBY, Role.MEMBER)
         if event.view.restarts > self.budget.used:
             self.budget = Budget(self.budget.max_restarts, event.view.restarts)
         return self._heed()
+
+    def _closed_before(self) -> list[Effect]:
+        """Stay with the end that it was told of; who says otherwise is a later coordinator."""
+        assert self.view is not None
+        self.view = msgspec.structs.replace(self.view, final=True)
+        effects = self._heed()
+        left = self.state is State.DONE
+        return [Say(Phase.LEAVING, self.generation), *effects] if left else effects
 
     def _heed(self) -> list[Effect]:
         """Do what the newest view asks for, if the workers are in a state for it."""

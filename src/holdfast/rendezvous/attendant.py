@@ -3,6 +3,9 @@
 A backend may be anybody's and may block for ever, in code that no signal gets out of. So only this
 thread ever calls it; the agent's thread asks, and waits for answers no longer than it wants to.
 
+What is done at a look is the node's matter (`Looking`): `participant`'s for agents that ask for
+rounds, `teammate`'s for those that are told.
+
 A backend cannot tell of changes, so this is a place that has to look again and again: often while a
 round is forming, else about ten times a second, and more rarely the more nodes there are.
 """
@@ -11,11 +14,10 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from holdfast import messages
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousError
-from holdfast.rendezvous.participant import Goal, Mine, Participant, Standing
 from holdfast.rendezvous.shared_job import LostEveryRace
 
 if TYPE_CHECKING:
@@ -30,20 +32,60 @@ LOOK_S_PER_NODE = 0.004
 """Each look reads the whole state, which grows with the nodes; and so do those who look."""
 
 
-class Attendant:
+class Seen(Protocol):
+    """What a look brought, as far as it bears on when to look again."""
+
+    @property
+    def present(self) -> int:
+        """How many nodes there are."""
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing more is to be looked for until something is asked for."""
+
+    @property
+    def hurries(self) -> bool:
+        """Whether something is likely to happen soon."""
+
+    @property
+    def mark(self) -> object:
+        """What differs after a change that others are likely to follow."""
+
+
+Standing = TypeVar("Standing", bound=Seen)
+
+
+class Looking(Protocol[Standing]):
+    """A node that looks at the state."""
+
+    standing: Standing
+
+    def step(self, now: float, job: Job) -> tuple[Any, bool]:
+        """Change the job; return what `keep` wants to know, and whether to store the job."""
+
+    def keep(self, now: float, job: Job, said: Any, /) -> Standing:
+        """Take in the job as it is stored."""
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when to look again at the latest, if it matters."""
+
+
+class Attendant(Generic[Standing]):
     """Does in its own thread what is asked for; starts it when something first is."""
 
     def __init__(
         self,
         shared: SharedJob,
-        participant: Participant,
+        node: Looking[Standing],
         *,
         name: str,
         attempt_s: float,
         patience_s: float,
+        on_look: Callable[[Standing, RendezvousError | None], None] | None = None,
     ) -> None:
         self._shared = shared
-        self._participant = participant
+        self._node = node
+        self._on_look = on_look
         self._name = name
         self._attempt_s = attempt_s
         self._patience_s = patience_s
@@ -53,7 +95,7 @@ class Attendant:
         self._answered = 0
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._standing = participant.standing
+        self._standing = node.standing
         self._problem: RendezvousError | None = None
         self._contact_at: float | None = None
         self._look_s = LOOK_S_MIN
@@ -66,7 +108,7 @@ class Attendant:
         return self._thread is not None and not self._stopping.is_set()
 
     def ask(self, request: Callable[[], None] | None = None) -> int:
-        """Have a request made to the participant, and a look taken; return its number."""
+        """Have a request made to the node, and a look taken; return its number."""
         with self._changed:
             self._asked += 1
             if request is not None:
@@ -141,23 +183,25 @@ class Attendant:
                 self._look_s = LOOK_S_MIN
             before = self._standing
             standing, problem = self._look()
+            if self._on_look is not None:
+                self._on_look(standing, problem)
             with self._changed:
                 self._standing, self._answered = standing, number
                 self._take_problem(problem)
                 self._changed.notify_all()
-                if (standing.goal, standing.role) != (before.goal, before.role):
+                if standing.mark != before.mark:
                     self._look_s = LOOK_S_MIN
                 pause_s = self._pause_s(standing)
                 if not self._requests and not self._stopping.is_set():
                     self._changed.wait(pause_s)
 
     def _look(self) -> tuple[Standing, RendezvousError | None]:
-        said: list[Mine] = []
+        said: list[Any] = []
         give_up_at = time.monotonic() + self._attempt_s
 
         def change(job: Job) -> bool:
-            mine, is_new = self._participant.step(time.monotonic(), job)
-            said[:] = [mine]
+            what, is_new = self._node.step(time.monotonic(), job)
+            said[:] = [what]
             return is_new
 
         try:
@@ -167,35 +211,38 @@ class Attendant:
                 pause=self._stopping.wait,
             )
             now = time.monotonic()
-            return self._participant.keep(now, job, said[0]), None
+            return self._node.keep(now, job, said[0]), None
         except LostEveryRace as problem:
             messages.debug(problem.message)  # Nothing is broken; the next look tries again.
-            return self._participant.standing, None
+            return self._node.standing, None
         except RendezvousError as problem:
-            return self._participant.standing, problem
+            return self._node.standing, problem
         except Exception as problem:  # noqa: BLE001 (it must not end the thread without a word)
             unexpected = RendezvousError(f"{type(problem).__name__}: {problem}")
             unexpected.__cause__ = problem
-            return self._participant.standing, unexpected
+            return self._node.standing, unexpected
 
     def _take_problem(self, problem: RendezvousError | None) -> None:
         if problem is None:
             self._contact_at = time.monotonic()
-        elif self._problem is None:
+        elif self._problem is None and self._may_pass(problem):
             messages.warning(f"{problem.message}; trying again")
         self._problem = problem
 
+    def _may_pass(self, problem: RendezvousError) -> bool:
+        return self._contact_at is not None or isinstance(problem, RendezvousConnectionError)
+
     def _pause_s(self, standing: Standing) -> float | None:
         """Return how long to wait before the next look; None until something is asked for."""
-        if self._problem is None and standing.goal in (Goal.ABSENT, Goal.LEAVE):
+        if self._problem is None and standing.rests:
             return None
         longest = LOOK_S_MAX + LOOK_S_PER_NODE * standing.present
-        pause_s = min(self._look_s, longest) if standing.goal is Goal.JOIN else longest
+        pause_s = min(self._look_s, longest) if standing.hurries else longest
         if self._problem is not None:
             pause_s = longest
         self._look_s = min(longest, self._look_s * 1.5)
         now = time.monotonic()
-        due = self._participant.next_deadline(now)
+        due = self._node.next_deadline(now)
         if due is not None and self._problem is None:
             pause_s = min(pause_s, max(LOOK_S_MIN, due - now))
         return pause_s

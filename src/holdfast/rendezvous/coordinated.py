@@ -17,7 +17,7 @@ from holdfast.coordinator.security import TlsFiles
 from holdfast.core.membership import Times
 from holdfast.core.news import JobSettings, NodeInfo, Phase, Role, View
 from holdfast.errors import UsageError
-from holdfast.rendezvous import config
+from holdfast.rendezvous import complaints, config
 from holdfast.rendezvous.endpoints import parse_rendezvous_endpoint
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
@@ -234,12 +234,7 @@ class CoordinatedHandler(RendezvousHandler):
 
     def unreachable(self, gave_up: GaveUp) -> str:
         """Return which coordinator could not be reached, since when and why, in one line."""
-        since = time.strftime("%H:%M:%S", time.localtime(time.time() - gave_up.away_s))
-        why = f": {gave_up.why}" if gave_up.why else ""
-        return (
-            f"the coordinator at {self.endpoint} could not be reached since {since} "
-            f"({gave_up.away_s:.0f} s){why}"
-        )
+        return complaints.unreachable(f"the coordinator at {self.endpoint}", gave_up)
 
     def _is_new_round(self, connection: NodeConnection, view: View) -> bool:
         match view.role:
@@ -268,12 +263,5 @@ class CoordinatedHandler(RendezvousHandler):
 
     def too_few(self, connection: NodeConnection) -> str:
         """Return what was waited for in vain, in one line."""
-        limit = f"{self._config.join_timeout:g} s"
-        view = connection.view
-        if view is None:
-            problem = connection.problem() or f"no word from the coordinator at {self.endpoint}"
-            return f"{problem} (join_timeout: {limit})"
-        return (
-            f"{view.present} of {view.needed} nodes came to {self.endpoint} within {limit} "
-            "(join_timeout)"
-        )
+        problem = connection.problem() or f"no word from the coordinator at {self.endpoint}"
+        return complaints.too_few(connection.view, problem, self.endpoint, self.join_timeout_s)

@@ -1,7 +1,10 @@
 """`DynamicRendezvousHandler`: nodes that come and go, over any `RendezvousBackend`.
 
-The decisions are `core.rounds`'s, the same as a coordinator's; `participant` has this node's part
-in them, `attendant` the thread that goes to the backend. Here is what an agent calls.
+The decisions are `core.rounds`'s, the same as a coordinator's; `attendant` is the thread that goes
+to the backend. Here is what an agent calls. One of ours `enter`s the job and is then told
+everything, as it is by a coordinator (`teammate`). Whoever drives the handler by TorchElastic's
+interface gets rounds through `next_rendezvous`, and counts restarts on its own (`participant`). A
+handler is used in one way or the other.
 
 What differs from TorchElastic's class of this name: a round that lost a member, or that a member
 asks to be started again, makes `num_nodes_waiting` positive on all the others, and so does being
@@ -11,16 +14,17 @@ put out while cut off; the store and the workers' meeting point are new with eve
 
 from __future__ import annotations
 
-import itertools
-import os
 import time
 import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from holdfast import messages
+from holdfast.coordinator.connection import draw_incarnation
 from holdfast.core.news import JobSettings, NodeInfo, Role, View
-from holdfast.errors import UsageError
+from holdfast.rendezvous import complaints
 from holdfast.rendezvous.attendant import Attendant
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
@@ -30,21 +34,20 @@ from holdfast.rendezvous.errors import (
 )
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from holdfast.rendezvous.participant import ATTEND_S, Participant, Standing
+from holdfast.rendezvous.shared_connection import CHANCES_S, SharedConnection
 from holdfast.rendezvous.shared_job import SharedJob
+from holdfast.rendezvous.shared_settings import check_settings, job_settings_of, this_node
 from holdfast.rendezvous.single_node import ReservedPort
 from holdfast.rendezvous.timeouts import RendezvousSettings, RendezvousTimeout
 from holdfast.store.prefix import PrefixStore
 
 if TYPE_CHECKING:
+    from holdfast.coordinator.client import GaveUp
     from holdfast.rendezvous.backend import RendezvousBackend
     from holdfast.rendezvous.parameters import RendezvousParameters
 
 PATIENCE_S = 60.0
 """How long a node goes on while the backend cannot be reached; then its agent is told."""
-CHANCES_S = 0.5
-"""How long `shutdown` waits for the thread after it said goodbye."""
-
-_local_ids = itertools.count()
 
 
 class DynamicRendezvousHandler(RendezvousHandler):
@@ -63,23 +66,30 @@ class DynamicRendezvousHandler(RendezvousHandler):
         *,
         job_settings: JobSettings | None = None,
         patience_s: float = PATIENCE_S,
+        endpoint: str = "",
     ) -> None:
         check_settings(settings)
+        self.node_id = node.node
         self._settings = settings
         self._backend_name = backend_name
+        self._endpoint = endpoint
         self._store = store
-        self._ports = ports = (ReservedPort(), ReservedPort())
-        interval_s = settings.keep_alive_interval.total_seconds()
-        join_s = settings.timeout.join.total_seconds()
+        self._shared = state_holder
+        self._job_settings = job_settings or job_settings_of(settings)
+        self._patience_s = patience_s
+        ports = (ReservedPort(), ReservedPort())
+        self._node = msgspec.structs.replace(node, ports=(ports[0].number, ports[1].number))
+        self._interval_s = settings.keep_alive_interval.total_seconds()
+        self._lost_after_s = self._interval_s * settings.keep_alive_max_attempt
         participant = Participant(
             time.monotonic(),
             run_id=settings.run_id,
-            info=replace_ports(node, ports[0].number, ports[1].number),
-            settings=job_settings or job_settings_of(settings),
-            interval_s=interval_s,
-            lost_after_s=interval_s * settings.keep_alive_max_attempt,
-            new_incarnation=random_number,
-            attend_s=min(ATTEND_S, join_s / 2),
+            info=self._node,
+            settings=self._job_settings,
+            interval_s=self._interval_s,
+            lost_after_s=self._lost_after_s,
+            new_incarnation=draw_incarnation,
+            attend_s=min(ATTEND_S, self.join_timeout_s / 2),
         )
         self._participant = participant
         self._attendant = Attendant(
@@ -89,8 +99,10 @@ class DynamicRendezvousHandler(RendezvousHandler):
             attempt_s=settings.timeout.heartbeat.total_seconds(),
             patience_s=patience_s,
         )
+        self._has_asked = False
+        self._connections: list[SharedConnection] = []  # One at most.
         # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
-        self._end = weakref.finalize(self, _release, self._attendant, ports)
+        self._end = weakref.finalize(self, _release, self._attendant, self._connections, ports)
 
     @classmethod
     def from_backend(
@@ -131,6 +143,79 @@ class DynamicRendezvousHandler(RendezvousHandler):
         """No agent serves a store here: the first worker does, on a port its agent keeps free."""
         return False
 
+    # For agents that are told.
+
+    @property
+    def decides_for_all(self) -> bool:
+        """The state in the backend counts restarts and ends the job, for all nodes alike."""
+        return True
+
+    @property
+    def polls_membership(self) -> bool:
+        """Changes are told as they are seen."""
+        return False
+
+    @property
+    def join_timeout_s(self) -> float:
+        """How long a node waits for a round with enough nodes."""
+        return self._settings.timeout.join.total_seconds()
+
+    @property
+    def endpoint(self) -> str:
+        """Where the nodes meet, as a person knows it."""
+        return self._endpoint or f"the rendezvous backend {self._backend_name!r}"
+
+    def enter(
+        self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
+    ) -> SharedConnection:
+        """Begin to take part in the job, as a node of this shape; once."""
+        self._check_open()
+        if self._connections:
+            return self._connections[0]
+        if self._has_asked:
+            raise RendezvousError("this handler is in the job by next_rendezvous already")
+        replace = msgspec.structs.replace
+        connection = SharedConnection(
+            self._shared,
+            where=self.endpoint,
+            run_id=self.get_run_id(),
+            info=replace(
+                self._node,
+                incarnation=draw_incarnation(),
+                role=role,
+                local_world_size=local_world_size,
+            ),
+            settings=replace(self._job_settings, max_restarts=max_restarts),
+            store=self._store,
+            interval_s=self._interval_s,
+            lost_after_s=self._lost_after_s,
+            attempt_s=self._settings.timeout.heartbeat.total_seconds(),
+            patience_s=self._patience_s,
+        )
+        self._connections.append(connection)
+        connection.start()
+        return connection
+
+    def info_of(self, view: View) -> RendezvousInfo:
+        """Return a member's view as TorchElastic's agents know rounds."""
+        (connection,) = self._connections
+        # The port is another one in another job of this id, which may have used the same store.
+        where = f"{view.master_addr}:{view.master_port}"
+        store = connection.store(f"{view.round_term}.{view.round}.{view.generation}.{where}")
+        meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
+        return RendezvousInfo(store, view.rank, view.size, meeting_point)
+
+    def too_few(self, connection: SharedConnection) -> str:
+        """Return what was waited for in vain, in one line."""
+        problem = connection.problem() or f"no round is to be seen at {self.endpoint}"
+        return complaints.too_few(connection.view, problem, self.endpoint, self.join_timeout_s)
+
+    def unreachable(self, gave_up: GaveUp) -> str:
+        """Return what could not be reached, since when and why, in one line."""
+        return complaints.unreachable(self.endpoint, gave_up)
+
+    # TorchElastic's interface.
+
     def get_backend(self) -> str:
         """Return the name of the backend."""
         return self._backend_name
@@ -146,8 +231,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         as long as the job runs.
         """
         self._check_open()
+        if self._connections:
+            raise RendezvousError("this handler has entered the job, and is told of its rounds")
+        self._has_asked = True
         number = self._attendant.ask(self._participant.ask_round)
-        join_s = self._settings.timeout.join.total_seconds()
+        join_s = self.join_timeout_s
         while True:
             standing, is_done = self._attendant.wait(number, _is_settled, join_s)
             if is_done:
@@ -192,9 +280,11 @@ class DynamicRendezvousHandler(RendezvousHandler):
         if not self._end.alive:
             return True
         is_done = True
+        close_s = self._settings.timeout.close.total_seconds()
+        for connection in self._connections:
+            is_done = connection.leave(close_s)
         if self._attendant.is_running:
             number = self._attendant.ask(self._participant.ask_leave)
-            close_s = self._settings.timeout.close.total_seconds()
             try:
                 _, is_done = self._attendant.wait(
                     number, lambda standing: not standing.in_job, close_s
@@ -273,64 +363,21 @@ def create_handler(
         SharedJob(backend, params.run_id),
         job_settings=job_settings_of(settings, spares=conf.spares, order=conf.rank_order),
         patience_s=conf.coordinator_timeout,
+        endpoint=params.endpoint,
     )
-
-
-def this_node(local_addr: str | None, *, node_id: str = "", label: str = "") -> NodeInfo:
-    """Describe this node. Without an address it is known by the name its host gives itself."""
-    host = os.uname().nodename
-    address = local_addr or host
-    if not local_addr:
-        messages.info(f"other nodes know this one as {host}; --local-addr gives it an address")
-    name = node_id or f"{address}_{os.getpid()}_{next(_local_ids)}"
-    return NodeInfo(node=name, incarnation=0, host=host, label=label, address=address)
-
-
-def replace_ports(node: NodeInfo, even: int, odd: int) -> NodeInfo:
-    """Return the node with the ports that it keeps for the workers of each generation."""
-    import msgspec
-
-    return msgspec.structs.replace(node, ports=(even, odd))
-
-
-def job_settings_of(
-    settings: RendezvousSettings, *, spares: int = 0, order: str = "stable"
-) -> JobSettings:
-    """Return what all nodes of the job must agree on. Restarts are counted by the agents."""
-    return JobSettings(
-        min_nodes=settings.min_nodes,
-        max_nodes=settings.max_nodes,
-        spares=spares,
-        settle_s=settings.timeout.last_call.total_seconds(),
-        order=order,
-    )
-
-
-def check_settings(settings: RendezvousSettings) -> None:
-    """Refuse what no job can be run with."""
-    if not settings.run_id:
-        raise UsageError("--rdzv-id: the id of the job is empty")
-    if settings.min_nodes < 1 or settings.max_nodes < settings.min_nodes:
-        raise UsageError(
-            f"--nnodes: {settings.min_nodes}:{settings.max_nodes} is no range of nodes; accepted: "
-            "MIN:MAX with MIN from 1 and MAX not below it"
-        )
-    if settings.keep_alive_interval <= timedelta(0) or settings.keep_alive_max_attempt < 1:
-        raise UsageError(
-            "--rdzv-conf: keep_alive_interval must be above 0 and keep_alive_max_attempt from 1"
-        )
-
-
-def random_number() -> int:
-    """Return a number that no other incarnation has."""
-    return int.from_bytes(os.urandom(8), "big") >> 1
 
 
 def _is_settled(standing: Standing) -> bool:
     return standing.seat is not None or standing.closed or bool(standing.refusal)
 
 
-def _release(attendant: Attendant, ports: tuple[ReservedPort, ...]) -> None:
+def _release(
+    attendant: Attendant[Standing],
+    connections: list[SharedConnection],
+    ports: tuple[ReservedPort, ...],
+) -> None:
     attendant.stop(0.0)
+    for connection in connections:
+        connection.close()
     for port in ports:
         port.release()

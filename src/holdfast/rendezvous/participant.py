@@ -23,25 +23,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.core import views
-from holdfast.core.job import CloseJob, Job, JobPhase, Node, NodeLost, TimeUp
-from holdfast.core.liveness import Liveness
+from holdfast.core.job import CloseJob, Job, JobPhase, Node, NodeLost, NodesLost
 from holdfast.core.news import Ending, JobSettings, NodeInfo, Phase, Role, Status, View
 from holdfast.core.rounds import Event, Rounds
+from holdfast.rendezvous.observer import Observer, known_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 ATTEND_S = 60.0
 """How long a round waits for a member that lives but does not come. Workers have 30 s to stop."""
-BEAT_S_PER_NODE = 0.02
-"""All nodes together write fifty signs of life a second at most: each write makes others fail."""
-BEATS_PER_SILENCE_MIN = 3
-"""However many nodes there are, each has so many chances to be heard before it counts as lost."""
 STATEMENTS_MAX = 4
 """A node says at most so much in one write: that it is new, ready, and has taken its seat."""
-
-
-Peer = tuple[str, int]  # Node and incarnation.
 
 
 class Goal(Enum):
@@ -82,6 +75,21 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     needed: int = 0
     was_standby: bool = False
 
+    @property
+    def rests(self) -> bool:
+        """Whether the node wants nothing of the job."""
+        return self.goal in (Goal.ABSENT, Goal.LEAVE)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether a round is being waited for."""
+        return self.goal is Goal.JOIN
+
+    @property
+    def mark(self) -> object:
+        """What differs after a change that others are likely to follow."""
+        return self.goal, self.role
+
 
 class Participant:
     """Turns looks at the state into events for the machine, and its decisions into a standing."""
@@ -101,8 +109,6 @@ class Participant:
         self._run_id = run_id
         self._info = info
         self._settings = settings
-        self._interval_s = interval_s
-        self._lost_after_s = lost_after_s
         self._attend_s = attend_s
         self._new_incarnation = new_incarnation
         self._mine = Mine(new_incarnation())
@@ -113,13 +119,8 @@ class Participant:
         self._was_standby = False
         self._seat_key = ""
         self._rounds: Rounds | None = None  # That of the last step: making one takes a while.
-        self._beats: dict[Peer, int] = {}
-        self._lost: dict[Peer, str] = {}
-        self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
-        self._wait: tuple[object, float] = (None, now)
-        self._wait_ends: float | None = None
+        self._observer = Observer(now, info.node, interval_s=interval_s, lost_after_s=lost_after_s)
         self._attending: tuple[int, float] = (-1, now)
-        self._my_beat, self._beat_at, self._beat_s = 0, now, interval_s
         self.standing = Standing(goal=Goal.ABSENT)
 
     # What the handler asks for.
@@ -146,21 +147,20 @@ class Participant:
         Returns what `keep` wants once the job is stored, and whether there is anything to store.
         """
         rounds = self._rounds = Rounds(job)
-        self._observe(now, rounds)
+        self._observer.observe(now, rounds)
         self._refusal = ""
         events: list[Event] = []
         if self._close_why and job.phase is not JobPhase.CLOSED:
             events.append(CloseJob(Ending.STOPPED, self._close_why))
         elif self._is_in(job) and self._goal is not Goal.LEAVE:
-            events += self._judged(now, rounds)
+            events += self._absent(now, job)
+            events += self._observer.judge(now, rounds)
         for event in events:
             rounds.handle(event)
         mine, spoke = self._speak(rounds)
         rounds.check()
         known = known_as(job, self._info.node, mine.incarnation)
-        self._beat_s = self._pace_of_beats(len(job.nodes))
-        is_due = now - self._beat_at >= self._beat_s
-        if known is not None and (events or spoke or is_due):
+        if known is not None and (events or spoke or self._observer.is_beat_due(now)):
             known.beat += 1
             return mine, True
         return mine, bool(events or spoke)
@@ -168,12 +168,12 @@ class Participant:
     def keep(self, now: float, job: Job, mine: Mine) -> Standing:
         """Take in the job as it is stored, with what this node said; return how it stands."""
         known = known_as(job, self._info.node, mine.incarnation)
-        if known is not None and known.beat != self._my_beat:
-            self._my_beat, self._beat_at = known.beat, now
+        if known is not None:
+            self._observer.note_own(now, known)
         self._mine = mine
         self._term = max(self._term, job.term)
         rounds = self._rounds if self._rounds and self._rounds.job is job else Rounds(job)
-        self._observe(now, rounds)
+        self._observer.observe(now, rounds)
         view = views.to_node(job, rounds.seats, known.info) if known else None
         if self._goal is Goal.JOIN and view is not None:
             if view.role is not Role.CLOSED:
@@ -189,62 +189,23 @@ class Participant:
         """Return when this node must look again, or None if it is not in the job."""
         if not self.standing.in_job or self._goal is Goal.LEAVE:
             return None
-        times = [self._beat_at + self._beat_s, self._wait_ends]
-        times.append(self._liveness.next_deadline(now))
-        return min(one for one in times if one is not None)
+        return self._observer.next_deadline(now)
 
-    def _pace_of_beats(self, nodes: int) -> float:
-        slowest = max(self._interval_s, self._lost_after_s / BEATS_PER_SILENCE_MIN)
-        return min(slowest, max(self._interval_s, BEAT_S_PER_NODE * nodes))
-
-    # What it can vouch for.
-
-    def _observe(self, now: float, rounds: Rounds) -> None:
-        job = rounds.job
-        there = set()
-        for node in job.nodes.values():
-            peer = (node.info.node, node.info.incarnation)
-            if node.info.node == self._info.node:
-                continue
-            there.add(peer)
-            if self._beats.get(peer) != node.beat:
-                self._beats[peer] = node.beat
-                self._lost.pop(peer, None)
-                self._liveness.heard(peer, now)
-        for peer in self._beats.keys() - there:
-            del self._beats[peer]
-            self._lost.pop(peer, None)
-            self._liveness.forget(peer)
-        self._lost |= self._liveness.overdue(now)
-        wait = rounds.wait
-        key = wait and (job.term, job.phase, wait.seq)
-        if key != self._wait[0]:
-            self._wait = (key, now)
-        self._wait_ends = self._wait[1] + wait.delay_s if wait else None
-
-    def _judged(self, now: float, rounds: Rounds) -> list[Event]:
-        job = rounds.job
+    def _absent(self, now: float, job: Job) -> list[Event]:
+        """Return that members did not come who have been waited for long enough."""
         if job.phase is JobPhase.CLOSED:
             return []
-        events: list[Event] = [
-            NodeLost(node.info.node, node.info.incarnation, why)
-            for node in (job.nodes.values() if self._lost else ())
-            if (why := self._lost.get((node.info.node, node.info.incarnation)))
-        ]
         attends = self._goal is Goal.JOIN and self._mine.generation == job.generation
-        if attends and self._attending[0] == job.generation:
-            if now - self._attending[1] >= self._attend_s:
-                why = f"it did not come to generation {job.generation} in {self._attend_s:g} s"
-                events += [
-                    NodeLost(info.node, info.incarnation, why)
-                    for info in absentees(job, job.generation)
-                ]
-        else:
+        if not attends or self._attending[0] != job.generation:
             self._attending = (job.generation, now)
-        wait = rounds.wait
-        if wait is not None and self._wait_ends is not None and now >= self._wait_ends:
-            events.append(TimeUp(wait.seq))
-        return events
+            return []
+        if now - self._attending[1] < self._attend_s:
+            return []
+        why = f"it did not come to generation {job.generation} in {self._attend_s:g} s"
+        away = tuple(
+            NodeLost(info.node, info.incarnation, why) for info in absentees(job, job.generation)
+        )
+        return [NodesLost(away)] if away else []
 
     # What it says.
 
@@ -342,12 +303,6 @@ class Participant:
     def _newcomers(self, job: Job) -> int:
         size = self._mine.seat.size if self._mine.seat else 0
         return len(job.nodes) - size
-
-
-def known_as(job: Job, node: str, incarnation: int) -> Node | None:
-    """Return a node of the job if it is this incarnation."""
-    known = job.nodes.get(node)
-    return known if known is not None and known.info.incarnation == incarnation else None
 
 
 def absentees(job: Job, generation: int) -> list[NodeInfo]:

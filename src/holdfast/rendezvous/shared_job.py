@@ -68,7 +68,11 @@ class SharedJob:
                 job, token = self._decode(stored[0]), stored[1]
             if not change(job):
                 return job
-            answer = self._set(encode(job), token)
+            state = encode(job)
+            if len(state) > STATE_BYTES_MAX and job.report:  # What happened is in the failure too.
+                job.report = b""
+                state = encode(job)
+            answer = self._set(state, token)
             if answer is not None and answer[2]:
                 return job
             if not may_go_on():

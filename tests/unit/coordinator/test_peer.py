@@ -96,7 +96,7 @@ def test_a_frame_too_large_for_a_handshake_is_not_waited_for() -> None:
             await soon(lambda: served.server.connections == 1)
             writer.write(b"x" * 4086 + (4097).to_bytes(4, "big"))
             assert await reader.read() == b""
-            assert "no message of ours" in served.complaints[0]
+            assert "no message of the handshake" in served.complaints[0]
             writer.close()
 
     run(work())

@@ -1,16 +1,16 @@
-"""What the transcripts of rounds do not show: events that are not its own, limits, and addresses."""
+"""What the transcripts of rounds do not show: events that are not its own, limits, addresses."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
-from told_nodes import RUN, ToldNode, a_job_of, a_node
 
 from holdfast.core import book
 from holdfast.core.book import HISTORY_LINES_MAX
 from holdfast.core.job import CloseJob, InvalidEvent, Job, JobPhase, NodeLost, TimeUp
 from holdfast.core.news import Ending, JobSettings, Phase, View
 from holdfast.core.rounds import BLAME_S, RECOVER_S, REPORT_S, Rounds
+from told_nodes import RUN, ToldNode, a_job_of, a_node
 
 TWO = a_job_of(2, 2, max_restarts=1, settle_s=0.75)
 

@@ -1,10 +1,10 @@
 """Every way in which a few nodes, a few faults and a coordinator can get along.
 
-All interleavings are taken, breadth first, until nothing new is found or the time is up: joins, losses noticed and
-imagined, crashes and new incarnations, leaves, failures, successes, views that are late or lost,
-times that are up, coordinators that forget everything. Worlds that differ only in numbers that mean
-nothing by themselves are one. In each of them the invariants hold, and from each of them a world
-without further faults finds its way to a running round, or to the job's end.
+All interleavings are taken, breadth first, until nothing new is found or there have been enough:
+joins, losses noticed and imagined, crashes and new incarnations, leaves, failures, successes, views
+that are late or lost, times that are up, coordinators that forget everything. Worlds that differ
+only in numbers that mean nothing by themselves are one. In each of them the invariants hold, and
+from each of them a world without further faults finds its way to a running round, or to the end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from told_nodes import a_job_of
 from worlds_of_nodes import (
     Step,
     World,
@@ -29,6 +28,7 @@ from worlds_of_nodes import (
 
 from holdfast.core.job import Job, JobPhase
 from holdfast.core.news import Ending, JobSettings, Role
+from told_nodes import a_job_of
 
 HEALING_STEPS_MAX = 40
 
@@ -168,8 +168,8 @@ def check_healing(world: World, heals_in: dict[int, int]) -> None:
             break
         take(at, step)
         check_state(at)
-    for distance, each in enumerate(reversed(passed), start=heals_in[key] + 1):
-        heals_in[each] = distance
+    far = enumerate(reversed(passed), start=heals_in[key] + 1)
+    heals_in |= {each: distance for distance, each in far}
     assert heals_in.get(key, 0) <= HEALING_STEPS_MAX
 
 
@@ -213,7 +213,7 @@ def check_return(world: World) -> int:
 @pytest.mark.parametrize(
     ("settings", "nodes", "prompt", "states_max"),
     [
-        pytest.param(a_job_of(1, 2), 2, False, None, id="1:2"),
+        pytest.param(a_job_of(1, 2), 2, True, None, id="1:2"),
         # All there are of these are 13,067 and 123,059; they take a while.
         pytest.param(a_job_of(2, 2, max_restarts=1), 3, True, 5_000, id="2 and a standby"),
         pytest.param(a_job_of(2, 3), 3, True, 5_000, id="2:3"),
@@ -224,6 +224,6 @@ def test_every_way_leads_to_a_round_and_keeps_the_rules(
 ) -> None:
     explorer = Explorer(a_world(settings, nodes, faults=1, prompt=prompt))
     explorer.explore(states_max)
-    assert len(explorer.seen) >= (states_max or 5_000)
+    assert len(explorer.seen) >= (states_max or 1_000)
     assert explorer.phases == set(JobPhase)
     assert explorer.carried_on > 0

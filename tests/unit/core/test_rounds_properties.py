@@ -11,11 +11,11 @@ import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from told_nodes import RUN, ToldNode, a_job_of, a_node
 
 from holdfast.core.job import CloseJob, Job, JobPhase, NodeLost, TimeUp
 from holdfast.core.news import Ending, Phase, Role, Status, View
 from holdfast.core.rounds import Event, Rounds
+from told_nodes import RUN, ToldNode, a_job_of, a_node
 
 names = st.sampled_from("abcde")
 HEALING_STEPS_MAX = 200

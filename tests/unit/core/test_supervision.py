@@ -113,7 +113,8 @@ def example(event: type[Event], generation: int) -> Event:
         "group_rank": 0,
         "group_world_size": 1,
     }
-    return event(**{name: values[name] for name in event.__match_args__ if name in values})
+    names: tuple[str, ...] = event.__match_args__
+    return event(**{name: values[name] for name in names if name in values})
 
 
 def snapshot(machine: Supervision) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What an agent that is told does: the whole table of states and events, and what transcripts omit."""
+"""What an agent that is told does: the whole table of states and events."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def example(event: type[Event], generation: int) -> Event:
         "group_world_size": 1,
         "view": view(Role.WAITING),
     }
-    return event(**{name: values[name] for name in event.__match_args__ if name in values})
+    names: tuple[str, ...] = event.__match_args__
+    return event(**{name: values[name] for name in names if name in values})
 
 
 def snapshot(machine: Teamwork) -> dict[str, object]:

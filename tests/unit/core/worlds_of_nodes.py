@@ -10,11 +10,11 @@ from __future__ import annotations
 from itertools import permutations
 
 import msgspec
-from told_nodes import ToldNode, a_node
 
 from holdfast.core.job import Job, JobPhase, NodeLost, TimeUp
 from holdfast.core.news import JobSettings, Phase, Role, View
 from holdfast.core.rounds import Rounds
+from told_nodes import ToldNode, a_node
 
 RUN = "run"
 # What goes wrong, by name; all else is what a healthy world does by itself.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SIGTERM = 15
 LAG_S = 0.15
 OUTAGE_S = (0.05, 12.0)
+REFILLS_S = (0.0, 7.0, 14.0)
 
 
 class Chaos:
@@ -71,11 +72,16 @@ class Chaos:
         world.coordinator.resume()
         if not world.coordinator.alive:
             world.start_coordinator()
-        for job in list(world.jobs.values()):
+        for delay_s in REFILLS_S:
+            world.schedule(world.now + delay_s, self._refill, None)
+
+    def _refill(self, _arg: object) -> None:
+        """Start what a job lacks; some agents find out late that they have to end."""
+        for job in self._world.jobs.values():
+            names = {agent.node for agent in job.living}
             if not job.closed_by:
-                names = {agent.node for agent in job.living}
                 for _ in range(job.settings.min_nodes - len(names)):
-                    world.start_agent(job)
+                    self._world.start_agent(job)
 
     # Whom to hit.
 

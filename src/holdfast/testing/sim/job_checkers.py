@@ -107,11 +107,10 @@ class ClosedIsFinal(Checker):
     def told(self, agent: Agent, view: View) -> None:
         """See to it that a node which was told of the end has no workers soon after."""
         if view.role is Role.CLOSED and (agent.told is None or agent.told.role is not Role.CLOSED):
-            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, (agent, view.generation))
+            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, agent)
 
-    def _stopped_by_now(self, which: tuple[Agent, int]) -> None:
-        agent, generation = which
-        if agent.workers.there and agent.workers.generation <= generation:
+    def _stopped_by_now(self, agent: Agent) -> None:
+        if agent.workers.there:
             self.violated(f"{agent.node} has workers long after it was told that all is over")
 
 

@@ -141,7 +141,7 @@ class Ledger:
         key = (coordinator.number, job.run_id, job.round_term, job.round)
         truth = self.rounds.get(key)
         before = decision.before
-        recovered = before is None or before.phase is JobPhase.RECOVERING
+        recovered = before is None or before.round[0] == 0  # It had none of its own yet.
         if truth is None and recovered and job.round_term != job.term:
             decision.adopted = True
             truth = self.agent_of[job.members[0].incarnation].round
