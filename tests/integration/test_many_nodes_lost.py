@@ -67,7 +67,7 @@ def test_with_too_few_left_the_others_stop_and_wait_for_a_replacement(tmp_path: 
         before = cluster.generation(2)
         worker = Watched(before["a"].pid)
         cluster.agents["b"].kill()
-        cluster.agents["a"].says("1 of 2 are here")
+        cluster.agents["a"].says("the round is broken")
         worker.gone_already()
         cluster.start("new")
         after = cluster.generation(2)

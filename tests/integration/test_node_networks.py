@@ -265,7 +265,7 @@ def test_the_coordinators_machine_may_be_cut_off_and_healed(
         cluster.start_nodes("abc")
         meeting(cluster, *"abc")
         network.cut(0)
-        cluster.agents["a"].says("1 of 2 are here")
+        cluster.agents["a"].says("the round is broken")
         network.heal(0)
         after = meeting(cluster, *"abc")
         finish(after)

@@ -45,6 +45,7 @@ An elastic, fault-tolerant launcher and supervisor for distributed jobs.
 
 Verbs:
   run          start workers on this machine and watch over them
+  coordinator  let agents find each other, where none of them should coordinate
 
 Flags:
   --version    show the version and exit
@@ -126,13 +127,32 @@ def run_command(argv: list[str]) -> int:
     return 0
 
 
-VERBS: dict[str, Callable[[list[str]], int]] = {"run": run_command}
+def coordinator_command(argv: list[str]) -> int:
+    """Run `holdfast coordinator` with these arguments and return its exit code; never raises."""
+    try:
+        from holdfast.cli.coordinator import execute, parse_args
+
+        execute(parse_args(argv))
+    except SystemExit as end:
+        return _code_of(end)
+    except KeyboardInterrupt:
+        _write(sys.stderr, "holdfast coordinator: interrupted\n")
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 (the last place before the shell)
+        return _report(error, compat=False, verb="coordinator")
+    return 0
 
 
-def _report(error: Exception, compat: bool) -> int:
-    """Tell the person why the job did not succeed, and return the exit code that says it."""
+VERBS: dict[str, Callable[[list[str]], int]] = {
+    "run": run_command,
+    "coordinator": coordinator_command,
+}
+
+
+def _report(error: Exception, compat: bool, verb: str = "run") -> int:
+    """Tell the person why a verb did not succeed, and return the exit code that says it."""
     if isinstance(error, HoldfastError):
-        _write(sys.stderr, f"holdfast run: error: {error}\n")
+        _write(sys.stderr, f"holdfast {verb}: error: {error}\n")
         return error.exit_code
     from holdfast.processes.failures import ChildFailedError
     from holdfast.processes.signals import SignalException, in_words
@@ -140,12 +160,13 @@ def _report(error: Exception, compat: bool) -> int:
     if isinstance(error, ChildFailedError):
         return _failure_exit(error, compat)
     if isinstance(error, SignalException):
-        _write(sys.stderr, f"holdfast run: stopped by {in_words(error.sigval)}\n")
+        _write(sys.stderr, f"holdfast {verb}: stopped by {in_words(error.sigval)}\n")
         return 128 + error.sigval
     import traceback
 
     story = "".join(traceback.format_exception(error))
-    _write(sys.stderr, f"{story}holdfast run: error: this is a bug in Holdfast; please report it\n")
+    bug = "this is a bug in Holdfast; please report it"
+    _write(sys.stderr, f"{story}holdfast {verb}: error: {bug}\n")
     return BUG
 
 

@@ -30,7 +30,7 @@ class AttendedClock:
         """Say that the owner is there at `now`; return the time it has attended in all."""
         gap = now - self._looked_at
         if gap > 0.0:
-            self._attended += gap if gap < self.step_s else self.step_s
+            self._attended += min(gap, self.step_s)
         self._looked_at = now
         return self._attended
 

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
 RETRY_FIRST_S = 0.02
 RETRY_MAX_S = 1.0  # `rounds.RECOVER_S` must be longer, or nodes miss a coordinator's return.
+BEAT_S_PER_NODE = 0.0002
+"""So much of a second is a coordinator's work for a beat, several times over: in jobs of more than
+some thousand nodes each beats less often, but no less than it must to be heard in time."""
+BEATS_PER_SILENCE_MIN = 2.5
 CLOSED_AWAY_S = 5.0  # Once the job is over, nobody waits long for a coordinator that left.
 
 
@@ -156,7 +160,9 @@ class Membership:
         self._times = times
         self._draw = draw
         self._clock = AttendedClock(now, max(times.beat_s, times.silence_s / 5))
-        self._heard_at = 0.0  # This and the next three by the attended clock.
+        self._beat_s = times.beat_s
+        self._heard_at = 0.0  # This and the next four by the attended clock.
+        self._opened_at = 0.0
         self._beat_at = 0.0
         self._said_at = 0.0
         self._retry_at = 0.0
@@ -183,8 +189,8 @@ class Membership:
                 self._restate(phase=phase, generation=generation, failure=failure, report=report)
                 return self._say(at)
             case LinkOpened():
-                self.link, self.ever_up = Link.UP, True
-                self._heard_at = at
+                self.link = Link.UP
+                self._opened_at = at
                 self._retries = 0
                 return self._say(at)
             case LinkClosed(why):
@@ -201,7 +207,7 @@ class Membership:
         at = self._clock.look(now)
         rest = self._heard_at + self._limit_s() - at if not self._given_up else self._clock.step_s
         if self.link is Link.UP:
-            rest = min(rest, self._beat_at + self._times.beat_s - at)
+            rest = min(rest, self._beat_at + self._beat_s - at)
         elif self.link is Link.DOWN:
             rest = min(rest, self._retry_at - at)
         return now + max(0.0, min(rest, self._clock.step_s))
@@ -209,13 +215,14 @@ class Membership:
     # What arrives.
 
     def _viewed(self, at: float, view: View) -> list[Effect]:
-        self._heard_at = at
+        self._hear(at)
         if view.incarnation != self._status.info.incarnation:
             return []
         if (view.term, view.revision) <= (self._term, self._revision):
             return []
         self._term, self._revision = view.term, view.revision
         self.view = view
+        self._beat_s = self._pace(view.present)
         member = view.role is Role.MEMBER
         self._restate(
             term=view.term,
@@ -232,13 +239,20 @@ class Membership:
         return effects
 
     def _acked(self, at: float, ack: Ack) -> list[Effect]:
-        self._heard_at = at
+        self._hear(at)
         if ack.incarnation != self._status.info.incarnation:
             return []
         self.heard_seq = max(self.heard_seq, ack.seq)
         if ack.seq < self._status.seq and at - self._said_at >= self._times.beat_s / 2:
             return self._say(at)
         return []
+
+    def _hear(self, at: float) -> None:
+        self._heard_at, self.ever_up = at, True
+
+    def _pace(self, nodes: int) -> float:
+        slowest = self._times.silence_s / BEATS_PER_SILENCE_MIN
+        return max(self._times.beat_s, min(slowest, BEAT_S_PER_NODE * nodes))
 
     def _closed(self, at: float, why: str) -> list[Effect]:
         self.link = Link.DOWN
@@ -253,7 +267,8 @@ class Membership:
     def _tick(self, at: float) -> list[Effect]:
         times = self._times
         effects: list[Effect] = []
-        if self.link is Link.UP and at - self._heard_at >= times.silence_s:
+        # A link may open and still bring no word, from something else that listens there.
+        if self.link is Link.UP and at - max(self._heard_at, self._opened_at) >= times.silence_s:
             why = f"no answer for {times.silence_s:g} s"
             return [DropLink(why), *self._closed(at, why)]
         if not self._given_up and at - self._heard_at >= self._limit_s():
@@ -262,7 +277,7 @@ class Membership:
         if self.link is Link.DOWN and at >= self._retry_at:
             self.link = Link.OPENING
             return [*effects, OpenLink()]
-        if self.link is Link.UP and at - self._beat_at >= times.beat_s:
+        if self.link is Link.UP and at - self._beat_at >= self._beat_s:
             self._beat_at = at
             return [*effects, Send(self._beat())]
         return effects

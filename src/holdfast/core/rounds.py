@@ -62,6 +62,7 @@ from holdfast.core.ranks import order_nodes
 from holdfast.core.restarts import Budget, Verdict, judge
 
 RECOVER_S = 2.0  # Nodes try to reconnect at least every second; see `core.membership`.
+TOLD_CHANGE_MIN = 0.1  # Those who wait are told how many are there when it changed by as much.
 REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
 BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
 
@@ -105,7 +106,8 @@ class Rounds(Book):
         known = self._known(beat.node, beat.incarnation)
         if known is None or job.phase is JobPhase.RECOVERING:
             return None  # Its whole status is needed first (`Ack` tells it so), or all nodes'.
-        waits = job.phase is JobPhase.FORMING and known.told_present != len(job.nodes)
+        change = abs(len(job.nodes) - known.told_present)
+        waits = job.phase is JobPhase.FORMING and change > known.told_present * TOLD_CHANGE_MIN
         if waits or (beat.term, beat.revision) < (job.term, known.told):
             return self._tell(known, anew=waits)
         return None
@@ -202,7 +204,7 @@ class Rounds(Book):
         job.nodes[info.node] = node
         after_another = self._outranked(status)
         if after_another:
-            job.term = status.term + 1
+            job.term = status.term + 1 + job.nonce
         if not job.round_term:
             job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
         seen = max(status.generation, status.told_generation)

@@ -130,10 +130,10 @@ _AGREED: dict[str, Callable[[JobSettings], str]] = {
 
 def previous_ranks(job: Job, seats: Seats) -> tuple[dict[str, int], int]:
     """Return who had which rank in the round before, and how many it had."""
-    if job.phase is not JobPhase.RECOVERING:
-        return seats.rank_of, len(job.members)
     back = claimants(job)
-    return {node.info.node: node.claimed_rank for node in back}, back[0].claimed_size if back else 0
+    if not back:
+        return seats.rank_of, len(job.members)
+    return {node.info.node: node.claimed_rank for node in back}, back[0].claimed_size
 
 
 def claims(status: Status) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -165,7 +166,8 @@ def test_views_only_ever_get_newer(story: list[tuple[int, int, int]]) -> None:
 
 @pytest.mark.parametrize(
     ("ever_up", "role", "limit_s"),
-    [(False, None, 20.0), (True, None, 10.0), (True, Role.CLOSED, 5.0), (True, Role.MEMBER, 10.0)],
+    # A link that opened and brought no word is no contact.
+    [(False, None, 20.0), (True, None, 20.0), (True, Role.CLOSED, 5.0), (True, Role.MEMBER, 10.0)],
 )
 def test_it_gives_up_once_and_not_before_the_limit(
     ever_up: bool, role: Role | None, limit_s: float
@@ -218,3 +220,40 @@ def test_a_new_incarnation_has_no_round_and_no_view_but_the_term() -> None:
     assert (status.term, status.round_term, status.round, status.rank) == (4, 0, -1, -1)
     assert machine.view is None
     assert machine.heard_seq == -1
+
+
+def test_something_that_listens_but_never_answers_is_given_up() -> None:
+    machine = up(member(away_s=10.0, first_contact_s=20.0, silence_s=5.0))
+    now, dropped, given_up = 0.0, 0, []
+    while now < 40.0:
+        effects = machine.handle(now, ms.Tick())
+        while effects:
+            effect = effects.pop(0)
+            if isinstance(effect, ms.OpenLink):
+                effects += machine.handle(now, ms.LinkOpened())
+            dropped += isinstance(effect, ms.DropLink)
+            if isinstance(effect, ms.GiveUp):
+                given_up.append(now)
+        now = machine.next_deadline(now)
+    assert given_up == [pytest.approx(20.0, abs=0.01)]
+    assert dropped >= 7
+
+
+@pytest.mark.parametrize(
+    ("nodes", "beat_s"), [(1, 1.0), (5_000, 1.0), (7_500, 1.5), (10_000, 2.0), (10**6, 2.0)]
+)
+def test_in_large_jobs_nodes_beat_less_often_but_often_enough(nodes: int, beat_s: float) -> None:
+    machine = up(member(silence_s=5.0))
+    view = msgspec.structs.replace(a_view(Role.MEMBER, 1), present=nodes)
+    machine.handle(0.0, view)
+    now, beats = 0.0, []
+    while now < 20.0:
+        for effect in machine.handle(now, ms.Tick()):
+            if isinstance(effect, ms.Send):
+                beats.append(now)
+                machine.handle(
+                    now, Ack(run_id=RUN, node="a", incarnation=1, seq=machine.status.seq)
+                )
+        now = machine.next_deadline(now)
+    gaps = [later - earlier for earlier, later in pairwise([0.0, *beats])]
+    assert gaps == [pytest.approx(beat_s, abs=0.01)] * len(gaps)

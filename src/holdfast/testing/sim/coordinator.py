@@ -35,6 +35,7 @@ class Coordinator(Process):
             grace_s=GRACE_S,
             strict=True,
             rounds=world.rules.rounds,
+            draw=rng.random,
         )
         world.note(self, "is there")
 

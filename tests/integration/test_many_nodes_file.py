@@ -1,0 +1,195 @@
+"""Real jobs of several nodes that meet in a folder: no coordinator, and told the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from real_jobs import Watched
+from real_teams import OBEY, QUICK, SOON_SILENT, Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KILLED = -signal.SIGKILL
+QUICK_TO_NOTICE = f"{QUICK},{SOON_SILENT}"
+
+
+def in_a_folder(
+    folder: Path, nnodes: str, *flags: str, conf: str = QUICK_TO_NOTICE, **more: str
+) -> Cluster:
+    folder.mkdir(exist_ok=True)
+    meeting = more.pop("meeting", str(folder / "meeting"))
+    return Cluster(
+        folder, OBEY, *flags, nnodes=nnodes, backend="file", endpoint=meeting, conf=conf, **more
+    )
+
+
+def test_nodes_join_and_are_lost_and_the_others_are_told(tmp_path: Path) -> None:
+    with in_a_folder(tmp_path, "2:3", "--max-restarts=0") as cluster:
+        cluster.start_all("a", "b")
+        first = cluster.generation(2)
+        cluster.start("c")
+        joined = cluster.generation(3)
+        assert (joined["a"].rank, joined["b"].rank) == (first["a"].rank, first["b"].rank)
+        cluster.agents["c"].kill()
+        smaller = cluster.generation(2)
+        assert {start.generation for start in smaller.values()} == {2}
+        for start in smaller.values():
+            start.finish()
+        ends = cluster.end()
+        assert {name: code for name, (code, _) in ends.items()} == {"a": 0, "b": 0, "c": KILLED}
+        for name in "ab":
+            assert "generation 0: node " in ends[name][1]
+            assert "(nodes joined)" in ends[name][1]
+            assert "was lost: no sign of life for 2 s" in ends[name][1]
+
+
+def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path) -> None:
+    """One restart is allowed, and workers fail on two nodes: the second one ends the job."""
+    with in_a_folder(tmp_path, "3", "--max-restarts=1") as cluster:
+        cluster.start_all("a", "b", "c")
+        for restart, name in enumerate("ab"):
+            starts = cluster.generation(3)
+            assert {start.restarts for start in starts.values()} == {restart}
+            starts[name].fail()
+        ends = cluster.end()
+        assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1, "c": 1}
+        assert cluster.is_quiet()
+        for _, said in ends.values():
+            assert "after 1 of 1 restarts" in said
+            assert "RuntimeError: b was told to fail" in said
+            assert "Traceback (most recent call last)" in said
+
+
+def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path) -> None:
+    with in_a_folder(tmp_path, "2") as cluster:
+        cluster.start_all("a", "b")
+        start = cluster.generation(2)["b"]
+        os.kill(start.pid, signal.SIGKILL)
+        ends = cluster.end()
+        assert {name: code for name, (code, _) in ends.items()} == {"a": 137, "b": 137}
+
+
+def test_a_node_that_is_done_outlives_one_that_is_killed(tmp_path: Path) -> None:
+    with in_a_folder(tmp_path, "1:2") as cluster:
+        cluster.start_all("a", "b")
+        cluster.generation(2)["a"].finish()
+        cluster.agents["a"].says("this node's workers are done")
+        cluster.agents["b"].kill()
+        cluster.generation(1)["a"].finish()
+        assert cluster.codes() == {"a": 0, "b": KILLED}
+
+
+def test_a_standby_that_was_not_needed_ends_well(tmp_path: Path) -> None:
+    with in_a_folder(tmp_path, "2") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        cluster.start("c").says("standing by")
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_a_standby_takes_the_place_of_a_node_that_leaves(tmp_path: Path) -> None:
+    with in_a_folder(tmp_path, "2", "--max-restarts=0") as cluster:
+        cluster.start_all("a", "b")
+        before = cluster.generation(2)
+        cluster.start("c").says("standing by")
+        cluster.agents["b"].signal(signal.SIGTERM)
+        after = cluster.generation(2)
+        assert (after["a"].rank, after["c"].rank) == (before["a"].rank, before["b"].rank)
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 128 + signal.SIGTERM, "c": 0}
+
+
+def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(tmp_path: Path) -> None:
+    with in_a_folder(tmp_path, "1:2", "--max-restarts=0") as cluster:
+        cluster.start_all("a", "b")
+        before = cluster.generation(2)
+        frozen = cluster.agents["b"]
+        frozen.signal(signal.SIGSTOP)
+        assert set(cluster.generation(1)) == {"a"}
+        old = Watched(before["b"].pid)
+        frozen.signal(signal.SIGCONT)
+        after = cluster.generation(2)
+        old.gone_already()
+        assert "fenced" in frozen.said()
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_a_node_that_does_not_fit_or_comes_too_late_is_told_so(tmp_path: Path) -> None:
+    with in_a_folder(tmp_path, "1", "--max-restarts=1") as cluster:
+        cluster.start("a")
+        start = cluster.generation(1)["a"]
+        _, said = cluster.start("odd", "--max-restarts=4").end()
+        assert said.count("\n") == 1, said
+        for part in ("holdfast run: error: ", cluster.endpoint, "--max-restarts 4", "'job'"):
+            assert part in said
+        start.finish()
+        assert cluster.agents["a"].end()[0] == 0
+        _, said = cluster.start("late").end()
+        assert said.count("\n") == 1, said
+        assert f"the job 'job' at {cluster.endpoint} is over: all workers succeeded" in said
+        assert cluster.codes() == {"a": 0, "odd": 78, "late": 78}
+
+
+def test_a_state_that_is_none_is_said_in_one_line(tmp_path: Path) -> None:
+    with in_a_folder(tmp_path, "1") as cluster:
+        cluster.start("a")
+        cluster.generation(1)["a"].finish()
+        assert cluster.agents["a"].end()[0] == 0
+        (state,) = (tmp_path / "meeting").rglob("state")
+        state.write_bytes(b"something else")
+        code, said = cluster.start("b").end()
+        assert code == 78
+        assert said.count("\n") == 1, said
+        assert f"{state} is damaged or not a rendezvous of Holdfast's" in said
+
+
+def test_a_state_that_is_lost_is_restored_by_the_nodes_and_restarts_no_worker(
+    tmp_path: Path,
+) -> None:
+    with in_a_folder(tmp_path, "2", "--max-restarts=0") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        (state,) = (tmp_path / "meeting").rglob("state")
+        state.unlink()
+        starts["a"].finish()
+        cluster.agents["a"].says("this node's workers are done")
+        starts["b"].finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.is_quiet()
+
+
+def test_two_jobs_in_one_folder_know_nothing_of_each_other(tmp_path: Path) -> None:
+    meeting = str(tmp_path / "meeting")
+    with (
+        in_a_folder(tmp_path / "x", "2", meeting=meeting, run_id="x") as one,
+        in_a_folder(tmp_path / "y", "2", meeting=meeting, run_id="y") as other,
+    ):
+        one.start_all("a", "b")
+        other.start_all("c", "d")
+        one.generation(2)["a"].fail()
+        assert one.codes() == {"a": 1, "b": 1}
+        for start in other.generation(2).values():
+            start.finish()
+        assert other.codes() == {"c": 0, "d": 0}
+
+
+def test_a_folder_that_goes_away_is_given_up(tmp_path: Path) -> None:
+    """Workers go on for a while, and are then stopped; the agent says why."""
+    with in_a_folder(tmp_path, "1", conf="coordinator_timeout=0.5") as cluster:
+        cluster.start("a")
+        cluster.generation(1)
+        meeting = tmp_path / "meeting"
+        meeting.rename(tmp_path / "elsewhere")
+        meeting.write_text("no folder any more")
+        code, said = cluster.end()["a"]
+        assert code != 0
+        assert f"{meeting} could not be reached since" in said
+        assert "state cannot be used: Not a directory" in said
