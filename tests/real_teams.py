@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import textwrap
 import time
 from contextlib import suppress
@@ -197,15 +196,7 @@ class Cluster:
     ) -> Agent:
         """Start a coordinator of its own, and wait until it can be reached."""
         conf = ",".join(filter(None, (self._conf, conf)))
-        command = [
-            sys.executable,
-            "/tmp/shim.py",
-            "coordinator",
-            "--endpoint",
-            self.endpoint,
-            "--rdzv-conf",
-            conf,
-        ]
+        command = [*HOLDFAST, "coordinator", "--endpoint", self.endpoint, "--rdzv-conf", conf]
         agent = self._run(name, command, env or {})
         self.await_coordinator(agent)
         return agent

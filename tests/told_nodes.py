@@ -41,6 +41,7 @@ class ToldNode(msgspec.Struct):
     role: Role | None = None
     round_term: int = 0
     round: int = -1
+    round_key: int = 0
     told_generation: int = -1
     rank: int = -1
     size: int = 0
@@ -75,6 +76,7 @@ class ToldNode(msgspec.Struct):
             term=self.term,
             round_term=self.round_term,
             round=self.round,
+            round_key=self.round_key,
             told_generation=self.told_generation,
             rank=self.rank,
             size=self.size,
@@ -107,6 +109,7 @@ class ToldNode(msgspec.Struct):
         self.term, self.revision, self.role = view.term, view.revision, view.role
         self.round_term = view.round_term if member else 0
         self.round = view.round if member else -1
+        self.round_key = view.round_key if member else 0
         self.told_generation = view.generation if member else -1
         self.rank = view.rank if member else -1
         self.size = view.size if member else 0

@@ -17,12 +17,23 @@ QUICK_TO_NOTICE = f"{QUICK},{SOON_SILENT}"
 
 
 def in_a_folder(
-    folder: Path, nnodes: str, *flags: str, conf: str = QUICK_TO_NOTICE, **more: str
+    folder: Path,
+    nnodes: str,
+    *flags: str,
+    conf: str = QUICK_TO_NOTICE,
+    meeting: str = "",
+    run_id: str = "job",
 ) -> Cluster:
     folder.mkdir(exist_ok=True)
-    meeting = more.pop("meeting", str(folder / "meeting"))
     return Cluster(
-        folder, OBEY, *flags, nnodes=nnodes, backend="file", endpoint=meeting, conf=conf, **more
+        folder,
+        OBEY,
+        *flags,
+        nnodes=nnodes,
+        run_id=run_id,
+        backend="file",
+        endpoint=meeting or str(folder / "meeting"),
+        conf=conf,
     )
 
 

@@ -18,7 +18,8 @@ SEEDS = 320
 def held(seed: int, *, nodes: int, profile: str, minutes: float = MINUTES) -> int:
     result = simulate(seed, nodes=nodes, minutes=minutes, profile=profile)
     assert not result.violation, (
-        f"{result.invariant}: {result.violation}; {result.command}\n" + "\n".join(result.story[-40:])
+        f"{result.invariant}: {result.violation}; {result.command}\n"
+        + "\n".join(result.story[-40:])
     )
     return result.steps
 

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core.news import Ending, Failure, JobSettings, NodeInfo, Phase  # noqa: TC001
 
-NO_CLAIM = (0, -1)
+NO_CLAIM = (0, -1, 0)
 
 
 class JobPhase(Enum):
@@ -37,8 +37,8 @@ class Node(msgspec.Struct):
     phase: Phase
     generation: int
     failure: Failure | None = None
-    claim: tuple[int, int] = NO_CLAIM
-    """`(round_term, round)` of the round an earlier coordinator put it in, while recovering."""
+    claim: tuple[int, int, int] = NO_CLAIM
+    """`(round_term, round, round_key)` of the round an earlier coordinator put it in, while recovering."""
     claimed_rank: int = -1
     claimed_size: int = 0
     told: int = 0

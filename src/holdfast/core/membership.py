@@ -228,6 +228,7 @@ class Membership:
             term=view.term,
             round_term=view.round_term if member else 0,
             round=view.round if member else -1,
+            round_key=view.round_key if member else 0,
             told_generation=view.generation if member else -1,
             rank=view.rank if member else -1,
             size=view.size if member else 0,

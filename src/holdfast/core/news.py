@@ -127,6 +127,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     round_term: int = 0
     """The term in which the round it is a member of was formed; 0 if it is in none."""
     round: int = -1
+    round_key: int = 0
+    """Tells this round from one of the same number that another coordinator formed."""
     told_generation: int = -1
     """The generation it was told to run as a member of that round; it may not have started it."""
     rank: int = -1
@@ -177,6 +179,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
     """Nodes that must be there before a round can form."""
     round_term: int = 0
     round: int = -1
+    round_key: int = 0
     generation: int = -1
     restarts: int = 0
     rank: int = -1

@@ -258,7 +258,7 @@ class Rounds(Book):
     def _claimed(self, node: Node, status: Status) -> list[View]:
         """Take note of a member of an earlier coordinator's round; carry it on if it is whole."""
         job = self.job
-        node.claim = (status.round_term, status.round)
+        node.claim = (status.round_term, status.round, status.round_key)
         node.claimed_rank, node.claimed_size = status.rank, status.size
         job.phase = JobPhase.RECOVERING
         job.round = max(job.round, status.round)
@@ -267,9 +267,8 @@ class Rounds(Book):
         if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
             return []
         job.members = [one.info for one in back]
-        job.round_term, job.round = back[0].claim
-        job.phase = JobPhase.ACTIVE
-        job.waiting = False
+        job.round_term, job.round, _key = back[0].claim
+        job.phase, job.waiting = JobPhase.ACTIVE, False
         self.seats = views.Seats(job)
         self._changed("the coordinator is back, and all nodes with it")
         if self._size(len(job.nodes)) > len(back):
@@ -284,8 +283,10 @@ class Rounds(Book):
         if len(job.succeeded) == len(job.members):
             return self._close(Ending.SUCCEEDED, "all workers succeeded")
         for one in back:
-            if one.generation == job.generation and one.phase is Phase.FAILED:
-                return self._worker_failed(one, b"")
+            if one.generation == job.generation and one.phase in (Phase.FAILED, Phase.READY):
+                if one.phase is Phase.FAILED:
+                    return self._worker_failed(one, b"")
+                return self._next_generation(f"{one.info.node} asked for a new start")
         return []
 
     # Rounds and generations.
@@ -307,8 +308,7 @@ class Rounds(Book):
         job.members = order_nodes(infos, previous, self._settings.order)
         job.round += 1
         job.round_term = job.term
-        job.phase = JobPhase.ACTIVE
-        job.waiting = False
+        job.phase, job.waiting = JobPhase.ACTIVE, False
         for node in here:
             node.claim = NO_CLAIM
         self._begin_generation(why)

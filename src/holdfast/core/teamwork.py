@@ -211,8 +211,8 @@ class Teamwork(Supervision):
     def _end_alone(self) -> list[Effect]:
         if self.view is not None and self.view.role is Role.CLOSED:
             return self._end_with_job(self.view)
-        done = self.state is State.LEAVING or self._after_stop is Reason.SUCCEEDED
-        done = done and self.generation >= 0
+        cleared = self.state is State.STOPPING and self._after_stop is Reason.SUCCEEDED
+        done = cleared or self.state is State.LEAVING
         return self._finish(Outcome.SUCCEEDED if done else Outcome.LEFT_ALONE)
 
     def _end_with_job(self, view: View) -> list[Effect]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.core.news import JobSettings
 
 NO_RANKS = NodeRanks(0, 0, 0, 0)
+KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
 
 
 class Seats:
@@ -25,6 +26,7 @@ class Seats:
         members = job.members
         self.rank_of = {info.node: rank for rank, info in enumerate(members)}
         self.ranks = assign_ranks([NodeShape(info.role, info.local_world_size) for info in members])
+        self.key = key_of(members)
         self._incarnations = {info.node: info.incarnation for info in members}
         self.master_addr, self.master_port = "", 0
         if members:
@@ -38,6 +40,14 @@ class Seats:
     def incarnation_of(self, node: str) -> int | None:
         """Return the incarnation of a member, or None of anybody else."""
         return self._incarnations.get(node)
+
+
+def key_of(members: list[NodeInfo]) -> int:
+    """Return a number that only these incarnations in this order have, as good as certainly."""
+    key = len(members)
+    for info in members:
+        key = (key * KEY_FACTOR + info.incarnation) % KEY_MODULUS
+    return key
 
 
 def is_loopback(address: str) -> bool:
@@ -69,6 +79,7 @@ def to_node(job: Job, seats: Seats, info: NodeInfo) -> View:
         needed=job.settings.min_nodes if job.settings else 0,
         round_term=job.round_term if member else 0,
         round=job.round if member else -1,
+        round_key=seats.key if member else 0,
         generation=job.generation,
         restarts=job.restarts,
         rank=rank,

@@ -260,6 +260,7 @@ class Participant:
             term=self._term,
             round_term=seat.round_term if seat else 0,
             round=seat.round if seat else -1,
+            round_key=seat.round_key if seat else 0,
             rank=seat.rank if seat else -1,
             size=seat.size if seat else 0,
         )

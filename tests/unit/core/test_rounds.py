@@ -162,3 +162,28 @@ def test_a_node_that_is_done_while_nobody_waits_for_it_closes_nothing() -> None:
     rounds.handle(a.succeed())
     assert rounds.job.phase is JobPhase.FORMING
     assert b.phase is Phase.RUNNING
+
+
+def test_rounds_of_the_same_number_by_two_coordinators_are_not_taken_for_one() -> None:
+    def lone_round(mine: str, lost: str) -> ToldNode:
+        """Form a round of two at a coordinator of its own; return one of the two."""
+        rounds = Rounds(Job(run_id=RUN))
+        pair = [a_node(name, TWO, ord(name)) for name in (mine, lost)]
+        if mine == "b":  # So that each of the two has another rank.
+            pair.reverse()
+        for node in pair:
+            hear(pair, rounds.handle(node.status()))
+        for node in pair:
+            node.follow()
+        return next(node for node in pair if node.name == mine)
+
+    a, b = lone_round("a", "x"), lone_round("b", "y")
+    assert (a.round_term, a.round, a.rank) == (b.round_term, b.round, 0)
+    assert b.rank == 1
+    rounds = Rounds(Job(run_id=RUN))
+    for node in (a, b):
+        assert rounds.handle(node.status()) == []
+    assert rounds.job.phase is JobPhase.RECOVERING
+    hear([a, b], rounds.handle(TimeUp(rounds.job.wait_seq)))
+    assert (a.told_generation, b.told_generation) == (1, 1)
+    assert {a.rank, b.rank} == {0, 1}

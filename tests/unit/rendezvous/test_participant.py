@@ -373,13 +373,6 @@ def test_a_write_that_counted_though_it_seemed_lost_is_taken_up() -> None:
     assert world.job.generation == 0
 
 
-def test_signs_of_life_are_rarer_in_large_jobs_but_never_too_rare() -> None:
-    node = World(1, 1).add("a")
-    assert node._pace_of_beats(2) == INTERVAL_S
-    assert node._pace_of_beats(60) == pytest.approx(1.2)
-    assert node._pace_of_beats(10_000) == pytest.approx(LOST_AFTER_S / 3)
-
-
 def test_when_to_look_again() -> None:
     world = World(1, 2)
     node = world.add("a")

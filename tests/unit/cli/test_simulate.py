@@ -1,0 +1,84 @@
+"""`holdfast simulate`: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.cli import simulate as verb
+from holdfast.core.rounds import Rounds
+from holdfast.testing import sim
+
+
+def test_a_run_in_which_all_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.command(["--seed", "3", "--nodes", "3", "--minutes", "1.3"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 run, ")
+    assert out.endswith("every invariant held\n")
+
+
+def test_many_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.command(["--seeds", "1:4", "--nodes", "3", "--minutes", "1.3"]) == 0
+    assert capsys.readouterr().out.startswith("4 runs, ")
+
+
+def test_the_story_is_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.command(["--seed", "3", "--nodes", "3", "--profile", "calm", "--story"]) == 0
+    out = capsys.readouterr().out
+    assert "coordinator 1     is there" in out
+    assert "ends: succeeded" in out
+
+
+def test_a_violation_is_shown_with_the_command_that_shows_it_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Rounds, "_retire", lambda *_args, **_more: None)
+    found = verb.command(["--seeds", "1:50", "--nodes", "4", "--profile", "partitions"])
+    assert found == verb.VIOLATED
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= verb.STORY_LINES + 2
+    assert "VIOLATION" in lines[-3]
+    assert "FencedStaysOut does not hold" in lines[-2]
+    command = lines[-1].removeprefix("see it again: holdfast simulate ").split()
+    assert verb.command(command) == verb.VIOLATED
+    assert "FencedStaysOut does not hold" in capsys.readouterr().out
+
+
+def test_progress_is_said_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verb, "PROGRESS_S", 0.0)
+    assert verb.command(["--seeds", "1:2", "--nodes", "3", "--minutes", "1.3"]) == 0
+    err = capsys.readouterr().err
+    assert "holdfast simulate: 1 of 2 runs, " in err
+    assert "virtual minutes of this one" in err
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--seed", "x"], "--seed: 'x' is not a whole number"),
+        (["--seeds", "5"], "--seeds: '5' is not of the form A:B, such as 1:1000"),
+        (["--seeds", "5:1"], "--seeds: '5:1' ends before it begins"),
+        (["--nodes", "0"], "--nodes: 0 is not between 1 and 10000"),
+        (["--minutes", "nan"], "--minutes: nan is not between 0 and 10000"),
+        (["--minutes", "soon"], "--minutes: 'soon' is not a number"),
+        (["--profile", "rain"], "--profile: invalid choice: 'rain'"),
+        (["--seed", "1", "--seeds", "1:2"], "--seeds: not allowed with argument --seed"),
+        (["--speed"], "--speed: no such flag; see holdfast simulate --help"),
+    ],
+)
+def test_bad_flags_get_one_line(
+    flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb.command(flags) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"holdfast simulate: error: {complaint}")
+    assert err.count("\n") == 1
+
+
+def test_help_has_examples_and_all_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb.command(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert "holdfast simulate --seeds 1:10000" in out
+    for name in sim.PROFILES:
+        assert f"{name}:" in out

@@ -1,0 +1,247 @@
+"""The jobs of one coordinator: messages in, answers out, with a clock of the test's own."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.core.hosting import Hosting
+from holdfast.core.job import Job, JobPhase
+from holdfast.core.news import (
+    Ack,
+    Beat,
+    Ending,
+    JobSettings,
+    NodeInfo,
+    Phase,
+    Role,
+    Status,
+    View,
+)
+from holdfast.core.rounds import Rounds
+
+TWO = JobSettings(min_nodes=2, max_nodes=2, max_restarts=1)
+
+
+def status(node: str, seq: int = 1, phase: Phase = Phase.READY, **more: object) -> Status:
+    info = NodeInfo(node=node, incarnation=hash_of(node))
+    values = {"run_id": "job", "settings": TWO, **more}
+    return Status(seq=seq, info=info, phase=phase, **values)  # type: ignore[arg-type]
+
+
+def beat(node: str, seq: int = 1, *, term: int = 9, revision: int = 9) -> Beat:
+    return Beat(
+        run_id="job",
+        node=node,
+        incarnation=hash_of(node),
+        seq=seq,
+        term=term,
+        revision=revision,
+    )
+
+
+def hash_of(node: str) -> int:
+    return sum(node.encode())
+
+
+def hosting(**more: object) -> Hosting:
+    return Hosting(0.0, silence_s=5.0, grace_s=0.2, **more)  # type: ignore[arg-type]
+
+
+def formed(**more: object) -> Hosting:
+    host = hosting(**more)
+    host.received(0.0, status("a"), "10.0.0.1")
+    host.received(0.0, status("b"), "10.0.0.2")
+    return host
+
+
+def roles(answers: list[View | Ack]) -> dict[str, Role | int]:
+    return {one.node: one.role if isinstance(one, View) else one.seq for one in answers}
+
+
+def test_nodes_of_a_job_are_told_of_their_round() -> None:
+    host = hosting()
+    assert roles(host.received(0.0, status("a"), "10.0.0.1")) == {"a": Role.WAITING}
+    told = host.received(0.0, status("b"), "10.0.0.2")
+    assert roles(told) == {"a": Role.MEMBER, "b": Role.MEMBER}
+    assert [one.master_addr for one in told if isinstance(one, View)] == ["10.0.0.1"] * 2
+
+
+def test_a_status_without_news_is_acknowledged() -> None:
+    host = formed()
+    assert roles(host.received(0.1, status("a", 2, Phase.RUNNING, generation=0), "")) == {"a": 2}
+    assert roles(host.received(0.1, status("a", 1), "")) == {"a": 2}
+
+
+def test_a_beat_is_answered_with_what_the_node_lacks() -> None:
+    host = formed()
+    assert roles(host.received(0.1, beat("a"), "")) == {"a": 1}
+    assert roles(host.received(0.1, beat("a", term=1, revision=1), "")) == {"a": Role.MEMBER}
+    both = host.received(0.1, beat("a", 7, term=1, revision=1), "")
+    assert [type(one) for one in both] == [View, Ack]
+
+
+def test_whoever_is_unknown_is_asked_for_all_it_knows() -> None:
+    host = formed()
+    assert roles(host.received(0.1, beat("x"), "")) == {"x": -1}
+    assert roles(hosting().received(0.1, beat("x"), "")) == {"x": -1}
+
+
+def test_a_closed_link_means_lost_after_the_grace() -> None:
+    host = formed()
+    host.link_closed(1.0, "job", "a", hash_of("a"))
+    assert host.next_deadline(1.0) == pytest.approx(1.2)
+    assert host.tick(1.1) == []
+    assert roles(host.tick(1.21)) == {"b": Role.WAITING}
+
+
+def test_a_node_that_speaks_again_within_the_grace_is_not_lost() -> None:
+    host = formed()
+    host.link_closed(1.0, "job", "a", hash_of("a"))
+    host.received(1.1, beat("a"), "")
+    assert host.tick(1.3) == []
+
+
+def test_silence_means_lost() -> None:
+    host = formed()
+    for second in range(1, 6):
+        host.received(float(second), beat("b"), "")
+        told = host.tick(float(second))
+    assert roles(told) == {"b": Role.WAITING}
+
+
+def test_nodes_lost_together_cost_one_round() -> None:
+    three = JobSettings(min_nodes=1, max_nodes=3)
+    host = hosting()
+    for node in "abc":
+        host.received(0.0, status(node, settings=three), "")
+    for node in "ab":
+        host.link_closed(1.0, "job", node, hash_of(node))
+    assert roles(host.tick(1.3)) == {"c": Role.MEMBER}
+    assert host.jobs["job"].job.round == 1
+
+
+def test_a_wait_counts_from_when_it_began() -> None:
+    host = hosting()
+    some = JobSettings(min_nodes=1, max_nodes=3, settle_s=0.5)
+    host.received(3.0, status("a", settings=some), "")
+    assert host.next_deadline(3.0) == pytest.approx(3.5)
+    assert host.tick(3.4) == []
+    assert roles(host.tick(3.5)) == {"a": Role.MEMBER}
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    host = formed()
+    assert host.tick(100.0) == []
+    assert host.received(100.0, beat("a"), "") != []
+
+
+def test_who_leaves_is_acknowledged_even_if_nobody_knew_it() -> None:
+    assert roles(hosting().received(0.0, status("a", 4, Phase.LEAVING), "")) == {"a": 4}
+    host = formed()
+    told = host.received(0.1, status("a", 4, Phase.LEAVING), "")
+    assert roles(told) == {"b": Role.WAITING, "a": 4}
+    assert hosting().jobs == {}
+
+
+def test_two_jobs_do_not_know_of_each_other() -> None:
+    host = formed()
+    told = host.received(0.0, status("a", run_id="other"), "")
+    assert roles(told) == {"a": Role.WAITING}
+    assert set(host.jobs) == {"job", "other"}
+    host.link_closed(1.0, "job", "a", hash_of("a"))
+    host.tick(1.3)
+    assert list(host.jobs["other"].job.nodes) == ["a"]
+
+
+def test_a_job_can_be_closed_and_is_forgotten_once_it_was_empty_for_long() -> None:
+    host = formed(closed_job_keep_s=60.0)
+    told = host.close(1.0, "job", Ending.STOPPED, "enough")
+    assert roles(told) == {"a": Role.CLOSED, "b": Role.CLOSED}
+    assert host.close(1.0, "another", Ending.STOPPED, "enough") == []
+    for node in "ab":
+        host.link_closed(1.0, "job", node, hash_of(node))
+    host.tick(1.3)
+    assert host.next_deadline(1.3) == pytest.approx(61.3)
+    assert roles(host.received(50.0, status("c"), "")) == {"c": Role.CLOSED}
+    host.tick(61.4)
+    assert host.jobs == {}
+    assert host.next_deadline(61.4) is None
+
+
+def test_no_more_jobs_than_there_is_room_for() -> None:
+    host = formed(jobs_max=2)
+    host.received(0.0, status("a", run_id="second"), "")
+    told = host.received(0.0, status("a", run_id="third", term=7), "")
+    assert roles(told) == {"a": Role.REFUSED}
+    assert isinstance(told[0], View)
+    assert told[0].term == 8
+    host.received(0.0, status("a", 2, Phase.LEAVING, run_id="second"), "")
+    assert roles(host.received(0.0, status("a", run_id="third"), "")) == {"a": Role.WAITING}
+    assert set(host.jobs) == {"job", "third"}
+
+
+class Broken(Rounds):
+    def check(self) -> None:
+        assert not self.job.nodes, "somebody is here"
+
+
+class Dead(Rounds):
+    def handle(self, event: object) -> list[View]:
+        raise KeyError("lost")
+
+
+def test_a_broken_job_is_closed_and_the_others_go_on() -> None:
+    host = hosting(rounds=lambda job: Broken(job) if job.run_id == "job" else Rounds(job))
+    told = host.received(0.0, status("a"), "")
+    assert roles(told) == {"a": Role.CLOSED}
+    assert "somebody is here" in host.broken["job"]
+    assert isinstance(told[0], View)
+    assert "bug in Holdfast" in told[0].why
+    assert roles(host.received(0.0, status("a", run_id="other"), "")) == {"a": Role.WAITING}
+
+
+def test_a_job_that_cannot_even_be_closed_is_told_of_when_nodes_ask() -> None:
+    made: list[Job] = []
+
+    def rounds(job: Job) -> Rounds:
+        made.append(job)
+        return Dead(job) if len(made) == 1 else Rounds(job)
+
+    host = hosting(rounds=rounds)
+    assert roles(host.received(0.0, status("a"), "")) == {"a": -1}
+    assert roles(host.received(0.1, status("a", 2), "")) == {"a": Role.CLOSED}
+    assert host.jobs["job"].job.phase is JobPhase.CLOSED
+
+
+def test_in_a_test_the_error_is_raised() -> None:
+    with pytest.raises(AssertionError, match="somebody is here"):
+        hosting(rounds=Broken, strict=True).received(0.0, status("a"), "")
+
+
+def test_rounds_of_coordinators_that_know_nothing_of_each_other_are_never_mixed() -> None:
+    """Each of the first two forms a round of its own; half of each comes to the third."""
+
+    def member(host: Hosting, node: str) -> Status:
+        view = host.received(1.0, beat(node, term=0, revision=0), "")[0]
+        assert isinstance(view, View)
+        return status(
+            node,
+            9,
+            Phase.RUNNING,
+            generation=0,
+            told_generation=0,
+            term=view.term,
+            round_term=view.round_term,
+            round=view.round,
+            rank=view.rank,
+            size=view.size,
+        )
+
+    first, second = formed(draw=lambda: 0.1), hosting(draw=lambda: 0.2)
+    for node in "cd":
+        second.received(0.0, status(node), "")
+    third = hosting(draw=lambda: 0.3)
+    third.received(2.0, member(first, "a"), "")
+    told = third.received(2.0, member(second, "d"), "")
+    assert third.jobs["job"].job.phase is JobPhase.RECOVERING
+    assert roles(told) == {"d": 9}
