@@ -85,7 +85,7 @@ class AdoptsAnIncompleteRound(Rounds):
             return told
         back = views.claimants(job)
         job.members = [one.info for one in back]
-        job.round_term, job.round = back[0].claim
+        job.round_term, job.round, _key = back[0].claim
         job.phase = JobPhase.ACTIVE
         job.waiting = False
         self.seats = views.Seats(job)

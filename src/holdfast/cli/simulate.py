@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=Help,
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--seed", type=_seed, default=1, metavar="N", help="which run (default 1)")
+    which.add_argument("--seed", type=_seed, metavar="N", help="which run (default 1)")
     which.add_argument(
         "--seeds", type=_seeds, metavar="A:B", help="many runs, from seed A to B, both included"
     )
@@ -115,7 +115,8 @@ def execute(args: argparse.Namespace) -> int:
     """Run what was asked for, up to the first invariant that does not hold."""
     from holdfast.testing.sim import NODES, mixed, simulate
 
-    first, last = args.seeds or (args.seed, args.seed)
+    seed = 1 if args.seed is None else args.seed
+    first, last = args.seeds or (seed, seed)
     progress = Progress(first, last)
     for seed in range(first, last + 1):
         profile, nodes = mixed(seed) if args.seeds else ("everything", NODES)

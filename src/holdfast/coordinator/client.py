@@ -6,6 +6,7 @@ callbacks, which must not block:
 
 - `on_view` for each newer view;
 - `on_gave_up` when the coordinator stayed away past the limit (it is still tried after that);
+- `on_away` when a coordinator that was there stays away for a moment, and `on_back`;
 - `on_refused` when trying again cannot help, as with a wrong token; then nothing more is tried. A
   node that was in touch before is not turned away like that: another program may have the port
   for a moment, and the limit for an absent coordinator applies.
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import Message
 
 CLOSE_S = 1.0  # For what is still to be sent at the end.
+AWAY_TOLD_S = 1.0  # Shorter absences are nobody's concern.
 
 
 class GaveUp(msgspec.Struct, frozen=True):
@@ -75,6 +77,8 @@ class NodeClient:
         on_view: Callable[[View], None],
         on_gave_up: Callable[[GaveUp], None],
         on_refused: Callable[[Refused], None],
+        on_away: Callable[[str], None] | None = None,
+        on_back: Callable[[], None] | None = None,
     ) -> None:
         self.membership = membership
         self.store = StoreCalls(self.send)
@@ -86,6 +90,9 @@ class NodeClient:
         self._on_view = on_view
         self._on_gave_up = on_gave_up
         self._on_refused = on_refused
+        self._on_away, self._on_back = on_away, on_back
+        self._away: asyncio.TimerHandle | None = None
+        self._told_away = False
         self._link: Connection | None = None
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -141,8 +148,9 @@ class NodeClient:
     async def close(self) -> None:
         """Close the link and stop; what was said before is still sent."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._away):
+            if timer is not None:
+                timer.cancel()
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
@@ -220,6 +228,7 @@ class NodeClient:
         link.on_closed = self._link_closed
         self._link = link
         self.down_since = None
+        self._is_back()
         self._handle(LinkOpened())
         self.store.link_up()
 
@@ -239,10 +248,25 @@ class NodeClient:
     def _lose_link(self) -> None:
         link, self._link = self._link, None
         self.down_since = self._loop.time()
+        if self._on_away is not None and self._away is None and self.membership.ever_up:
+            self._away = self._loop.call_later(AWAY_TOLD_S, self._stays_away, self._on_away)
         if link is not None:
             link.drop()
         self.store.link_down()
         self._news.set()
+
+    def _stays_away(self, tell: Callable[[str], None]) -> None:
+        if not self._closed and not self.is_over:
+            self._told_away = True
+            tell(self.membership.last_problem)
+
+    def _is_back(self) -> None:
+        if self._away is not None:
+            self._away.cancel()
+            self._away = None
+        if self._told_away and self._on_back is not None:
+            self._told_away = False
+            self._on_back()
 
     def _received(self, message: Message) -> None:
         kind = type(message)

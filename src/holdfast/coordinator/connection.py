@@ -295,6 +295,8 @@ class NodeConnection:
             on_view=self._told,
             on_gave_up=self._fault,
             on_refused=self._fault,
+            on_away=self._tell_away,
+            on_back=lambda: messages.notice(f"the coordinator at {self.where} is back"),
         )
         self._client.start()
 
@@ -324,6 +326,13 @@ class NodeConnection:
         messages.info(f"nobody coordinates at {self.where} any more: this node does from now on")
         self._serve(listener)
         return True
+
+    def _tell_away(self, why: str) -> None:
+        if not self._ending:
+            messages.notice(
+                f"lost the coordinator at {self.where} ({why}); workers go on without it for up "
+                f"to {self._times.away_s:g} s"
+            )
 
     async def _end(self, drain_s: float) -> None:
         if self._client is not None:

@@ -10,9 +10,6 @@ later than `next_deadline`, after whatever has arrived before it. Send each retu
 the newest link of the node and incarnation that it names; one that has no link is dropped, because
 whatever a node lacks is sent again when it beats. Times are by the caller's own monotonic clock.
 
-`draw` returns random numbers from 0 to 1, by which the terms of this coordinator differ from those
-of others before and after it.
-
 A job that breaks an invariant is closed as failed, and the other jobs go on; with `strict` the
 error is raised instead, so that a test sees it.
 """
@@ -36,7 +33,6 @@ if TYPE_CHECKING:
     Peer = tuple[str, str, int]
 
 JOBS_MAX = 1_000
-TERM_SPREAD = 1 << 24  # Terms of two coordinators are equal once in so many times.
 CLOSED_JOB_KEEP_S = 600.0  # Late nodes are told for so long how a job ended.
 
 
@@ -54,7 +50,6 @@ class Hosting:
         coordinator_address: str = "",
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
-        draw: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.jobs: dict[str, Rounds] = {}
         self.broken: dict[str, str] = {}
@@ -68,7 +63,6 @@ class Hosting:
         self._address = coordinator_address
         self._strict = strict
         self._rounds = rounds
-        self._draw = draw
 
     # What happens.
 
@@ -85,7 +79,8 @@ class Hosting:
                 return [_ack(message, message.seq)]
             if not self._make_room():
                 return [self._no_room(message)]
-            rounds = self.jobs[run_id] = self._rounds(self._new_job(run_id))
+            job = Job(run_id=run_id, coordinator_address=self._address)
+            rounds = self.jobs[run_id] = self._rounds(job)
         if not info.address and rounds.seq_of(info.node, info.incarnation) < 0:
             info = msgspec.structs.replace(info, address=seen_address)
             message = msgspec.structs.replace(message, info=info)
@@ -188,10 +183,6 @@ class Hosting:
         else:
             self._empty_since.setdefault(run_id, now)
         return told
-
-    def _new_job(self, run_id: str) -> Job:
-        nonce = int(self._draw() * TERM_SPREAD)
-        return Job(run_id=run_id, term=1 + nonce, nonce=nonce, coordinator_address=self._address)
 
     def _break_off(self, rounds: Rounds, error: Exception) -> list[Answer]:
         """Close a job whose state makes no sense any more; it has no round to go back to."""

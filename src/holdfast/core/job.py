@@ -63,9 +63,6 @@ class Job(msgspec.Struct, kw_only=True):
     settings: JobSettings | None = None
     phase: JobPhase = JobPhase.FORMING
     term: int = 1
-    nonce: int = 0
-    """Drawn by its coordinator and part of each term it takes: two coordinators that know nothing
-    of each other then never mean different rounds by the same term and number."""
     revision: int = 0
     round_term: int = 0
     round: int = -1

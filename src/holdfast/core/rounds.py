@@ -204,7 +204,7 @@ class Rounds(Book):
         job.nodes[info.node] = node
         after_another = self._outranked(status)
         if after_another:
-            job.term = status.term + 1 + job.nonce
+            job.term = status.term + 1
         if not job.round_term:
             job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
         seen = max(status.generation, status.told_generation)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COORDINATED = ("c10d", "static")
 MEETING = ("c10d", "static", "file", "etcd-v2")
-SHARED = ("c10d", "file", "etcd-v2")
+SHARED = ("file", "etcd-v2")
 ETCD = ("etcd", "etcd-v2")
 
 
@@ -49,7 +49,7 @@ KEYS = (
         "how long a round that could form waits for more nodes, from the last that joined"),
     Key("settle", "seconds", timeouts.LAST_CALL_S, (*MEETING, "etcd"),
         "Holdfast's name for last_call_timeout", "last_call_timeout"),
-    Key("close_timeout", "seconds", timeouts.CLOSE_S, MEETING,
+    Key("close_timeout", "seconds", timeouts.CLOSE_S, SHARED,
         "how long closing the job, or leaving it, may take"),
     Key("heartbeat_timeout", "seconds", timeouts.HEARTBEAT_S, SHARED,
         "how long one sign of life may take"),
@@ -147,19 +147,24 @@ class RendezvousConfig:
         )
 
 
-def parse(params: RendezvousParameters) -> RendezvousConfig:
-    """Read all settings of a job; raise `UsageError` for a value that cannot be used."""
+def parse(params: RendezvousParameters, *, shares_state: bool = False) -> RendezvousConfig:
+    """Read all settings of a job; raise `UsageError` for a value that cannot be used.
+
+    `shares_state` says that the nodes have no coordinator but a state in common, as those of
+    `file` have, whatever the backend is called.
+    """
     given = {name for name, value in params.config.items() if value is not None}
     # A backend of the user's has what those have that share a state; it may have keys of its own.
-    kin = params.backend if params.backend in BACKENDS else "file"
-    if kin == params.backend and params not in _warned:
+    is_ours = params.backend in BACKENDS
+    kin = {params.backend, "file"} if shares_state or not is_ours else {params.backend}
+    if is_ours and params not in _warned:
         _warned.add(params)
-        warn_of_unused(params.backend, given)
+        warn_of_unused(params.backend, given, kin)
     values: dict[str, Any] = {}
     for key in KEYS:
-        values[key.name] = _value(params, key) if kin in key.backends else key.default
+        values[key.name] = key.default if kin.isdisjoint(key.backends) else _value(params, key)
     for key in KEYS:
-        if key.alias_of and key.name in given and kin in key.backends:
+        if key.alias_of and key.name in given and not kin.isdisjoint(key.backends):
             _take_alias(key, values, given)
     if "join_timeout" not in given and values["timeout"] is not None:
         values["join_timeout"] = values["timeout"]
@@ -169,8 +174,8 @@ def parse(params: RendezvousParameters) -> RendezvousConfig:
     return RendezvousConfig(**chosen, given=frozenset(given))
 
 
-def warn_of_unused(backend: str, given: set[str]) -> None:
-    """Say in one line each which of the given keys are unknown or mean nothing to this backend."""
+def warn_of_unused(backend: str, given: set[str], kin: set[str]) -> None:
+    """Say in one line each which of the given keys are unknown or mean nothing to a backend's kin."""
     import difflib
 
     for name in sorted(given):
@@ -179,7 +184,7 @@ def warn_of_unused(backend: str, given: set[str]) -> None:
             near = difflib.get_close_matches(name, KEY_OF, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             messages.warning(f"--rdzv-conf: {name} is unknown and has no effect{hint}")
-        elif backend not in key.backends and name not in SET_BY_LAUNCHES:
+        elif kin.isdisjoint(key.backends) and name not in SET_BY_LAUNCHES:
             messages.warning(f"--rdzv-conf: {name} has no effect with --rdzv-backend {backend}")
 
 

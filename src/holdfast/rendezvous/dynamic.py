@@ -345,7 +345,7 @@ def create_handler(
     """Return a handler on a backend, with the settings of `--rdzv-conf`."""
     from holdfast.rendezvous import config
 
-    conf = config.parse(params)
+    conf = config.parse(params, shares_state=True)
     settings = RendezvousSettings(
         params.run_id,
         params.min_nodes,

@@ -233,14 +233,14 @@ def test_rounds_of_coordinators_that_know_nothing_of_each_other_are_never_mixed(
             term=view.term,
             round_term=view.round_term,
             round=view.round,
+            round_key=view.round_key,
             rank=view.rank,
             size=view.size,
         )
 
-    first, second = formed(draw=lambda: 0.1), hosting(draw=lambda: 0.2)
+    first, second, third = formed(), hosting(), hosting()
     for node in "cd":
         second.received(0.0, status(node), "")
-    third = hosting(draw=lambda: 0.3)
     third.received(2.0, member(first, "a"), "")
     told = third.received(2.0, member(second, "d"), "")
     assert third.jobs["job"].job.phase is JobPhase.RECOVERING

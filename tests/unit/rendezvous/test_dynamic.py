@@ -101,7 +101,8 @@ def test_what_a_handler_says_of_itself(cluster: Cluster) -> None:
     handler = cluster.add(1, 2)
     assert (handler.get_backend(), handler.get_run_id()) == ("c10d", "job")
     assert handler.use_agent_store is False
-    assert handler.polls_membership is True
+    assert handler.polls_membership is False
+    assert handler.decides_for_all is True
     settings = handler.settings
     assert (settings.run_id, settings.min_nodes, settings.max_nodes) == ("job", 1, 2)
     assert settings.keep_alive_interval == timedelta(seconds=0.1)
@@ -159,7 +160,7 @@ def test_closing_ends_the_job_for_all(cluster: Cluster) -> None:
     one.set_closed()
     assert one.is_closed()
     assert other.is_closed()
-    assert other.num_nodes_waiting() == 0
+    assert other.num_nodes_waiting() == 1, "its workers are of no use any more"
     with pytest.raises(RendezvousClosedError, match=r"^the job 'job' is over .*\(start another"):
         other.next_rendezvous()
     with pytest.raises(RendezvousClosedError):

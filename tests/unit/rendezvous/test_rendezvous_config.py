@@ -63,7 +63,8 @@ def test_all_values_may_be_text_and_times_fractional() -> None:
 
 
 def test_as_the_times_of_a_handler() -> None:
-    times = parse(join_timeout=7, settle=0.5, close_timeout=8, heartbeat_timeout=9).timeouts()
+    given = {"join_timeout": 7, "settle": 0.5, "close_timeout": 8, "heartbeat_timeout": 9}
+    times = parse("file", **given).timeouts()
     assert [times.join, times.last_call, times.close, times.heartbeat] == [
         timedelta(seconds=one) for one in (7, 0.5, 8, 9)
     ]
@@ -139,6 +140,18 @@ def test_a_key_of_another_backend_is_warned_of(caplog: pytest.LogCaptureFixture)
     assert warnings_of(caplog, protocol="gopher") == [
         "--rdzv-conf: protocol has no effect with --rdzv-backend c10d"
     ]
+
+
+@pytest.mark.parametrize("key", ["close_timeout", "heartbeat_timeout"])
+def test_keys_that_only_a_shared_state_has_a_use_for(
+    caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    params = RendezvousParameters("c10d", "folder", "job", 1, 4, **{key: "0.5"})
+    conf = config.parse(params, shares_state=True)
+    assert getattr(conf, key) == 0.5
+    assert caplog.messages == []
+    assert getattr(parse(**{key: "0.5"}), key) == KEY_OF[key].default
+    assert caplog.messages == [f"--rdzv-conf: {key} has no effect with --rdzv-backend c10d"]
 
 
 def test_what_launches_set_and_a_users_backend_has_are_not(

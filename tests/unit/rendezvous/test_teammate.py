@@ -238,6 +238,7 @@ def test_a_node_that_was_lost_is_fenced_and_comes_back_as_another() -> None:
     assert again.view is fenced.view
     world.rejoin("b")
     world.until(lambda: world.view("b").role is Role.MEMBER)
+    world.all_look()
     assert world.view("b").generation == world.view("a").generation == 2
 
 
@@ -298,7 +299,8 @@ def test_a_state_that_was_lost_is_restored_from_what_the_nodes_know() -> None:
     before = {name: world.view(name) for name in "ab"}
     world.state = None
     world.look("a")
-    assert world.job.phase is JobPhase.RECOVERING
+    recovering = world.job.phase
+    assert recovering is JobPhase.RECOVERING
     assert world.view("a") is before["a"], "nobody stops before it is decided"
     world.all_look()
     assert world.job.phase is JobPhase.ACTIVE

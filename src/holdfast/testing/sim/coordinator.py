@@ -35,7 +35,6 @@ class Coordinator(Process):
             grace_s=GRACE_S,
             strict=True,
             rounds=world.rules.rounds,
-            draw=rng.random,
         )
         world.note(self, "is there")
 
