@@ -1,4 +1,4 @@
-"""Real jobs that meet otherwise: given ranks, IPv6, a shared folder, a handler of the user's."""
+"""Real jobs that meet otherwise: given ranks, IPv6, names, a handler of the user's."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from real_jobs import PATIENCE_S, News
-from real_teams import OBEY, QUICK, SOON_SILENT, TEAM_HEAD, Cluster
+from real_teams import OBEY, TEAM_HEAD, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from real_teams import Start
 
 KILLED = -signal.SIGKILL
 
@@ -91,51 +89,6 @@ def test_nodes_meet_at_a_name(tmp_path: Path) -> None:
         for start in cluster.generation(2).values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": 0}
-
-
-def on_files(folder: Path, nnodes: str, *flags: str) -> Cluster:
-    meeting, conf = str(folder / "meeting"), f"{QUICK},{SOON_SILENT}"
-    return Cluster(folder, OBEY, *flags, nnodes=nnodes, backend="file", endpoint=meeting, conf=conf)
-
-
-def starts_of(cluster: Cluster, nodes: int) -> dict[str, Start]:
-    """Wait for so many workers of one world; agents that nobody tells count starts on their own."""
-    starts: dict[str, Start] = {}
-    while len(starts) < nodes:
-        start = cluster.next_start()
-        if start.world == nodes:
-            starts[start.agent] = start
-    assert len({start.meeting for start in starts.values()}) == 1, starts
-    assert sorted(start.rank for start in starts.values()) == list(range(nodes)), starts
-    return starts
-
-
-def test_nodes_meet_in_a_folder(tmp_path: Path) -> None:
-    with on_files(tmp_path, "2:3", "--max-restarts=1") as cluster:
-        cluster.start_all("a", "b")
-        starts_of(cluster, 2)
-        cluster.start("c")
-        joined = starts_of(cluster, 3)
-        joined["b"].fail()
-        again = starts_of(cluster, 3)
-        assert again["b"].restarts == 1
-        cluster.agents["c"].kill()
-        smaller = starts_of(cluster, 2)
-        assert sorted(smaller) == ["a", "b"]
-        for start in smaller.values():
-            start.finish()
-        assert cluster.codes() == {"a": 0, "b": 0, "c": KILLED}
-
-
-def test_a_job_that_failed_in_a_folder_is_over_for_all(tmp_path: Path) -> None:
-    with on_files(tmp_path, "2") as cluster:
-        cluster.start_all("a", "b")
-        starts_of(cluster, 2)["b"].fail()
-        ends = cluster.end()
-        assert ends["b"][0] == 1
-        code, said = ends["a"]
-        assert code == 78
-        assert "the job 'job' is over" in said
 
 
 # A handler as a user would write it: two nodes that count each other in a shared store.

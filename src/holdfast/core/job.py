@@ -38,7 +38,7 @@ class Node(msgspec.Struct):
     generation: int
     failure: Failure | None = None
     claim: tuple[int, int, int] = NO_CLAIM
-    """`(round_term, round, round_key)` of the round an earlier coordinator put it in, while recovering."""
+    """`(round_term, round, round_key)` of an earlier coordinator's round, while recovering."""
     claimed_rank: int = -1
     claimed_size: int = 0
     told: int = 0

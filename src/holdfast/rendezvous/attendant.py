@@ -99,6 +99,8 @@ class Attendant(Generic[Standing]):
         self._problem: RendezvousError | None = None
         self._contact_at: float | None = None
         self._look_s = LOOK_S_MIN
+        self.is_looking = False
+        """Whether the thread is at the backend just now; it may hang there."""
 
     # For the thread of the agent.
 
@@ -182,7 +184,9 @@ class Attendant(Generic[Standing]):
                 request()
                 self._look_s = LOOK_S_MIN
             before = self._standing
+            self.is_looking = True
             standing, problem = self._look()
+            self.is_looking = False
             if self._on_look is not None:
                 self._on_look(standing, problem)
             with self._changed:

@@ -175,7 +175,7 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
 
 
 def warn_of_unused(backend: str, given: set[str], kin: set[str]) -> None:
-    """Say in one line each which of the given keys are unknown or mean nothing to a backend's kin."""
+    """Say in one line each which of the given keys are unknown or mean nothing here."""
     import difflib
 
     for name in sorted(given):

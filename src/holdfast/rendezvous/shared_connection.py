@@ -5,8 +5,9 @@ does, and hears what is new; `fileno()` is readable while there is something to 
 no coordinator but the thread of `attendant`, which looks at the state and changes it, by the rules
 of `teammate`.
 
-A second thread does nothing but watch the time since the first one last came back from the backend:
-a backend that hangs would else never be given up. Only time this process was awake for counts.
+A second thread does nothing but watch for how long the first one has come back from the backend
+with an error, or not at all: one that hangs would else never be given up. Only time this process
+was awake for counts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.coordinator.client import GaveUp, Refused
-from holdfast.coordinator.connection import NEWS_MAX, News, draw_incarnation
+from holdfast.coordinator.connection import News, draw_incarnation
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.membership import CLOSED_AWAY_S
 from holdfast.core.news import Failure, JobSettings, NodeInfo, Phase, Role, View
@@ -30,8 +31,6 @@ from holdfast.store.prefix import PrefixStore
 from holdfast.wire.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX, clip
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.rendezvous.shared_job import SharedJob
 
 CHANCES_S = 0.5
@@ -93,8 +92,6 @@ class SharedConnection:
         self._since = 0.0
         self._why = NO_ANSWER
         self._was_there = self._is_there = False
-        self._rests = False
-        self._asked = 0
         self._given_up = False
         self._watch = threading.Thread(
             target=self._watch_time, name=f"holdfast-patience-{info.node}", daemon=True
@@ -129,7 +126,7 @@ class SharedConnection:
             return bool(said) and outlook.heard_seq >= said[0]
 
         try:
-            return self._attendant.wait(self._ask(say), is_out, limit_s)[1]
+            return self._attendant.wait(self._attendant.ask(say), is_out, limit_s)[1]
         except RendezvousError:
             return False
 
@@ -188,7 +185,7 @@ class SharedConnection:
                 host=clip(failure.host, NAME_CHARS_MAX),
             )
         report = report[:REPORT_BYTES_MAX]
-        self._ask(lambda: self._mate.say(phase, generation, failure, report))
+        self._attendant.ask(lambda: self._mate.say(phase, generation, failure, report))
 
     def rejoin(self) -> int:
         """Begin anew as another incarnation, after this one was fenced; return its number."""
@@ -197,7 +194,7 @@ class SharedConnection:
             self._incarnation = incarnation
             self._fresh_view = None  # It was for the one before.
             self.view = None
-        self._ask(lambda: self._mate.rejoin(incarnation))
+        self._attendant.ask(lambda: self._mate.rejoin(incarnation))
         return incarnation
 
     def problem(self) -> str:
@@ -212,21 +209,6 @@ class SharedConnection:
         """Return the store of this job's nodes; scopes know nothing of each other's keys."""
         return PrefixStore(f"torch.rendezvous.{self.run_id}.{scope}", self._store)
 
-    def _ask(self, request: Callable[[], None]) -> int:
-        with self._changed:
-            self._asked += 1
-            if self._rests:  # Nothing was looked for so far, so nobody was away.
-                self._rests = False
-                self._since = self._clock.look(time.monotonic())
-                self._changed.notify_all()
-
-        def do() -> None:
-            with self._changed:
-                self._asked -= 1
-            request()
-
-        return self._attendant.ask(do)
-
     # In the thread that goes to the backend.
 
     def _looked(self, outlook: Outlook, problem: RendezvousError | None) -> None:
@@ -239,14 +221,12 @@ class SharedConnection:
             if problem is None:
                 self._since = self._clock.look(time.monotonic())
                 self._was_there = True
-                self._rests = outlook.rests and not self._asked
                 self._why = NO_ANSWER
             else:
-                self._rests = False
                 self._why = problem.message
                 if isinstance(problem, RendezvousStateError) and not self._was_there:
                     # Later it may be the mistake of another program, and be repaired.
-                    self._give_up(Refused(problem.message))
+                    self._give_up(Refused(str(problem)))
 
     def _is_mine(self, view: View) -> bool:
         return view.incarnation == self._incarnation
@@ -256,11 +236,12 @@ class SharedConnection:
     def _watch_time(self) -> None:
         with self._changed:
             while not self._closed and not self._given_up:
-                away_s = self._clock.look(time.monotonic()) - self._since
+                at = self._clock.look(time.monotonic())
+                if self._is_there and not self._attendant.is_looking:
+                    self._since = at  # Nobody was asked since, so nobody was away.
+                away_s = at - self._since
                 limit_s = self._limit_s()
-                if self._rests:
-                    self._changed.wait()
-                elif away_s >= limit_s:
+                if away_s >= limit_s:
                     self._give_up(GaveUp(self._why, away_s))
                 else:
                     self._changed.wait(min(limit_s - away_s, self._clock.step_s))
@@ -272,7 +253,7 @@ class SharedConnection:
     # With the lock.
 
     def _give_up(self, news: GaveUp | Refused) -> None:
-        if not self._given_up and len(self._news) < NEWS_MAX:
+        if not self._given_up:  # Once, and for good.
             self._given_up = True
             self._news.append(news)
             self._wake()

@@ -85,7 +85,13 @@ def test_exit_code(
 @pytest.mark.parametrize("compat", [[], ["--exit-code-compat"]])
 @pytest.mark.parametrize(
     "words",
-    [[], ["--bogus", "x"], ["--max-restarts", "x", "x"], ["--nnodes", "x", "x"], ["--spares", "x", "x"]],
+    [
+        [],
+        ["--bogus", "x"],
+        ["--max-restarts", "x", "x"],
+        ["--nnodes", "x", "x"],
+        ["--spares", "x", "x"],
+    ],
 )
 def test_a_wrong_command_line_is_2_and_one_line(
     words: list[str], compat: list[str], capsys: pytest.CaptureFixture[str]

@@ -149,6 +149,20 @@ def test_nothing_to_run_is_refused(nothing: str | None) -> None:
         launch(config(), nothing)
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_backend_that_nobody_knows_is_refused(most: int) -> None:
+    with pytest.raises(UsageError, match=r"^--rdzv-backend: 'zoo' is unknown; accepted: c10d, "):
+        launch(config(max_nodes=most, rdzv_backend="zoo"), "/bin/sh", "-c", "touch started")
+    assert not Path("started").exists()
+
+
+@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
+def test_backends_on_etcd_are_not_supported_yet(backend: str) -> None:
+    with pytest.raises(NotYetSupported, match=f"^--rdzv-backend: '{backend}' is not supported yet"):
+        launch(config(max_nodes=2, rdzv_backend=backend), "/bin/sh", "-c", "touch started")
+    assert not Path("started").exists()
+
+
 @pytest.mark.parametrize(
     ("settings", "told"),
     [

@@ -64,10 +64,10 @@ def participant() -> Participant:
 
 
 @pytest.fixture
-def make(backend: Moody, participant: Participant) -> Iterator[Callable[..., Attendant]]:
-    made: list[Attendant] = []
+def make(backend: Moody, participant: Participant) -> Iterator[Callable[..., Attendant[Standing]]]:
+    made: list[Attendant[Standing]] = []
 
-    def create(patience_s: float = LONG_S) -> Attendant:
+    def create(patience_s: float = LONG_S) -> Attendant[Standing]:
         made.append(
             Attendant(
                 SharedJob(backend, "job"),
@@ -89,7 +89,7 @@ def has_seat(standing: Standing) -> bool:
     return standing.seat is not None
 
 
-def test_no_thread_before_anything_is_asked_for(make: Callable[..., Attendant]) -> None:
+def test_no_thread_before_anything_is_asked_for(make: Callable[..., Attendant[Standing]]) -> None:
     attendant = make()
     assert not attendant.is_running
     attendant.ask()
@@ -99,7 +99,7 @@ def test_no_thread_before_anything_is_asked_for(make: Callable[..., Attendant]) 
 
 
 def test_what_is_asked_for_is_done(
-    make: Callable[..., Attendant], participant: Participant
+    make: Callable[..., Attendant[Standing]], participant: Participant
 ) -> None:
     attendant = make()
     number = attendant.ask(participant.ask_round)
@@ -110,7 +110,7 @@ def test_what_is_asked_for_is_done(
 
 
 def test_an_answer_is_newer_than_the_question(
-    make: Callable[..., Attendant], participant: Participant
+    make: Callable[..., Attendant[Standing]], participant: Participant
 ) -> None:
     attendant = make()
     attendant.wait(attendant.ask(participant.ask_round), has_seat, LONG_S)
@@ -121,7 +121,7 @@ def test_an_answer_is_newer_than_the_question(
 
 
 def test_the_counter_moves_while_nothing_is_asked(
-    make: Callable[..., Attendant], participant: Participant, backend: Moody
+    make: Callable[..., Attendant[Standing]], participant: Participant, backend: Moody
 ) -> None:
     from holdfast.rendezvous.shared_job import decode
 
@@ -135,14 +135,14 @@ def test_the_counter_moves_while_nothing_is_asked(
         beats.add(decode(found[0]).nodes["a"].beat)
 
 
-def test_a_wait_ends_when_its_time_is_over(make: Callable[..., Attendant]) -> None:
+def test_a_wait_ends_when_its_time_is_over(make: Callable[..., Attendant[Standing]]) -> None:
     attendant = make()
     _, is_done = attendant.wait(attendant.ask(), has_seat, 0.01)
     assert not is_done
 
 
 def test_a_backend_that_hangs_does_not_hold_the_agent_up(
-    make: Callable[..., Attendant], backend: Moody
+    make: Callable[..., Attendant[Standing]], backend: Moody
 ) -> None:
     backend.go_on.clear()
     attendant = make()
@@ -152,7 +152,7 @@ def test_a_backend_that_hangs_does_not_hold_the_agent_up(
 
 
 def test_a_backend_that_never_answered_is_told_of_at_once(
-    make: Callable[..., Attendant], backend: Moody
+    make: Callable[..., Attendant[Standing]], backend: Moody
 ) -> None:
     backend.error = OSError("no route")
     attendant = make()
@@ -161,7 +161,7 @@ def test_a_backend_that_never_answered_is_told_of_at_once(
 
 
 def test_one_that_answered_before_may_be_away_for_a_while(
-    make: Callable[..., Attendant], participant: Participant, backend: Moody
+    make: Callable[..., Attendant[Standing]], participant: Participant, backend: Moody
 ) -> None:
     attendant = make()
     attendant.wait(attendant.ask(participant.ask_round), has_seat, LONG_S)
@@ -175,7 +175,7 @@ def test_one_that_answered_before_may_be_away_for_a_while(
 
 
 def test_but_not_for_ever(
-    make: Callable[..., Attendant], participant: Participant, backend: Moody
+    make: Callable[..., Attendant[Standing]], participant: Participant, backend: Moody
 ) -> None:
     attendant = make(patience_s=0.05)
     attendant.wait(attendant.ask(participant.ask_round), has_seat, LONG_S)
@@ -190,7 +190,9 @@ def test_but_not_for_ever(
 
 
 def test_our_own_mistake_does_not_end_the_thread_without_a_word(
-    make: Callable[..., Attendant], participant: Participant, monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., Attendant[Standing]],
+    participant: Participant,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     attendant = make()
     attendant.wait(attendant.ask(), lambda _: True, LONG_S)

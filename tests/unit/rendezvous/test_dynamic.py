@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.core.job import Job, JobPhase
-from holdfast.errors import UsageError
 from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
 from holdfast.rendezvous.dynamic import DynamicRendezvousHandler, create_handler
 from holdfast.rendezvous.errors import (
@@ -327,16 +326,3 @@ def test_a_node_may_have_a_name_and_spares_are_kept_back(cluster: Cluster) -> No
         until(lambda: spare._attendant.last_seen().was_standby)
         one.shutdown()
         assert waiting.result().world_size == 1
-
-
-@pytest.mark.parametrize(
-    ("run_id", "least", "most", "named"),
-    [("", 1, 1, "--rdzv-id"), ("job", 0, 1, "--nnodes"), ("job", 2, 1, "--nnodes")],
-)
-def test_what_no_job_can_have_is_refused(run_id: str, least: int, most: int, named: str) -> None:
-    store = MemoryStore()
-    backend = C10dRendezvousBackend(store, "job")
-    with pytest.raises(UsageError, match=f"^{named}: "):
-        DynamicRendezvousHandler.from_backend(run_id, store, backend, least, most)
-    with pytest.raises(UsageError, match="keep_alive_interval"):
-        DynamicRendezvousHandler.from_backend("job", store, backend, 1, 1, keep_alive_interval=0)

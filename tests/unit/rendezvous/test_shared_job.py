@@ -56,6 +56,19 @@ def test_nothing_is_written_that_did_not_change() -> None:
     assert backend.get_state() is None
 
 
+def test_a_report_that_makes_the_state_too_large_is_left_out() -> None:
+    def grow(job: Job) -> bool:
+        job.why, job.report = "why", b"x" * STATE_BYTES_MAX
+        return True
+
+    backend = memory_backend()
+    update(SharedJob(backend, "job"), grow)
+    stored = backend.get_state()
+    assert stored is not None
+    job = decode(stored[0])
+    assert (job.why, job.report) == ("why", b"")
+
+
 class Contended(RendezvousBackend):
     """Another node is faster, `races` times."""
 

@@ -59,10 +59,11 @@ class BudgetKept(Checker):
             and status.phase is Phase.FAILED
             and before.phase is JobPhase.ACTIVE
             and status.generation == before.generation
+            and any(info.incarnation == status.info.incarnation for info in before.members)
         )
         if failed and after.phase is JobPhase.CLOSED:
             failed = False  # It was not answered with a restart.
-        wanted = 1 if failed and after.generation > before.generation else 0
+        wanted = 1 if failed else 0  # Also where the next round still has to wait for nodes.
         if charged != wanted:
             self.violated(f"{charged} restarts were charged for {decision.job.why!r}, not {wanted}")
 
