@@ -85,12 +85,14 @@ def explain_failure(error: Exception) -> str:
         "UNKNOWN_PROTOCOL",
         "RECORD_LAYER_FAILURE",
     ):
-        return f"the other side does not speak TLS (set {CERT} and {KEY} on the coordinator's side)"
+        return (
+            f"the other side does not speak TLS (a node needs {CA}, a coordinator {CERT} and {KEY})"
+        )
     if "CERTIFICATE_REQUIRED" in reason or reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return f"a client certificate is required (set {CERT} and {KEY} on the client's side)"
     if "UNKNOWN_CA" in reason:
         return f"the other side does not trust our certificate (check {CA} there)"
-    return f"TLS failed: {quoted(str(error))}"
+    return f"TLS failed: {quoted(str(error) or 'the connection closed')}"
 
 
 def _load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
