@@ -59,6 +59,7 @@ RANGES: dict[str, SearchStrategy[Any]] = {
     "pid": st.integers(0, limits.PID_MAX),
     "exitcode": st.integers(-limits.EXITCODE_MAX, limits.EXITCODE_MAX),
     "settle_s": st.floats(0, limits.SETTLE_S_MAX),
+    "away_s": st.floats(0, limits.AWAY_S_MAX),
     "order": st.sampled_from(ORDERS),
     **dict.fromkeys(["host", "role", "label", "address", "master_addr"], names(0, 255)),
 }

@@ -86,8 +86,10 @@ def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path) -> None:
 def test_a_node_that_is_done_outlives_one_that_is_killed(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "1:2") as cluster:
         cluster.start_all("a", "b")
-        cluster.generation(2)["a"].finish()
-        cluster.agents["a"].says("this node's workers are done")
+        done = cluster.generation(2)["a"]
+        ending = Watched(done.pid)
+        done.finish()
+        ending.all_gone()
         cluster.agents["b"].kill()
         cluster.generation(1)["a"].finish()
         assert cluster.codes() == {"a": 0, "b": KILLED}

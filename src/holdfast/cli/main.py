@@ -46,6 +46,7 @@ An elastic, fault-tolerant launcher and supervisor for distributed jobs.
 Verbs:
   run          start workers on this machine and watch over them
   coordinator  let agents find each other, where none of them should coordinate
+  simulate     run simulated jobs and check that every invariant holds
 
 Flags:
   --version    show the version and exit
@@ -143,9 +144,17 @@ def coordinator_command(argv: list[str]) -> int:
     return 0
 
 
+def simulate_command(argv: list[str]) -> int:
+    """Run `holdfast simulate` with these arguments and return its exit code."""
+    from holdfast.cli.simulate import command
+
+    return command(argv)
+
+
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "coordinator": coordinator_command,
+    "simulate": simulate_command,
 }
 
 

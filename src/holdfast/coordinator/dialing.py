@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from holdfast.coordinator.addresses import Address
 
-CONNECT_S = 5.0
+CONNECT_S = 3.0
 HANDSHAKE_S = 10.0
 READ_BYTES = 256 * 1024
 DIALS_MAX = 512

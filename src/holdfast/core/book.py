@@ -12,11 +12,18 @@ from collections import deque
 import msgspec
 
 from holdfast.core import views
-from holdfast.core.job import Job, JobPhase, Node, Retired
-from holdfast.core.news import JobSettings, NodeInfo, Role, View  # noqa: TC001
+from holdfast.core.job import Job, JobPhase, Node, Retired, Wait
+from holdfast.core.news import Beat, JobSettings, NodeInfo, Role, View  # noqa: TC001
 
 RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
 HISTORY_LINES_MAX = 200
+RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
+"""How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
+as long as any was without a coordinator. They try to reconnect ever more rarely
+(`core.membership`), so those who missed it for a moment only are back in a moment."""
+TOLD_CHANGE_MIN = 0.1  # Those who wait are told how many are there when it changed by as much.
+REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
+BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
 
 
 class Book:
@@ -26,6 +33,30 @@ class Book:
         self.job = job
         self.seats = views.Seats(job)
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
+
+    @property
+    def wait(self) -> Wait | None:
+        """The one thing that is being waited for, if any."""
+        job = self.job
+        if not job.waiting:
+            return None
+        if job.phase is JobPhase.RECOVERING:
+            return Wait(job.wait_seq, min(max(RECOVER_S_MIN, job.recover_s), RECOVER_S_MAX))
+        if job.phase is JobPhase.CLOSED:
+            return Wait(job.wait_seq, BLAME_S if job.report else REPORT_S)
+        return Wait(job.wait_seq, job.settings.settle_s if job.settings else 0.0)
+
+    def behind(self, beat: Beat) -> View | None:
+        """Return the view a node lacks, by what its beat says it has."""
+        job = self.job
+        known = self._known(beat.node, beat.incarnation)
+        if known is None or job.phase is JobPhase.RECOVERING:
+            return None  # Its whole status is needed first (`Ack` tells it so), or all nodes'.
+        change = abs(len(job.nodes) - known.told_present)
+        waits = job.phase is JobPhase.FORMING and change > known.told_present * TOLD_CHANGE_MIN
+        if waits or (beat.term, beat.revision) < (job.term, known.told):
+            return self._tell(known, anew=waits)
+        return None
 
     def seq_of(self, node: str, incarnation: int) -> int:
         """Return the number of the last status taken in of an incarnation, or -1."""

@@ -76,6 +76,8 @@ class Job(msgspec.Struct, kw_only=True):
     nodes: dict[str, Node] = {}
     """All that are there, in the order in which they came; earlier ones run first."""
     retired: dict[int, Retired] = {}
+    recover_s: float = 0.0
+    """How long to wait for nodes of an earlier coordinator's round, by how long they were away."""
     wait_seq: int = 0
     waiting: bool = False
     """Whether the wait number `wait_seq` is on."""

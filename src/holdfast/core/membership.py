@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RETRY_FIRST_S = 0.02
-RETRY_MAX_S = 1.0  # `rounds.RECOVER_S` must be longer, or nodes miss a coordinator's return.
+RETRY_MAX_S = (
+    1.0  # With `dialing.CONNECT_S` less than `book.RECOVER_S_MAX`, or nodes come too late.
+)
 BEAT_S_PER_NODE = 0.0002
 """So much of a second is a coordinator's work for a beat, several times over: in jobs of more than
 some thousand nodes each beats less often, but no less than it must to be heard in time."""
@@ -161,8 +163,9 @@ class Membership:
         self._draw = draw
         self._clock = AttendedClock(now, max(times.beat_s, times.silence_s / 5))
         self._beat_s = times.beat_s
-        self._heard_at = 0.0  # This and the next four by the attended clock.
+        self._heard_at = 0.0  # This and the next five by the attended clock.
         self._opened_at = 0.0
+        self._away_since: float | None = None  # Until there is a view again, not just a link.
         self._beat_at = 0.0
         self._said_at = 0.0
         self._retry_at = 0.0
@@ -192,6 +195,8 @@ class Membership:
                 self.link = Link.UP
                 self._opened_at = at
                 self._retries = 0
+                away_s = 0.0 if self._away_since is None else at - self._away_since
+                self._restate(away_s=away_s)
                 return self._say(at)
             case LinkClosed(why):
                 return self._closed(at, why)
@@ -223,9 +228,11 @@ class Membership:
         self._term, self._revision = view.term, view.revision
         self.view = view
         self._beat_s = self._pace(view.present)
+        self._away_since = None
         member = view.role is Role.MEMBER
         self._restate(
             term=view.term,
+            away_s=0.0,
             round_term=view.round_term if member else 0,
             round=view.round if member else -1,
             round_key=view.round_key if member else 0,
@@ -257,6 +264,8 @@ class Membership:
 
     def _closed(self, at: float, why: str) -> list[Effect]:
         self.link = Link.DOWN
+        if self._away_since is None and self.ever_up:
+            self._away_since = at
         self.last_problem = why
         wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._retries, 20))
         self._retries += 1

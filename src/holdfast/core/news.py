@@ -134,6 +134,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     rank: int = -1
     size: int = 0
     restarts: int = 0
+    away_s: float = 0.0
+    """How long it was without a coordinator before it found this one."""
     failure: Failure | None = None
     report: bytes = b""
     """The whole story of the failure for every node's console, once it is known."""

@@ -48,10 +48,8 @@ from holdfast.core.job import (
     NodeLost,
     NodesLost,
     TimeUp,
-    Wait,
 )
 from holdfast.core.news import (
-    Beat,
     Ending,
     Phase,
     Role,
@@ -60,11 +58,6 @@ from holdfast.core.news import (
 )
 from holdfast.core.ranks import order_nodes
 from holdfast.core.restarts import Budget, Verdict, judge
-
-RECOVER_S = 2.0  # Nodes try to reconnect at least every second; see `core.membership`.
-TOLD_CHANGE_MIN = 0.1  # Those who wait are told how many are there when it changed by as much.
-REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
-BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
 
 Event = Status | NodeLost | NodesLost | TimeUp | CloseJob
 
@@ -87,30 +80,6 @@ class Rounds(Book):
                 [] if self.job.phase is JobPhase.CLOSED else self._close(event.outcome, event.why)
             )
         raise InvalidEvent(f"{event!r} is no event of a job")
-
-    @property
-    def wait(self) -> Wait | None:
-        """The one thing that is being waited for, if any."""
-        job = self.job
-        if not job.waiting:
-            return None
-        if job.phase is JobPhase.RECOVERING:
-            return Wait(job.wait_seq, RECOVER_S)
-        if job.phase is JobPhase.CLOSED:
-            return Wait(job.wait_seq, BLAME_S if job.report else REPORT_S)
-        return Wait(job.wait_seq, job.settings.settle_s if job.settings else 0.0)
-
-    def behind(self, beat: Beat) -> View | None:
-        """Return the view a node lacks, by what its beat says it has."""
-        job = self.job
-        known = self._known(beat.node, beat.incarnation)
-        if known is None or job.phase is JobPhase.RECOVERING:
-            return None  # Its whole status is needed first (`Ack` tells it so), or all nodes'.
-        change = abs(len(job.nodes) - known.told_present)
-        waits = job.phase is JobPhase.FORMING and change > known.told_present * TOLD_CHANGE_MIN
-        if waits or (beat.term, beat.revision) < (job.term, known.told):
-            return self._tell(known, anew=waits)
-        return None
 
     # What nodes say.
 
@@ -161,7 +130,10 @@ class Rounds(Book):
             return self._said_when_closed(status)
         if status.phase is Phase.CLOSING:
             return self._close(Ending.STOPPED, f"{known.info.node} closed the job")
-        return self._heed(known, status)
+        told = self._heed(known, status)
+        if status.away_s and not told and self.job.phase is not JobPhase.RECOVERING:
+            told.append(self._tell(known, anew=True))  # It lost touch, and waits for a word.
+        return told
 
     def _heed(self, known: Node, status: Status) -> list[View]:
         """Act on what a member says of the current generation."""
@@ -205,6 +177,7 @@ class Rounds(Book):
         after_another = self._outranked(status)
         if after_another:
             job.term = status.term + 1
+            job.recover_s = max(job.recover_s, 2 * status.away_s)
         if not job.round_term:
             job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
         seen = max(status.generation, status.told_generation)

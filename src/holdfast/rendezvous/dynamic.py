@@ -199,9 +199,8 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's agents know rounds."""
         (connection,) = self._connections
-        # The port is another one in another job of this id, which may have used the same store.
-        where = f"{view.master_addr}:{view.master_port}"
-        store = connection.store(f"{view.round_term}.{view.round}.{view.generation}.{where}")
+        # The key is another one in another job of this id, which may have used the same store.
+        store = connection.store(f"{view.generation}.{view.round}.{view.round_key:x}")
         meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
         return RendezvousInfo(store, view.rank, view.size, meeting_point)
 

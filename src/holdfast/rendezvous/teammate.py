@@ -71,6 +71,7 @@ class Teammate:
         self._unsaid: deque[Status] = deque(maxlen=UNSAID_MAX)
         self._view: View | None = None
         self._seen = (0, 0)  # Term and revision.
+        self._kept_at: float | None = None  # When it last saw how things stand.
         self._rounds: Rounds | None = None  # That of the last step: making one takes a while.
         self._observer = Observer(now, info.node, interval_s=interval_s, lost_after_s=lost_after_s)
 
@@ -108,7 +109,7 @@ class Teammate:
         self._observer.observe(now, rounds)
         before = self._me(job)
         if before is None:
-            answer = self._introduce(rounds)
+            answer = self._introduce(now, rounds)
             events = []
         else:
             answer = None
@@ -128,6 +129,7 @@ class Teammate:
         """Take in the job as it is stored; return how it looks."""
         rounds = self._rounds if self._rounds and self._rounds.job is job else Rounds(job)
         self._observer.observe(now, rounds)
+        self._kept_at = now
         me, status = self._me(job), self.status
         heard = status.seq  # One that is not in the job has nothing more to say to it.
         view = answer
@@ -156,14 +158,15 @@ class Teammate:
         info = self.status.info
         return known_as(job, info.node, info.incarnation)
 
-    def _introduce(self, rounds: Rounds) -> View | None:
+    def _introduce(self, now: float, rounds: Rounds) -> View | None:
         """Say all there is to say of a node that the job does not know; return how it is received.
 
         It may have been in the job before, and the place have lost it; the machine sees to that.
         """
         if self.status.phase is Phase.LEAVING:
             return None
-        told = rounds.handle(self.status)
+        away_s = 0.0 if self._kept_at is None else now - self._kept_at
+        told = rounds.handle(msgspec.structs.replace(self.status, away_s=away_s))
         mine = [one for one in told if one.incarnation == self.status.info.incarnation]
         return mine[-1] if mine else None
 

@@ -24,6 +24,7 @@ from holdfast.core.news import (
 from holdfast.errors import InternalError
 from holdfast.wire.errors import BadMessage, quoted
 from holdfast.wire.limits import (
+    AWAY_S_MAX,
     COUNTER_MAX,
     EXITCODE_MAX,
     INCARNATION_MAX,
@@ -139,6 +140,7 @@ STATUS = Rules(
         "rank": NODE_RANK,
         "size": NODE_COUNT,
         "restarts": COUNT,
+        "away_s": (0.0, AWAY_S_MAX),
         "info.incarnation": INCARNATION,
         "info.local_world_size": (1, LOCAL_WORLD_SIZE_MAX),
         "info.fixed_rank": NODE_RANK,

@@ -37,6 +37,7 @@ LOCAL_WORLD_SIZE_MAX = 100_000
 WORLD_SIZE_MAX = NODES_MAX * LOCAL_WORLD_SIZE_MAX
 PORT_MAX = 65_535
 SETTLE_S_MAX = 86_400.0
+AWAY_S_MAX = 10 * 366 * 86_400.0
 
 COUNTER_MAX = 2**62
 """What is counted or drawn at random: terms, revisions, generations, ... Far enough from the end

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.coordinator.dialing import CONNECT_S
 from holdfast.core import membership as ms
+from holdfast.core.book import RECOVER_S_MAX
 from holdfast.core.membership import RETRY_FIRST_S, RETRY_MAX_S, Link, Membership, Times
 from holdfast.core.news import Ack, Beat, NodeInfo, Phase, Role, Status, View
-from holdfast.core.rounds import RECOVER_S
 from told_nodes import RUN, a_job_of
 
 untimed = settings(deadline=None)
@@ -69,7 +70,7 @@ def test_retries_are_ever_further_apart_within_bounds_and_spread(draw: float) ->
 
 
 def test_a_coordinator_that_returns_is_found_before_it_gives_up_on_nodes() -> None:
-    assert RETRY_MAX_S < RECOVER_S
+    assert RETRY_MAX_S + CONNECT_S < RECOVER_S_MAX
 
 
 def test_after_a_link_that_worked_the_next_try_is_soon_again() -> None:

@@ -6,10 +6,16 @@ import msgspec
 import pytest
 
 from holdfast.core import book
-from holdfast.core.book import HISTORY_LINES_MAX
+from holdfast.core.book import (
+    BLAME_S,
+    HISTORY_LINES_MAX,
+    RECOVER_S_MAX,
+    RECOVER_S_MIN,
+    REPORT_S,
+)
 from holdfast.core.job import CloseJob, InvalidEvent, Job, JobPhase, NodeLost, TimeUp
 from holdfast.core.news import Ending, JobSettings, Phase, View
-from holdfast.core.rounds import BLAME_S, RECOVER_S, REPORT_S, Rounds
+from holdfast.core.rounds import Rounds
 from told_nodes import RUN, ToldNode, a_job_of, a_node
 
 TWO = a_job_of(2, 2, max_restarts=1, settle_s=0.75)
@@ -79,7 +85,7 @@ def test_each_wait_has_its_time() -> None:
     again = Rounds(Job(run_id=RUN))
     again.handle(nodes[0].status())
     assert again.wait is not None
-    assert again.wait.delay_s == RECOVER_S
+    assert again.wait.delay_s == RECOVER_S_MIN
     rounds.handle(nodes[0].fail(mendable=False))
     assert rounds.wait is not None
     assert rounds.wait.delay_s == REPORT_S
@@ -187,3 +193,14 @@ def test_rounds_of_the_same_number_by_two_coordinators_are_not_taken_for_one() -
     hear([a, b], rounds.handle(TimeUp(rounds.job.wait_seq)))
     assert (a.told_generation, b.told_generation) == (1, 1)
     assert {a.rank, b.rank} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("away_s", "delay_s"), [(0.0, RECOVER_S_MIN), (1.0, 2.0), (60.0, RECOVER_S_MAX)]
+)
+def test_nodes_are_waited_for_by_how_long_they_were_away(away_s: float, delay_s: float) -> None:
+    _, (first, _second) = active()
+    rounds = Rounds(Job(run_id=RUN))
+    rounds.handle(msgspec.structs.replace(first.status(), away_s=away_s))
+    assert rounds.wait is not None
+    assert rounds.wait.delay_s == delay_s

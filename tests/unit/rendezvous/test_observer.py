@@ -99,13 +99,20 @@ def test_signs_of_life_are_due_once_in_an_interval(observer: Observer) -> None:
     assert observer.is_beat_due(NOW + 5 * INTERVAL_S), "it did not move"
 
 
-@pytest.mark.parametrize(("nodes", "pace_s"), [(2, 1.0), (60, 1.2), (10_000, LOST_AFTER_S / 3)])
-def test_signs_of_life_are_rarer_in_large_jobs_but_never_too_rare(
-    observer: Observer, nodes: int, pace_s: float
+@pytest.mark.parametrize(
+    ("nodes", "pace_s", "silence_s"), [(2, 1.0, 5.0), (30, 1.5, 5.0), (100, 5.0, 15.0)]
+)
+def test_in_large_jobs_signs_of_life_are_rarer_and_missed_later(
+    observer: Observer, nodes: int, pace_s: float, silence_s: float
 ) -> None:
-    observer.observe(NOW, Rounds(a_job(*map(str, range(nodes)))))
+    job = a_job(*map(str, range(nodes)))
+    observer.observe(NOW, Rounds(job))
     assert not observer.is_beat_due(NOW + pace_s - 0.01)
     assert observer.is_beat_due(NOW + pace_s + 0.01)
+    now = look(observer, job, NOW, silence_s - 2 * LOOK_S)
+    assert observer.judge(now, Rounds(job)) == []
+    now = look(observer, job, now, 2 * LOOK_S)
+    assert len(observer.judge(now, Rounds(job))) == 1
 
 
 def test_a_node_is_known_by_its_incarnation() -> None:

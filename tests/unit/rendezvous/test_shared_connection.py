@@ -191,6 +191,17 @@ def test_a_node_that_is_fenced_may_come_again(place: Place) -> None:
     assert (again.incarnation, again.generation) == (incarnation, 1)
 
 
+def test_what_was_under_way_for_the_incarnation_before_is_not_told(place: Place) -> None:
+    connection, backend = place.enter("a"), place.backend("a")
+    told(connection, is_member)
+    backend.go_on.clear()
+    while not connection._attendant.is_looking:
+        backend.asked.acquire()
+    incarnation = connection.rejoin()
+    backend.go_on.set()
+    assert told(connection, lambda _: True).incarnation == incarnation
+
+
 def test_a_backend_that_fails_for_a_while_costs_nothing(place: Place) -> None:
     connection, backend = place.enter("a"), place.backend("a")
     told(connection, is_member)

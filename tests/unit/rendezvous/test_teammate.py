@@ -298,7 +298,9 @@ def test_a_state_that_was_lost_is_restored_from_what_the_nodes_know() -> None:
     world.all_say(Phase.RUNNING)
     before = {name: world.view(name) for name in "ab"}
     world.state = None
+    world.now += 2.0
     world.look("a")
+    assert world.job.recover_s == 4.0, "others may have been away for as long"
     recovering = world.job.phase
     assert recovering is JobPhase.RECOVERING
     assert world.view("a") is before["a"], "nobody stops before it is decided"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.core.book import RECOVER_S_MAX
 from holdfast.core.job import JobPhase
 from holdfast.core.news import Role
-from holdfast.core.rounds import RECOVER_S
 from holdfast.core.supervision import Outcome, Reason, State
 from holdfast.testing.sim.checking import Checker
 
@@ -37,7 +37,7 @@ class NoNeedlessRestart(Checker):
         world = self.world
         calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
         if calm and not world.network.weather.rough:
-            self._watch_until = world.now + RECOVER_S + 2.0
+            self._watch_until = world.now + RECOVER_S_MAX + 2.0
             self._calm_since = world.disturbed_at
 
     def stops(self, agent: Agent, effect: StopWorkers) -> None:
