@@ -155,7 +155,7 @@ def test_agents_end_when_the_coordinator_stays_away(tmp_path: Path) -> None:
 def test_agents_that_come_first_wait_for_the_coordinator(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b", conf=ELSEWHERE)
-        said = cluster.agents["a"].says("waiting for the coordinator: no coordinator at")
+        said = cluster.agents["a"].says("waiting: no coordinator at")
         assert cluster.endpoint in said
         cluster.start_coordinator("coordinator")
         for start in cluster.generation(2).values():

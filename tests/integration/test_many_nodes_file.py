@@ -53,7 +53,7 @@ def test_nodes_join_and_are_lost_and_the_others_are_told(tmp_path: Path) -> None
         assert {name: code for name, (code, _) in ends.items()} == {"a": 0, "b": 0, "c": KILLED}
         for name in "ab":
             assert "generation 0: node " in ends[name][1]
-            assert "(nodes joined)" in ends[name][1]
+            assert " joined)" in ends[name][1]
             assert "was lost: no sign of life for 2 s" in ends[name][1]
 
 

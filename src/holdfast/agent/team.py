@@ -266,7 +266,7 @@ class Team:
         view = self._connection.view
         if view is None:
             problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
-            text = f"waiting for the coordinator: {problem}"
+            text = f"waiting: {problem}"
         else:
             here = f"{view.present} of {view.needed} are here"
             text = f"waiting for nodes at {self._handler.endpoint}: {here}"

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.core.news import JobSettings
 
 NO_RANKS = NodeRanks(0, 0, 0, 0)
+NAMES_MAX = 3
 KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
 
 
@@ -154,7 +155,12 @@ def claims(status: Status) -> bool:
 
 def newcomer_says(job: Job) -> str:
     """Return why a round forms that was waited for."""
-    return "enough nodes are here" if job.round < 0 else "nodes joined"
+    if job.round < 0:
+        return "enough nodes are here"
+    members = {info.node for info in job.members}
+    names = [node for node in job.nodes if node not in members]
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f"{', '.join(names[:NAMES_MAX])}{more} joined" if names else "enough nodes are here"
 
 
 def claimants(job: Job) -> list[Node]:

@@ -143,7 +143,7 @@ def test_the_person_is_told_once_what_is_waited_for(
     for at in (PATIENCE_S, PATIENCE_S + 1):
         node.hear(at)
     assert caplog.messages == [
-        "waiting for the coordinator: no coordinator at head:29400 for 2.0 s: connection refused"
+        "waiting: no coordinator at head:29400 for 2.0 s: connection refused"
     ]
     node.hear(5.0, view(Role.WAITING))
     node.hear(5.0)

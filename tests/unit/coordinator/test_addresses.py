@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.coordinator import addresses
 
 
@@ -60,3 +62,10 @@ def test_a_name_that_is_unknown_is_an_error_of_whoever_asked(
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(socket.gaierror, match="not known"):
         asyncio.run(addresses.find_soon("nowhere", 80))
+
+
+@pytest.mark.parametrize("call", ["getfqdn(", "gethostbyaddr(", "getnameinfo("])
+def test_no_address_is_looked_up_backwards_anywhere(call: str) -> None:
+    source = Path(holdfast.__file__).parent
+    found = [path for path in source.rglob("*.py") if call in path.read_text()]
+    assert found == [], "a name server that does not answer would stop the node"
