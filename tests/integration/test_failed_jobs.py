@@ -120,7 +120,6 @@ def test_the_exit_code_is_the_workers_own(tmp_path: Path, how: str, *, compat: b
         (["run", "--nproc-per-node", "0", "plain"], 2, "--nproc-per-node: '0'"),
         (["run", "--nproc-per-node", "9" * 20, "plain"], 2, "more than any machine"),
         (["run", "--max-restarts", "x", "plain"], 2, "--max-restarts"),
-        (["run", "--nnodes", "2", "plain"], 2, "not supported yet"),
         (["run", "--tee", "9", "plain"], 2, "--tee"),
         (["run", "--bogus", "plain"], 2, "--bogus"),
         (["run"], 2, "no script given"),

@@ -169,7 +169,8 @@ def test_version() -> None:
 
 def test_an_unknown_verb_names_the_known_ones() -> None:
     code, out, err = holdfast("jump")
-    assert (code, out, err) == (2, "", "holdfast: error: 'jump' is not a verb; verbs: run\n")
+    known = "run, coordinator, simulate"
+    assert (code, out, err) == (2, "", f"holdfast: error: 'jump' is not a verb; verbs: {known}\n")
 
 
 @pytest.mark.parametrize("word", ["train.py", "--nproc-per-node"])
