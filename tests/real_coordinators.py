@@ -12,7 +12,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.coordinator.connection import NodeConnection, with_new_incarnation
+from holdfast.coordinator.connection import NodeConnection, draw_incarnation
 from holdfast.core.membership import Times
 from holdfast.core.news import JobSettings, NodeInfo, Role, View
 from holdfast.wire.frames import FrameReader, encode_frame
@@ -41,7 +41,7 @@ def node(
     """Make a node that is not started; options are those of `NodeConnection`."""
     given: dict[str, Any] = {
         "run_id": "job",
-        "info": with_new_incarnation(NodeInfo(node=name, incarnation=0)),
+        "info": NodeInfo(node=name, incarnation=draw_incarnation()),
         "settings": JobSettings(min_nodes=nodes, max_nodes=nodes, max_restarts=3),
         "times": Times(),
         "is_host": False,

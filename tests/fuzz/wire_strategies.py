@@ -30,7 +30,7 @@ LENGTH_MAX = 12
 
 printable = st.characters(exclude_categories=["C", "Z"])
 any_text = st.characters(exclude_categories=["Cs"])
-counts = st.integers(-1, limits.COUNTER_MAX)
+counts = st.integers(-1, limits.SAID_MAX)
 nodes = st.integers(0, limits.NODES_MAX)
 
 
@@ -49,7 +49,7 @@ RANGES: dict[str, SearchStrategy[Any]] = {
     "present": nodes,
     "needed": nodes,
     "spares": nodes,
-    "restarts": st.integers(0, limits.COUNTER_MAX),
+    "restarts": st.integers(0, limits.SAID_MAX),
     "first_rank": st.integers(0, limits.WORLD_SIZE_MAX),
     "world_size": st.integers(0, limits.WORLD_SIZE_MAX),
     "first_role_rank": st.integers(0, limits.WORLD_SIZE_MAX),
@@ -59,6 +59,7 @@ RANGES: dict[str, SearchStrategy[Any]] = {
     "pid": st.integers(0, limits.PID_MAX),
     "exitcode": st.integers(-limits.EXITCODE_MAX, limits.EXITCODE_MAX),
     "settle_s": st.floats(0, limits.SETTLE_S_MAX),
+    "silence_s": st.floats(0, limits.AWAY_S_MAX),
     "away_s": st.floats(0, limits.AWAY_S_MAX),
     "order": st.sampled_from(ORDERS),
     **dict.fromkeys(["host", "role", "label", "address", "master_addr"], names(0, 255)),

@@ -60,6 +60,7 @@ class Team:
         )
         self._exit_barrier_s = exit_barrier_s
         self._unreachable = ""
+        self._known = self._connection.view  # An agent that is run again is told where it is.
         self._state = State.IDLE
         self._since = time.monotonic()
         self._told_of_wait = ""
@@ -74,6 +75,9 @@ class Team:
     def events(self, now: float) -> list[supervision.Event]:
         """Take the news, and what waiting has brought."""
         events: list[supervision.Event] = []
+        if self._known is not None:
+            events.append(teamwork.Told(self._known))
+            self._known = None
         for news in self._connection.take():
             match news:
                 case View():
@@ -266,11 +270,11 @@ class Team:
         view = self._connection.view
         if view is None:
             problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
-            text = f"waiting: {problem}"
-        else:
-            here = f"{view.present} of {view.needed} are here"
-            text = f"waiting for nodes at {self._handler.endpoint}: {here}"
-        self._say_once(text)
+            if not self._told_of_wait:  # It has the time in it, and changes with every look.
+                self._say_once(f"waiting: {problem}")
+            return
+        here = f"{view.present} of {view.needed} are here"
+        self._say_once(f"waiting for nodes at {self._handler.endpoint}: {here}")
 
     def _say_once(self, text: str) -> None:
         if text != self._told_of_wait:

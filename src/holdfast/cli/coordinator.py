@@ -171,6 +171,7 @@ def _serve(
             grace_s=config.reconnect_grace,
             token=token,
             tls=tls.for_server() if tls is not None else None,
+            follows_another=True,
             on_change=lambda run_id, line: tell(f"job {run_id!r}: {line}"),
         )
         port = listener.getsockname()[1]

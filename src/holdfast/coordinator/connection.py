@@ -14,7 +14,6 @@ Whatever goes wrong in the thread and was not expected comes out of `take` as a 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import secrets
 import threading
@@ -22,14 +21,13 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast import messages
 from holdfast.coordinator import addresses, binding
-from holdfast.coordinator.client import GaveUp, NodeClient, Refused
+from holdfast.coordinator.client import GaveUp, NodeClient
 from holdfast.coordinator.dialing import Dialer
 from holdfast.coordinator.key_values import DEFAULT_TIMEOUT_S, KeyValueStore
 from holdfast.coordinator.loop_thread import LoopThread
+from holdfast.coordinator.news_box import News, NewsBox
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.membership import Membership, Times
 from holdfast.core.news import Failure, JobSettings, NodeInfo, Phase, Status, View
@@ -45,13 +43,10 @@ if TYPE_CHECKING:
     from holdfast.coordinator.security import TlsFiles
 
 INCARNATION_BITS = 63
-NEWS_MAX = 16  # Besides the newest view: faults, of which the first say most.
 START_S = 10.0
 DRAIN_S = 5.0
 """How long a coordinator whose job is over waits for nodes to hear of it."""
 SLACK_S = 5.0
-
-News = View | GaveUp | Refused
 
 _warned = threading.Event()
 
@@ -101,10 +96,8 @@ class NodeConnection:
         self._server_tls: ssl.SSLContext | None = None
         self._client_tls: ssl.SSLContext | None = None
         self._incarnation = info.incarnation
-        self._lock = threading.Lock()
-        self._news: list[GaveUp | Refused] = []
-        self._fresh_view: View | None = None
-        self._wakes = -1
+        self._lock = threading.Lock()  # For the incarnation and its view.
+        self._box = NewsBox()
         self._thread: LoopThread | None = None
         self._client: NodeClient | None = None
         self._server: CoordinatorServer | None = None
@@ -136,7 +129,7 @@ class NodeConnection:
                 "any free port",
                 hint="give the port that it reports",
             )
-        self._wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._box.open()
         self._thread = LoopThread("holdfast-coordinator", self._broken)
         try:
             self._thread.start()
@@ -179,10 +172,7 @@ class NodeConnection:
         finally:
             if self._thread is not None:
                 self._thread.stop()
-            with self._lock:
-                if self._wakes >= 0:
-                    os.close(self._wakes)
-                    self._wakes = -1
+            self._box.close()
 
     # What the agent hears and says.
 
@@ -198,21 +188,11 @@ class NodeConnection:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while there is something to `take`."""
-        return self._wakes
+        return self._box.fileno()
 
     def take(self) -> list[News]:
         """Return what is new since the last call."""
-        with self._lock:
-            if self._wakes >= 0:
-                try:
-                    os.eventfd_read(self._wakes)
-                except BlockingIOError:
-                    pass
-            taken: list[News] = [self._fresh_view] if self._fresh_view is not None else []
-            taken += self._news
-            self._fresh_view = None
-            self._news = []
-            return taken
+        return self._box.take()
 
     def say(
         self,
@@ -229,7 +209,7 @@ class NodeConnection:
         """Begin anew as another incarnation, after this one was fenced; return its number."""
         with self._lock:
             self._incarnation = draw_incarnation()
-            self._fresh_view = None  # It was for the one before.
+            self._box.forget_view()  # It was for the one before.
             self.view = None
         if self._client is not None and self._thread is not None:
             self._thread.post(self._client.rejoin, self._incarnation)
@@ -293,14 +273,14 @@ class NodeConnection:
             membership,
             dialer,
             on_view=self._told,
-            on_gave_up=self._fault,
-            on_refused=self._fault,
+            on_gave_up=self._box.put_fault,
+            on_refused=self._box.put_fault,
             on_away=self._tell_away,
             on_back=lambda: messages.notice(f"the coordinator at {self.where} is back"),
         )
         self._client.start()
 
-    def _serve(self, listener: socket.socket) -> None:
+    def _serve(self, listener: socket.socket, *, follows_another: bool = False) -> None:
         warn_if_open(listener, self._token, self._host)
         self._server = CoordinatorServer(
             listener,
@@ -308,6 +288,7 @@ class NodeConnection:
             grace_s=self._grace_s,
             token=self._token,
             tls=self._server_tls,
+            follows_another=follows_another,
         )
         self.hosting = True
 
@@ -324,7 +305,7 @@ class NodeConnection:
         if listener is None:
             return False
         messages.info(f"nobody coordinates at {self.where} any more: this node does from now on")
-        self._serve(listener)
+        self._serve(listener, follows_another=True)
         return True
 
     def _tell_away(self, why: str) -> None:
@@ -339,26 +320,23 @@ class NodeConnection:
             await self._client.close()
         if self._server is not None:
             await self._server.drain(drain_s)
+            others = self._server.nodes_besides(self.run_id)
+            if others:
+                messages.notice(
+                    f"the coordinator at {self.where} ends with this agent; {others} "
+                    f"node{'s' * (others != 1)} of other jobs {'is' if others == 1 else 'are'} "
+                    "connected: run `holdfast coordinator` for endpoints that several jobs share"
+                )
             await self._server.stop()
 
     def _told(self, view: View) -> None:
         with self._lock:
             if view.incarnation == self._incarnation:
-                self.view = self._fresh_view = view
-                self._wake()
-
-    def _fault(self, news: GaveUp | Refused) -> None:
-        with self._lock:
-            if len(self._news) < NEWS_MAX:
-                self._news.append(news)
-                self._wake()
+                self.view = view
+                self._box.put_view(view)
 
     def _broken(self, what: str) -> None:
-        self._fault(GaveUp(f"this side of the connection is broken: {what}"))
-
-    def _wake(self) -> None:
-        if self._wakes >= 0:
-            os.eventfd_write(self._wakes, 1)
+        self._box.put_fault(GaveUp(f"this side of the connection is broken: {what}"))
 
     # What may be.
 
@@ -375,8 +353,3 @@ class NodeConnection:
             check(Status(seq=0, run_id=self.run_id, info=self._info, settings=self._settings))
         except BadMessage as error:
             raise UsageError(f"this node cannot join {self.run_id!r}: {error}") from None
-
-
-def with_new_incarnation(info: NodeInfo) -> NodeInfo:
-    """Return a node's description for an agent that begins."""
-    return msgspec.structs.replace(info, incarnation=draw_incarnation())

@@ -12,6 +12,7 @@ caller is any value that can be a key; answers come back with it.
 from __future__ import annotations
 
 import heapq
+from collections import OrderedDict
 from collections.abc import Container, Hashable
 
 import msgspec
@@ -23,15 +24,23 @@ KEYS_MAX = 100_000
 """Keys of one job. Each costs about 200 bytes besides its name and value."""
 
 BYTES_MAX = 64 * 1024 * 1024
-"""Names and values of one job together."""
+"""Names and values of one job together, and the names that calls wait for."""
+
+TOTAL_BYTES_MAX = 4 * BYTES_MAX
+"""The same of all jobs together: what the coordinator's process may grow by."""
+
+WAITED_KEY_BYTES = 256
+"""What it costs to wait for a key, besides its name."""
 
 SCOPES_MAX = 10_000
-"""Scopes of one job; they stay until the job is forgotten."""
+"""Scopes of one job. Of more, those that nobody has used for longest are dropped."""
 
 WAITING_MAX = 100_000
 """Calls of one job that wait for a key."""
 
 MISSING_SHOWN_MAX = 5
+
+_LOOKS = ("check", "num_keys", "delete")
 
 Caller = Hashable
 Answers = list[tuple[Caller, StoreResult]]
@@ -59,7 +68,7 @@ class JobKeys:
     """All scopes of one job."""
 
     def __init__(self) -> None:
-        self.scopes: dict[str, Scope] = {}
+        self.scopes: OrderedDict[str, Scope] = OrderedDict()  # The last used is the last.
         self.keys = 0
         self.bytes = 0
         self.waiting = 0
@@ -73,6 +82,7 @@ class Keys:
         *,
         keys_max: int = KEYS_MAX,
         bytes_max: int = BYTES_MAX,
+        total_bytes_max: int = TOTAL_BYTES_MAX,
         waiting_max: int = WAITING_MAX,
     ) -> None:
         self._jobs: dict[str, JobKeys] = {}
@@ -80,17 +90,29 @@ class Keys:
         self._deadlines: list[tuple[float, int, Waiting]] = []  # A heap; some are done already.
         self._count = 0
         self._keys_max = keys_max
+        self._bytes = 0
         self._bytes_max = bytes_max
+        self._total_bytes_max = total_bytes_max
         self._waiting_max = waiting_max
 
     def call(self, now: float, caller: Caller, call: StoreCall) -> Answers:
         """Take a call; return its answer if there is one yet, and those it brings to others."""
         job = self._jobs.setdefault(call.run_id, JobKeys())
+        dropped: Answers = []
         scope = job.scopes.get(call.scope)
-        if scope is None:
-            if len(job.scopes) >= SCOPES_MAX:
-                return [(caller, _refused(call, f"the job has {SCOPES_MAX} scopes already"))]
-            scope = job.scopes[call.scope] = Scope()
+        if scope is not None:
+            job.scopes.move_to_end(call.scope)
+        else:
+            scope = Scope()
+            if call.op not in _LOOKS:  # To look is no reason to drop another.
+                while len(job.scopes) >= SCOPES_MAX:
+                    dropped += self._drop_oldest(job, f"the job has over {SCOPES_MAX} scopes")
+                job.scopes[call.scope] = scope
+        return dropped + self._do(now, job, scope, caller, call)
+
+    def _do(
+        self, now: float, job: JobKeys, scope: Scope, caller: Caller, call: StoreCall
+    ) -> Answers:
         op = call.op
         if op in ("get", "wait"):
             return self._await(now, job, scope, caller, call)
@@ -155,12 +177,34 @@ class Keys:
         """Forget the stores of all other jobs, and tell those who still wait there."""
         answers: Answers = []
         for run_id in [run_id for run_id in self._jobs if run_id not in run_ids]:
-            for scope in self._jobs[run_id].scopes.values():
-                for one in {one for ones in scope.waiting.values() for one in ones}:
-                    self._forget(one)
-                    answers.append((one.caller, _refused(one.call, "the job is over")))
+            job = self._jobs[run_id]
+            while job.scopes:
+                answers += self._drop_oldest(job, "the job is over")
             del self._jobs[run_id]
         return answers
+
+    def _drop_oldest(self, job: JobKeys, why: str) -> Answers:
+        """Drop the scope that was not used for longest; return what those who wait there hear."""
+        name, scope = next(iter(job.scopes.items()))
+        answers: Answers = []
+        for one in {one for ones in scope.waiting.values() for one in ones}:
+            self._forget(one)
+            answers.append((one.caller, _refused(one.call, why)))
+        for key in tuple(scope.values):
+            self._delete(job, scope, key)
+        del job.scopes[name]
+        return answers
+
+    def _take_room(self, job: JobKeys, more: int) -> str:
+        """Count bytes, less or more; return what is against it."""
+        if more > 0:
+            if job.bytes + more > self._bytes_max:
+                return f"the job's store is full: {self._bytes_max} bytes"
+            if self._bytes + more > self._total_bytes_max:
+                return f"the stores of all jobs are full: {self._total_bytes_max} bytes"
+        job.bytes += more
+        self._bytes += more
+        return ""
 
     def _await(
         self, now: float, job: JobKeys, scope: Scope, caller: Caller, call: StoreCall
@@ -175,6 +219,9 @@ class Keys:
             return [(caller, _timed_out(one))]
         if job.waiting >= self._waiting_max:
             return [(caller, _refused(call, f"{self._waiting_max} calls wait already"))]
+        problem = self._take_room(job, _cost_of(call))
+        if problem:
+            return [(caller, _refused(call, problem))]
         job.waiting += 1
         self._count += 1
         self._waiting_of.setdefault(caller, set()).add(one)
@@ -187,13 +234,12 @@ class Keys:
         """Give a key a value; return what is against it."""
         current = scope.values.get(key)
         more = len(value) - len(current) if current is not None else len(value) + len(key)
-        if job.bytes + more > self._bytes_max and more > 0:
-            return f"the job's store is full: {self._bytes_max} bytes"
-        if current is None:
-            if job.keys >= self._keys_max:
-                return f"the job's store is full: {self._keys_max} keys"
-            job.keys += 1
-        job.bytes += more
+        if current is None and job.keys >= self._keys_max:
+            return f"the job's store is full: {self._keys_max} keys"
+        problem = self._take_room(job, more)
+        if problem:
+            return problem
+        job.keys += current is None
         scope.values[key] = value
         return ""
 
@@ -202,7 +248,7 @@ class Keys:
         if value is None:
             return False
         job.keys -= 1
-        job.bytes -= len(value) + len(key)
+        self._take_room(job, -len(value) - len(key))
         return True
 
     def _wake(self, scope: Scope, key: str) -> Answers:
@@ -223,6 +269,7 @@ class Keys:
     def _forget(self, one: Waiting) -> None:
         job = self._jobs[one.call.run_id]
         job.waiting -= 1
+        self._take_room(job, -_cost_of(one.call))
         one.done = True
         mine = self._waiting_of[one.caller]
         mine.discard(one)
@@ -238,6 +285,11 @@ class Keys:
         if len(self._deadlines) > 2 * self._waiting_max:
             self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
             heapq.heapify(self._deadlines)
+
+
+def _cost_of(call: StoreCall) -> int:
+    """Return how many bytes a call takes while it waits."""
+    return sum(map(len, call.keys)) + WAITED_KEY_BYTES * len(call.keys)
 
 
 def _found(scope: Scope, call: StoreCall) -> StoreResult:

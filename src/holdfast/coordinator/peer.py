@@ -61,8 +61,9 @@ class Peer(asyncio.BufferedProtocol):
     """One connection; the server owns it."""
 
     __slots__ = (
-        "_handshake", "_host", "_out", "_raw", "_reader", "_started", "_transport", "address",
-        "closed", "heard_at", "is_remote", "key", "local_address", "told_end",
+        "_answer_end", "_handshake", "_host", "_out", "_out_bytes", "_posted_bytes", "_raw",
+        "_reader", "_started", "_transport", "address", "closed", "heard_at", "is_remote", "key",
+        "local_address", "told_end",
     )  # fmt: skip
 
     def __init__(self, host: Host, token: bytes | None, address: str, local_address: str) -> None:
@@ -79,6 +80,9 @@ class Peer(asyncio.BufferedProtocol):
         self._handshake: ServerHandshake | None = ServerHandshake(token)
         self._started = False
         self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._posted_bytes = 0  # All that ever were.
+        self._answer_end = 0  # How many were posted when the last large answer was.
         self._raw: asyncio.Transport | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -118,9 +122,11 @@ class Peer(asyncio.BufferedProtocol):
             )
         except Exception as error:  # noqa: BLE001 (asyncio has more to raise than it says)
             self.reject(explain_failure(error))
+            self._host.disconnected(self)  # Of one that was reset, asyncio does not tell us.
             return
         if transport is None or self.closed:  # It went away at the last moment.
             self.abort()
+            self._host.disconnected(self)
             return
         self.use(transport)
 
@@ -156,29 +162,50 @@ class Peer(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
         """Tell the server, which must know of it whoever closed the connection."""
         self._out.clear()
+        self._out_bytes = 0
         self.closed = True
         self._host.disconnected(self)
 
     # What the server calls.
 
     def post(self, frame: bytes) -> None:
-        """Send a frame, together with whatever else is sent at this moment."""
+        """Send a frame, together with whatever else is sent at this moment.
+
+        More than a peer may leave unread is not collected: it is written at once, and the peer is
+        dropped if the system does not take it either.
+        """
         if self.closed:
             return
         if not self._out:
             self._host.wants_flush(self)
         self._out.append(frame)
+        self._out_bytes += len(frame)
+        self._posted_bytes += len(frame)
+        if self._out_bytes > WRITE_BYTES_MAX:
+            self.flush()
 
     def flush(self) -> None:
         """Write out what was posted."""
         if self._out and self._transport is not None and not self.closed:
             out, self._out = self._out, []
+            self._out_bytes = 0
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
-    def expect_large(self, frame_bytes_max: int) -> None:
-        """Let the next answers be larger than usual."""
+    @property
+    def owes_answer(self) -> bool:
+        """Whether a large answer is still to be sent, all of it or a part."""
+        unsent = self._out_bytes
+        for transport in {self._transport, self._raw}:  # With TLS they are two.
+            if transport is not None:
+                unsent += transport.get_write_buffer_size()
+        return max(0, self._posted_bytes - unsent) < self._answer_end
+
+    def post_answer(self, frame: bytes) -> None:
+        """Send a frame that may be larger than what a peer may leave unread otherwise."""
         if self._transport is not None:
-            self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX + frame_bytes_max)
+            self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX + len(frame))
+        self.post(frame)
+        self._answer_end = self._posted_bytes
 
     def close(self, last_words: bytes = b"") -> None:
         """Say something last, and close once everything is sent."""

@@ -28,7 +28,7 @@ from holdfast.core.news import Ack, Beat, Role, Status, View
 from holdfast.wire.errors import BadMessage, quoted
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import refusal
-from holdfast.wire.limits import ANSWER_FRAME_BYTES_MAX, WHY_CHARS_MAX, clip
+from holdfast.wire.limits import WHY_CHARS_MAX, clip
 from holdfast.wire.messages import Goodbye, Message, Query, StoreCall, StoreResult
 
 if TYPE_CHECKING:
@@ -59,11 +59,17 @@ class CoordinatorServer:
         connections_max: int = CONNECTIONS_MAX,
         half_open_max: int = HALF_OPEN_MAX,
         handshake_s: float = HANDSHAKE_S,
+        follows_another: bool = False,
         on_change: Callable[[str, str], None] | None = None,
         warn: Callable[[str], None] = messages.warning,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.hosting = Hosting(self._loop.time(), silence_s=silence_s, grace_s=grace_s)
+        self.hosting = Hosting(
+            self._loop.time(),
+            silence_s=silence_s,
+            grace_s=grace_s,
+            follows_another=follows_another,
+        )
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._keys = Keys()
         self._token = token
@@ -73,6 +79,9 @@ class CoordinatorServer:
         descriptors = _descriptors_max()
         half_open_max = max(1, min(half_open_max, descriptors // 4))
         self._connections_max = min(connections_max, descriptors - half_open_max)
+        self._no_more = f"the coordinator has {self._connections_max} connections already"
+        if self._connections_max < connections_max:
+            self._no_more += ", all that `ulimit -n` on its host allows: raise it there"
         self._handshake_s = handshake_s
         self._peers: set[Peer] = set()
         self._by_key: dict[Key, Peer] = {}
@@ -115,8 +124,7 @@ class CoordinatorServer:
         """Take note that a peer finished the handshake; return false if it was turned away."""
         self._acceptor.finished(peer)
         if len(self._peers) - len(self._acceptor) > self._connections_max:
-            why = f"the coordinator has {self._connections_max} connections already"
-            peer.reject(why, refusal(why, permanent=False))
+            peer.reject(self._no_more, refusal(self._no_more, permanent=False))
             return False
         return True
 
@@ -129,8 +137,10 @@ class CoordinatorServer:
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
         elif kind is Query:
-            peer.expect_large(ANSWER_FRAME_BYTES_MAX)
-            peer.post(answer_frame(self.hosting, message))  # type: ignore[arg-type]
+            if peer.owes_answer:  # A short question can bring a long one.
+                peer.reject("it asks again before it has taken the answer")
+            else:
+                peer.post_answer(answer_frame(self.hosting, message))  # type: ignore[arg-type]
         elif kind is Goodbye:
             peer.close()
         else:
@@ -270,7 +280,9 @@ class CoordinatorServer:
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self._close_idle(now)
-            self._told_end = {key for key in self._told_end if key[0] in self.hosting.jobs}
+            jobs = self.hosting.jobs
+            self._told_end = {key for key in self._told_end if key[0] in jobs}
+            self._last_line = {one: line for one, line in self._last_line.items() if one in jobs}
         self._gone.set()
         self._soon()
 
@@ -302,6 +314,15 @@ class CoordinatorServer:
         self._warn(f"coordinator: {what}{more}")
 
     # The end.
+
+    def nodes_besides(self, run_id: str) -> int:
+        """Return how many nodes are connected whose job is another and goes on."""
+        going = {
+            one
+            for one, rounds in self.hosting.jobs.items()
+            if one != run_id and rounds.job.phase is not JobPhase.CLOSED
+        }
+        return sum(key[0] in going for key in self._by_key)
 
     async def drain(self, limit_s: float) -> bool:
         """Wait until all nodes of jobs that are over know it and are gone; return whether so."""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     Peer = tuple[str, str, int]
 
 JOBS_MAX = 1_000
+YOUNG_S = 1.2  # Nodes that lost their coordinator look for it at least every second.
 CLOSED_JOB_KEEP_S = 600.0  # Late nodes are told for so long how a job ended.
 
 
@@ -48,6 +49,7 @@ class Hosting:
         closed_job_keep_s: float = CLOSED_JOB_KEEP_S,
         jobs_max: int = JOBS_MAX,
         coordinator_address: str = "",
+        follows_another: bool = False,
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
@@ -59,6 +61,8 @@ class Hosting:
         self._waits: dict[str, tuple[int, float]] = {}  # Its number, when it ends (attended).
         self._empty_since: dict[str, float] = {}  # The longest first.
         self._keep_s = closed_job_keep_s
+        self._silence_s = silence_s
+        self._young_until = now + YOUNG_S if follows_another else now
         self._jobs_max = jobs_max
         self._address = coordinator_address
         self._strict = strict
@@ -79,7 +83,10 @@ class Hosting:
                 return [_ack(message, message.seq)]
             if not self._make_room():
                 return [self._no_room(message)]
-            job = Job(run_id=run_id, coordinator_address=self._address)
+            job = Job(run_id=run_id, coordinator_address=self._address, silence_s=self._silence_s)
+            if now < self._young_until:
+                # It may be a job that another coordinator had, whose nodes are still to come.
+                job.phase, job.waiting, job.wait_seq = JobPhase.RECOVERING, True, 1
             rounds = self.jobs[run_id] = self._rounds(job)
         if not info.address and rounds.seq_of(info.node, info.incarnation) < 0:
             info = msgspec.structs.replace(info, address=seen_address)

@@ -83,6 +83,8 @@ class Job(msgspec.Struct, kw_only=True):
     """Whether the wait number `wait_seq` is on."""
     coordinator_address: str = ""
     """How nodes of other hosts reach this one's coordinator; for members that came by loopback."""
+    silence_s: float = 0.0
+    """How long its coordinator hears nothing of a node before it counts as lost."""
     outcome: Ending | None = None
     failure: Failure | None = None
     report: bytes = b""

@@ -227,7 +227,7 @@ class Membership:
             return []
         self._term, self._revision = view.term, view.revision
         self.view = view
-        self._beat_s = self._pace(view.present)
+        self._beat_s = self._pace(view)
         self._away_since = None
         member = view.role is Role.MEMBER
         self._restate(
@@ -239,7 +239,7 @@ class Membership:
             told_generation=view.generation if member else -1,
             rank=view.rank if member else -1,
             size=view.size if member else 0,
-            restarts=max(view.restarts, self._status.restarts),
+            restarts=view.restarts if view.round_term else self._status.restarts,
         )
         effects: list[Effect] = [Tell(view)]
         if view.role is Role.CLOSED and not view.final and self._status.report:
@@ -258,9 +258,11 @@ class Membership:
     def _hear(self, at: float) -> None:
         self._heard_at, self.ever_up = at, True
 
-    def _pace(self, nodes: int) -> float:
-        slowest = self._times.silence_s / BEATS_PER_SILENCE_MIN
-        return max(self._times.beat_s, min(slowest, BEAT_S_PER_NODE * nodes))
+    def _pace(self, view: View) -> float:
+        # The coordinator may be set to lose patience sooner than this node would.
+        silence_s = min(self._times.silence_s, view.silence_s or self._times.silence_s)
+        wanted = max(self._times.beat_s, BEAT_S_PER_NODE * view.present)
+        return min(wanted, silence_s / BEATS_PER_SILENCE_MIN)
 
     def _closed(self, at: float, why: str) -> list[Effect]:
         self.link = Link.DOWN

@@ -179,6 +179,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
     """Nodes that are there, standbys included."""
     needed: int = 0
     """Nodes that must be there before a round can form."""
+    silence_s: float = 0.0
+    """Nodes without a sign of life for so long are lost to this coordinator; 0 if nobody says."""
     round_term: int = 0
     round: int = -1
     round_key: int = 0

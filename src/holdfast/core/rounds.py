@@ -226,7 +226,10 @@ class Rounds(Book):
         if job.phase is JobPhase.FORMING:
             return self._form(views.newcomer_says(job))
         joined = self._size(len(job.nodes)) > len(job.members)
-        return self._form(views.newcomer_says(job)) if joined else []
+        if joined:
+            return self._form(views.newcomer_says(job))
+        outside = [node for name, node in job.nodes.items() if name not in self.seats.rank_of]
+        return [self._tell(node, anew=True) for node in outside]  # They are standbys now.
 
     def _claimed(self, node: Node, status: Status) -> list[View]:
         """Take note of a member of an earlier coordinator's round; carry it on if it is whole."""

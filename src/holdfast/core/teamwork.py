@@ -24,7 +24,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.news import Ending, Phase, Role, View
-from holdfast.core.restarts import Budget
+from holdfast.core.restarts import Budget, Verdict, judge
 from holdfast.core.supervision import (
     SIGKILL,
     BarrierEnded,
@@ -88,7 +88,7 @@ class Teamwork(Supervision):
             return self._closed_before()
         self.view = event.view
         self._was_in = self._was_in or event.view.role in (Role.WAITING, Role.STANDBY, Role.MEMBER)
-        if event.view.restarts > self.budget.used:
+        if event.view.role is Role.MEMBER:  # The job's count, whatever this node knew before.
             self.budget = Budget(self.budget.max_restarts, event.view.restarts)
         return self._heed()
 
@@ -159,15 +159,15 @@ class Teamwork(Supervision):
         reason = self._after_stop
         if event.unkillable:  # No other worker may ever run beside those that remain.
             return [Say(Phase.LEAVING, self.generation), *self._finish(Outcome.FAILED)]
+        failed = reason in (Reason.WORKER_FAILED, Reason.UNHEALTHY)
         if self.signum:
-            return self._finish(Outcome.SIGNALLED)
+            return self._end_by_signal(failed=failed)
         if self._left_alone:
             return self._end_alone()
         if reason is Reason.SUCCEEDED:
             self.state = State.LEAVING
             return [Say(Phase.SUCCEEDED, self.generation), *self._heed()]
         self.state = State.JOINING
-        failed = reason in (Reason.WORKER_FAILED, Reason.UNHEALTHY)
         said = Say(Phase.FAILED if failed else Phase.READY, self.generation)
         return [said, *self._heed()]
 
@@ -184,10 +184,21 @@ class Teamwork(Supervision):
 
     def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
         first = [] if self.signum else [Say(Phase.LEAVING, self.generation)]
+        if first and self._after_stop is Reason.SUCCEEDED:  # So that nobody misses its workers.
+            first.insert(0, Say(Phase.SUCCEEDED, self.generation))
         return [*first, *super()._signal_stopping(event)]
 
     def _signal_idle(self, event: SignalReceived) -> list[Effect]:
-        return [Say(Phase.LEAVING, self.generation), *super()._signal_idle(event)]
+        self._note_signal(event)
+        return [Say(Phase.LEAVING, self.generation), *self._end_by_signal(failed=False)]
+
+    def _end_by_signal(self, *, failed: bool) -> list[Effect]:
+        """End; but a failure that was the end anyway stays the reason."""
+        if self.view is not None and self.view.role is Role.CLOSED:
+            return self._end_with_job(self.view)
+        if failed and judge(self.budget, mendable=self.mendable) is Verdict.GIVE_UP:
+            return self._finish(Outcome.FAILED)
+        return self._finish(Outcome.SIGNALLED)
 
     def _alone_running(self, _event: LeftAlone) -> list[Effect]:
         self._left_alone = True

@@ -78,6 +78,7 @@ def to_node(job: Job, seats: Seats, info: NodeInfo) -> View:
         why=job.why,
         present=len(job.nodes),
         needed=job.settings.min_nodes if job.settings else 0,
+        silence_s=job.silence_s,
         round_term=job.round_term if member else 0,
         round=job.round if member else -1,
         round_key=seats.key if member else 0,
@@ -122,6 +123,10 @@ def objection(job: Job, status: Status) -> str:
     agreed = job.settings
     if agreed is None or not job.nodes:
         return ""
+    if info.fixed_rank >= 0:
+        for other in job.nodes.values():
+            if other.info.fixed_rank == info.fixed_rank and other.info.node != info.node:
+                return f"node rank {info.fixed_rank} is {other.info.node}'s already"
     for name, words in _AGREED.items():
         mine, theirs = words(asked), words(agreed)
         if mine != theirs:

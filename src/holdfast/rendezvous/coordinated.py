@@ -216,7 +216,7 @@ class CoordinatedHandler(RendezvousHandler):
             return self._config.node_id
         if self._fixed_rank >= 0:
             return f"rank-{self._fixed_rank}"  # Whoever comes with this rank takes its place.
-        return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(2).hex()}"
+        return f"{os.uname().nodename}-{os.getpid()}-{os.urandom(6).hex()}"
 
     def _view(self) -> View | None:
         if self._connection is None:
@@ -239,6 +239,7 @@ class CoordinatedHandler(RendezvousHandler):
     def _is_new_round(self, connection: NodeConnection, view: View) -> bool:
         match view.role:
             case Role.MEMBER:
+                self._stood_by = False
                 return view.generation > self._generation
             case Role.STANDBY:
                 self._stood_by = True

@@ -12,7 +12,6 @@ was awake for counts.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.coordinator.client import GaveUp, Refused
-from holdfast.coordinator.connection import News, draw_incarnation
+from holdfast.coordinator.connection import draw_incarnation
+from holdfast.coordinator.news_box import News, NewsBox
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.membership import CLOSED_AWAY_S
 from holdfast.core.news import Failure, JobSettings, NodeInfo, Phase, Role, View
@@ -83,9 +83,7 @@ class SharedConnection:
             on_look=self._looked,
         )
         self._changed = threading.Condition()
-        self._news: list[GaveUp | Refused] = []
-        self._fresh_view: View | None = None
-        self._wakes = -1
+        self._box = NewsBox()
         self._closed = False
         # How the place is. `_since` is when it was last in order, by the time this process attends.
         self._clock = AttendedClock(now, patience_s / STEPS_PER_PATIENCE)
@@ -101,7 +99,7 @@ class SharedConnection:
 
     def start(self) -> None:
         """Begin to take part. A place that cannot be reached (yet) raises nothing."""
-        self._wakes = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._box.open()
         self._watch.start()
         self._attendant.ask()
 
@@ -111,7 +109,7 @@ class SharedConnection:
         Waits for that no longer than `limit_s`, and not at all if the place was never there or
         has been given up.
         """
-        if self._closed or self._given_up or self._wakes < 0:
+        if self._closed or self._given_up or self._box.fileno() < 0:
             return False
         said: list[int] = []
 
@@ -140,10 +138,7 @@ class SharedConnection:
         self._attendant.stop(CHANCES_S)
         if self._watch.ident is not None and self._watch is not threading.current_thread():
             self._watch.join()
-        with self._changed:
-            if self._wakes >= 0:
-                os.close(self._wakes)
-                self._wakes = -1
+        self._box.close()
 
     # What the agent hears and says.
 
@@ -154,21 +149,11 @@ class SharedConnection:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while there is something to `take`."""
-        return self._wakes
+        return self._box.fileno()
 
     def take(self) -> list[News]:
         """Return what is new since the last call."""
-        with self._changed:
-            if self._wakes >= 0:
-                try:
-                    os.eventfd_read(self._wakes)
-                except BlockingIOError:
-                    pass
-            taken: list[News] = [self._fresh_view] if self._fresh_view is not None else []
-            taken += self._news
-            self._fresh_view = None
-            self._news = []
-            return taken
+        return self._box.take()
 
     def say(
         self,
@@ -192,7 +177,7 @@ class SharedConnection:
         incarnation = draw_incarnation()
         with self._changed:
             self._incarnation = incarnation
-            self._fresh_view = None  # It was for the one before.
+            self._box.forget_view()  # It was for the one before.
             self.view = None
         self._attendant.ask(lambda: self._mate.rejoin(incarnation))
         return incarnation
@@ -215,8 +200,8 @@ class SharedConnection:
         with self._changed:
             view = outlook.view
             if view is not None and view is not self.view and self._is_mine(view):
-                self.view = self._fresh_view = view
-                self._wake()
+                self.view = view
+                self._box.put_view(view)
             self._is_there = problem is None
             if problem is None:
                 self._since = self._clock.look(time.monotonic())
@@ -255,9 +240,4 @@ class SharedConnection:
     def _give_up(self, news: GaveUp | Refused) -> None:
         if not self._given_up:  # Once, and for good.
             self._given_up = True
-            self._news.append(news)
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._wakes >= 0:
-            os.eventfd_write(self._wakes, 1)
+            self._box.put_fault(news)

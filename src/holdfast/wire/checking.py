@@ -34,6 +34,7 @@ from holdfast.wire.limits import (
     PID_MAX,
     PORT_MAX,
     REPORT_BYTES_MAX,
+    SAID_MAX,
     SETTLE_S_MAX,
     SUMMARY_CHARS_MAX,
     WHY_CHARS_MAX,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 ORDERS = ("stable", "host", "label")
 
 COUNT = (0, COUNTER_MAX)
+SAID = (-1, SAID_MAX)
 COUNT_OR_NONE = (-1, COUNTER_MAX)  # -1 stands for "none yet" where things are numbered from 0.
 NODE_RANK = (-1, NODES_MAX - 1)
 NODE_COUNT = (0, NODES_MAX)
@@ -131,15 +133,15 @@ STATUS = Rules(
     Status,
     {
         "seq": COUNT_OR_NONE,
-        "generation": COUNT_OR_NONE,
-        "told_generation": COUNT_OR_NONE,
-        "term": COUNT_OR_NONE,
-        "round_term": COUNT_OR_NONE,
+        "generation": SAID,
+        "told_generation": SAID,
+        "term": SAID,
+        "round_term": SAID,
         "round_key": INCARNATION,
-        "round": COUNT_OR_NONE,
+        "round": SAID,
         "rank": NODE_RANK,
         "size": NODE_COUNT,
-        "restarts": COUNT,
+        "restarts": (0, SAID_MAX),
         "away_s": (0.0, AWAY_S_MAX),
         "info.incarnation": INCARNATION,
         "info.local_world_size": (1, LOCAL_WORLD_SIZE_MAX),
@@ -163,6 +165,7 @@ VIEW = Rules(
     View,
     {
         "incarnation": INCARNATION,
+        "silence_s": (0.0, AWAY_S_MAX),
         "term": COUNT_OR_NONE,
         "revision": COUNT_OR_NONE,
         "present": NODE_COUNT,

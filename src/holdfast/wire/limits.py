@@ -40,6 +40,8 @@ SETTLE_S_MAX = 86_400.0
 AWAY_S_MAX = 10 * 366 * 86_400.0
 
 COUNTER_MAX = 2**62
+# What a node may say that it heard: a coordinator counts on from there, and needs the room.
+SAID_MAX = 2**53
 """What is counted or drawn at random: terms, revisions, generations, ... Far enough from the end
 of what msgpack can write (2**64) that counting on from a hostile value never gets there."""
 

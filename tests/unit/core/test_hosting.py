@@ -245,3 +245,34 @@ def test_rounds_of_coordinators_that_know_nothing_of_each_other_are_never_mixed(
     told = third.received(2.0, member(second, "d"), "")
     assert third.jobs["job"].job.phase is JobPhase.RECOVERING
     assert roles(told) == {"d": 9}
+
+
+def test_a_coordinator_that_follows_another_waits_for_nodes_of_running_rounds() -> None:
+    before = formed()
+    (running,) = (view for view in before.received(1.0, status("a", 2, away_s=0.1), "x"))
+    assert isinstance(running, View)
+    after = hosting(follows_another=True)
+    # Two newcomers would fill the round at once; those who run are there a moment later.
+    assert roles(after.received(0.1, status("x"), "10.0.0.3")) == {"x": 1}
+    assert roles(after.received(0.2, status("y"), "10.0.0.4")) == {"y": 1}
+    claim = {"round_term": 1, "round": 0, "told_generation": 0, "generation": 0, "size": 2}
+    for rank, node in enumerate("ab"):
+        said = status(node, 3, Phase.RUNNING, term=1, rank=rank, **claim)
+        told = after.received(0.3, said, "10.0.0.1")
+    assert roles(told)["a"] is roles(told)["b"] is Role.MEMBER
+    assert {view.generation for view in told if isinstance(view, View)} == {0}
+
+
+def test_a_coordinator_that_follows_another_starts_new_jobs_all_the_same() -> None:
+    host = hosting(follows_another=True)
+    host.received(0.1, status("a"), "")
+    host.received(0.2, status("b"), "")
+    assert roles(host.tick(1.0)) == {"a": Role.MEMBER, "b": Role.MEMBER}
+    old = hosting(follows_another=True)
+    old.received(60.0, status("a"), "")
+    assert roles(old.received(60.0, status("b"), "")) == {"a": Role.MEMBER, "b": Role.MEMBER}
+
+
+def test_nodes_are_told_how_long_the_coordinator_waits_for_a_sign_of_life() -> None:
+    views = hosting().received(0.0, status("a"), "")
+    assert [view.silence_s for view in views if isinstance(view, View)] == [5.0]

@@ -258,3 +258,13 @@ def test_in_large_jobs_nodes_beat_less_often_but_often_enough(nodes: int, beat_s
         now = machine.next_deadline(now)
     gaps = [later - earlier for earlier, later in pairwise([0.0, *beats])]
     assert gaps == [pytest.approx(beat_s, abs=0.01)] * len(gaps)
+
+
+def test_a_node_beats_often_enough_for_a_coordinator_with_less_patience() -> None:
+    machine = up(member(beat_s=6.0, silence_s=18.0))
+    machine.handle(0.0, msgspec.structs.replace(a_view(Role.MEMBER, 1), silence_s=5.0))
+    now, beats = 0.0, 0
+    while now < 10.0:
+        beats += sum(isinstance(one, ms.Send) for one in machine.handle(now, ms.Tick()))
+        now = machine.next_deadline(now)
+    assert beats >= 4

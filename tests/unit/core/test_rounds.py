@@ -14,7 +14,7 @@ from holdfast.core.book import (
     REPORT_S,
 )
 from holdfast.core.job import CloseJob, InvalidEvent, Job, JobPhase, NodeLost, TimeUp
-from holdfast.core.news import Ending, JobSettings, Phase, View
+from holdfast.core.news import Ending, JobSettings, Phase, Role, View
 from holdfast.core.rounds import Rounds
 from told_nodes import RUN, ToldNode, a_job_of, a_node
 
@@ -204,3 +204,25 @@ def test_nodes_are_waited_for_by_how_long_they_were_away(away_s: float, delay_s:
     rounds.handle(msgspec.structs.replace(first.status(), away_s=away_s))
     assert rounds.wait is not None
     assert rounds.wait.delay_s == delay_s
+
+
+def test_who_waited_in_vain_for_a_larger_round_is_told_that_it_stands_by() -> None:
+    settings = a_job_of(1, 3, spares=1)
+    rounds = Rounds(Job(run_id=RUN))
+    a, b, c = (a_node(name, settings, i) for i, name in enumerate("abc", start=1))
+    rounds.handle(a.status())
+    rounds.handle(TimeUp(rounds.job.wait_seq))
+    rounds.handle(b.status())
+    (told,) = rounds.handle(c.status())
+    rounds.handle(NodeLost("b", 2, "gone"))
+    (later,) = rounds.handle(TimeUp(rounds.job.wait_seq))
+    assert [told.role, later.role] == [Role.WAITING, Role.STANDBY]
+    assert (later.node, later.revision > told.revision) == ("c", True)
+
+
+def test_a_fixed_rank_is_one_nodes() -> None:
+    rounds = Rounds(Job(run_id=RUN))
+    first, second = (a_node(name, TWO, i, fixed_rank=0) for i, name in enumerate("ab", start=1))
+    rounds.handle(first.status())
+    (refused,) = rounds.handle(second.status())
+    assert (refused.role, refused.why) == (Role.REFUSED, "node rank 0 is a's already")

@@ -185,10 +185,42 @@ def test_workers_see_the_restarts_of_the_job_not_of_the_node() -> None:
     ]
 
 
-def test_an_older_count_of_restarts_takes_nothing_back() -> None:
-    machine = machine_in(State.RUNNING)
-    tell(machine, Told(view(Role.MEMBER, 1, restarts=1)), Told(view(Role.MEMBER, 1)))
-    assert machine.restart_count == 1
+def test_the_count_of_restarts_is_the_jobs_even_if_that_began_anew() -> None:
+    machine = Teamwork(local_world_size=1, max_restarts=3)
+    tell(machine, Begun(), Told(view(Role.MEMBER, 1, restarts=2)), WorkersStarted(1))
+    tell(machine, Told(view(Role.FENCED, 1)), WorkersStopped(1))
+    assert tell(machine, Told(view(Role.MEMBER, 5)))[-1] == StartWorkers(5, 0)
+
+
+@pytest.mark.parametrize(
+    ("told", "outcome"),
+    [
+        ([], Outcome.FAILED),  # No restart was left, so the failure was the end.
+        ([Told(view(Role.CLOSED, 1, outcome=Ending.FAILED))], Outcome.FAILED),
+        ([Told(view(Role.CLOSED, 1, outcome=Ending.SUCCEEDED))], Outcome.SUCCEEDED),
+    ],
+)
+def test_a_signal_does_not_hide_how_the_job_had_ended(told: list[Event], outcome: Outcome) -> None:
+    machine = Teamwork(local_world_size=2, max_restarts=0)
+    tell(machine, Begun(), Told(view(Role.MEMBER, 1)), WorkersStarted(1))
+    tell(machine, WorkerExited(1, 0, failed=True), *told, SignalReceived(SIGTERM))
+    (finish,) = tell(machine, WorkersStopped(1))
+    assert finish == Finish(outcome)
+
+
+def test_a_signal_before_the_restart_of_a_mendable_failure_is_the_reason() -> None:
+    machine = Teamwork(local_world_size=1, max_restarts=1)
+    tell(machine, Begun(), Told(view(Role.MEMBER, 1)), WorkersStarted(1))
+    tell(machine, WorkerExited(1, 0, failed=True), SignalReceived(SIGTERM))
+    assert tell(machine, WorkersStopped(1)) == [Finish(Outcome.SIGNALLED, SIGTERM)]
+
+
+def test_a_signal_after_the_workers_were_done_makes_nobody_start_again() -> None:
+    machine = Teamwork(local_world_size=1, max_restarts=1)
+    tell(machine, Begun(), Told(view(Role.MEMBER, 1)), WorkersStarted(1))
+    tell(machine, WorkerExited(1, 0, failed=False))
+    said = tell(machine, SignalReceived(SIGTERM))
+    assert said == [Say(Phase.SUCCEEDED, 1), Say(Phase.LEAVING, 1)]
 
 
 @pytest.mark.parametrize("outcome", list(Ending))

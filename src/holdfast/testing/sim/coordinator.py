@@ -33,6 +33,7 @@ class Coordinator(Process):
             self.clock,
             silence_s=SILENCE_S,
             grace_s=GRACE_S,
+            follows_another=number > 1,
             strict=True,
             rounds=world.rules.rounds,
         )
