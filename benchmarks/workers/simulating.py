@@ -1,6 +1,6 @@
 """Runs the simulator on a few seeds and prints how many steps it took in how many seconds.
 
-simulating.py NODES MINUTES SEEDS
+simulating.py NODES MINUTES SEEDS PROFILE
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from holdfast.testing.sim import simulate
 
 def main() -> None:
     nodes, minutes, seeds = map(int, sys.argv[1:4])
+    profile = sys.argv[4]
     steps, began = 0, time.process_time()
     for seed in range(seeds):
-        result = simulate(seed, nodes=nodes, minutes=minutes)
+        result = simulate(seed, nodes=nodes, minutes=minutes, profile=profile)
         if result.violation:
             sys.exit(f"seed {seed}: {result.invariant}: {result.violation}")
         steps += result.steps

@@ -36,6 +36,6 @@ def test_a_wave_of_handlers_joins_one_round() -> None:
 
 
 def test_the_simulator_counts_its_steps() -> None:
-    found = run("simulating.py", 4, 1, 1)
+    found = run("simulating.py", 4, 1, 1, "everything")
     assert found["steps"] > 100
     assert found["cpu_s"] > 0

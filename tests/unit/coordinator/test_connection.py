@@ -95,13 +95,6 @@ def test_a_bug_in_the_thread_is_told() -> None:
         until(one, lambda view: view.generation == 1)  # And it goes on.
 
 
-def test_faults_do_not_pile_up() -> None:
-    one = one_node()
-    for number in range(100):
-        one._fault(GaveUp(str(number)))
-    assert [getattr(news, "why", "") for news in one.take()] == [str(n) for n in range(16)]
-
-
 def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
     with started(one := one_node()):
         old = until(one, member)
@@ -157,6 +150,33 @@ def test_a_coordinator_for_everybody_without_a_token_is_warned_of_once(
     assert "HOLDFAST_TOKEN" in line
     assert "0.0.0.0:" in line
     assert one.where
+
+
+def test_nodes_of_other_jobs_that_lose_the_coordinator_are_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("holdfast.messages.notice", said.append)
+    with started(host := one_node()):
+        others = [node(host.endpoint[1], name, run_id="other") for name in "bc"]
+        with started(same := node(host.endpoint[1], "d", nodes=1), *others):
+            for one in (host, *others):
+                until(one, member)
+            eventually(lambda: same.view is not None)
+            host.close(drain_s=0)
+            (line,) = [one for one in said if "ends with this agent" in one]
+            assert line.startswith(f"the coordinator at {host.where} ends with this agent; 2 nodes")
+            assert "run `holdfast coordinator`" in line
+
+
+def test_a_coordinator_that_ends_with_its_only_job_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("holdfast.messages.notice", said.append)
+    with started(host := one_node()):
+        until(host, member)
+    assert said == []
 
 
 def test_a_node_whose_job_is_over_does_not_take_over() -> None:

@@ -165,7 +165,7 @@ def test_a_caller_who_is_gone_is_forgotten(calls: Calls) -> None:
 
 
 def test_limits() -> None:
-    calls = Calls(keys_max=2, bytes_max=10, waiting_max=1)
+    calls = Calls(keys_max=2, bytes_max=10)
     ok(calls("set", "a", value=b"123"))
     assert "10 bytes" in refusal(calls("set", "b", value=b"1234567"))
     ok(calls("set", "b", value=b"1"))
@@ -173,15 +173,59 @@ def test_limits() -> None:
     ok(calls("set", "a", value=b"1"))  # Less is always possible.
     ok(calls("delete", "b"))
     ok(calls("set", "c", value=b"12345"))
+
+
+def test_the_number_of_calls_that_wait_is_limited() -> None:
+    calls = Calls(waiting_max=1)
     assert calls("get", "x", timeout_s=1) is None
     assert "wait already" in refusal(calls("get", "x", timeout_s=1))
 
 
-def test_the_number_of_scopes_is_limited(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_that_are_waited_for_take_room() -> None:
+    name = "x" * 1000
+    calls = Calls(bytes_max=2 * (len(name) + module.WAITED_KEY_BYTES))
+    assert calls("get", name, timeout_s=1) is None
+    assert calls("wait", name, by="you", timeout_s=2) is None
+    assert "store is full" in refusal(calls("wait", name, timeout_s=1))
+    assert "store is full" in refusal(calls("set", "k"))
+    calls.take(calls.keys.tick(1.0))
+    ok(calls("set", "k"))
+    calls.keys.forget_caller("you")
+    ok(calls("delete", "k"))
+    assert calls("wait", name, name, timeout_s=1) is None
+    calls.take(calls.keys.keep_only(()))
+    assert calls("wait", name, name, timeout_s=1) is None
+
+
+def test_there_is_a_limit_over_all_jobs() -> None:
+    calls = Calls(bytes_max=10, total_bytes_max=15)
+    ok(calls("set", "k", value=b"123456789"))
+    assert "all jobs are full: 15" in refusal(calls("set", "k", value=b"12345", run_id="other"))
+    ok(calls("set", "k", value=b"1234", run_id="other"))
+    calls.take(calls.keys.keep_only({"other"}))
+    ok(calls("set", "k", value=b"123456789", run_id="third"))
+
+
+def test_of_too_many_scopes_the_one_unused_for_longest_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "SCOPES_MAX", 2)
+    calls = Calls(keys_max=2)
     for scope in "ab":
         ok(calls("set", "k", scope=scope))
-    assert "scopes" in refusal(calls("set", "k", scope="c"))
+    ok(calls("get", "k", scope="a"))
+    ok(calls("num_keys", scope="never"))  # To look makes no scope.
+    ok(calls("set", "k", scope="c"))
+    assert [ok(calls("num_keys", scope=scope)).amount for scope in "abc"] == [1, 0, 1]
+
+
+def test_who_waits_in_a_scope_that_goes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SCOPES_MAX", 1)
+    calls = Calls()
+    assert calls("get", "k", by="you", scope="a", timeout_s=5) is None
+    ok(calls("set", "k", scope="b"))
+    assert "over 1 scopes" in refusal(calls.answers["you", 1])
+    assert calls.keys.next_deadline() is None
 
 
 @pytest.mark.parametrize("op", ["get", "set", "add", "compare_set", "delete"])

@@ -1,18 +1,25 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from typing import TYPE_CHECKING
 
 from serving import Talk, run, serving, soon, status
 
+from certificates import make_ca, make_certificate
 from holdfast.coordinator import peer as module
 from holdfast.coordinator import server
+from holdfast.coordinator.dialing import Dialer
+from holdfast.coordinator.security import TlsFiles
 from holdfast.core.news import View
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
-from holdfast.wire.messages import Goodbye, StoreCall, Welcome, decode
+from holdfast.wire.messages import Goodbye, Query, StoreCall, StoreResult, Welcome, decode
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 
@@ -119,6 +126,51 @@ def test_who_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
             assert served.server.connections == 1
             talk.link.drop()
             other.link.drop()
+
+    run(work())
+
+
+def test_what_is_posted_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_BYTES_MAX", 1000)
+
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            (peer,) = served.server._peers
+            for number in range(3):  # More than the limit, but the system takes it.
+                peer.post(encode_frame(StoreResult(id=number, ok=True, value=b"v" * 600)))
+            assert [(await talk.hear()).id for _ in range(3)] == [0, 1, 2]
+            frames = 0
+            while not peer.closed and frames < 100:  # Nobody reads meanwhile.
+                peer.post(b"x" * 1_000_000)
+                frames += 1
+            assert frames < 100
+            assert "does not read what it is sent" in served.complaints[0]
+            talk.link.drop()
+
+    run(work())
+
+
+def test_who_goes_in_the_middle_of_tls_is_forgotten(tmp_path: Path) -> None:
+    ca = make_ca(tmp_path)
+    head = make_certificate(ca, "head")
+    files = TlsFiles(cert=head.cert, key=head.key)
+
+    async def work() -> None:
+        async with serving(tls=files.for_server()) as served:
+            client = served.silent()
+            await soon(lambda: served.server.connections == 1)
+            reset = struct.pack("ii", 1, 0)  # Without a last word.
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
+            client.close()
+            await soon(lambda: served.server.connections == 0)
+            assert len(served.complaints) == 1
+            trusting = TlsFiles(ca=ca.cert).for_client()
+            dialer = Dialer("127.0.0.1", served.port, tls=trusting, server_name="localhost")
+            talk = Talk(await dialer.dial())
+            for number in range(3):
+                talk.say(Query(id=number))
+                assert (await talk.hear()).id == number
 
     run(work())
 

@@ -10,8 +10,9 @@ from serving import LIMIT_S, run, serving, soon, status
 from holdfast.coordinator import server
 from holdfast.coordinator.dialing import LinkProblem
 from holdfast.core.news import Ack, Beat, JobSettings, Phase, Role, View
+from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import WHY_CHARS_MAX
-from holdfast.wire.messages import StoreCall, StoreResult, Welcome
+from holdfast.wire.messages import Query, StoreCall, StoreResult, Welcome
 
 
 def test_a_node_is_told_of_its_round() -> None:
@@ -124,6 +125,54 @@ def test_there_is_a_limit_on_connections() -> None:
             held[0].link.close()
             await soon(lambda: served.server.connections < 2)
             await served.link()
+
+    run(work())
+
+
+def test_a_limit_that_comes_of_descriptors_names_the_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "_descriptors_max", lambda: 4)
+
+    async def work() -> None:
+        async with serving() as served:
+            for _ in range(3):
+                await served.link()
+            with pytest.raises(LinkProblem, match="3 connections already.*`ulimit -n` on its host"):
+                await served.link()
+            assert "`ulimit -n`" in served.complaints[0]
+
+    run(work())
+
+
+def test_who_asks_again_before_the_answer_loses_the_connection() -> None:
+    async def work() -> None:
+        async with serving() as served:
+            talk = await served.link()
+            for number in range(3):
+                talk.say(Query(id=number))
+                assert (await talk.hear()).id == number
+            talk.link.send(encode_frame(Query(id=3)) * 2)
+            assert isinstance(await talk.hear(), str)
+            assert "asks again before it has taken the answer" in served.complaints[0]
+
+    run(work())
+
+
+def test_what_was_told_of_jobs_that_are_forgotten_is_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "SWEEP_S", 0.01)
+
+    async def work() -> None:
+        async with serving() as served:
+            served.server.hosting._keep_s = 0.0
+            talk, other = await served.link(), await served.link()
+            other.say(status("b", run_id="other"))
+            talk.say(status("a"))
+            await soon(lambda: len(served.server._last_line) == 2)
+            talk.say(status("a", seq=2, phase=Phase.LEAVING))
+            await soon(lambda: [*served.server._last_line] == ["other"])
 
     run(work())
 
