@@ -120,6 +120,10 @@ class Peer(asyncio.BufferedProtocol):
             transport = await loop.start_tls(
                 raw, self, context, server_side=True, ssl_handshake_timeout=limit_s
             )
+        except asyncio.CancelledError:  # The server stops.
+            self.abort()
+            self._host.disconnected(self)
+            raise
         except Exception as error:  # noqa: BLE001 (asyncio has more to raise than it says)
             self.reject(explain_failure(error))
             self._host.disconnected(self)  # Of one that was reset, asyncio does not tell us.

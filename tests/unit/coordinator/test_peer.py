@@ -175,6 +175,23 @@ def test_who_goes_in_the_middle_of_tls_is_forgotten(tmp_path: Path) -> None:
     run(work())
 
 
+def test_a_server_that_stops_does_not_wait_for_tls(tmp_path: Path) -> None:
+    head = make_certificate(make_ca(tmp_path), "head")
+    files = TlsFiles(cert=head.cert, key=head.key)
+
+    async def work() -> None:
+        async with serving(tls=files.for_server()) as served:
+            with served.silent():
+                await soon(lambda: served.server.connections == 1)
+                (peer,) = served.server._peers
+                # From then on asyncio tells its own part of TLS what happens, and not the peer.
+                await soon(lambda: peer._raw.get_protocol() is not peer)  # type: ignore[union-attr]
+                await served.server.stop()
+                assert served.server.connections == 0
+
+    run(work())
+
+
 def test_who_does_not_take_the_last_words_is_dropped_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -138,7 +138,9 @@ def test_a_limit_that_comes_of_descriptors_names_the_setting(
         async with serving() as served:
             for _ in range(3):
                 await served.link()
-            with pytest.raises(LinkProblem, match="3 connections already.*`ulimit -n` on its host"):
+            with pytest.raises(
+                LinkProblem, match=r"3 connections already.*`ulimit -n` on its host"
+            ):
                 await served.link()
             assert "`ulimit -n`" in served.complaints[0]
 
