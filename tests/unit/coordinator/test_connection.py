@@ -158,9 +158,10 @@ def test_nodes_of_other_jobs_that_lose_the_coordinator_are_told_of(
     said: list[str] = []
     monkeypatch.setattr("holdfast.messages.notice", said.append)
     with started(host := one_node()):
+        until(host, member)  # Before another of its job can take the only seat.
         others = [node(host.endpoint[1], name, run_id="other") for name in "bc"]
         with started(same := node(host.endpoint[1], "d", nodes=1), *others):
-            for one in (host, *others):
+            for one in others:
                 until(one, member)
             eventually(lambda: same.view is not None)
             host.close(drain_s=0)
