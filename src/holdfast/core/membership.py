@@ -181,13 +181,13 @@ class Membership:
     def handle(self, now: float, event: Event) -> list[Effect]:
         """Take in one fact; return what must now be done, in order."""
         at = self._clock.look(now)
+        if isinstance(event, Tick):  # This and the next make up nearly all.
+            return self._tick(at)
+        if isinstance(event, Ack):
+            return self._acked(at, event)
         match event:
             case View():
                 return self._viewed(at, event)
-            case Ack():
-                return self._acked(at, event)
-            case Tick():
-                return self._tick(at)
             case Said(phase, generation, failure, report):
                 self._restate(phase=phase, generation=generation, failure=failure, report=report)
                 return self._say(at)

@@ -10,6 +10,7 @@ No process, socket or thread is involved; workers are simulated too.
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 from holdfast.core.facts import Fact
@@ -98,6 +99,8 @@ def simulate(
         checkers=checkers,
     )
     violation = invariant = ""
+    collects = gc.isenabled()
+    gc.disable()  # A world is hundreds of thousands of small things that live as long as it does.
     try:
         world.begin()
         while world.run(world.now + SLICE_S):
@@ -109,6 +112,9 @@ def simulate(
     except Exception as error:  # noqa: BLE001 (whatever a machine raises is a finding)
         violation, invariant = f"{type(error).__name__}: {error}", _where(error)
         story.note(world.now, "ERROR", f"{invariant}: {violation}".replace("{", "{{"))
+    finally:
+        if collects:
+            gc.enable()
     return Result(
         seed=seed,
         profile=profile,
