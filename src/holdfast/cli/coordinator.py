@@ -10,19 +10,18 @@ jobs must not wait for a console.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
-from holdfast.cli.parser import Help
+from holdfast.cli.parser import Help, VerbParser
 from holdfast.cli.values import parse_rdzv_conf
 from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     import socket
     from collections.abc import Sequence
-    from typing import NoReturn
 
     from holdfast.coordinator.security import TlsFiles
     from holdfast.rendezvous.config import RendezvousConfig
@@ -52,22 +51,9 @@ coordinator to be back at the endpoint.
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong in the form of our own messages."""
-        if message.startswith("argument "):
-            message = message.removeprefix("argument ")
-        elif message.startswith("unrecognized arguments: "):
-            word = message.removeprefix("unrecognized arguments: ").split()[0]
-            message = f"{word}: no such flag; see {self.prog} --help"
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `holdfast coordinator`."""
-    parser = Parser(
+    parser = VerbParser(
         prog="holdfast coordinator",
         usage="holdfast coordinator [flags]",
         description=DESCRIPTION,

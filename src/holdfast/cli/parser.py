@@ -178,3 +178,16 @@ def _help_columns() -> int:
         except OSError:
             width = HELP_COLUMNS
     return min(width, HELP_COLUMNS_MAX) - 2
+
+
+class VerbParser(argparse.ArgumentParser):
+    """A parser of a verb that runs no script; its errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in the form of our own messages."""
+        if message.startswith("argument "):
+            message = message.removeprefix("argument ")
+        elif message.startswith("unrecognized arguments: "):
+            word = message.removeprefix("unrecognized arguments: ").split()[0]
+            message = f"{word}: no such flag; see {self.prog} --help"
+        self.exit(2, f"{self.prog}: error: {message}\n")

@@ -10,12 +10,11 @@ import argparse
 import sys
 import time
 
-from holdfast.cli.parser import Help
+from holdfast.cli.parser import Help, VerbParser
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
 
     from holdfast.testing.sim import Result, World
 
@@ -44,24 +43,11 @@ that run is shown, and the command that shows it again.
 """
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong in the form of our own messages."""
-        if message.startswith("argument "):
-            message = message.removeprefix("argument ")
-        elif message.startswith("unrecognized arguments: "):
-            word = message.removeprefix("unrecognized arguments: ").split()[0]
-            message = f"{word}: no such flag; see {self.prog} --help"
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `holdfast simulate`."""
     from holdfast.testing.sim import MINUTES, NODES, PROFILES
 
-    parser = Parser(
+    parser = VerbParser(
         prog="holdfast simulate",
         usage="holdfast simulate [flags]",
         description=DESCRIPTION,

@@ -207,9 +207,7 @@ class Rounds(Book):
         if job.phase is JobPhase.FORMING:
             if here >= self._settings.min_nodes:
                 if self._size(here) == most:
-                    return self._form(
-                        "all nodes are here" if job.round < 0 else views.newcomer_says(job)
-                    )
+                    return self._form(views.newcomer_says(job))
                 self._begin_wait()
         elif self._size(here) > len(job.members):
             self._begin_wait()

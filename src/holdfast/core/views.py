@@ -161,7 +161,8 @@ def claims(status: Status) -> bool:
 def newcomer_says(job: Job) -> str:
     """Return why a round forms that was waited for."""
     if job.round < 0:
-        return "enough nodes are here"
+        most = job.settings.max_nodes if job.settings else 0
+        return "all nodes are here" if len(job.nodes) >= most else "enough nodes are here"
     members = {info.node for info in job.members}
     names = [node for node in job.nodes if node not in members]
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
