@@ -99,6 +99,8 @@ $(VENV)/.test $(VENV)/.lint: $(VENV)/.%: $(SETTINGS) | $(VENV)/.pip
 $(VENV)/.torch: $(SETTINGS) | $(VENV)/.pip
 	@echo "Installing $(TORCH) into $(VENV) ..."
 	@$(call PIP,$(VENV)) $(TORCH)
+	@$(call GROUP,$(VENV),peers)
+	@$(call PIP,$(VENV)) --no-deps --requirement $(VENV)/peers.txt
 	@touch $@
 
 $(DOCS_VENV)/.docs: $(SETTINGS) | $(DOCS_VENV)/.pip

@@ -1,6 +1,7 @@
 """The rows of the benchmark: what each measures, how often, and what is to be reached.
 
-Here are those of one node; `benchmarks.node_rows` has those of many.
+Here are those of one node; `benchmarks.torch_rows` has those of workers that use torch, and
+`benchmarks.node_rows` those of many nodes.
 
 `measure` is one turn of one launcher and returns its samples by metric; `benchmarks.measuring`
 lets the launchers take turns.
@@ -12,6 +13,7 @@ from benchmarks import idling, restarting, starting, teeing
 from benchmarks.figures import BARE, HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 from benchmarks.node_rows import NODE_ROWS
+from benchmarks.torch_rows import TORCH_ROWS
 
 ALL = (TORCHRUN, HOLDFAST, BARE)
 BOTH = (TORCHRUN, HOLDFAST)
@@ -124,9 +126,10 @@ ONE_NODE_ROWS = (
     ),
 )
 
-ROWS = (*ONE_NODE_ROWS, *NODE_ROWS)
+ROWS = (*ONE_NODE_ROWS, *TORCH_ROWS, *NODE_ROWS)
 # Names that stand for several rows.
 GROUPS = {
     "one-node": tuple(row.name for row in ONE_NODE_ROWS),
+    "torch": tuple(row.name for row in TORCH_ROWS),
     "nodes": tuple(row.name for row in NODE_ROWS),
 }

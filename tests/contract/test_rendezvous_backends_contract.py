@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,14 +12,15 @@ from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
 from holdfast.rendezvous.file_backend import FileRendezvousBackend
 from holdfast.store.file_store import FileStore
 from holdfast.store.memory import MemoryStore
+from holdfast.store.tcp_client import TCPStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from holdfast.rendezvous.backend import RendezvousBackend
 
-OURS = ["memory store", "file store", "file"]
+OURS = ["memory store", "file store", "tcp store", "file"]
 TORCHS = ["HashStore", "FileStore", "TCPStore"]
 
 
@@ -39,12 +41,17 @@ def store_of(kind: str, folder: Path, tcp_store: Any) -> Any:
 @pytest.fixture(params=[*OURS, *(pytest.param(one, marks=pytest.mark.torch) for one in TORCHS)])
 def another(
     request: pytest.FixtureRequest, tmp_path: Path, tcp_store: Any
-) -> Callable[[], RendezvousBackend]:
+) -> Iterator[Callable[[], RendezvousBackend]]:
     """Make backends of the same place, as different nodes would."""
     if request.param == "file":
-        return lambda: FileRendezvousBackend(tmp_path / "state")
-    store = store_of(request.param, tmp_path, tcp_store)
-    return lambda: C10dRendezvousBackend(store, "job")
+        yield lambda: FileRendezvousBackend(tmp_path / "state")
+    elif request.param == "tcp store":
+        with ExitStack() as stores:
+            server = stores.enter_context(TCPStore("localhost", 0, is_master=True))
+            yield lambda: C10dRendezvousBackend(stores.enter_context(server.clone()), "job")
+    else:
+        store = store_of(request.param, tmp_path, tcp_store)
+        yield lambda: C10dRendezvousBackend(store, "job")
 
 
 @pytest.fixture

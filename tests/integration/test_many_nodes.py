@@ -86,8 +86,9 @@ def test_nodes_of_different_shapes_and_roles_agree_on_all_ranks(tmp_path: Path) 
     assert [start.node for start in starts] == sorted(start.node for start in starts)
 
 
-def test_the_workers_can_meet_where_they_are_told_to(tmp_path: Path) -> None:
+def test_a_worker_can_serve_where_the_workers_are_told_to_meet(tmp_path: Path) -> None:
     script = """
+    assert E["TORCHELASTIC_USE_AGENT_STORE"] == "False"
     import socket
     host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
     if RANK == "0":
@@ -97,7 +98,7 @@ def test_the_workers_can_meet_where_they_are_told_to(tmp_path: Path) -> None:
         obey()
         socket.create_connection((host, port)).close()
     """
-    with Cluster(tmp_path, script, nnodes="2") as cluster:
+    with Cluster(tmp_path, script, "--worker-store", nnodes="2") as cluster:
         cluster.start_all("a", "b")
         told = [cluster.news.next() for _ in range(3)]
         other = next(words for words in told if len(words) > 2 and words[1] == "1")

@@ -98,7 +98,7 @@ def test_a_worker_that_fails_of_anothers_failure_is_not_blamed(tmp_path: Path) -
         tell("connected")
         obey()
     """
-    with Cluster(tmp_path, script, nnodes="2") as cluster:
+    with Cluster(tmp_path, script, "--worker-store", nnodes="2") as cluster:
         cluster.start_all("a", "b")
         told = [cluster.news.next() for _ in range(3)]
         (other,) = (int(words[-1]) for words in told if len(words) > 2 and words[1] == "1")
@@ -176,7 +176,7 @@ def test_a_node_that_coordinates_stays_until_all_are_done(tmp_path: Path) -> Non
         cluster.start("b")
         starts = cluster.generation(2)
         starts["a"].finish()
-        cluster.agents["a"].says("waiting for those of the other nodes (which it coordinates)")
+        cluster.agents["a"].says("waiting for those of the other nodes (which need this node)")
         starts["b"].finish()
         assert cluster.codes() == {"a": 0, "b": 0}
         assert cluster.is_quiet()

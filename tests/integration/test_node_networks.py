@@ -153,22 +153,12 @@ class NetworkCluster(Cluster):
         """The port is in a network that ends with its node."""
 
 
-# All workers of a generation meet before they wait for orders: the first listens, the rest connect.
+# All workers of a generation meet before they wait for orders, in the store that an agent serves.
 MEET = """
-import socket
-def meet(host, port):
-    if RANK == "0":
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.create_server((host, port), family=family) as server:
-            for _ in range(int(E["WORLD_SIZE"]) - 1):
-                server.accept()[0].close()
-        return
-    while True:
-        try:
-            return socket.create_connection((host, port), 1).close()
-        except OSError:
-            time.sleep(0.01)  # It may not listen yet, or never: then the test has no patience.
-meet(E["MASTER_ADDR"], int(E["MASTER_PORT"]))
+from holdfast.store.connecting import from_environment
+store = from_environment()
+store.set(f"here{RANK}", AGENT)
+store.wait([f"here{rank}" for rank in range(int(E["WORLD_SIZE"]))])
 tell(f"met {AGENT} {NUMBER}")
 obey()
 """

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
+from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend, create_backend
 from holdfast.rendezvous.dynamic import DynamicRendezvousHandler, create_handler
 from holdfast.rendezvous.errors import RendezvousConnectionError
 from holdfast.rendezvous.handler import RendezvousStoreInfo
@@ -70,16 +70,19 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(params=["TCPStore", "FileStore", "HashStore"])
+@pytest.fixture(params=["TCPStore", "our client of TCPStore", "FileStore", "HashStore"])
 def handlers(
     request: pytest.FixtureRequest, server: Any, tmp_path: Path
 ) -> Iterator[list[DynamicRendezvousHandler]]:
     """Three nodes, each with a client of its own where the store has clients."""
     from torch import distributed
 
+    from holdfast.store.tcp_client import TCPStore
+
     shared = distributed.HashStore()
     make: dict[str, Callable[[], Any]] = {
         "TCPStore": lambda: client_of(server),
+        "our client of TCPStore": lambda: TCPStore("localhost", server.port),
         "FileStore": lambda: distributed.FileStore(str(tmp_path / "store")),
         "HashStore": lambda: shared,
     }
@@ -88,6 +91,16 @@ def handlers(
     for node in nodes:
         assert node.shutdown()
     nodes.clear()  # With them go the sockets of torch's clients.
+
+
+def test_nodes_meet_where_a_server_of_torchs_is(server: Any) -> None:
+    """The store made from parameters is a client of any server at the endpoint."""
+    params = RendezvousParameters("c10d", f"localhost:{server.port}", "by parameters", 1, 1)
+    backend, store = create_backend(params)
+    assert backend.set_state(b"one") is not None
+    assert "client of" in repr(store)
+    assert server.check(["torch.rendezvous.by parameters"])
+    store.close()
 
 
 def test_nodes_meet_and_share_the_store(handlers: list[DynamicRendezvousHandler]) -> None:

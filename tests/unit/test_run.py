@@ -229,13 +229,16 @@ def test_omp_threads_are_told_of_at_level_info(
 def test_own_flags_reach_the_config() -> None:
     made = config_of(
         *("--stop-signal", "USR1", "--no-capture-stderr"),
+        *("--preload", "auto,torch", "--worker-store"),
         *("--exit-barrier-timeout", "2.5", "train.py"),
     )
     assert (made.stop_signal, made.capture_stderr) == ("SIGUSR1", False)
     assert made.exit_barrier_timeout == 2.5
+    assert (made.preload, made.worker_store) == (("auto", "torch"), True)
     plain = config_of("train.py")
     assert (plain.stop_signal, plain.capture_stderr) == ("SIGTERM", True)
     assert plain.exit_barrier_timeout == 300
+    assert (plain.preload, plain.worker_store) == ((), False)
 
 
 @pytest.mark.torch
@@ -244,6 +247,7 @@ def test_a_namespace_of_torchs_own_parser_will_do() -> None:
 
     made, _, args = holdfast.run.config_from_args(parse_args(["train.py", "x"]))
     assert (made.stop_signal, made.capture_stderr) == ("SIGTERM", True)
+    assert (made.preload, made.worker_store) == ((), False)
     assert args == ["-u", "train.py", "x"]
 
 
@@ -288,6 +292,8 @@ def test_log_line_prefix_comes_from_the_environment(monkeypatch: pytest.MonkeyPa
         ("--rdzv-endpoint host train.py", "--rdzv-endpoint: 'host' has no port"),
         ("--standalone --nnodes 2 train.py", "--nnodes: '2' contradicts --standalone"),
         ("--logs-specs zoo train.py", "--logs-specs: 'zoo' is not installed"),
+        ("--preload a,,b train.py", "--preload: '' is not the name of a module"),
+        ("--preload torch --no-python true", "--preload: cannot be used with --no-python"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(

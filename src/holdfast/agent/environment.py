@@ -28,6 +28,8 @@ def worker_environment(
 ) -> dict[str, str]:
     """Return what a worker's environment has on top of the agent's own."""
     spec = group.spec
+    # At an address that the caller names, the agent serves nothing.
+    serves = spec.rdzv_handler.use_agent_store and not (spec.master_addr or spec.master_port)
     env = {
         "LOCAL_RANK": str(worker.local_rank),
         "RANK": str(worker.global_rank),
@@ -43,7 +45,7 @@ def worker_environment(
         "TORCHELASTIC_RESTART_COUNT": str(restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(spec.max_restarts),
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-        "TORCHELASTIC_USE_AGENT_STORE": str(spec.rdzv_handler.use_agent_store),
+        "TORCHELASTIC_USE_AGENT_STORE": str(serves),
         "HOLDFAST_GENERATION": str(generation),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }

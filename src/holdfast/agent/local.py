@@ -31,18 +31,22 @@ from holdfast.processes.waiting import min_of, wait_for
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Any
 
     from holdfast.processes.contexts import PContext
     from holdfast.processes.failures import ProcessFailure
     from holdfast.processes.logs import LogsSpecs
+    from holdfast.processes.warm import WarmStart
 
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 
 class LocalElasticAgent(SimpleElasticAgent):
-    """Runs commands or functions as the workers of this host."""
+    """Runs commands or functions as the workers of this host.
+
+    `preload` names modules that are imported once, for Python workers to be forked from there.
+    """
 
     def __init__(
         self,
@@ -59,6 +63,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         capture_stderr: bool = True,
         worker_env: Mapping[str, str] | None = None,
         signals_to_handle: str | None = None,
+        preload: Sequence[str] = (),
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._signals_to_handle = signals_to_handle
@@ -69,6 +74,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._stop_signal = stop_signal
         self._capture_stderr = capture_stderr
         self._worker_env = dict(worker_env or {})
+        self._preload = tuple(preload)
+        self._warm: WarmStart | None = None
         self._keeper: Keeper | None = None
         self._pcontext: PContext | None = None
         if uninterruptible_state_timeout is None:
@@ -104,6 +111,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 )
         self._release_context()
         self._stuck.forget()
+        self._await_preloads()
         if callable(spec.entrypoint):
             # What the user's modules do while a fork server imports them may take for ever.
             with self._signals.raising():
@@ -132,6 +140,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             duplicate_stdout_filters=spec.duplicate_stdout_filters,
             duplicate_stderr_filters=spec.duplicate_stderr_filters,
             keeper=self._obtain_keeper(),
+            warm=self._warm,
             capture_stderr=self._capture_stderr,
         )
 
@@ -158,10 +167,14 @@ class LocalElasticAgent(SimpleElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to their end, as `SimpleElasticAgent.run`; leaves no process behind."""
         try:
+            self._begin_preloads()
             return super().run(role)
         finally:
             unkillable = self._pcontext is not None and self._pcontext.left_behind
             self._release_context()
+            if self._warm is not None:
+                self._warm.close()
+                self._warm = None
             if self._keeper is not None:
                 self._keeper.close(wait=not unkillable)
                 self._keeper = None
@@ -265,6 +278,28 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._keeper is None or self._keeper.lost:
             self._keeper = Keeper.start()
         return self._keeper
+
+    def _begin_preloads(self) -> None:
+        """Have the modules imported while this node meets the others."""
+        if not self._preload:
+            return
+        from holdfast.processes.preloading import warm_start
+
+        spec = self._worker_group.spec
+        assert spec.entrypoint is not None
+        self._warm = warm_start(
+            self._preload, spec.entrypoint, spec.args, self._start_method, self._worker_env
+        )
+        keeper = self._obtain_keeper()
+        if self._warm is not None and keeper is not None:
+            self._warm.prepare(keeper)
+
+    def _await_preloads(self) -> None:
+        keeper = self._obtain_keeper() if self._warm is not None else None
+        if self._warm is not None and keeper is not None:
+            # What the user's modules do as they are imported may take for ever.
+            with self._signals.raising():
+                self._warm.await_ready(keeper)
 
     def _release_context(self) -> None:
         if self._pcontext is not None:

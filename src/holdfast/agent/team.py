@@ -107,7 +107,7 @@ class Team:
             if waited >= PATIENCE_S:
                 self._say_once(
                     "this node's workers are done: waiting for those of the other nodes "
-                    + ("(which it coordinates)" if limit is None else f"(limit {limit:g} s)")
+                    + ("(which need this node)" if limit is None else f"(limit {limit:g} s)")
                 )
         if state is State.JOINING and not self._stands_by():
             if waited >= self._handler.join_timeout_s:
@@ -132,8 +132,12 @@ class Team:
         return limit if self._told_of_wait else min_of(limit, self._since + PATIENCE_S)
 
     def _barrier_limit(self) -> float | None:
-        """Return how long to wait for the others once done; they all need one that coordinates."""
-        return None if self._connection.hosting else self._exit_barrier_s
+        """Return how long to wait for the others once done.
+
+        They all need the node that coordinates, and their workers the one that serves their store.
+        """
+        is_needed = self._connection.hosting or self._handler.serves_workers
+        return None if is_needed else self._exit_barrier_s
 
     def _stands_by(self) -> bool:
         view = self._machine.view

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast.processes.failures import ProcessFailure
     from holdfast.rendezvous.handler import RendezvousHandler
-    from holdfast.store.interface import Store
+    from holdfast.store.interface import RoundStore
 
 DEFAULT_ROLE = "default"
 
@@ -140,7 +140,7 @@ class WorkerGroup:
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
         self.workers = [Worker(local_rank) for local_rank in range(spec.local_world_size)]
-        self.store: Store | None = None
+        self.store: RoundStore | None = None
         self.group_rank: int | None = None
         self.group_world_size: int | None = None
         self.master_addr: str | None = None

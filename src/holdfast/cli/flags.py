@@ -114,6 +114,15 @@ FLAGS = (
         _start_method, choices=START_METHODS,
     ),
     Flag(
+        WORKERS, "--preload", "", "MODULES",
+        "import these once on each node and fork every worker from there, as in torch,my.module; "
+        "auto: what SCRIPT imports. Faster first start and restarts",
+    ),
+    _switch(
+        WORKERS, "--worker-store",
+        "let the worker of rank 0 host the workers' store at MASTER_PORT, not the agent",
+    ),
+    Flag(
         WORKERS, "--numa-binding", None, "MODE",
         "bind workers to CPUs: node, socket, exclusive or core-complex",
         _numa_binding, choices=NUMA_BINDINGS, from_environment=False,
@@ -249,6 +258,8 @@ Examples:
     holdfast run train.py --epochs 3
   One worker per GPU, restarted up to three times:
     holdfast run --nproc-per-node gpu --max-restarts 3 -m my.training
+  PyTorch imported once on the node, for all workers and all restarts:
+    holdfast run --nproc-per-node 8 --preload torch --max-restarts 3 train.py
   Output on the console, with the rank in front, and in files:
     holdfast run --nproc-per-node 4 --tee 3 --log-dir logs train.py
   Two to four nodes, which may come and go; the same line on each of them:

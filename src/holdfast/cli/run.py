@@ -12,7 +12,13 @@ import os
 from holdfast import messages
 from holdfast.cli import values
 from holdfast.cli.flags import DEFAULT_MASTER_PORT, build_parser
-from holdfast.cli.script import check_can_start, get_use_env, run_script_path, worker_command
+from holdfast.cli.script import (
+    check_can_start,
+    get_use_env,
+    parse_preload,
+    run_script_path,
+    worker_command,
+)
 from holdfast.cli.values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.defaults import EXIT_BARRIER_S
 from holdfast.errors import NotYetSupported
@@ -101,6 +107,8 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None]
         capture_stderr=not getattr(args, "no_capture_stderr", False),
         omp_num_threads=_omp_num_threads(nproc_per_node),
         exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_S),
+        preload=parse_preload(args),
+        worker_store=getattr(args, "worker_store", False),
     )
     return config, program, program_args
 

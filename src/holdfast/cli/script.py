@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from holdfast.cli import values
 from holdfast.errors import CannotStart, UsageError
 
 TYPE_CHECKING = False
@@ -55,6 +56,26 @@ def worker_command(args: Namespace) -> tuple[Callable[..., None] | str, list[str
     if not get_use_env(args):
         argv.append("--local-rank=${local_rank}")
     return program, [*argv, *args.training_script_args]
+
+
+def parse_preload(args: Namespace) -> tuple[str, ...]:
+    """Return the modules of `--preload`; refuse workers that cannot be forked from another process.
+
+    Which modules `auto` stands for is found at the launch.
+    """
+    flag = "--preload"
+    text = getattr(args, "preload", "")
+    modules = values.parse_module_names(text, flag)
+    if modules and args.run_path:
+        if args.start_method != "spawn":
+            how = f"contradicts --start-method {args.start_method}"
+            values.refuse(text, flag, how, "--start-method spawn, which --preload makes as fast")
+    elif modules and args.no_python:
+        raise UsageError(
+            f"{values.source_of(text, flag)}: cannot be used with --no-python: "
+            "only workers that Python runs can be forked from one that has imported modules"
+        )
+    return modules
 
 
 def interpreter() -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from holdfast.errors import UsageError
-from holdfast.launcher.config import parse_seconds
+from holdfast.launcher.config import parse_modules, parse_seconds
 from holdfast.processes.signals import parse_signal, parse_signals
 
 TYPE_CHECKING = False
@@ -161,6 +161,11 @@ def parse_streams(text: str, flag: str) -> Std | dict[int, Std]:
     except ValueError:
         accepted = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or by local rank as in 0:3,1:2"
         refuse(text, flag, "does not select streams", accepted)
+
+
+def parse_module_names(text: str, flag: str) -> tuple[str, ...]:
+    """Turn `torch,my.module` into names of modules; empty text is none."""
+    return parse_modules(text, source=source_of(text, flag))
 
 
 def parse_signal_names(text: str) -> str:

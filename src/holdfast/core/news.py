@@ -89,8 +89,8 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     label: str = ""
     address: str = ""
     """Where other nodes reach it: as the person said, else as the coordinator sees it."""
-    ports: tuple[int, int] = (0, 0)
-    """Free ports it holds for the workers' store, for even and for odd generations."""
+    ports: tuple[int, ...] = (0,)
+    """Ports it holds for the workers' store; each generation takes the next, round and round."""
     fixed_rank: int = -1
     """The rank that the person gave the node (`static`), or -1."""
 

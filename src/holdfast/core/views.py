@@ -33,7 +33,7 @@ class Seats:
         if members:
             first = members[0]
             self.master_addr = first.address
-            self.master_port = first.ports[max(0, job.generation) % 2]
+            self.master_port = first.ports[max(0, job.generation) % len(first.ports)]
             local = is_loopback(first.address) and bool(job.coordinator_address)
             if local and not all(is_loopback(info.address) for info in members):
                 self.master_addr = job.coordinator_address

@@ -17,12 +17,16 @@ from holdfast.records import fresh, keyword, record_class
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from holdfast.processes.logs import LogsSpecs
 
 RDZV_TIMEOUT_S = 900
 """How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` says."""
+
+PRELOAD_AUTO = "auto"
+"""Stands in `preload` for the modules that the workers' program imports first."""
 
 SHUTDOWN_TIMEOUT_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
@@ -43,6 +47,13 @@ class LaunchConfig:
         The `OMP_NUM_THREADS` that workers get, or `None` to leave their environment alone.
     exit_barrier_timeout
         Seconds to wait at the end for the agents of other nodes.
+    preload
+        Modules that each node imports once, in a process that all its workers are then forked
+        from. `"auto"` stands for those that the script, or the function's module, imports at its
+        top level and that are installed. Text is taken as names between commas.
+    worker_store
+        Whether the worker of rank 0 hosts the workers' store at `MASTER_PORT`, instead of the
+        agent.
 
     Times are in seconds; `shutdown_timeout` may be fractional.
     """
@@ -74,6 +85,8 @@ class LaunchConfig:
     capture_stderr: bool = keyword(default=True, kw_only=True)
     omp_num_threads: int | None = keyword(default=None, kw_only=True)
     exit_barrier_timeout: float = keyword(default=EXIT_BARRIER_S, kw_only=True)
+    preload: Sequence[str] = keyword(default=(), kw_only=True)
+    worker_store: bool = keyword(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.rdzv_configs = dict(self.rdzv_configs)
@@ -90,6 +103,7 @@ class LaunchConfig:
         check_seconds(self.shutdown_timeout, source="shutdown_timeout")
         check_seconds(self.exit_barrier_timeout, source="exit_barrier_timeout")
         self.stop_signal = parse_signal(self.stop_signal, flag="stop_signal").name
+        self.preload = parse_modules(self.preload, source="preload")
 
 
 def check_seconds(value: float, *, source: str, given: object = None) -> None:
@@ -115,6 +129,19 @@ def parse_seconds(text: str, *, source: str) -> int | float:
             value = math.nan
     check_seconds(value, source=source, given=text)
     return value
+
+
+def parse_modules(names: Sequence[str], *, source: str) -> tuple[str, ...]:
+    """Return names of modules, each once; text is taken apart at its commas, if it has any."""
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",")] if names.strip() else ()
+    for name in names:
+        if not all(part.isidentifier() for part in str(name).split(".")):
+            raise UsageError(
+                f"{source}: {name!r} is not the name of a module; accepted: names as in "
+                f"torch,my.module, and {PRELOAD_AUTO}"
+            )
+    return tuple(dict.fromkeys(names))
 
 
 def _shutdown_timeout_of_environment() -> int | float:

@@ -13,6 +13,7 @@ from holdfast.launcher.surroundings import refusal
 from holdfast.processes.logs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.rendezvous.single_node import SingleNodeHandler
+from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler
 
 REPORT_FILE = "failure.json"
-BUILT_IN = ("static", "c10d", "etcd", "etcd-v2")
+BUILT_IN = ("static", "c10d", "holdfast", "etcd", "etcd-v2")
 
 
 class elastic_launch:  # noqa: N801 (TorchElastic's name)
@@ -138,10 +139,14 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             backend=config.rdzv_backend,
             master_addr=addr or config.local_addr,
             master_port=port,
+            worker_store=config.worker_store or workers_serve_by_environment(),
         )
     from holdfast.rendezvous.parameters import RendezvousParameters
     from holdfast.rendezvous.registry import get_rendezvous_handler
 
+    settings = dict(config.rdzv_configs)
+    if config.worker_store:
+        settings["worker_store"] = True
     return get_rendezvous_handler(
         RendezvousParameters(
             backend=config.rdzv_backend,
@@ -150,7 +155,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             min_nodes=config.min_nodes,
             max_nodes=config.max_nodes,
             local_addr=config.local_addr,
-            **config.rdzv_configs,
+            **settings,
         )
     )
 
@@ -225,7 +230,24 @@ def make_agent(
         capture_stderr=config.capture_stderr,
         worker_env=worker_env,
         signals_to_handle=config.signals_to_handle,
+        preload=preload_of(config, entrypoint, args),
     )
+
+
+def preload_of(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any]
+) -> tuple[str, ...]:
+    """Return the modules that workers are to find imported, those of `auto` by their names."""
+    if not config.preload:
+        return ()
+    if callable(entrypoint) and config.start_method != "spawn":
+        raise UsageError(
+            f"preload: contradicts start_method={config.start_method!r}; accepted: 'spawn', "
+            "whose workers are then forked from the process that has imported the modules"
+        )
+    from holdfast.launcher.preloading import modules_to_preload
+
+    return modules_to_preload(config.preload, entrypoint, args)
 
 
 def entrypoint_name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> str:

@@ -108,7 +108,7 @@ class MultiprocessContext(PContext):
         self._await_spawned(range(self.nprocs))
 
     def _start_spawned(self) -> None:
-        keeper = self._use_keeper(self._keeper or Keeper.start())
+        self._use_keeper(self._keeper or Keeper.start())
         command = functions.interpreter_command("main")
         preparation = functions.pack_preparation(self.name)
         tracker_fd = functions.tracker_fd()
@@ -121,7 +121,7 @@ class MultiprocessContext(PContext):
                 **packed.passed_fds(returned.write_fd, tracker_fd),
             }
             try:
-                self._spawn(keeper, rank, command, passed, call=None)
+                self._spawn(rank, command, passed, call=None)
             finally:
                 os.close(call_fd)
                 returned.close_write()
@@ -137,7 +137,7 @@ class MultiprocessContext(PContext):
         # This keeper holds the user's imports; the shared one could not serve in its place.
         self._owns_keeper = True
         try:
-            keeper = self._use_keeper(
+            self._use_keeper(
                 Keeper.run_program(functions.interpreter_command("serve_forks"), payload_fd)
             )
         finally:
@@ -147,16 +147,16 @@ class MultiprocessContext(PContext):
             returned = self._expect_value(rank)
             passed = packed.passed_fds(returned.write_fd, tracker_fd)
             try:
-                self._spawn(keeper, rank, None, passed, call=(packed.data, list(passed)))
+                self._spawn(rank, None, passed, call=(packed.data, list(passed)))
             finally:
                 returned.close_write()
 
     def _start_forked(self) -> None:
         expected = [self._expect_value(rank) for rank in range(self.nprocs)]
         self._owns_keeper = True  # It has this very moment's memory, good for one start.
-        keeper = self._use_keeper(Keeper.fork(self._run_in_fork))
+        self._use_keeper(Keeper.fork(self._run_in_fork))
         for rank in range(self.nprocs):
-            self._spawn(keeper, rank, None, {}, call=rank)
+            self._spawn(rank, None, {}, call=rank)
         for returned in expected:
             returned.close_write()
 
@@ -178,7 +178,6 @@ class MultiprocessContext(PContext):
 
     def _spawn(
         self,
-        keeper: Keeper,
         rank: int,
         argv: list[str] | None,
         passed: dict[int, int],
@@ -187,7 +186,7 @@ class MultiprocessContext(PContext):
     ) -> None:
         streams = self._stdio.open(rank)
         try:
-            keeper.spawn(
+            self._ask(
                 rank,
                 argv,
                 env={**inherited_environment(), **self.envs[rank]},

@@ -58,7 +58,7 @@ class SubprocessContext(PContext):
 
     def _start(self) -> None:
         # The keeper is needed for replaced handlers too: it answers that nothing is left.
-        keeper = self._use_keeper(self._keeper or Keeper.start())
+        self._use_keeper(self._keeper or Keeper.start())
         factory = custom_handler_factory()
         ranks = range(self.nprocs)
         if factory is not None:
@@ -69,7 +69,7 @@ class SubprocessContext(PContext):
         for rank in ranks:
             fds = self._stdio.open(rank)
             try:
-                keeper.spawn(
+                self._ask(
                     rank,
                     [str(self.entrypoint), *map(str, self.args[rank])],
                     env={**inherited_environment(), **self.envs[rank]},

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import signal
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 
 from holdfast import messages
 from holdfast.core import stopping
 from holdfast.defaults import SHUTDOWN_S
 from holdfast.processes import keeping, sweeping
+from holdfast.processes.asking import Asking
 from holdfast.processes.endings import (
     Ended,
     RunProcsResult,
@@ -34,7 +35,6 @@ from holdfast.processes.oom_kills import OomKills
 from holdfast.processes.std import require_every_rank
 from holdfast.processes.stdio import WorkerStdio
 from holdfast.processes.waiting import min_of
-from holdfast.processes.watching import Watching
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,12 +44,13 @@ if TYPE_CHECKING:
     from holdfast.processes.failures import ProcessFailure
     from holdfast.processes.keeping import Keeper
     from holdfast.processes.logs import LogsSpecs
+    from holdfast.processes.warm import WarmStart
 
 # How long a worker that was given up may still take once the keeper is gone too.
 LAST_MS_MAX = 1_000
 
 
-class PContext(Watching, ABC):
+class PContext(Asking):
     """One start of a group of workers. Not thread-safe: use it from one thread at a time."""
 
     def __init__(
@@ -64,9 +65,10 @@ class PContext(Watching, ABC):
         duplicate_stderr_filters: list[str] | None = None,
         *,
         keeper: Keeper | None = None,
+        warm: WarmStart | None = None,
         capture_stderr: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(keeper, warm)
         self.name = name
         self.entrypoint = entrypoint
         self.args = args
@@ -92,7 +94,6 @@ class PContext(Watching, ABC):
         self.grace_s: float = SHUTDOWN_S
         self.reap_s: float = stopping.REAP_S
         self.stop_signal: int = signal.SIGTERM
-        self._keeper = keeper
         self._owns_keeper = keeper is None
         self._oom_kills = OomKills()
         self._started: dict[int, int] = {}  # rank -> pid
@@ -250,6 +251,8 @@ class PContext(Watching, ABC):
         if self._closed:
             return
         self._closed = True
+        if self._warm is not None:
+            self._warm.forget()
         self._stdio.finish()
         self._stdio.close()
         self._release()
@@ -277,18 +280,12 @@ class PContext(Watching, ABC):
     def _release(self) -> None:
         """Let go of what the kind of worker needed."""
 
-    def _use_keeper(self, keeper: Keeper) -> Keeper:
-        self._keeper = keeper
-        self._watch(keeper.fileno(), self._hear_keeper)
-        return keeper
-
     def _await_spawned(self, ranks: Sequence[int]) -> None:
-        """Wait until the keeper has forked each worker that was asked for."""
-        self._stdio.begin_following()  # Just the time for its imports: the keeper is at work.
-        while not all(rank in self._started or rank in self._ended for rank in ranks):
-            self._block(None)
-            self._hear_keeper()
-        sweeping.become_subreaper_if_wanted()
+        """Wait until each worker that was asked for was forked."""
+        if self._warm is not None:
+            self._warm.begin()
+        self._stdio.begin_following()  # Just the time for its imports: others are at work.
+        self._await_answers(lambda: self._started.keys() | self._ended.keys() >= set(ranks))
 
     def _note_started(self, rank: int, pid: int) -> None:
         self._started[rank] = pid
@@ -320,6 +317,8 @@ class PContext(Watching, ABC):
         assert self._keeper is not None
         for event in self._keeper.receive():
             match event:
+                case keeping.Spawned(key) | keeping.Unspawned(key) | keeping.Exited(key) if key < 0:
+                    pass  # No worker but the zygote, whose own connection tells all.
                 case keeping.Spawned(rank, pid):
                     self._note_started(rank, pid)
                 case keeping.Unspawned(rank, _errno, text):
@@ -358,7 +357,9 @@ class PContext(Watching, ABC):
             self._keeper.kill()
         self._hear_keeper()
         if self._stop.leftovers_given_up:
-            self._leftovers = descendants_of(self._keeper.pid)
+            spared = self._warm.pids() if self._warm is not None else []
+            below = descendants_of(self._keeper.pid)
+            self._leftovers = [pid for pid in below if pid not in spared]
 
     def _perform(self, effects: Sequence[stopping.Effect]) -> None:
         keeper = self._keeper

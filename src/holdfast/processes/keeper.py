@@ -16,7 +16,11 @@ socket pair between two processes of one interpreter. Requests, by their first i
 
 ``spawn key targets argv env cwd call``
     Fork a worker; the message carries one file descriptor for each number in ``targets``. With
-    ``argv`` None the forked child runs ``run_call(call)`` instead of a program.
+    ``argv`` None the forked child runs ``run_call(call)`` instead of a program. A negative key is
+    no worker's but a servant's of the agent: it dies with the keeper, and no ``clear`` is for it.
+``adopt key pid``
+    Take an orphan that has come to the keeper as a worker. The message carries the pipe that tells
+    its trouble, and one that it waits at: it is let go by the keeper's process id.
 ``signal key signum``      Signal one worker's leader.
 ``kill key``               SIGKILL one worker's whole tree.
 ``clear signum number``    Signal all that ended workers left: ``clearing number`` at once, and
@@ -130,10 +134,14 @@ class Worker:
         self.key = key
         self.pid = pid
         self.trouble_fd = trouble_fd
+        os.set_blocking(trouble_fd, False)  # Others may have the other end for a moment longer.
 
     def trouble(self) -> tuple[int, str] | None:
         """Return why the child could not become the worker, and close the pipe that tells."""
-        told = os.read(self.trouble_fd, 4096)
+        try:
+            told = os.read(self.trouble_fd, 4096)
+        except BlockingIOError:
+            told = b""
         os.close(self.trouble_fd)
         if not told:
             return None
@@ -237,6 +245,8 @@ class Keeper:
         kind = request[0]
         if kind == "spawn":
             self.spawn(*request[1:])
+        elif kind == "adopt":
+            self.adopt(*request[1:])
         elif kind == "signal":
             for worker in self.leaders(request[1]):
                 send_signal(worker.pid, request[2])
@@ -275,6 +285,26 @@ class Keeper:
             os.close(trouble_out)
             self.workers[pid] = Worker(key, pid, trouble_in)
             self.tell("spawned", key, pid)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def adopt(self, key: int, pid: int) -> None:
+        """Count an orphan as a worker and let it go, or say that it is not there."""
+        fds = self.received_fds[:2]
+        del self.received_fds[:2]
+        try:
+            if len(fds) < 2:
+                raise OSError(EMFILE, os.strerror(EMFILE))
+            # One that ended meanwhile is told of like any other, unless it was reaped before.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            self.workers[pid] = Worker(key, pid, fds.pop(0))
+            self.tell("spawned", key, pid)
+            os.write(fds[0], self.pid.to_bytes(8, "little"))
+        except BrokenPipeError:
+            pass  # It has ended, and is reaped soon.
+        except OSError as error:
+            self.tell("unspawned", key, error.errno, error.strerror)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -402,8 +432,9 @@ class Keeper:
             if worker is not None:
                 how = (ended.si_code, ended.si_status, worker.trouble())
                 self.tell("exited", worker.key, worker.pid, *how)
-        if self.clearing and not self.workers:
-            if not children_of(self.pid):
+        servants = {pid for pid, worker in self.workers.items() if worker.key < 0}
+        if self.clearing and len(self.workers) == len(servants):
+            if servants.issuperset(children_of(self.pid)):
                 self.clearing = 0
                 self.tell("empty", self.clearing_number)
             elif self.clearing == signal.SIGKILL:

@@ -222,6 +222,13 @@ class Keeper:
         request = ("spawn", key, list(fds), words, plain_env, cwd, call)
         self._send(request, list(fds.values()))
 
+    def adopt(self, key: int, pid: int, trouble_fd: int, go_fd: int) -> None:
+        """Ask that an orphan below the keeper be a worker from now on.
+
+        It tells its trouble through the first pipe, and waits at the second to be let go.
+        """
+        self._send(("adopt", key, pid), [trouble_fd, go_fd])
+
     def signal(self, key: int, signum: int) -> None:
         """Signal one worker's leader."""
         self._send(("signal", key, int(signum)))
@@ -246,6 +253,11 @@ class Keeper:
         events = list(self._events)
         self._events.clear()
         return events
+
+    def is_gone(self) -> bool:
+        """Whether the keeper is gone, by a look right now; its events stay for `receive`."""
+        self._take_in()
+        return self.lost
 
     def answers(self) -> bool:
         """Whether the keeper reacts to what it was asked last; waits for that, but not for long."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.processes.contexts import PContext
     from holdfast.processes.keeping import Keeper
     from holdfast.processes.logs import LogsSpecs
+    from holdfast.processes.warm import WarmStart
 
 # What the kernel says where a limit of this machine or user is reached, and what to do then.
 # Descriptors on their way to the keeper count like open ones (ETOOMANYREFS).
@@ -42,12 +43,14 @@ def start_processes(
     duplicate_stderr_filters: list[str] | None = None,
     *,
     keeper: Keeper | None = None,
+    warm: WarmStart | None = None,
     capture_stderr: bool = True,
 ) -> PContext:
     """Start one worker for each local rank and return their context, which must be closed.
 
     A string is a program, and `args` its arguments; anything else is a function, called in new
-    processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1.
+    processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1. `warm` goes with
+    its `keeper`, for commands and for functions by `spawn`.
     """
     require_every_rank(args, len(args), "args")
     require_every_rank(envs, len(args), "envs")
@@ -64,14 +67,15 @@ def start_processes(
             from holdfast.processes.commands import SubprocessContext
 
             context = SubprocessContext(
-                name, entrypoint, args, envs, logs_specs, keeper=keeper, **how
+                name, entrypoint, args, envs, logs_specs, keeper=keeper, warm=warm, **how
             )
         else:
             from holdfast.processes.calls import MultiprocessContext
 
-            shared = keeper if start_method == "spawn" else None
+            if start_method == "spawn":
+                how.update(keeper=keeper, warm=warm)
             context = MultiprocessContext(
-                name, entrypoint, args, envs, start_method, logs_specs, keeper=shared, **how
+                name, entrypoint, args, envs, start_method, logs_specs, **how
             )
         context.start()
     except OSError as error:

@@ -13,15 +13,17 @@ import binascii
 import os
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import NotYetSupported, UsageError
+from holdfast.errors import UsageError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.parameters import RendezvousParameters
     from holdfast.store.interface import ComparingStore
+    from holdfast.store.tcp_client import TCPStore
 
 DEFAULT_PORT = 29400
+DEFAULT_READ_TIMEOUT_S = 60.0
 
 NUMBER_BYTES = 8
 # What stands for "no state", so that reading the key never waits for someone to write it.
@@ -100,21 +102,54 @@ class C10dRendezvousBackend(RendezvousBackend):
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     """Return a backend on a store made from the parameters, and that store.
 
-    Only `store_type=file` makes a store here. The job of a TCP store is done by the coordinator;
-    who has one of torch's all the same gives it to `C10dRendezvousBackend`.
+    With `store_type=tcp`, the store speaks the protocol of torch's TCPStore. It is served from here
+    if the endpoint is this machine's and nobody else here was quicker; `is_host` may say otherwise.
+    Whoever serves it must live as long as the job: unlike the coordinator, nobody takes it over.
     """
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "file":
         from holdfast.rendezvous.file_backend import job_store
 
-        store = job_store(params)
-        return C10dRendezvousBackend(store, params.run_id), store
-    if store_type == "tcp":
-        raise NotYetSupported(
-            "store_type: 'tcp': no TCP store can be made without PyTorch yet; make one of "
-            "torch.distributed and give it to C10dRendezvousBackend"
-        )
-    raise UsageError(f"--rdzv-conf: store_type: {store_type!r} is unknown; accepted: tcp, file")
+        store: Any = job_store(params)
+    elif store_type == "tcp":
+        store = _tcp_store(params)
+    else:
+        raise UsageError(f"--rdzv-conf: store_type: {store_type!r} is unknown; accepted: tcp, file")
+    return C10dRendezvousBackend(store, params.run_id), store
+
+
+def _tcp_store(params: RendezvousParameters) -> TCPStore:
+    from datetime import timedelta
+
+    from holdfast.rendezvous.endpoints import parse_rendezvous_endpoint
+    from holdfast.store.errors import DistError
+    from holdfast.store.tcp_client import TCPStore
+
+    host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+    seconds = params.get_as_seconds("read_timeout", DEFAULT_READ_TIMEOUT_S)
+    timeout = timedelta(seconds=seconds or DEFAULT_READ_TIMEOUT_S)
+    is_host = params.get_as_bool("is_host")
+    try:
+        if is_host or (is_host is None and _is_here(host, port)):
+            try:
+                return TCPStore(host, port, is_master=True, timeout=timeout, multi_tenant=True)
+            except DistError:
+                if is_host:
+                    raise
+        return TCPStore(host, port, timeout=timeout)
+    except DistError as problem:
+        raise RendezvousConnectionError(str(problem)) from None
+
+
+def _is_here(host: str, port: int) -> bool:
+    """Whether all addresses of an endpoint are this machine's."""
+    from holdfast.coordinator import addresses, binding
+
+    try:
+        found = addresses.find(host, port)
+    except OSError:
+        return False  # A name that is not known yet is at least not this machine's.
+    return bool(found) and all(binding.is_local(one) for one in found)
 
 
 def _lost(current: tuple[bytes, Token] | None) -> tuple[bytes, Token, bool] | None:

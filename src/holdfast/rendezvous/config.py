@@ -20,6 +20,7 @@ from holdfast import messages
 from holdfast.core.news import NODE_ID_CHARS_MAX
 from holdfast.errors import UsageError
 from holdfast.rendezvous import timeouts
+from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.parameters import RendezvousParameters
@@ -84,6 +85,8 @@ KEYS = (
     Key("node_id", "text", "", MEETING, "the node's name in the job; must differ between nodes"),
     Key("spares", "count or 0", 0, MEETING,
         "so many nodes are kept back to replace lost ones"),
+    Key("worker_store", "switch", None, MEETING,
+        "whether the worker of rank 0 serves the workers' store, as by --worker-store"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
     Key("ssl_cert", "path", None, ("etcd-v2",), "the certificate to show to etcd"),
     Key("ssl_cert_key", "path", None, ("etcd-v2",), "the key of that certificate"),
@@ -95,6 +98,9 @@ KEYS = (
 )  # fmt: skip
 
 BACKENDS = ("c10d", "static", "file", "etcd", "etcd-v2")
+SAME_AS = {"holdfast": "c10d"}
+"""The name that torchrun has for our rendezvous is one here too."""
+
 KEY_OF = {key.name: key for key in KEYS}
 
 # A launch always sets them, so they say nothing about what the person meant.
@@ -129,6 +135,7 @@ class RendezvousConfig:
     label: str
     node_id: str
     spares: int
+    worker_store: bool
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that were given a value, by whomever."""
 
@@ -155,8 +162,9 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
     """
     given = {name for name, value in params.config.items() if value is not None}
     # A backend of the user's has what those have that share a state; it may have keys of its own.
-    is_ours = params.backend in BACKENDS
-    kin = {params.backend, "file"} if shares_state or not is_ours else {params.backend}
+    backend = SAME_AS.get(params.backend, params.backend)
+    is_ours = backend in BACKENDS
+    kin = {backend, "file"} if shares_state or not is_ours else {backend}
     if is_ours and params not in _warned:
         _warned.add(params)
         warn_of_unused(params.backend, given, kin)
@@ -168,6 +176,8 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
             _take_alias(key, values, given)
     if "join_timeout" not in given and values["timeout"] is not None:
         values["join_timeout"] = values["timeout"]
+    if values["worker_store"] is None:
+        values["worker_store"] = workers_serve_by_environment()
     _check_together(params, values)
     known = {one.name for one in fields(RendezvousConfig)}
     chosen = {name: value for name, value in values.items() if name in known}

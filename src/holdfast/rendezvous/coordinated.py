@@ -26,7 +26,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from holdfast.rendezvous.single_node import ReservedPort
+from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 from holdfast.wire.token import load_token
 
 TYPE_CHECKING = False
@@ -65,7 +65,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._config = config.parse(params)
         self._fixed_rank = fixed_rank
         self._address = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
-        self._ports: list[ReservedPort] = []
+        self._worker_store: WorkerStore | None = None
         self._connection: NodeConnection | None = None
         self._generation = -1
         self._stood_by = False
@@ -80,6 +80,16 @@ class CoordinatedHandler(RendezvousHandler):
     def polls_membership(self) -> bool:
         """Changes are told as they happen."""
         return False
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The agent of the first node serves the workers' store, unless rank 0 is to do so."""
+        return not self._config.worker_store
+
+    @property
+    def serves_workers(self) -> bool:
+        """Whether the workers of the job depend on this process."""
+        return self._worker_store is not None and self._worker_store.is_serving
 
     @property
     def join_timeout_s(self) -> float:
@@ -100,7 +110,7 @@ class CoordinatedHandler(RendezvousHandler):
             return self._connection
         params, conf = self._params, self._config
         token = load_token(os.environ, conf.token_file)
-        self._ports = [ReservedPort(), ReservedPort()]
+        self._worker_store = WorkerStore(ports=PORTS, served=self.use_agent_store)
         settings = JobSettings(
             min_nodes=params.min_nodes,
             max_nodes=params.max_nodes,
@@ -117,7 +127,7 @@ class CoordinatedHandler(RendezvousHandler):
             host=os.uname().nodename,
             label=conf.label,
             address=params.local_addr or "",
-            ports=(self._ports[0].number, self._ports[1].number),
+            ports=self._worker_store.numbers,
             fixed_rank=self._fixed_rank,
         )
         times = Times(
@@ -177,6 +187,8 @@ class CoordinatedHandler(RendezvousHandler):
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's agents know rounds."""
         assert self._connection is not None
+        assert self._worker_store is not None
+        self._worker_store.begin(view.generation, is_first=view.rank == 0)
         store = self._connection.store(f"{view.round_term}/{view.round}/{view.generation}")
         meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
         return RendezvousInfo(store, view.rank, view.size, meeting_point)
@@ -204,9 +216,9 @@ class CoordinatedHandler(RendezvousHandler):
         if connection is not None:
             connection.leave(LEAVE_S)
             connection.close()
-        for port in self._ports:
-            port.release()
-        self._ports = []
+        if self._worker_store is not None:
+            self._worker_store.close()
+            self._worker_store = None
         return True
 
     # Common parts.

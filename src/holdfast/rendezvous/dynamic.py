@@ -37,8 +37,8 @@ from holdfast.rendezvous.participant import ATTEND_S, Participant, Standing
 from holdfast.rendezvous.shared_connection import CHANCES_S, SharedConnection
 from holdfast.rendezvous.shared_job import SharedJob
 from holdfast.rendezvous.shared_settings import check_settings, job_settings_of, this_node
-from holdfast.rendezvous.single_node import ReservedPort
 from holdfast.rendezvous.timeouts import RendezvousSettings, RendezvousTimeout
+from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 from holdfast.store.prefix import PrefixStore
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
         job_settings: JobSettings | None = None,
         patience_s: float = PATIENCE_S,
         endpoint: str = "",
+        worker_store: bool = False,
     ) -> None:
         check_settings(settings)
         self.node_id = node.node
@@ -77,8 +78,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._shared = state_holder
         self._job_settings = job_settings or job_settings_of(settings)
         self._patience_s = patience_s
-        ports = (ReservedPort(), ReservedPort())
-        self._node = msgspec.structs.replace(node, ports=(ports[0].number, ports[1].number))
+        self._worker_store = WorkerStore(ports=PORTS, served=not worker_store)
+        self._use_agent_store = not worker_store
+        self._node = msgspec.structs.replace(node, ports=self._worker_store.numbers)
         self._interval_s = settings.keep_alive_interval.total_seconds()
         self._lost_after_s = self._interval_s * settings.keep_alive_max_attempt
         participant = Participant(
@@ -102,7 +104,9 @@ class DynamicRendezvousHandler(RendezvousHandler):
         self._has_asked = False
         self._connections: list[SharedConnection] = []  # One at most.
         # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
-        self._end = weakref.finalize(self, _release, self._attendant, self._connections, ports)
+        self._end = weakref.finalize(
+            self, _release, self._attendant, self._connections, self._worker_store
+        )
 
     @classmethod
     def from_backend(
@@ -140,8 +144,13 @@ class DynamicRendezvousHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """No agent serves a store here: the first worker does, on a port its agent keeps free."""
-        return False
+        """The agent of the first node serves the workers' store, unless rank 0 is to do so."""
+        return self._use_agent_store
+
+    @property
+    def serves_workers(self) -> bool:
+        """Whether the workers of the job depend on this process."""
+        return self._worker_store.is_serving
 
     # For agents that are told.
 
@@ -199,6 +208,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's agents know rounds."""
         (connection,) = self._connections
+        self._worker_store.begin(view.generation, is_first=view.rank == 0)
         # The key is another one in another job of this id, which may have used the same store.
         store = connection.store(f"{view.generation}.{view.round}.{view.round_key:x}")
         meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
@@ -318,6 +328,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             f"round {seat.round}, generation {seat.generation} of the job {self.get_run_id()!r}: "
             f"node {seat.rank} of {seat.size} ({seat.why})"
         )
+        self._worker_store.begin(seat.generation, is_first=seat.rank == 0)
         store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{key}", self._store)
         meeting_point = RendezvousStoreInfo(seat.master_addr, seat.master_port)
         return RendezvousInfo(store, seat.rank, seat.size, meeting_point)
@@ -363,6 +374,7 @@ def create_handler(
         job_settings=job_settings_of(settings, spares=conf.spares, order=conf.rank_order),
         patience_s=conf.coordinator_timeout,
         endpoint=params.endpoint,
+        worker_store=conf.worker_store,
     )
 
 
@@ -373,10 +385,9 @@ def _is_settled(standing: Standing) -> bool:
 def _release(
     attendant: Attendant[Standing],
     connections: list[SharedConnection],
-    ports: tuple[ReservedPort, ...],
+    worker_store: WorkerStore,
 ) -> None:
     attendant.stop(0.0)
     for connection in connections:
         connection.close()
-    for port in ports:
-        port.release()
+    worker_store.close()

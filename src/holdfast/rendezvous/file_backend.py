@@ -15,7 +15,8 @@ from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.file_lock import LOCK_S_MAX, locked
-from holdfast.store.file_store import FileStore, file_name, make_folder, read_file
+from holdfast.store.file_store import FileStore
+from holdfast.store.shared_folder import file_name, make_folder, read_file
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
-    from holdfast.store.interface import Store
+    from holdfast.store.interface import RoundStore
 
 
 @record_class
@@ -28,7 +28,7 @@ class RendezvousStoreInfo:
 
     @staticmethod
     def build(
-        rank: int, store: Store, local_addr: str | None, server_port: int | None = None
+        rank: int, store: RoundStore, local_addr: str | None, server_port: int | None = None
     ) -> RendezvousStoreInfo:
         """Agree through the store of a round where its workers meet: at the first node.
 
@@ -41,7 +41,7 @@ class RendezvousStoreInfo:
             import os
 
             from holdfast import messages
-            from holdfast.rendezvous.single_node import ReservedPort
+            from holdfast.rendezvous.ports import ReservedPort
 
             address = local_addr or os.uname().nodename
             if not local_addr:
@@ -63,7 +63,7 @@ class RendezvousInfo:
 
     def __init__(
         self,
-        store: Store,
+        store: RoundStore,
         rank: int,
         world_size: int,
         bootstrap_store_info: RendezvousStoreInfo,
@@ -74,7 +74,7 @@ class RendezvousInfo:
         self._bootstrap_store_info = bootstrap_store_info
 
     @property
-    def store(self) -> Store:
+    def store(self) -> RoundStore:
         """The key-value store the agents of the round share."""
         return self._store
 

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.parameters import RendezvousParameters
 
 GROUP = "torchrun.handlers"
+OUR_OWN = "holdfast."
+"""The module of our own entry point begins like this; it is for torchrun alone."""
 
 
 def installed() -> dict[str, Any]:
     """Return the entry points of all plug-ins by name; none of them is loaded."""
     from importlib.metadata import entry_points
 
-    return {one.name: one for one in entry_points(group=GROUP)}
+    found = entry_points(group=GROUP)
+    return {one.name: one for one in found if not one.value.startswith(OUR_OWN)}
 
 
 def load(plugin: Any) -> Callable[[RendezvousParameters], RendezvousHandler] | None:

@@ -99,6 +99,7 @@ def _create_on_etcd(params: RendezvousParameters) -> RendezvousHandler:
 rendezvous_handler_registry: RendezvousHandlerRegistry = RegistryWithPlugins()
 for _name, _creator in {
     "c10d": _create_c10d,
+    "holdfast": _create_c10d,
     "static": _create_static,
     "file": _create_file,
     "etcd": _create_on_etcd,

@@ -1,70 +1,21 @@
 """The round of a job that has one node: it is always formed, needs no server and no network.
 
-The workers still need an address to meet at. Its port is reserved, not guessed: the handler keeps
-a socket bound to it without listening. The kernel then gives the port to nobody who asks for any
-free one, while the worker that binds it by number, with `SO_REUSEADDR` as stores do, gets it.
+The workers still need a place to meet at: the store that the handler serves them, another one for
+each start of the workers.
 """
 
 from __future__ import annotations
 
-import _socket as socket  # All that is needed here; the wrapper around it costs start-up time.
-
-from holdfast.errors import EnvironmentProblem
 from holdfast.rendezvous.handler import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousStoreInfo,
 )
+from holdfast.rendezvous.worker_store import WorkerStore
 from holdfast.store.memory import MemoryStore
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Self
-
 LOOPBACK = "127.0.0.1"
-
-
-class ReservedPort:
-    """A TCP port that is ours to give away, on every address of this host."""
-
-    def __init__(self) -> None:
-        self._socket = self._bind()
-        self.number: int = self._socket.getsockname()[1]
-
-    def release(self) -> None:
-        """Give the port back to the kernel."""
-        self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    @staticmethod
-    def _bind() -> socket.socket:
-        problem: OSError | None = None
-        # The dual-stack wildcard covers IPv4 too; a host without IPv6 has only the second.
-        for family, address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):  # noqa: S104
-            try:
-                reserved = socket.socket(family, socket.SOCK_STREAM)
-            except OSError as error:
-                problem = error
-                continue
-            try:
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                if family == socket.AF_INET6:
-                    reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-                reserved.bind((address, 0))
-            except OSError as error:
-                reserved.close()
-                problem = error
-            else:
-                return reserved
-        raise EnvironmentProblem(
-            f"no TCP port could be reserved for the workers: {problem}",
-            hint="name one with --master-port",
-        )
+LOOPBACK_NAMES = (LOOPBACK, "localhost")
 
 
 class SingleNodeHandler(RendezvousHandler):
@@ -77,13 +28,21 @@ class SingleNodeHandler(RendezvousHandler):
         backend: str = "static",
         master_addr: str | None = None,
         master_port: int | None = None,
+        worker_store: bool = False,
     ) -> None:
         self._run_id = run_id
         self._backend = backend
         self._closed = False
         self._master_addr = master_addr or LOOPBACK
         self._master_port = master_port
-        self._reserved: ReservedPort | None = None
+        self._worker_store = worker_store
+        self._store: WorkerStore | None = None
+        self._rounds = 0
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The agent serves the workers' store, unless they are to do so."""
+        return not self._worker_store
 
     @property
     def polls_membership(self) -> bool:
@@ -97,10 +56,13 @@ class SingleNodeHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Return the round of this node alone, at once."""
         port = self._master_port
-        if not port:
-            if self._reserved is None:
-                self._reserved = ReservedPort()
-            port = self._reserved.number
+        if not port or not self._worker_store:
+            if self._store is None:
+                served = not self._worker_store
+                local = served and self._master_addr in LOOPBACK_NAMES
+                self._store = WorkerStore(number=port or 0, served=served, local=local)
+            port = self._store.open(self._rounds)
+            self._rounds += 1
         meeting_point = RendezvousStoreInfo(self._master_addr, port)
         return RendezvousInfo(MemoryStore(), 0, 1, meeting_point)
 
@@ -121,9 +83,9 @@ class SingleNodeHandler(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Give back the port."""
+        """Take the store away, and give back its ports."""
         self._closed = True
-        if self._reserved is not None:
-            self._reserved.release()
-            self._reserved = None
+        if self._store is not None:
+            self._store.close()
+            self._store = None
         return True

@@ -1,1 +1,70 @@
-"""The small key-value stores that agents share."""
+"""The key-value stores that agents and workers share: `Store`, and what there is of it.
+
+The names are fetched when they are first used, so that a program which needs one store does not
+load all of them.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.store.connecting import from_environment
+    from holdfast.store.errors import (
+        DistError,
+        DistNetworkError,
+        DistStoreError,
+        QueueEmptyError,
+        StoreTimeoutError,
+    )
+    from holdfast.store.file_store import FileStore
+    from holdfast.store.interface import Store
+    from holdfast.store.memory import MemoryStore
+    from holdfast.store.prefix import PrefixStore
+    from holdfast.store.synchronizing import barrier, get_all, store_timeout, synchronize
+    from holdfast.store.tcp_client import TCPStore
+
+__all__ = [
+    "DistError",
+    "DistNetworkError",
+    "DistStoreError",
+    "FileStore",
+    "MemoryStore",
+    "PrefixStore",
+    "QueueEmptyError",
+    "Store",
+    "StoreTimeoutError",
+    "TCPStore",
+    "barrier",
+    "from_environment",
+    "get_all",
+    "store_timeout",
+    "synchronize",
+]
+
+_HOMES = {
+    "DistError": "errors",
+    "DistNetworkError": "errors",
+    "DistStoreError": "errors",
+    "FileStore": "file_store",
+    "MemoryStore": "memory",
+    "PrefixStore": "prefix",
+    "QueueEmptyError": "errors",
+    "Store": "interface",
+    "StoreTimeoutError": "errors",
+    "TCPStore": "tcp_client",
+    "barrier": "synchronizing",
+    "from_environment": "connecting",
+    "get_all": "synchronizing",
+    "store_timeout": "synchronizing",
+    "synchronize": "synchronizing",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast.store' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"holdfast.store.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from holdfast.store.errors import StoreTimeoutError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -43,13 +45,13 @@ _table = threading.Lock()
 def locked(path: str, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
     """Hold the lock of this file, which is made if need be and never removed.
 
-    Raises `TimeoutError` if another holds it for too long, and `OSError` if it cannot be used.
+    Raises `StoreTimeoutError` if another holds it for too long, and `OSError` if it cannot be used.
     """
     deadline = time.monotonic() + timeout_s
     with _table:
         mine = _in_process.setdefault(os.path.realpath(path), _InProcess())
     if not mine.lock.acquire(timeout=timeout_s):
-        raise TimeoutError(_held(path, timeout_s))
+        raise StoreTimeoutError(_held(path, timeout_s))
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
@@ -72,7 +74,7 @@ def _acquire(descriptor: int, path: str, deadline: float, timeout_s: float) -> N
             return
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(_held(path, timeout_s))
+            raise StoreTimeoutError(_held(path, timeout_s))
         time.sleep(min(pause, left))
 
 

@@ -1,4 +1,8 @@
-"""A store inside one process: for jobs of one node, and for agents that share a process."""
+"""A store inside one process: for jobs of one node, and for agents that share a process.
+
+The one thing to know: every job on one node loads this module, so it imports next to nothing. What
+the stores have in common about values, times and messages is at its end for the same reason.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,35 @@ import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections import deque
+    from collections.abc import Callable, Sequence
     from datetime import timedelta
 
+    from holdfast.store.errors import DistStoreError
+
 DEFAULT_TIMEOUT_S = 300.0
+KEYS_SHOWN_MAX = 8
+KEY_CHARS_SHOWN_MAX = 100
+COUNT_MIN, COUNT_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class _Barrier:
+    """Those who wait at one key for the others."""
+
+    __slots__ = ("came", "complete")
+
+    def __init__(self) -> None:
+        self.came = 0
+        self.complete = False
 
 
 class MemoryStore:
-    """Keys and values behind one lock; `get` and `wait` sleep until a value comes."""
+    """Keys and values behind one lock; whoever waits sleeps until a change is made."""
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._values: dict[str, bytes] = {}
+        self._queues: dict[str, deque[bytes]] = {}  # None of them is empty.
+        self._barriers: dict[str, _Barrier] = {}
         self._changed = threading.Condition()
         self._timeout_s = timeout_s
 
@@ -31,21 +53,20 @@ class MemoryStore:
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, 0 at first, and return what it is now."""
         with self._changed:
-            total = int(self._values.get(key, b"0")) + amount
-            self._values[key] = str(total).encode()
+            total = added(key, self._values.get(key), amount)
+            self._values[key] = b"%d" % total
             self._changed.notify_all()
             return total
 
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys have values; raise `TimeoutError` naming those that have none."""
-        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
+    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
+        """Wait until all keys are there at once; raise `StoreTimeoutError` naming the others."""
         with self._changed:
-            self._await(keys, seconds)
+            self._await(keys, self._is_there, self._seconds(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys have values."""
+        """Return whether all keys are there."""
         with self._changed:
-            return all(key in self._values for key in keys)
+            return all(map(self._is_there, keys))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Set a key if it has the expected value; return the value that it has afterwards.
@@ -70,14 +91,13 @@ class MemoryStore:
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Return the values of all keys, waiting for each to have one."""
         with self._changed:
-            self._await(keys, self._timeout_s)
+            self._await(keys, self._values.__contains__, self._timeout_s)
             return [self._values[key] for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Give each key its value."""
+        """Give each key its value: all of them at once."""
         with self._changed:
-            for key, value in zip(keys, values, strict=True):
-                self._values[key] = as_bytes(value)
+            self._values.update(zip(keys, map(as_bytes, values), strict=True))
             self._changed.notify_all()
 
     def delete_key(self, key: str) -> bool:
@@ -90,12 +110,173 @@ class MemoryStore:
         with self._changed:
             return len(self._values)
 
-    def _await(self, keys: Sequence[str], timeout_s: float) -> None:
-        if not self._changed.wait_for(lambda: all(key in self._values for key in keys), timeout_s):
-            missing = ", ".join(key for key in keys if key not in self._values)
-            raise TimeoutError(f"no value came within {timeout_s:g} s for: {missing}")
+    def list_keys(self) -> list[str]:
+        """Return the keys that have values."""
+        with self._changed:
+            return list(self._values)
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Put a value at the end of a queue."""
+        from collections import deque
+
+        with self._changed:
+            self._queues.setdefault(key, deque()).append(as_bytes(value))
+            self._changed.notify_all()
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of a queue, waiting for one, also when another was faster.
+
+        Without `block`, raise `QueueEmptyError` if there is none.
+        """
+        with self._changed:
+            if block:
+                self._await([key], self._queues.__contains__, self._timeout_s)
+            queue = self._queues.get(key)
+            if queue is None:
+                from holdfast.store.errors import QueueEmptyError
+
+                raise QueueEmptyError(f"the queue {named([key])} is empty")
+            value = queue.popleft()
+            if not queue:
+                del self._queues[key]
+            return value
+
+    def queue_len(self, key: str) -> int:
+        """Return how many values a queue has."""
+        with self._changed:
+            return len(self._queues.get(key, ()))
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        """Wait until so many have come to this key; its value is how many have.
+
+        Who gives up is not counted any more, and who comes after all have passed begins anew.
+        """
+        seconds = self._seconds(timeout)
+        with self._changed:
+            added(key, self._values.get(key), 0)  # What is used for something else is left alone.
+            mine = self._barriers.setdefault(key, _Barrier())
+            self._count(key, mine, 1)
+            if mine.came >= world_size:
+                mine.complete = True
+                del self._barriers[key]
+                return
+            try:
+                self._sleep(lambda: mine.complete, seconds)
+            finally:  # A signal's handler may have ended the sleep, too.
+                if not mine.complete:
+                    came = mine.came
+                    self._count(key, mine, -1)
+                    if not mine.came:
+                        del self._barriers[key]
+            if not mine.complete:
+                raise few_came(key, came, world_size, seconds)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call waits that is not told how long."""
+        from datetime import timedelta
+
+        return timedelta(seconds=self._timeout_s)
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Set how long a call waits that is not told how long."""
+        self._timeout_s = as_seconds(timeout)
+
+    def clone(self) -> MemoryStore:
+        """Return another store of the same keys, with a timeout of its own."""
+        other = MemoryStore(self._timeout_s)
+        other._values, other._queues = self._values, self._queues
+        other._barriers, other._changed = self._barriers, self._changed
+        return other
+
+    def has_extended_api(self) -> bool:
+        """Return that there are `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def _is_there(self, key: str) -> bool:
+        return key in self._values or key in self._queues
+
+    def _count(self, key: str, barrier: _Barrier, more: int) -> None:
+        barrier.came += more
+        if more > 0 or key in self._values:
+            self._values[key] = b"%d" % barrier.came
+        self._changed.notify_all()
+
+    def _seconds(self, timeout: timedelta | float | None) -> float:
+        return self._timeout_s if timeout is None else as_seconds(timeout)
+
+    def _await(
+        self, keys: Sequence[str], is_there: Callable[[str], bool], timeout_s: float
+    ) -> None:
+        if not self._sleep(lambda: all(map(is_there, keys)), timeout_s):
+            raise none_came([key for key in keys if not is_there(key)], timeout_s)
+
+    def _sleep(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
+        return self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
+
+
+# What stores have in common
 
 
 def as_bytes(value: str | bytes) -> bytes:
     """Return a value as it is kept; text is kept as UTF-8."""
     return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def as_seconds(timeout: timedelta | float) -> float:
+    """Return a time to wait as seconds, which it may be already."""
+    return timeout if isinstance(timeout, (int, float)) else timeout.total_seconds()
+
+
+def added(key: str, value: bytes | None, amount: int) -> int:
+    """Return what a counter is after `amount` was added to its value.
+
+    As in C, whatever follows a number does not matter. Raises `DistStoreError` where there is no
+    number, or none that 64 bits can hold.
+    """
+    from holdfast.store.errors import DistStoreError  # Here and below: most jobs have none.
+
+    text = (b"0" if value is None else value).lstrip()
+    end = int(text[:1] in (b"+", b"-"))
+    while text[end : end + 1].isdigit():
+        end += 1
+    try:
+        now = int(text[:end])
+    except ValueError:
+        raise DistStoreError(
+            f"nothing can be added to {named([key])}: its value {text[:20]!r} is no number"
+        ) from None
+    if not COUNT_MIN <= now + amount <= COUNT_MAX:
+        raise DistStoreError(
+            f"{amount} cannot be added to {named([key])}, which is {text[:end].decode():.30}: "
+            "a counter has 64 bits"
+        )
+    return now + amount
+
+
+def named(keys: Sequence[str]) -> str:
+    """Return keys for a message, which must not be longer than a person reads."""
+    text = ", ".join(
+        key if len(key) <= KEY_CHARS_SHOWN_MAX else f"{key[:KEY_CHARS_SHOWN_MAX]}..."
+        for key in keys[:KEYS_SHOWN_MAX]
+    )
+    more = len(keys) - KEYS_SHOWN_MAX
+    return f"{text} and {more} more" if more > 0 else text
+
+
+def none_came(missing: Sequence[str], waited_s: float, where: str = "") -> DistStoreError:
+    """Return the error of a wait that is over; `where` is the place as words, if there is one."""
+    from holdfast.store.errors import StoreTimeoutError
+
+    return StoreTimeoutError(f"no value came within {waited_s:g} s{where} for: {named(missing)}")
+
+
+def few_came(
+    key: str, came: int, world_size: int, waited_s: float, where: str = ""
+) -> DistStoreError:
+    """Return the error of a barrier at which not all came."""
+    from holdfast.store.errors import StoreTimeoutError
+
+    return StoreTimeoutError(
+        f"{came} of {world_size} came within {waited_s:g} s{where} to the barrier {named([key])}"
+    )

@@ -33,6 +33,7 @@ from holdfast.wire.limits import (
     NODES_MAX,
     PID_MAX,
     PORT_MAX,
+    PORTS_MAX,
     REPORT_BYTES_MAX,
     SAID_MAX,
     SETTLE_S_MAX,
@@ -197,9 +198,11 @@ def check_status(status: Status) -> None:
         )
     if settings.order not in ORDERS:
         raise STATUS.bad("settings.order", f"{quoted(settings.order)!r} is none of {ORDERS}")
-    even, odd = status.info.ports
-    if not (0 <= even <= PORT_MAX and 0 <= odd <= PORT_MAX):
-        raise STATUS.bad("info.ports", f"{even} and {odd} are not within 0 and {PORT_MAX}")
+    ports = status.info.ports
+    if not 1 <= len(ports) <= PORTS_MAX:
+        raise STATUS.bad("info.ports", f"{len(ports)} are not within 1 and {PORTS_MAX}")
+    if not all(0 <= port <= PORT_MAX for port in ports):
+        raise STATUS.bad("info.ports", f"{ports} are not all within 0 and {PORT_MAX}")
     _check_story(STATUS, status.failure, status.report)
 
 

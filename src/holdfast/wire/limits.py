@@ -36,6 +36,8 @@ NODES_MAX = 1_000_000
 LOCAL_WORLD_SIZE_MAX = 100_000
 WORLD_SIZE_MAX = NODES_MAX * LOCAL_WORLD_SIZE_MAX
 PORT_MAX = 65_535
+PORTS_MAX = 16
+"""How many ports a node may hold for the workers' store."""
 SETTLE_S_MAX = 86_400.0
 AWAY_S_MAX = 10 * 366 * 86_400.0
 

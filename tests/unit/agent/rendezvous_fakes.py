@@ -10,7 +10,7 @@ from holdfast.store.memory import MemoryStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.store.interface import Store
+    from holdfast.store.interface import RoundStore
 
 
 class ToldRendezvous(RendezvousHandler):
@@ -23,7 +23,7 @@ class ToldRendezvous(RendezvousHandler):
         self,
         rank: int = 0,
         world_size: int = 1,
-        make_store: Callable[[], Store] = MemoryStore,
+        make_store: Callable[[], RoundStore] = MemoryStore,
         waiting: list[int] | None = None,
     ) -> None:
         self._place = (rank, world_size)

@@ -13,14 +13,6 @@ from holdfast.errors import UsageError
 from holdfast.rendezvous.single_node import SingleNodeHandler
 
 
-class ServingHandler(SingleNodeHandler):
-    """A rendezvous whose agent serves the workers' store."""
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-
 def group(**settings: Any) -> WorkerGroup:
     """Return the group of node 1 of 3, which is the second of role `trainer`."""
     spec = WorkerSpec(
@@ -64,15 +56,22 @@ def test_all_that_a_worker_is_given() -> None:
         "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "5",
         "TORCHELASTIC_RUN_ID": "job-7",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "HOLDFAST_GENERATION": "3",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
 
 
-def test_workers_learn_that_the_agent_serves_the_store() -> None:
-    made = environment_of(group(rdzv_handler=ServingHandler("job")))
-    assert made["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+def test_workers_learn_that_they_are_to_serve_the_store() -> None:
+    made = environment_of(group(rdzv_handler=SingleNodeHandler("job", worker_store=True)))
+    assert made["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+
+
+@pytest.mark.parametrize("named", [{"master_addr": "head"}, {"master_port": 29500}])
+def test_at_an_address_that_the_caller_names_the_agent_serves_nothing(
+    named: dict[str, Any],
+) -> None:
+    assert environment_of(group(**named))["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
 def test_a_choice_of_error_handling_and_of_threads_is_passed_on() -> None:

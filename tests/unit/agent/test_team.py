@@ -25,6 +25,7 @@ class Told:
     endpoint = "head:29400"
     node_id = "here"
     hosting = False
+    serves_workers = False
 
     def __init__(self) -> None:
         self.news: list[Any] = []
@@ -172,17 +173,18 @@ def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(
     assert "stopped waiting for the other nodes" in caplog.text
 
 
-def test_a_node_that_coordinates_waits_for_the_others_without_a_limit(
-    node: Node, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("needed_for", ["hosting", "serves_workers"])
+def test_a_node_that_the_others_need_waits_for_them_without_a_limit(
+    node: Node, caplog: pytest.LogCaptureFixture, needed_for: str
 ) -> None:
-    node.told.hosting = True
+    setattr(node.told, needed_for, True)
     run(node, 1.0)
     be_done(node, 2.0)
     node.hear(2.0)
     assert node.due() == 2.0 + PATIENCE_S
     assert node.hear(2.0 + BARRIER_S) == []
     assert node.due() is None
-    assert "waiting for those of the other nodes (which it coordinates)" in caplog.text
+    assert "waiting for those of the other nodes (which need this node)" in caplog.text
 
 
 def test_a_coordinator_that_stayed_away(node: Node) -> None:

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 PROGRAMS = Path(__file__).parents[3] / "benchmarks" / "workers"
 TIMEOUT_S = 60
 
@@ -39,3 +41,8 @@ def test_the_simulator_counts_its_steps() -> None:
     found = run("simulating.py", 4, 1, 1, "everything")
     assert found["steps"] > 100
     assert found["cpu_s"] > 0
+
+
+@pytest.mark.torch
+def test_clients_of_torch_keep_our_store_busy() -> None:
+    assert run("store_load.py", "holdfast", 2, 0.2)["per_s"] > 0

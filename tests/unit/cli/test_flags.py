@@ -14,8 +14,10 @@ OWN_FLAGS = {
     "--exit-barrier-timeout",
     "--exit-code-compat",
     "--no-capture-stderr",
+    "--preload",
     "--spares",
     "--stop-signal",
+    "--worker-store",
 }
 NO_VARIABLE = {"--logs-specs", "--numa-binding"}
 SWITCHES = [flag for flag in FLAGS if not flag.metavar]
@@ -215,6 +217,6 @@ def test_the_examples_of_the_help_are_command_lines_that_parse(
         parse("--help")
     told = capsys.readouterr().out.replace("\\\n", "")
     examples = re.findall(r"^    holdfast run (.+)$", told, flags=re.MULTILINE)
-    assert len(examples) == 5
+    assert len(examples) == 6
     for example in examples:
         assert parse(*example.split()).training_script

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.cli.flags import build_parser
-from holdfast.cli.script import check_can_start, get_use_env, run_script_path, worker_command
+from holdfast.cli.script import (
+    check_can_start,
+    get_use_env,
+    parse_preload,
+    run_script_path,
+    worker_command,
+)
 from holdfast.errors import CannotStart, UsageError
 
 if TYPE_CHECKING:
@@ -77,6 +83,47 @@ def test_the_old_local_rank_argument_comes_first() -> None:
     args.use_env = False
     assert get_use_env(args) is False
     assert worker_command(args)[1] == ["-u", "train.py", "--local-rank=${local_rank}", "a"]
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        ("train.py",),
+        ("-m", "pkg.mod"),
+        ("--start-method", "fork", "train.py"),  # It is about functions, and this is none.
+        ("--run-path", "train.py"),
+        ("--run-path", "--no-python", "train.py"),
+    ],
+)
+def test_modules_to_preload(others: tuple[str, ...]) -> None:
+    assert parse_preload(parse("--preload", "auto,torch", *others)) == ("auto", "torch")
+    assert parse_preload(parse(*others)) == ()
+
+
+@pytest.mark.parametrize(
+    ("others", "problem"),
+    [
+        (("--no-python", "./prog"), "--preload: cannot be used with --no-python: only workers"),
+        (
+            ("--run-path", "--start-method", "fork", "train.py"),
+            "--preload: 'torch' contradicts --start-method fork; accepted: --start-method spawn",
+        ),
+        (
+            ("--run-path", "--start-method", "forkserver", "train.py"),
+            "--preload: 'torch' contradicts --start-method forkserver; accepted",
+        ),
+    ],
+)
+def test_workers_that_cannot_be_forked_after_imports(
+    others: tuple[str, ...], problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UsageError, match=f"^{problem}") as caught:
+        parse_preload(parse("--preload", "torch", *others))
+    assert "\n" not in str(caught.value)
+    assert parse_preload(parse(*others)) == ()
+    monkeypatch.setenv("PET_PRELOAD", "torch")
+    with pytest.raises(UsageError, match=r"^PET_PRELOAD: "):
+        parse_preload(parse(*others))
 
 
 def test_run_script_path_is_a_main_program_with_its_arguments(

@@ -167,6 +167,21 @@ def test_streams_refused() -> None:
         values.parse_streams(FromEnvironment("9", "PET_TEE"), "--tee")
 
 
+def test_module_names() -> None:
+    assert values.parse_module_names("torch, my.module", "--preload") == ("torch", "my.module")
+    assert values.parse_module_names("", "--preload") == ()
+    named = values.parse_module_names(FromEnvironment("auto", "PET_PRELOAD"), "--preload")
+    assert {type(name) for name in named} == {str}
+
+
+def test_module_names_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        values.parse_module_names("train.py,my-module", "--preload")
+    assert one_line(caught.value).startswith("--preload: 'my-module' is not the name of a module")
+    with pytest.raises(UsageError, match=r"^PET_PRELOAD: 'a b' is not the name of a module"):
+        values.parse_module_names(FromEnvironment("a b", "PET_PRELOAD"), "--preload")
+
+
 def test_signal_names_are_written_in_full() -> None:
     assert values.parse_signal_names(" SIGTERM, SIGUSR1 ,INT") == "SIGTERM,SIGUSR1,SIGINT"
     assert values.parse_signal_names("") == ""

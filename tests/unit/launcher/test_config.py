@@ -13,7 +13,14 @@ from holdfast.launcher.config import LaunchConfig, parse_seconds
 if TYPE_CHECKING:
     from pathlib import Path
 
-HOLDFAST_ONLY = ["stop_signal", "capture_stderr", "omp_num_threads", "exit_barrier_timeout"]
+HOLDFAST_ONLY = [
+    "stop_signal",
+    "capture_stderr",
+    "omp_num_threads",
+    "exit_barrier_timeout",
+    "preload",
+    "worker_store",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +53,8 @@ def test_the_defaults_of_our_own_fields() -> None:
     assert made.capture_stderr is True
     assert made.omp_num_threads is None
     assert made.exit_barrier_timeout == 300
+    assert made.preload == ()
+    assert made.worker_store is False
     assert made.shutdown_timeout == 30
 
 
@@ -115,3 +124,43 @@ def test_stop_signal_is_checked_and_written_in_full() -> None:
 def test_seconds_stay_whole_where_they_are() -> None:
     assert isinstance(parse_seconds("3", source="x"), int)
     assert isinstance(parse_seconds("3.0", source="x"), float)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("torch", ("torch",)),
+        (" torch , my.module ,auto,torch", ("torch", "my.module", "auto")),
+        ("", ()),
+        (" ", ()),
+        (["torch", "auto", "torch"], ("torch", "auto")),
+        ((), ()),
+    ],
+)
+def test_modules_to_preload_are_names_or_text(given: Any, expected: tuple[str, ...]) -> None:
+    assert config(preload=given).preload == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("torch,,numpy", ""),
+        (",", ""),
+        ("torch,", ""),
+        ("a b", "a b"),
+        ("torch;numpy", "torch;numpy"),
+        ("a..b", "a..b"),
+        (".a", ".a"),
+        ("my-module", "my-module"),
+        ("model.py,3d", "3d"),
+        (["a,b"], "a,b"),
+        ([7], 7),
+    ],
+)
+def test_what_is_not_the_name_of_a_module_is_refused(given: Any, name: object) -> None:
+    with pytest.raises(UsageError) as caught:
+        config(preload=given)
+    assert str(caught.value) == (
+        f"preload: {name!r} is not the name of a module; accepted: names as in torch,my.module, "
+        "and auto"
+    )

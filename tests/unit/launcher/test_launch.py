@@ -22,6 +22,7 @@ from holdfast.processes.failures import ChildFailedError
 from holdfast.processes.logs import DefaultLogsSpecs, LogsDest
 from holdfast.processes.signals import SignalException
 from holdfast.processes.std import Std
+from holdfast.rendezvous.ports import ReservedPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -434,7 +435,7 @@ def test_an_address_and_a_free_port_are_found_where_none_is_named() -> None:
     assert env["MASTER_ADDR"] == "127.0.0.1"
     assert 1024 <= int(env["MASTER_PORT"]) <= 65535
     assert env["TORCHELASTIC_RUN_ID"] == "job"
-    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
     assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     assert env["ROLE_NAME"] == "default_role"
 
@@ -461,10 +462,34 @@ def test_all_starts_of_a_job_have_the_same_port() -> None:
     ],
 )
 def test_where_workers_meet(settings: dict[str, Any], address: tuple[str, str | None]) -> None:
-    env = environment_of_a_worker(**settings)
+    # The agent would bind a port that is named, which may not be free here.
+    env = environment_of_a_worker(**settings, worker_store=True)
     host, port = address
+    assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"
     assert env["MASTER_ADDR"] == host
     assert env["MASTER_PORT"] == port if port else int(env["MASTER_PORT"]) > 1023
+
+
+GREET_THE_STORE = """
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as store:
+    store.sendall(b"\\x00\\xce\\xf7\\x85\\x3c" + b"\\x0dabcd")
+    assert store.recv(4) == b"abcd"
+"""
+
+
+def test_the_store_is_served_at_the_port_that_is_named() -> None:
+    with ReservedPort() as free:
+        port = free.number
+    settings = config(rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{port}")
+    launch(settings, sys.executable, "-c", GREET_THE_STORE, "127.0.0.1", str(port))
+
+
+def test_torchelastics_variable_leaves_the_store_to_the_workers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    assert environment_of_a_worker()["TORCHELASTIC_USE_AGENT_STORE"] == "False"
 
 
 @pytest.mark.parametrize(
@@ -520,3 +545,29 @@ def test_the_config_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agent._log_line_prefix_template == "<$rank>"
     assert not agent._capture_stderr
     assert agent._signals_to_handle == "SIGUSR2"
+
+
+def preload_given(settings: LaunchConfig, entrypoint: Any, *args: Any) -> tuple[str, ...]:
+    handler = launching.rendezvous_of(settings, "job")
+    try:
+        return launching.make_agent(
+            settings, DefaultLogsSpecs(), entrypoint, list(args), handler, None
+        )._preload
+    finally:
+        handler.shutdown()
+
+
+def test_the_agent_is_given_the_modules_to_preload(folder: Path) -> None:
+    (folder / "train.py").write_text("import json, wave")
+    command = (sys.executable, "-u", "train.py")
+    assert preload_given(config(), *command) == ()
+    assert preload_given(config(preload="b,a"), *command) == ("b", "a")
+    assert preload_given(config(preload="b,auto"), *command) == ("b", "json", "wave")
+    assert preload_given(config(preload="b", start_method="spawn"), scaled) == ("b",)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_preloading_contradicts_the_other_ways_to_start_functions(method: str) -> None:
+    with pytest.raises(UsageError, match=f"^preload: contradicts start_method='{method}'"):
+        launch(config(preload="json", start_method=method), scaled, 1, "x")
+    assert temporary_folders() == []

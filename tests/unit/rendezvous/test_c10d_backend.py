@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 from base64 import b64encode
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.errors import NotYetSupported, UsageError
-from holdfast.rendezvous.c10d_backend import NO_STATE, C10dRendezvousBackend, create_backend
+from holdfast.errors import UsageError
+from holdfast.rendezvous.c10d_backend import (
+    DEFAULT_PORT,
+    NO_STATE,
+    C10dRendezvousBackend,
+    create_backend,
+)
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.store.memory import MemoryStore
+from holdfast.store.tcp_client import TCPStore
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 KEY = "torch.rendezvous.job"
@@ -114,11 +123,81 @@ def test_a_backend_and_its_store_made_from_parameters(tmp_path: Path) -> None:
     assert store.check([KEY])
 
 
-def test_stores_that_cannot_be_made() -> None:
-    def create(**config: str) -> None:
-        create_backend(RendezvousParameters("c10d", "host", "job", 1, 2, **config))
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port to serve at, that the kernel gives to nobody else meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
 
-    with pytest.raises(NotYetSupported, match="store_type: 'tcp'"):
-        create()
+
+def tcp_params(port: int, **config: str) -> RendezvousParameters:
+    return RendezvousParameters("c10d", f"localhost:{port}", "job", 1, 2, **config)
+
+
+def test_whoever_comes_first_serves_the_tcp_store(port: int) -> None:
+    """The endpoint is this machine's, so each of them could."""
+    backend, server = create_backend(tcp_params(port))
+    with server, create_backend(tcp_params(port, is_host="0", store_type=" TCP "))[1] as client:
+        assert "serving" in repr(server)
+        assert "client of" in repr(client)
+        assert server.timeout == client.timeout == timedelta(seconds=60)
+        backend.set_state(b"one")
+        found = C10dRendezvousBackend(client, "job").get_state()
+        assert found is not None
+        assert found[0] == b"one"
+
+
+def test_a_process_has_one_tcp_store_at_a_port(port: int) -> None:
+    with create_backend(tcp_params(port))[1] as one, create_backend(tcp_params(port))[1] as two:
+        one.set("key", "value")
+        one.close()
+        assert two.get("key") == b"value"
+
+
+def test_a_port_that_another_serves_makes_a_client() -> None:
+    with TCPStore("localhost", 0, is_master=True) as theirs:
+        with create_backend(tcp_params(theirs.port))[1] as store:
+            assert "client of" in repr(store)
+            assert theirs.get(KEY) == NO_STATE
+        with pytest.raises(RendezvousConnectionError, match=f"port {theirs.port} is in use"):
+            create_backend(tcp_params(theirs.port, is_host="yes"))
+
+
+def test_a_tcp_store_that_nobody_serves(port: int) -> None:
+    params = tcp_params(port, is_host="no", read_timeout="0.05")
+    with pytest.raises(
+        RendezvousConnectionError, match=rf"localhost:{port} could not be reached within 0.05 s"
+    ):
+        create_backend(params)
+
+
+def test_the_endpoint_of_another_machine_is_not_served_here() -> None:
+    # Of the addresses for documentation; nobody has them.
+    for host in ("192.0.2.1", "store.invalid"):
+        params = RendezvousParameters("c10d", host, "job", 1, 2, read_timeout="0.05")
+        with pytest.raises(RendezvousConnectionError, match=f"{host}:{DEFAULT_PORT} could not be"):
+            create_backend(params)
+
+
+def test_the_state_is_lost_with_the_server_and_can_be_set_anew(port: int) -> None:
+    backend, server = create_backend(tcp_params(port, is_host="1"))
+    client = TCPStore("localhost", port)
+    far = C10dRendezvousBackend(client, "job")
+    first = backend.set_state(b"one")
+    assert first is not None
+    server.close()
+    with pytest.raises(RendezvousConnectionError, match=f"'{KEY}': the store at localhost:{port}"):
+        far.get_state()
+    with create_backend(tcp_params(port, is_host="1"))[1]:
+        assert far.set_state(b"two", first[1]) is None
+        again = far.set_state(b"two")
+        assert again is not None
+        assert again[0::2] == (b"two", True)
+    client.close()
+
+
+def test_stores_that_cannot_be_made() -> None:
     with pytest.raises(UsageError, match="store_type: 'hash' is unknown; accepted: tcp, file"):
-        create(store_type="hash")
+        create_backend(RendezvousParameters("c10d", "host", "job", 1, 2, store_type="hash"))

@@ -99,7 +99,7 @@ def test_a_round_of_several_nodes(cluster: Cluster) -> None:
 def test_what_a_handler_says_of_itself(cluster: Cluster) -> None:
     handler = cluster.add(1, 2)
     assert (handler.get_backend(), handler.get_run_id()) == ("c10d", "job")
-    assert handler.use_agent_store is False
+    assert handler.use_agent_store is True
     assert handler.polls_membership is False
     assert handler.decides_for_all is True
     settings = handler.settings

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,6 +43,11 @@ def test_an_installed_plugin_is_found_and_loaded(
 
 def test_nothing_is_found_where_nothing_is_installed() -> None:
     assert "some" not in plugins.installed()
+
+
+def test_what_holdfast_brings_for_torchrun_is_not_for_itself() -> None:
+    assert "holdfast" in entry_points(group=plugins.GROUP).names
+    assert "holdfast" not in plugins.installed()
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from rendezvous_fakes_for_registry import AnyHandler, FakeEntryPoint
 
 from holdfast.errors import NotYetSupported, UsageError
 from holdfast.rendezvous import plugins
+from holdfast.rendezvous.coordinated import CoordinatedHandler
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
@@ -63,7 +64,7 @@ def test_a_handler_of_another_name_is_refused() -> None:
         registry.create_handler(params())
 
 
-@pytest.mark.parametrize("name", ["c10d", "static", "file", "etcd", "etcd-v2"])
+@pytest.mark.parametrize("name", ["c10d", "holdfast", "static", "file", "etcd", "etcd-v2"])
 def test_names_that_are_there_from_the_start_are_taken(name: str) -> None:
     with pytest.raises(ValueError, match="registered already"):
         rendezvous_handler_registry.register(name, create)
@@ -73,6 +74,14 @@ def test_names_that_are_there_from_the_start_are_taken(name: str) -> None:
 def test_etcd_is_still_to_come(name: str) -> None:
     with pytest.raises(NotYetSupported, match=rf"^--rdzv-backend: '{name}' is not supported yet"):
         get_rendezvous_handler(params(name))
+
+
+def test_torchruns_name_for_our_rendezvous_is_c10d_here(caplog: pytest.LogCaptureFixture) -> None:
+    """It is not looked up as the plug-in that torchrun finds by the same name."""
+    handler = get_rendezvous_handler(params("holdfast", reconnect_grace="0.5", join_timeout="7"))
+    assert type(handler) is CoordinatedHandler
+    assert (handler.get_backend(), handler.join_timeout_s) == ("holdfast", 7.0)
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize(("name", "more"), [("file", {}), ("c10d", {"store_type": " File"})])

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.rendezvous.single_node import ReservedPort
+from holdfast.rendezvous.ports import ReservedPort
 from holdfast.rendezvous.static_tcp import StaticTCPRendezvous
 
 

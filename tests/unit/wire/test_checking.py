@@ -47,7 +47,7 @@ def check(message: object) -> None:
         replace(
             VIEW, role=Role.CLOSED, outcome=Ending.FAILED, failure=FAILURE, why="words,\nmore words"
         ),
-        replace(STATUS, info=replace(INFO, incarnation=2**64 - 1, ports=(0, 65535))),
+        replace(STATUS, info=replace(INFO, incarnation=2**64 - 1, ports=(0, 65535) * 8)),
         replace(STATUS, settings=replace(SETTINGS, max_restarts=-1, settle_s=0.25, order="host")),
         replace(STATUS, run_id="ein Lauf mit Umläuten und 漢字"),
         replace(VIEW, master_addr="fe80::1%eth0", master_port=29500),
@@ -124,7 +124,7 @@ def test_absurd_values_are_named(message: Any, field: str, values: list[object])
         ("host", ["x" * 256, "a\nb"]),
         ("label", ["x" * 256]),
         ("address", ["x" * 256, "\x7f"]),
-        ("ports", [(-1, 0), (0, 65536), (65536, 0), (0, -1)]),
+        ("ports", [(-1, 0), (0, 65536), (65536, 0), (0, -1), (), (1,) * 17]),
         ("fixed_rank", [-2, 1_000_000]),
     ],
 )

@@ -1,0 +1,96 @@
+"""Rows about workers that use torch: their start and restart, how they meet, their store.
+
+Holdfast's workers are started with `--preload torch` in the rows about starting; torchrun has
+nothing of the kind. In the others both start them in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import HOLDFAST
+from benchmarks.launching import WORKERS, BenchmarkError, Launch
+
+if TYPE_CHECKING:
+    from benchmarks.launching import Lab, Samples
+
+RESTARTED, STARTED = 2, 8
+KILLS = 4
+PAUSE_S = (0.15, 0.35)
+MEETINGS = 5
+LOAD_S = 2.0
+LOAD_S_MAX = 120.0
+NS_PER_MS = 1e6
+WARM = ("--preload", "torch")
+
+
+def measure_restart(lab: Lab, launcher: str) -> Samples:
+    """Kill a worker that has imported torch, several times within one job."""
+    flags = ("--max-restarts", str(KILLS), *(WARM if launcher == HOLDFAST else ()))
+    samples = []
+    launch = Launch("stamp_torch.py", RESTARTED, flags=flags, held=True)
+    with lab.start(launcher, launch) as job:
+        stamps = job.wait_for_stamps(RESTARTED)
+        for kill in range(KILLS):
+            time.sleep(random.uniform(*PAUSE_S))
+            victim = next(stamp for stamp in stamps if stamp.rank == kill % RESTARTED)
+            killed_ns = time.monotonic_ns()
+            os.kill(victim.pid, signal.SIGKILL)
+            stamps = job.wait_for_stamps(RESTARTED, generation=kill + 1)
+            samples.append((max(stamp.reached_ns for stamp in stamps) - killed_ns) / NS_PER_MS)
+        job.let_go()
+        job.wait()
+    return {"restart": samples}
+
+
+def measure_start(lab: Lab, launcher: str) -> Samples:
+    """Start workers that import torch, all at once."""
+    flags = WARM if launcher == HOLDFAST else ()
+    with lab.start(launcher, Launch("stamp_torch.py", STARTED, flags=flags)) as job:
+        job.wait()
+        stamps = job.wait_for_stamps(STARTED)
+        after_ms = [(stamp.reached_ns - job.started_ns) / NS_PER_MS for stamp in stamps]
+    return {"last": [max(after_ms)], "first": [min(after_ms)]}
+
+
+def measure_meeting(workers: int, lab: Lab, launcher: str) -> Samples:
+    """Let workers that are ready join a gloo group, several times within one job."""
+    env = {"BENCH_TIMES": str(MEETINGS)}
+    samples = []
+    with lab.start(launcher, Launch("meet.py", workers, env=env, held=True)) as job:
+        for meeting in range(MEETINGS):
+            job.wait_for_stamps(workers, generation=2 * meeting)
+            began_ns = time.monotonic_ns()
+            job.let_go()
+            stamps = job.wait_for_stamps(workers, generation=2 * meeting + 1)
+            samples.append((max(stamp.reached_ns for stamp in stamps) - began_ns) / NS_PER_MS)
+        job.wait()
+    return {"met": samples[1:]}  # The first time also loads what gloo needs.
+
+
+def measure_load(clients: int, lab: Lab, launcher: str) -> Samples:
+    """Keep a store busy with so many clients."""
+    done = subprocess.run(
+        [lab.python, str(WORKERS / "store_load.py"), launcher, str(clients), str(LOAD_S)],
+        env=lab.env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LOAD_S_MAX,
+    )
+    if done.returncode or not done.stdout:
+        raise BenchmarkError(f"{launcher}: store_load.py failed:\n{done.stderr[-3000:]}")
+    return {"speed": [json.loads(done.stdout)["per_s"]]}
+
+
+measure_meeting_8, measure_meeting_32 = (partial(measure_meeting, count) for count in (8, 32))
+measure_load_1, measure_load_16, measure_load_64 = (
+    partial(measure_load, count) for count in (1, 16, 64)
+)

@@ -1,0 +1,35 @@
+"""A worker that joins the process group again and again, as `init_process_group` does by `env://`.
+
+It stamps when it is ready to, as generation 0, and when it is in the group, as generation 1; when
+it is ready for the next time, as generation 2, and so on. Before each time it waits for a byte at
+the gate. Each time has a prefix of its own: the keys of the last would still be there.
+"""
+
+import os
+from time import monotonic_ns
+
+from torch import distributed
+
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+assert os.environ["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+stamps = os.open(os.environ["BENCH_STAMPS"], os.O_WRONLY)
+gate = os.open(os.environ["BENCH_GATE"], os.O_RDONLY)
+
+
+def stamp(number: int) -> None:
+    os.write(stamps, f"{number} {rank} {os.getpid()} {monotonic_ns()}\n".encode())
+
+
+stamp(0)
+for number in range(int(os.environ["BENCH_TIMES"])):
+    os.read(gate, 1)
+    store = distributed.TCPStore(address, port, size, is_master=False)
+    distributed.init_process_group(
+        "gloo", store=distributed.PrefixStore(str(number), store), rank=rank, world_size=size
+    )
+    stamp(2 * number + 1)
+    distributed.barrier()  # Nobody leaves before all are in.
+    distributed.destroy_process_group()
+    stamp(2 * number + 2)
+os._exit(0)

@@ -1,0 +1,8 @@
+"""A script's variables, arguments and ports, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.scripting.arguments import get_env_variable_or_raise, macros
+from holdfast.scripting.free_ports import get_socket_with_port
+
+__all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]

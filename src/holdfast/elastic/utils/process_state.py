@@ -1,0 +1,7 @@
+"""What a process does, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.scripting.process_states import is_uninterruptible_state, read_proc_state
+
+__all__ = ["is_uninterruptible_state", "read_proc_state"]

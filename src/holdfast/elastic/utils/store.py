@@ -1,0 +1,8 @@
+"""Meeting through a store, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.store.errors import DistStoreError
+from holdfast.store.synchronizing import barrier, get_all, store_timeout, synchronize
+
+__all__ = ["DistStoreError", "barrier", "get_all", "store_timeout", "synchronize"]

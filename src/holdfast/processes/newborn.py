@@ -1,0 +1,288 @@
+"""A process that was forked from a Python becomes, as far as a program can tell, a new one.
+
+The one thing to know: what modules did as they were imported is kept, since a new interpreter that
+imports them would have it too: handlers of signals, variables, entries of `sys.path`. All that
+belongs to one start is made new: arguments, environment, streams, `__main__`.
+
+Like the zygote, which loads it by its path, it imports nothing of `holdfast`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import io
+import marshal
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+    from typing import Any
+
+PR_SET_NAME = 15
+NAME_BYTES_MAX = 15  # The kernel keeps no more of a process's name.
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Interpreter:
+    """This interpreter, as it was before anything was imported for the workers."""
+
+    def __init__(self) -> None:
+        # The folder of the program that is run, which is nothing to import from.
+        if not has_safe_path():
+            del sys.path[0]
+        self.path0: str | None = None
+        self.command_line = CommandLine()
+        self.streams = [Stream(name, fd) for fd, name in enumerate(("stdin", "stdout", "stderr"))]
+        self.environment = dict(os.environ)
+        self.collects = True
+
+    def put_path0(self, kind: str, what: str) -> None:
+        """Begin `sys.path` as the interpreter does for a script, a module or a command."""
+        if self.path0 is not None and self.path0 in sys.path:
+            sys.path.remove(self.path0)
+        self.path0 = None
+        if kind == "script" and is_importable(what):
+            self.path0 = whole_path(what)
+        elif not has_safe_path():
+            self.path0 = path0_of(kind, what)
+        if self.path0 is not None:
+            sys.path.insert(0, self.path0)
+
+    def rest(self) -> None:
+        """Prepare for forks: a collection would copy all the memory that is shared."""
+        self.collects = gc.isenabled()
+        gc.disable()
+        gc.freeze()
+
+    def renew(
+        self, argv: list[str], kind: str, what: str, args: list[str], env: dict[str, str]
+    ) -> Callable[[], object]:
+        """Look like a new interpreter with these arguments; return what runs its program."""
+        self.put_environment(env)
+        for stream in self.streams:
+            stream.renew()
+        self.command_line.show(argv)
+        set_name(os.path.basename(argv[0]))
+        sys.orig_argv = list(argv)
+        sys.argv = [what if kind == "script" else f"-{kind}", *args]
+        self.put_path0(kind, what)
+        sys.modules["__main__"] = new_main()
+        reseed_numpy()
+        process: Any = sys.modules.get("multiprocessing.process")
+        if process is not None:
+            process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
+        if self.collects:
+            gc.enable()
+        return program_of(kind, what)
+
+    def put_environment(self, env: dict[str, str]) -> None:
+        """Give the worker its environment, with what the modules put into it as they came in."""
+        made = {
+            name: os.environ.get(name)
+            for name in {*os.environ, *self.environment}
+            if os.environ.get(name) != self.environment.get(name)
+            if env.get(name) == self.environment.get(name)
+        }
+        os.environ.clear()
+        os.environ.update(env)
+        for name, value in made.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+class Stream:
+    """One of the standard streams, and how to make it new for another file behind it."""
+
+    def __init__(self, name: str, fd: int) -> None:
+        self.stream = getattr(sys, name)
+        self.name = name
+        self.fd = fd
+        if self.stream is not None:
+            self.encoding, self.errors = self.stream.encoding, self.stream.errors
+            self.unbuffered: bool = self.stream.write_through  # By -u, or its variable.
+
+    def renew(self) -> None:
+        """Do what a new interpreter would for this descriptor, with the objects that are there.
+
+        Modules may have taken hold of them: a logging handler, a wrapper with colours.
+        """
+        if self.stream is None:
+            return
+        mode = "rb" if self.fd == 0 else "wb"
+        buffer: Any = self.stream.buffer
+        raw: Any = io.FileIO(self.fd, mode, closefd=False)
+        raw.name = f"<{self.name}>"
+        tty = raw.isatty()
+        if hasattr(buffer, "raw"):
+            buffer.__init__(raw, buffer_size(self.fd, tty=tty))
+        else:
+            buffer = raw
+        lines = not self.unbuffered and (tty or self.fd == 2)
+        self.stream.__init__(
+            buffer,
+            self.encoding,
+            self.errors,
+            "\n",
+            lines,
+            self.unbuffered,
+        )
+
+
+def buffer_size(fd: int, *, tty: bool) -> int:
+    """Return the size `open` would choose for a descriptor's buffer."""
+    size = getattr(os.fstat(fd), "st_blksize", 0)
+    return size if size > 1 and not tty else io.DEFAULT_BUFFER_SIZE
+
+
+def set_name(name: str) -> None:
+    """Set the name by which the kernel, and so `top`, knows this process."""
+    libc.prctl(PR_SET_NAME, os.fsencode(name)[:NAME_BYTES_MAX], 0, 0, 0)
+
+
+class CommandLine:
+    """What `ps` shows: the memory the kernel had put this program's arguments into."""
+
+    def __init__(self) -> None:
+        self.start = self.size = 0
+        try:
+            with open("/proc/self/stat", "rb") as stat:
+                fields = stat.read().rpartition(b")")[2].split()
+            self.start = int(fields[45])
+            self.size = max(0, int(fields[46]) - self.start)
+        except (OSError, IndexError, ValueError):
+            pass  # Hidden from us: then it stays as it is.
+
+    def show(self, words: Iterable[str]) -> None:
+        """Put other words in their place, as many of them as there is room for."""
+        if self.start and self.size:
+            line = b"".join(os.fsencode(word) + b"\0" for word in words)[: self.size - 1]
+            ctypes.memmove(self.start, line.ljust(self.size, b"\0"), self.size)
+
+
+def reseed_numpy() -> None:
+    """Give numpy's global generator a state of this process's own, as a new interpreter would.
+
+    Not where a module has seeded it: each worker would have that very state.
+    """
+    mtrand = sys.modules.get("numpy.random.mtrand")
+    try:
+        if mtrand is not None and mtrand._rand._bit_generator._seed_seq is not None:
+            mtrand._rand.seed()
+    except Exception:  # noqa: BLE001 (parts of numpy that may change their names)
+        pass
+
+
+# Programs, as the interpreter starts them.
+
+
+def has_safe_path() -> bool:
+    """Whether flags keep the folder of a script off `sys.path`."""
+    return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
+
+
+def path0_of(kind: str, what: str) -> str:
+    """Return the first entry of `sys.path` for a program."""
+    if kind == "m":
+        return os.getcwd()
+    return os.path.dirname(os.path.realpath(what)) if kind == "script" else ""
+
+
+def whole_path(path: str) -> str:
+    """Return a script's path from the root on, otherwise as it was given."""
+    return path if os.path.isabs(path) else f"{os.getcwd()}/{path}"
+
+
+def is_importable(path: str) -> bool:
+    """Whether a script is a folder or an archive, with a `__main__` in it."""
+    for hook in sys.path_hooks:
+        try:
+            hook(path)
+        except ImportError:
+            continue
+        return True
+    return False
+
+
+def new_main() -> ModuleType:
+    """Return a `__main__` as the interpreter makes it, before anything runs in it."""
+    from importlib.machinery import BuiltinImporter
+
+    main = type(sys)("__main__")
+    for name, value in sys.modules["__main__"].__dict__.items():
+        if name.startswith("__") and name not in ("__doc__", "__file__", "__cached__"):
+            main.__dict__[name] = {} if name == "__annotations__" else value
+    main.__loader__ = BuiltinImporter
+    return main
+
+
+def program_of(kind: str, what: str) -> Callable[[], object]:
+    """Return what runs a program in the new `__main__`."""
+    if kind == "c":
+        return lambda: run_text(what)
+    if kind == "m" or is_importable(what):
+        import runpy
+
+        run_module: Any = runpy._run_module_as_main  # type: ignore[attr-defined]
+        return lambda: run_module(what) if kind == "m" else run_module("__main__", False)  # noqa: FBT003
+    return lambda: run_file(what)
+
+
+def run_text(text: str) -> None:
+    """Run the text of `-c`."""
+    if sys.version_info >= (3, 14):
+        import textwrap
+
+        text = textwrap.dedent(text)
+    code = compile(text, "<string>", "exec", dont_inherit=True)
+    exec(code, sys.modules["__main__"].__dict__)  # noqa: S102 (it is what is asked for)
+
+
+def run_file(path: str) -> None:
+    """Run a script, or one that is compiled."""
+    from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+    from importlib.util import MAGIC_NUMBER
+
+    whole = whole_path(path)
+    try:
+        with open(whole, "rb") as stream:
+            source = stream.read()
+    except OSError as error:
+        why = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.orig_argv[0]}: can't open file {whole!r}: {why}\n")
+        sys.exit(2)
+    main = sys.modules["__main__"]
+    compiled = path.endswith(".pyc") or source[:2] == MAGIC_NUMBER[:2]
+    main.__file__ = whole
+    if sys.version_info < (3, 15):
+        main.__dict__["__cached__"] = None
+    kind: Any = SourcelessFileLoader if compiled else SourceFileLoader
+    main.__loader__ = kind("__main__", whole)
+    if compiled:
+        if source[:4] != MAGIC_NUMBER:
+            raise RuntimeError("Bad magic number in .pyc file")
+        code = marshal.loads(source[16:])  # noqa: S302 (it is the program)
+    else:
+        code = compile(source, whole, "exec", dont_inherit=True)
+    del source
+    exec(code, main.__dict__)  # noqa: S102 (it is what is asked for)
+
+
+def hide_frames(*files: str) -> None:
+    """Let the traceback of what ends this process begin after the frames of these files."""
+    hook = getattr(sys, "excepthook", None)
+    if hook is None:
+        return
+
+    def show(kind: type[BaseException], error: BaseException, tb: Any) -> None:
+        while tb is not None and tb.tb_frame.f_code.co_filename in files:
+            tb = tb.tb_next
+        sys.last_traceback = tb
+        hook(kind, error.with_traceback(tb), tb)
+
+    sys.excepthook = show

@@ -1,0 +1,56 @@
+"""Sharing out what is left of an epoch, after a restart with more or fewer workers.
+
+This is the one module that imports torch, since its class is one of torch's samplers. The job of
+the caller is to know how far the epoch had come: the number of samples that all workers together
+have used, in whatever order. But an order that is shuffled differs with `start_index`, so which
+ones they were is not known from the number alone; see `ElasticDistributedSampler`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data.distributed import DistributedSampler
+
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class ElasticDistributedSampler(DistributedSampler):  # type: ignore[misc]
+    """The indices of one worker, out of those from `start_index` on, shuffled by epoch.
+
+    All workers together get each of them, and the same number each: some that come first are given
+    once more at the end to make it even.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        start_index: int = 0,
+    ) -> None:
+        super().__init__(dataset=dataset, num_replicas=num_replicas, rank=rank)
+        if start_index >= len(dataset):
+            raise UsageError(
+                f"start_index: {start_index} leaves nothing of a dataset of {len(dataset)}"
+            )
+        self.start_index = start_index
+        self.num_samples = -(-self._left // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    @property
+    def _left(self) -> int:
+        return len(self.dataset) - self.start_index
+
+    def __iter__(self) -> Iterator[int]:
+        order = torch.randperm(self._left, generator=torch.Generator().manual_seed(self.epoch))
+        # Places beyond the last are the first ones again.
+        places = torch.arange(self.rank, self.total_size, self.num_replicas) % self._left
+        return iter((order[places] + self.start_index).tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples

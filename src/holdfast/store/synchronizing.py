@@ -1,0 +1,230 @@
+"""Meeting through a store: ranks give each other data, or wait until all of them have come.
+
+It works on any store, torch's included, and the keys are TorchElastic's, so that ranks with torch's
+functions and ranks with these meet. Better here: who waits in vain is told which ranks are missing,
+whatever its own is, without waiting any longer for that; who gives up is not counted any more; and
+a barrier can be used again, by as many.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from holdfast.store.errors import DistNetworkError, StoreTimeoutError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+RANKS_SHOWN_MAX = 32
+"""How many missing ranks are named; of more than that, only the number is told."""
+ASKING_S_MAX = 10.0
+"""For how long a store is asked who is missing."""
+LAST_WAIT_S_MIN = 0.001
+"""To look once at least whether all have got the data; torch's stores take 0 for ever."""
+
+_CAME, _ALL_CAME, _MARK, _GATE = "/num_members", "/last_member", "/TRACE", "/TRACING_GATE"
+_NOTHING = "<val_ignored>"
+
+
+@contextmanager
+def store_timeout(store: Any, timeout: float) -> Iterator[None]:
+    """Let a store wait for so many seconds only, and as long as before when the block is left.
+
+    Other threads that use the same store have the same timeout meanwhile.
+    """
+    before = store.timeout
+    store.set_timeout(timedelta(seconds=timeout))
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
+
+
+def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
+    """Return what all ranks have set under `{prefix}{rank}`, in the order of the ranks.
+
+    Rank 0 returns when all others have got it too, so that it may end the store. Raises
+    `StoreTimeoutError` naming the ranks that are missing, after the store's own timeout.
+    """
+    return _get_all(store, rank, prefix, world_size, store.timeout.total_seconds())
+
+
+def synchronize(
+    store: Any,
+    data: bytes,
+    rank: int,
+    world_size: int,
+    key_prefix: str,
+    timeout: float = 300,
+) -> list[bytes]:
+    """Give `data` to all ranks, and return that of all, in the order of the ranks.
+
+    A prefix can be used once: what is there stays. Rank 0 returns last; see `get_all`.
+    """
+    store.set(f"{key_prefix}{rank}", data)
+    return _get_all(store, rank, key_prefix, world_size, timeout)
+
+
+def barrier(
+    store: Any,
+    world_size: int,
+    key_prefix: str,
+    barrier_timeout: float = 300,
+    rank: int | None = None,
+    rank_tracing_decoder: Callable[[int], str] | None = None,
+    trace_timeout: float = ASKING_S_MAX,
+) -> None:
+    """Wait until `world_size` have come, this one included.
+
+    When the time is over, raises `StoreTimeoutError`: with a `rank` given, it names the ranks that
+    did not come, in the words of the decoder if there is one. `trace_timeout` is for how many
+    seconds the store is asked for them.
+    """
+    if rank is None and rank_tracing_decoder is not None:
+        raise AssertionError("rank_tracing_decoder: names ranks, so a rank is needed as well")
+    turn = _Turn(store, world_size, key_prefix, rank)
+    turn.come()
+    try:
+        turn.wait(barrier_timeout)
+    except (RuntimeError, TimeoutError) as problem:
+        if _is_loss(problem):
+            raise
+        if turn.give_up():
+            return
+        until = time.monotonic() + trace_timeout
+        said = _who_is_missing(turn, rank_tracing_decoder or str, until)
+        raise StoreTimeoutError(
+            f"the barrier {key_prefix} was waited at for {barrier_timeout:g} s: {said}"
+        ) from problem
+
+
+class _Turn:
+    """One use of a barrier, as one of those sees it who come to it."""
+
+    def __init__(self, store: Any, world_size: int, prefix: str, rank: int | None) -> None:
+        self.store, self.world_size, self.prefix, self.rank = store, world_size, prefix, rank
+        self.came = 0
+        self._suffix = ""  # Torch's names are those of the first turn.
+
+    def come(self) -> None:
+        """Be counted. Needs no answer of others."""
+        self.came = self.store.add(self.prefix + _CAME, 1)
+        number = (self.came - 1) // self.world_size
+        self._suffix = f"/{number}" if number else ""
+        if self.rank is not None:
+            self.store.set(self.mark(self.rank), _NOTHING)
+        if self.came % self.world_size == 0:
+            self.store.set(self._all_came, _NOTHING)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until all have come; raises what the store raises when they do not."""
+        self.store.wait([self._all_came], timedelta(seconds=timeout_s))
+
+    def give_up(self) -> bool:
+        """Be counted no more; return whether all have come after all, just now."""
+        self.came = self.store.add(self.prefix + _CAME, -1) + 1
+        if self.store.check([self._all_came]):
+            self.store.add(self.prefix + _CAME, 1)
+            return True
+        return False
+
+    def missing(self, until: float) -> list[int]:
+        """Return the ranks that left no mark."""
+        found = _absent(self.store, [self.mark(rank) for rank in range(self.world_size)], until)
+        if self.rank == 0:
+            self.store.set(self.prefix + _GATE, _NOTHING)  # Torch's others wait for it.
+        return found
+
+    def mark(self, rank: int) -> str:
+        """Return the key that a rank sets when it comes."""
+        return f"{self.prefix}{rank}{_MARK}{self._suffix}"
+
+    @property
+    def _all_came(self) -> str:
+        return f"{self.prefix}{_ALL_CAME}{self._suffix}"
+
+
+def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: float) -> list[bytes]:
+    deadline = time.monotonic() + timeout_s
+    keys = [f"{prefix}{one}" for one in range(world_size)]
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except (RuntimeError, TimeoutError) as problem:
+        missing = [] if _is_loss(problem) else _absent(store, keys, _soon())
+        if not missing:
+            raise
+        said = f"no data came under {prefix} within {timeout_s:g} s from {_ranks(missing, str)}"
+        raise StoreTimeoutError(f"{said} of {world_size}") from problem
+    values = [bytes(value) for value in store.multi_get(keys)]
+    end = _Turn(store, world_size, f"{prefix}/finished", rank)
+    end.come()
+    if rank != 0:
+        return values
+    try:
+        end.wait(max(deadline - time.monotonic(), LAST_WAIT_S_MIN))
+    except (RuntimeError, TimeoutError) as problem:
+        missing = [] if _is_loss(problem) else end.missing(_soon())
+        if not missing:
+            raise
+        said = f"the data under {prefix} was not taken within {timeout_s:g} s by"
+        raise StoreTimeoutError(f"{said} {_ranks(missing, str)} of {world_size}") from problem
+    return values
+
+
+def _soon() -> float:
+    return time.monotonic() + ASKING_S_MAX
+
+
+def _who_is_missing(turn: _Turn, decode: Callable[[int], str], until: float) -> str:
+    """Say it in words, as far as it can be known."""
+    came = f"{turn.came} of {turn.world_size} came"
+    if turn.rank is None:
+        return came
+    try:
+        missing = turn.missing(until)
+    except (RuntimeError, OSError) as problem:
+        return f"{came}; which ones, the store did not tell: {problem}"
+    if not missing:
+        return f"{came}, the others only before or after that"
+    nameless = turn.came + len(missing) - turn.world_size
+    said = f"missing are {_ranks(missing, decode)} of {turn.world_size}"
+    return f"{said}, but {nameless} of these came without giving a rank" if nameless > 0 else said
+
+
+def _ranks(missing: Sequence[int], decode: Callable[[int], str]) -> str:
+    text = ", ".join(decode(rank) for rank in missing[:RANKS_SHOWN_MAX])
+    more = len(missing) - RANKS_SHOWN_MAX
+    plural = "s" if len(missing) > 1 else ""
+    return f"rank{plural} {text}" + (f" and {more} more" if more > 0 else "")
+
+
+def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
+    """Return the places of the keys that are not there.
+
+    Halves that are complete are not looked into: of many keys, mostly few are missing. Raises
+    `StoreTimeoutError` if it takes too long.
+    """
+    found: list[int] = []
+    parts = [range(len(keys))]
+    while parts:
+        if time.monotonic() > until:
+            raise StoreTimeoutError("asking for each took too long")
+        part = parts.pop()
+        if store.check([keys[place] for place in part]):
+            continue
+        middle = len(part) // 2
+        if middle:
+            parts += [part[middle:], part[:middle]]
+        else:
+            found += part
+    return found
+
+
+def _is_loss(problem: Exception) -> bool:
+    """Whether the store is gone, be it torch's: then nobody can be asked who is missing."""
+    return isinstance(problem, DistNetworkError) or (
+        type(problem).__name__ == DistNetworkError.__name__
+    )

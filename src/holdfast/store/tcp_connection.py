@@ -1,0 +1,137 @@
+"""One connection to a TCPStore server: requests go out, answers are read, all by a deadline.
+
+The one thing to know: answers carry no number, they only come in order. So a connection on which
+anything went wrong, time being over included, is of no use any more: the answer that comes late
+would be taken for that of the next request. Whoever catches an error of these methods closes it.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import time
+
+ANSWER_BYTES_MAX = 1 << 30
+"""No value is larger. Values above the limit of one request come of many APPENDs."""
+READ_BYTES = 1 << 16
+POLL_S_MAX = 3600.0  # The kernel takes 32 bits of milliseconds; a deadline may be further away.
+
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+_I64 = struct.Struct("<q")
+
+
+class WrongAnswer(Exception):
+    """What was answered is not what the protocol says; the message says what it was."""
+
+
+class Connection:
+    """A connected socket and what was read ahead from it."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self.deadline = deadline
+        """When to give up, by `time.monotonic`; set it before every request."""
+        self._socket = sock
+        self._unread = bytearray()
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        sock.setblocking(False)  # noqa: FBT003 (the name says it)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, request: bytes) -> None:
+        """Send a request; raise `ConnectionError` if the server is known to be gone.
+
+        Not all requests are answered, so this look is all that tells of a loss in time.
+        """
+        try:
+            ahead = self._socket.recv(READ_BYTES)
+        except BlockingIOError:
+            pass
+        else:
+            if not ahead:
+                raise _hung_up()
+            self._unread += ahead
+        self.finish()
+        self.send(request)
+
+    def send(self, request: bytes) -> None:
+        """Send bytes, whatever may be there to be read."""
+        rest = memoryview(request)
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                writable = select.poll()
+                writable.register(self._socket, select.POLLOUT)
+                self._sleep(writable)
+
+    def finish(self) -> None:
+        """Raise `WrongAnswer` if there is more than what was asked for."""
+        if self._unread:
+            raise WrongAnswer(f"{len(self._unread)} bytes that nobody asked for")
+
+    def read(self, count: int) -> bytes:
+        """Return exactly so many bytes, or raise `TimeoutError` or `ConnectionError`."""
+        unread = self._unread
+        while len(unread) < count:
+            self._sleep(self._readable)
+            try:
+                more = self._socket.recv(max(READ_BYTES, min(count - len(unread), 1 << 20)))
+            except BlockingIOError:
+                continue
+            if not more:
+                raise _hung_up()
+            unread += more
+        taken = bytes(unread[:count])
+        del unread[:count]
+        return taken
+
+    def u8(self) -> int:
+        """Read one byte."""
+        return self.read(1)[0]
+
+    def u32(self) -> int:
+        """Read a number of 4 bytes."""
+        return int(_U32.unpack(self.read(4))[0])
+
+    def i64(self) -> int:
+        """Read a number of 8 bytes, which may be below 0."""
+        return int(_I64.unpack(self.read(8))[0])
+
+    def count(self, most: int) -> int:
+        """Read how many of something there are."""
+        number = self.i64()
+        if not 0 <= number <= most:
+            raise WrongAnswer(f"the number {number}, where one from 0 to {most} was expected")
+        return number
+
+    def blob(self) -> bytes:
+        """Read a value."""
+        size = int(_U64.unpack(self.read(8))[0])
+        if size > ANSWER_BYTES_MAX:
+            raise WrongAnswer(f"a value of {size} bytes")
+        return self.read(size)
+
+    def abort(self) -> None:
+        """Make whoever reads from it in another thread stop with `ConnectionError`."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # It is lost already.
+
+    def close(self) -> None:
+        """Close it. A process forked from this one keeps its own descriptor of it."""
+        self._socket.close()
+
+    def _sleep(self, poll: select.poll) -> None:
+        left = self.deadline - time.monotonic()
+        # What is there already is taken, however late it is: this process may have been stopped.
+        ready = poll.poll(math.ceil(min(max(left, 0.0), POLL_S_MAX) * 1000))
+        if not ready and time.monotonic() >= self.deadline:
+            raise TimeoutError("time is over")
+
+
+def _hung_up() -> ConnectionError:
+    return ConnectionResetError("the server closed the connection")

@@ -1,0 +1,342 @@
+"""The loop that serves the connections of a `TcpStoreServer`, in one thread.
+
+Nobody stalls the others. A client that does not read its answers is not read from either, so that
+no more of them pile up; one that sends many requests at once has its turn after every
+`TURN_BYTES` of answers; one that breaks the rules is closed, and nobody else notices.
+"""
+
+from __future__ import annotations
+
+import _socket as socket  # Its methods are called for every request; the wrapper adds nothing.
+import errno
+import os
+import resource
+import select
+import time
+
+from holdfast import messages
+from holdfast.store.key_space import BYTES_MAX, KeySpace, Refused
+from holdfast.store.tcp_answers import WOKEN, answer
+from holdfast.store.tcp_parsing import Requests
+
+RECEIVE_BYTES = 16 * 1024
+RECEIVE_LARGE_BYTES = 1024 * 1024  # At most, where a large value is known to come.
+SEND_BYTES = 1024 * 1024
+TURN_BYTES = 256 * 1024
+EVENTS_MAX = 256  # Connections served between two looks at who else is there.
+ACCEPTED_AT_ONCE = 64
+CONNECTIONS_MAX = 65_536
+DESCRIPTORS_LEFT = 256  # What the rest of this process may need; but not more than half.
+VALIDATE_S = 30.0
+HALF_OPEN_MAX = 1024  # Connections that have not said yet that they are clients of this protocol.
+HALF_OPEN_MIN_S = 1.0  # What each of them has before it must go for another.
+NO_ROOM_S = 0.2  # The wait when this process has no descriptor left.
+WARNINGS_MAX = 10
+
+_GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EINTR)
+_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+
+
+class Connection:
+    """One client: its socket, what it has sent, and what it has not read yet."""
+
+    __slots__ = (
+        "address", "descriptor", "number", "receive", "requests", "send", "since", "socket",
+        "unfinished", "unsent",
+    )  # fmt: skip
+
+    def __init__(self, number: int, peer: socket.socket, address: object, now: float) -> None:
+        self.number = number
+        self.socket = peer
+        self.descriptor = peer.fileno()
+        self.receive = peer.recv
+        self.send = peer.send
+        self.address = address
+        self.requests = Requests()
+        self.since = now
+        self.unfinished = 0
+        self.unsent = bytearray()
+
+    def __str__(self) -> str:
+        match self.address:
+            case (str(host), int(port), *_):
+                return f"{host.removeprefix('::ffff:')}:{port}"
+        return "a client"
+
+
+class ServingLoop:
+    """Serves until the descriptor `wake` is readable."""
+
+    def __init__(self, listener: socket.socket, epoll: select.epoll, wake: int) -> None:
+        self.connections: dict[int, Connection] = {}
+        """By the number that each has in the key space, as long as it is open."""
+        self._by_descriptor: dict[int, Connection] = {}
+        self._listener = listener
+        self._epoll = epoll
+        self._wake = wake
+        self._space = KeySpace()
+        self._half_open: dict[Connection, None] = {}  # The oldest first.
+        self._again: dict[Connection, None] = {}  # Those who had a turn and have more to do.
+        self._accept_at: float | None = None  # When to go on, while nothing is accepted.
+        self._numbers = 0
+        self._kept_bytes = 0  # Of requests that are not complete, and of answers not read yet.
+        self._warnings = 0
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if limit == resource.RLIM_INFINITY:
+            limit = CONNECTIONS_MAX
+        self._connections_max = min(CONNECTIONS_MAX, limit - min(DESCRIPTORS_LEFT, limit // 2))
+
+    def run(self) -> None:
+        """Serve everybody."""
+        poll, by_descriptor, serve = self._epoll.poll, self._by_descriptor, self._serve
+        listener = self._listener.fileno()
+        while True:
+            accept = False
+            for descriptor, _events in poll(self._patience(), EVENTS_MAX):
+                connection = by_descriptor.get(descriptor)
+                if connection is not None:
+                    if connection.unsent:
+                        self._send_more(connection)
+                        continue
+                    requests = connection.requests
+                    wanted = requests.wanted_bytes
+                    try:
+                        data = connection.receive(
+                            RECEIVE_BYTES
+                            if wanted <= RECEIVE_BYTES
+                            else min(wanted, RECEIVE_LARGE_BYTES)
+                        )
+                    except BlockingIOError:
+                        continue
+                    except OSError:
+                        data = b""
+                    if data:
+                        requests.feed(data)
+                        serve(connection)
+                    else:
+                        self._drop(connection)
+                elif descriptor == listener:
+                    accept = True
+                elif descriptor == self._wake:
+                    return
+            if self._again:
+                for connection in list(self._again):
+                    if self._again.pop(connection, connection) is None and not connection.unsent:
+                        serve(connection)
+            if accept:
+                self._accept()
+            if self._half_open or self._accept_at is not None:
+                self._tend(time.monotonic())
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in self.connections.values():
+            _hang_up(connection.socket)
+        self.connections.clear()
+
+    def abandon(self) -> None:
+        """Close this process's copies of the connections, which go on elsewhere."""
+        for connection in self.connections.values():
+            connection.socket.close()
+        self.connections.clear()
+
+    # One connection
+
+    def _serve(self, connection: Connection) -> None:
+        """Do what a client asked for, as far as all of it has come and its turn goes."""
+        requests, space = connection.requests, self._space
+        number = connection.number
+        answers = []
+        size = 0
+        problem = ""
+        try:
+            while (request := requests.next()) is not None:
+                one = answer(space, number, request[0], request[1])
+                if one:
+                    answers.append(one)
+                    size += len(one)
+                if space.woken:
+                    self._wake_others(connection, answers)
+                if size > TURN_BYTES:
+                    self._again[connection] = None
+                    break
+        except Refused as refused:
+            problem = str(refused)
+        if answers:
+            self._send(connection, answers[0] if len(answers) == 1 else b"".join(answers))
+        if requests.problem or problem:
+            self._expel(connection, requests.problem or problem)
+            return
+        if requests.unfinished_bytes != connection.unfinished and number in self.connections:
+            self._kept_bytes += requests.unfinished_bytes - connection.unfinished
+            connection.unfinished = requests.unfinished_bytes
+            self._check_room(connection)
+        if requests.validated and connection in self._half_open:
+            del self._half_open[connection]
+
+    def _wake_others(self, connection: Connection | None, answers: list[bytes]) -> None:
+        """Answer those whose wait has ended; the one that is being served in its turn."""
+        space = self._space
+        while space.woken:
+            woken, space.woken = space.woken, []
+            for number in woken:
+                other = self.connections.get(number)
+                if other is connection is not None:
+                    answers.append(WOKEN)
+                elif other is not None:
+                    self._send(other, WOKEN)
+
+    def _send(self, connection: Connection, data: bytes) -> None:
+        sent = 0
+        if not connection.unsent:
+            try:
+                sent = connection.send(data)
+            except BlockingIOError:
+                pass
+            except OSError:
+                self._drop(connection)
+                return
+            if sent == len(data):
+                return
+            self._epoll.modify(connection.descriptor, _OUT)
+        connection.unsent += memoryview(data)[sent:]
+        self._kept_bytes += len(data) - sent
+        self._check_room(connection)
+
+    def _send_more(self, connection: Connection) -> None:
+        """A client has read some of its answers, or is gone."""
+        unsent = connection.unsent
+        try:
+            with memoryview(unsent) as view:
+                sent = connection.send(view[:SEND_BYTES])
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(connection)
+            return
+        del unsent[:sent]
+        self._kept_bytes -= sent
+        if not unsent:
+            self._epoll.modify(connection.descriptor, _IN)
+            self._again[connection] = None  # What it asked for meanwhile.
+
+    def _check_room(self, connection: Connection) -> None:
+        if self._kept_bytes > BYTES_MAX:
+            self._expel(connection, f"requests and answers of more than {BYTES_MAX} bytes")
+
+    def _expel(self, connection: Connection, problem: str) -> None:
+        if connection.number not in self.connections:
+            return
+        text = f"the store for the workers closed the connection of {connection}: {problem}"
+        if connection in self._half_open:
+            messages.debug(text)  # Whoever it is, it is none of the workers.
+        else:
+            self._warn(text)
+        self._drop(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        """Close a connection and forget its client."""
+        if connection.number not in self.connections:
+            return
+        self._shut(connection)
+        self._space.leave(connection.number)
+        if self._space.woken:
+            self._wake_others(None, [])
+        if self._accept_at is not None:
+            self._accept_at = 0.0  # There is room again.
+
+    def _shut(self, connection: Connection) -> None:
+        del self.connections[connection.number]
+        del self._by_descriptor[connection.descriptor]
+        self._half_open.pop(connection, None)
+        self._again.pop(connection, None)
+        self._kept_bytes -= connection.unfinished + len(connection.unsent)
+        # A copy in a process that was forked just now would keep it there otherwise.
+        self._epoll.unregister(connection.descriptor)
+        _hang_up(connection.socket)
+
+    # All connections
+
+    def _patience(self) -> float:
+        """How long nothing has to be done, if nobody sends anything; negative for ever."""
+        if self._again:
+            return 0
+        until = self._accept_at
+        if self._half_open:
+            oldest = next(iter(self._half_open)).since + VALIDATE_S
+            until = oldest if until is None else min(until, oldest)
+        return -1 if until is None else max(0.0, until - time.monotonic())
+
+    def _tend(self, now: float) -> None:
+        while self._half_open:
+            oldest = next(iter(self._half_open))
+            if now - oldest.since < VALIDATE_S:
+                break
+            self._expel(oldest, f"it said nothing within {VALIDATE_S:g} s")
+        if self._accept_at is not None and now >= self._accept_at:
+            self._accept_at = None
+            self._epoll.modify(self._listener.fileno(), _IN)
+
+    def _accept(self) -> None:
+        now = time.monotonic()
+        for _ in range(ACCEPTED_AT_ONCE):
+            if not self._may_accept(now):
+                return
+            try:
+                descriptor, address = self._listener._accept()  # type: ignore[attr-defined]
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _GONE:
+                    continue
+                self._warn(
+                    "the store for the workers cannot take another connection now: "
+                    f"{error.strerror} ({os.getpid()} is the process)"
+                )
+                self._pause(now + NO_ROOM_S)
+                return
+            self._welcome(socket.socket(fileno=descriptor), address, now)
+
+    def _welcome(self, peer: socket.socket, address: object, now: float) -> None:
+        peer.setblocking(False)  # noqa: FBT003 (the name says it)
+        connection = Connection(self._numbers, peer, address, now)
+        self._numbers += 1
+        if len(self.connections) >= self._connections_max:
+            self._warn(
+                f"the store for the workers has no room for {connection}: it has "
+                f"{self._connections_max} connections (ulimit -n of the agent sets the limit)"
+            )
+            peer.close()
+            return
+        self.connections[connection.number] = connection
+        self._by_descriptor[connection.descriptor] = connection
+        self._half_open[connection] = None
+        self._epoll.register(connection.descriptor, _IN)
+
+    def _may_accept(self, now: float) -> bool:
+        """Whether one more can be half open; the oldest of them goes if it had its time."""
+        if len(self._half_open) < HALF_OPEN_MAX:
+            return True
+        oldest = next(iter(self._half_open))
+        if now - oldest.since < HALF_OPEN_MIN_S:
+            self._pause(oldest.since + HALF_OPEN_MIN_S)
+            return False
+        self._expel(oldest, "it said nothing yet, and others want to connect")
+        return True
+
+    def _pause(self, until: float) -> None:
+        self._accept_at = until
+        self._epoll.modify(self._listener.fileno(), 0)
+
+    def _warn(self, text: str) -> None:
+        self._warnings += 1
+        (messages.warning if self._warnings <= WARNINGS_MAX else messages.debug)(text)
+
+
+def _hang_up(peer: socket.socket) -> None:
+    """Close a connection, even if a process that was forked just now has a copy of it."""
+    try:
+        peer.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # The client was first.
+    peer.close()

@@ -1,0 +1,231 @@
+"""What one client of the TCPStore protocol sends, cut into requests.
+
+Every byte is looked at once, however the network cut it: a request that is not all here yet keeps
+the fields it has, and is not looked at again before enough has come for the next one. The first
+request has to be VALIDATE with the right number. Nothing comes out before it, and it never does.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from holdfast.store.tcp_protocol import (
+    ADD,
+    APPEND,
+    BARRIER,
+    CANCEL_WAIT,
+    CHECK,
+    COMPARE_SET,
+    DELETE_KEY,
+    GET,
+    GETNUMKEYS,
+    KEY_BYTES_MAX,
+    KEYS_MAX,
+    LIST_KEYS,
+    MAGIC,
+    MULTI_GET,
+    MULTI_SET,
+    OPERATIONS,
+    PING,
+    QUEUE_LEN,
+    QUEUE_POP,
+    QUEUE_PUSH,
+    SET,
+    VALIDATE,
+    VALUE_BYTES_MAX,
+    WAIT,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+REQUEST_BYTES_MAX = 256 * 1024 * 1024
+"""How much one request may hold in all. It matters only for those of many keys: each field has a
+limit of its own, but 131,072 of the largest values would be a terabyte."""
+
+_VALUE, _KEY, _NUMBER, _WORD, _KEYS, _PAIRS = range(6)  # The kinds of fields.
+
+_FIELDS = {
+    VALIDATE: (_WORD,),
+    SET: (_KEY, _VALUE),
+    COMPARE_SET: (_KEY, _VALUE, _VALUE),
+    GET: (_KEY,),
+    ADD: (_KEY, _NUMBER),
+    CHECK: (_KEYS,),
+    WAIT: (_KEYS,),
+    GETNUMKEYS: (),
+    DELETE_KEY: (_KEY,),
+    APPEND: (_KEY, _VALUE),
+    MULTI_GET: (_KEYS,),
+    MULTI_SET: (_PAIRS,),
+    CANCEL_WAIT: (),
+    PING: (_WORD,),
+    QUEUE_PUSH: (_KEY, _VALUE),
+    QUEUE_POP: (_KEY,),
+    QUEUE_LEN: (_KEY,),
+    LIST_KEYS: (),
+    BARRIER: (_KEY, _NUMBER),
+}
+_SHAPES = tuple(_FIELDS[operation] for operation in range(OPERATIONS))
+_REPEATED = {_KEYS: (_KEY,), _PAIRS: (_KEY, _VALUE)}
+
+# By kind: how it is read, how large it may be, and what is said if it is larger.
+_u64, _i64, _u32 = (Struct(f"<{letter}") for letter in "QqI")
+_BYTES = (8, 8, 8, 4, 8, 8)
+_UNPACK = tuple(one.unpack_from for one in (_u64, _u64, _i64, _u32, _u64, _u64))
+_MAX = (VALUE_BYTES_MAX, KEY_BYTES_MAX, (1 << 63) - 1, (1 << 32) - 1, KEYS_MAX, KEYS_MAX)
+_TOO_MUCH = (
+    "a value of %d bytes; %d is the most",
+    "a key of %d bytes; %d is the most",
+    "",
+    "",
+    "a request of %d keys; %d is the most",
+    "a request of %d keys; %d is the most",
+)
+
+
+class Requests:
+    """The requests of one client, in order. Feed it when `next` has nothing more, never before."""
+
+    __slots__ = (
+        "_at", "_before", "_data", "_fields", "_gathered", "_left", "_needed", "_operation",
+        "_shape", "problem", "validated",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.validated = False
+        self.problem = ""
+        """Why nothing more comes out: what the client sent is not this protocol."""
+        self._data = b""
+        self._at = 0
+        # The request that is being read: what it is, what it holds, and how much is to come.
+        self._operation = -1
+        self._shape: tuple[int, ...] = ()
+        self._left = 0
+        self._fields: list[Any] = []
+        self._before = 0  # How many bytes of it went into fields already.
+        self._gathered = bytearray()  # The beginning of the field that is not all here.
+        self._needed = 0
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """How much is kept of a request that is not all here."""
+        return self._before + len(self._gathered)
+
+    @property
+    def wanted_bytes(self) -> int:
+        """How much has to come before there can be anything new; 0 if that is not known."""
+        return self._needed - len(self._gathered)
+
+    def feed(self, data: bytes) -> None:
+        """Take what came next from the client."""
+        if self.problem:
+            return
+        if self._needed:
+            self._gathered += data
+            if len(self._gathered) < self._needed:
+                return
+            data = bytes(self._gathered)
+            self._gathered.clear()
+            self._needed = 0
+        self._data = data
+        self._at = 0
+
+    def next(self) -> tuple[int, list[Any]] | None:
+        """Return the next operation and its fields, or nothing if it is not all here."""
+        data = self._data
+        at = self._at
+        end = len(data)
+        if at >= end:
+            return None
+        operation = self._operation
+        if operation < 0:
+            operation = data[at]
+            if operation >= OPERATIONS or (operation == VALIDATE) is self.validated:
+                self._refuse(_unexpected(operation, validated=self.validated))
+                return None
+            at += 1
+            shape = _SHAPES[operation]
+            left = len(shape)
+            fields: list[Any] = []
+        else:
+            shape, left, fields = self._shape, self._left, self._fields
+        width = len(shape)
+        while left:
+            kind = shape[len(fields) % width]
+            needed = at + _BYTES[kind]
+            if needed <= end:
+                number: int = _UNPACK[kind](data, at)[0]
+                if number > _MAX[kind]:
+                    self._refuse(_TOO_MUCH[kind] % (number, _MAX[kind]))
+                    return None
+                if kind <= _KEY:
+                    start = needed
+                    needed += number
+                    if needed <= end:
+                        fields.append(data[start:needed])
+                        at = needed
+                        left -= 1
+                        continue
+                elif kind <= _WORD:
+                    fields.append(number)
+                    at = needed
+                    left -= 1
+                    continue
+                else:
+                    at = needed
+                    shape = _REPEATED[kind]
+                    width = len(shape)
+                    left = number * width
+                    continue
+            self._suspend(operation, shape, left, fields, at, needed - at)
+            return None
+        self._at = at
+        self._operation = -1
+        self._before = 0
+        return (operation, fields) if operation != VALIDATE else self._validate(fields[0])
+
+    def _validate(self, magic: int) -> tuple[int, list[Any]] | None:
+        if magic != MAGIC:
+            self._refuse("a client of another protocol, or of another version of it")
+            return None
+        self.validated = True
+        return self.next()
+
+    def _suspend(
+        self,
+        operation: int,
+        shape: tuple[int, ...],
+        left: int,
+        fields: list[Any],
+        at: int,
+        needed: int,
+    ) -> None:
+        """Keep the request that is being read until enough has come for its next field."""
+        self._before += at - self._at
+        if self._before + needed > REQUEST_BYTES_MAX:
+            self._refuse(f"a request of more than {REQUEST_BYTES_MAX} bytes")
+            return
+        self._operation, self._shape, self._left, self._fields = operation, shape, left, fields
+        self._gathered += self._data[at:]
+        self._needed = needed
+        self._data = b""
+        self._at = 0
+
+    def _refuse(self, problem: str) -> None:
+        self.problem = problem
+        self._data = b""
+        self._at = 0
+        self._operation = -1
+        self._fields = []
+        self._gathered = bytearray()
+        self._needed = self._before = 0
+
+
+def _unexpected(operation: int, *, validated: bool) -> str:
+    if not validated:
+        return "a client that does not speak PyTorch's TCPStore protocol"
+    if operation == VALIDATE:
+        return "a client that introduces itself twice"
+    return f"an operation that does not exist: {operation}"

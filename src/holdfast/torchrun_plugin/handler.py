@@ -1,0 +1,177 @@
+"""`TorchrunHandler`: Holdfast's rendezvous as torchrun's agent drives it.
+
+What stays torchrun's: it counts restarts itself, for each node; it looks every `monitor_interval`
+whether it should come to a new round; and a node whose workers are done cannot start them again.
+What is different from its own `c10d`: a node that comes, goes or dies is told to all others, who
+then come to a new round, and a node that gives up ends the job for all at once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import api as torchs
+
+from holdfast import messages
+from holdfast.core.news import Failure
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.rendezvous import errors as ours
+from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.torchrun_plugin.node import PluginNode
+from holdfast.torchrun_plugin.store import RoundStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = "holdfast"
+
+
+class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
+    """The rendezvous of one torchrun, made from its parameters."""
+
+    def __init__(self, params: Any) -> None:
+        with _as_torchs():
+            self._node = PluginNode(_translated(params))
+        self._is_shut = False
+        self._not_needed = False
+        # torchrun does not shut its handler down when a signal ends it; the others should hear of
+        # that all the same. Processes that are forked have no part in this.
+        atexit.register(_leave, weakref.ref(self), os.getpid())
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the workers' store is served by the first node's torchrun."""
+        return self._node.use_agent_store
+
+    def get_backend(self) -> str:
+        """Return the name that torchrun asks for it by."""
+        return NAME
+
+    def get_run_id(self) -> str:
+        """Return the job's id."""
+        return self._node.get_run_id()
+
+    def next_rendezvous(self) -> Any:
+        """Wait until this node is in a round that it was not in before, and return it."""
+        try:
+            with _as_torchs():
+                info = self._node.next_rendezvous()
+        except torchs.RendezvousGracefulExitError:
+            self._not_needed = True
+            raise
+        view = self._node.round
+        assert view is not None
+        store = RoundStore(self._node, f"{view.round_term}/{view.round}/{view.generation}")
+        point = info.bootstrap_store_info
+        meeting_point = torchs.RendezvousStoreInfo(point.master_addr, point.master_port)
+        return torchs.RendezvousInfo(store, info.rank, info.world_size, meeting_point)
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over, as far as this node was told."""
+        with _as_torchs():
+            return self._node.is_closed()
+
+    def set_closed(self) -> None:
+        """End the job for all nodes."""
+        with _as_torchs():
+            self._node.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """Return above 0 if this node should come to the next round, or hear that there is none.
+
+        torchrun's agent looks nowhere else while its workers run, and a job that another node gave
+        up should not go on here.
+        """
+        with _as_torchs():
+            if self._node.round is not None and self._node.is_closed():
+                return 1
+            return self._node.num_nodes_waiting()
+
+    def shutdown(self) -> bool:
+        """Leave the job, and say how if torchrun is about to end; return whether that went well."""
+        cause = sys.exception()
+        if not self._is_shut:
+            self._is_shut = True
+            try:
+                self._say_how(cause)
+                self._node.shutdown()
+            except HoldfastError as error:
+                messages.warning(f"the node did not leave the job well: {error}")
+                return False
+        if self._not_needed and isinstance(cause, AttributeError):
+            # torchrun's agent takes `RendezvousGracefulExitError` for no failure and returns no
+            # result; what called it (torch 2.13) then asks that for its failures, and would end
+            # the command with a traceback.
+            raise SystemExit(0)
+        return True
+
+    def _say_how(self, cause: BaseException | None) -> None:
+        if isinstance(cause, ChildFailedError):
+            self._node.say_failed(_first_failure(self._node.node_id, cause))
+        elif cause is None and self._node.is_done:
+            self._node.stay_while_needed()
+
+
+def _leave(handler: weakref.ref[TorchrunHandler], pid: int) -> None:
+    here = handler()
+    if here is not None and os.getpid() == pid:
+        here.shutdown()
+
+
+def _translated(params: Any) -> RendezvousParameters:
+    """Return torchrun's parameters as ours."""
+    if str(params.config.get("store_type", "tcp")).strip().lower() != "tcp":
+        raise UsageError("--rdzv-conf: store_type: only tcp can be used with torchrun")
+    return RendezvousParameters(
+        NAME,
+        params.endpoint,
+        params.run_id,
+        params.min_nodes,
+        params.max_nodes,
+        params.local_addr,
+        **params.config,
+    )
+
+
+def _first_failure(node: str, error: Any) -> Failure:
+    """Return what made torchrun give up, in one line for the others."""
+    host = os.uname().nodename
+    rank, failure = error.get_first_failure()
+    code = failure.exitcode
+    how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+    return Failure(
+        node=node,
+        host=host,
+        rank=rank,
+        pid=failure.pid,
+        exitcode=code,
+        summary=f"rank {rank} (pid {failure.pid} on {host}) failed: {how}; its torchrun gave up",
+        mendable=False,
+    )
+
+
+@contextmanager
+def _as_torchs() -> Iterator[None]:
+    """Raise torch's exceptions in place of ours, with our words."""
+    try:
+        yield
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    except ours.RendezvousClosedError as error:
+        raise torchs.RendezvousClosedError(str(error)) from None
+    except ours.RendezvousTimeoutError as error:
+        raise torchs.RendezvousTimeoutError(str(error)) from None
+    except ours.RendezvousConnectionError as error:
+        raise torchs.RendezvousConnectionError(str(error)) from None
+    except ours.RendezvousStateError as error:
+        raise torchs.RendezvousStateError(str(error)) from None
+    except ours.RendezvousGracefulExitError as error:
+        raise torchs.RendezvousGracefulExitError(str(error)) from None
+    except HoldfastError as error:
+        raise torchs.RendezvousError(str(error)) from None

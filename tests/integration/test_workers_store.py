@@ -1,0 +1,138 @@
+"""The store that agents serve to workers, used by real workers of real jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.store.errors import DistNetworkError
+from holdfast.store.tcp_client import TCPStore
+from real_teams import Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STORE = """
+from holdfast.store.connecting import from_environment
+store = from_environment()
+"""
+MEET = (
+    STORE
+    + """
+store.set(f"here{RANK}", AGENT)
+store.wait([f"here{rank}" for rank in range(int(E["WORLD_SIZE"]))])
+tell(f"count {store.add('count', 1)}")
+obey()
+"""
+)
+
+LATE = (
+    STORE
+    + """
+if NUMBER == 0 and AGENT == "b":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    tell("stubborn")
+    obey()
+    late = from_environment()  # A new connection, as a slow start makes it.
+    late.set("key", "old")
+    tell(f"late {late.get('key').decode()}")
+elif NUMBER == 0:
+    tell("ready")
+    obey()
+else:
+    tell(f"sees {store.check(['key'])}")
+obey()
+"""
+)
+LAST = (
+    STORE
+    + """
+if RANK != "0":
+    obey()
+    tell(f"stored {store.add('count', 1)}")
+"""
+)
+
+
+def counts(cluster: Cluster, workers: int) -> list[int]:
+    """Return what the workers of a generation counted in their store, each for itself."""
+    return sorted(int(cluster.news.next()[1]) for _ in range(workers))
+
+
+def test_workers_of_several_nodes_meet_in_the_store_of_the_first(tmp_path: Path) -> None:
+    with Cluster(tmp_path, MEET, "--max-restarts", "1", nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        assert counts(cluster, 2) == [1, 2]
+        # A new generation begins with an empty store, at another port.
+        starts["b"].fail()
+        again = cluster.generation(2)
+        assert counts(cluster, 2) == [1, 2]
+        assert again["a"].meeting != starts["a"].meeting
+        for start in again.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static", "file"])
+def test_every_backend_has_it(tmp_path: Path, backend: str) -> None:
+    (tmp_path / "shared").mkdir()
+    endpoint = str(tmp_path / "shared") if backend == "file" else ""
+    with Cluster(tmp_path, MEET, nnodes="2", backend=backend, endpoint=endpoint) as cluster:
+        for number, name in enumerate("ab"):
+            cluster.start(name, *(("--node-rank", str(number)) if backend == "static" else ()))
+        starts = cluster.generation(2)
+        assert counts(cluster, 2) == [1, 2]
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_a_late_worker_of_the_old_generation_cannot_touch_the_new_one(tmp_path: Path) -> None:
+    with Cluster(tmp_path, LATE, "--max-restarts", "1", nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        first = cluster.generation(2)
+        assert {cluster.news.next()[0] for _ in range(2)} == {"stubborn", "ready"}
+        first["a"].fail()
+        again = cluster.next_start()  # Of the node whose workers have stopped; b's has not.
+        assert (again.agent, again.generation) == ("a", 1)
+        assert cluster.news.next()[:2] == ["sees", "False"]
+        os.kill(first["b"].pid, signal.SIGUSR1)
+        assert cluster.news.next()[:2] == ["late", "old"]
+        host, _, port = again.meeting.rpartition(":")
+        with TCPStore(host, int(port)) as store:
+            assert not store.check(["key"])
+
+
+def test_the_store_is_there_until_the_last_worker_is_done(tmp_path: Path) -> None:
+    flags = ("--exit-barrier-timeout", "0.1")
+    with Cluster(tmp_path, LAST, *flags, nnodes="2") as cluster:
+        cluster.start_coordinator("coordinator")
+        cluster.start_all("a", "b")
+        first, other = cluster.ranks(2)
+        cluster.agents[first.agent].says("waiting for those of the other nodes")
+        other.finish()
+        assert cluster.news.next()[:2] == ["stored", "1"]
+        for name in "ab":
+            assert cluster.agents[name].end()[0] == 0
+        host, _, port = first.meeting.rpartition(":")
+        with pytest.raises(DistNetworkError):
+            TCPStore(host, int(port), timeout=timedelta(seconds=0.5))
+
+
+def test_the_store_moves_when_its_node_is_lost(tmp_path: Path) -> None:
+    with Cluster(tmp_path, MEET, nnodes="1:2") as cluster:
+        cluster.start_coordinator("coordinator")
+        cluster.start_all("a", "b")
+        first, other = cluster.ranks(2)
+        assert counts(cluster, 2) == [1, 2]
+        cluster.agents[first.agent].kill()
+        again = cluster.next_start()
+        assert (again.agent, again.world) == (other.agent, 1)
+        assert counts(cluster, 1) == [1]
+        again.finish()
+        assert cluster.agents[other.agent].end()[0] == 0

@@ -1,0 +1,285 @@
+"""Our client of a TCPStore and torch's, on torch's server: the same answers to the same calls."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.store import connecting
+from holdfast.store.errors import DistNetworkError, QueueEmptyError, StoreTimeoutError
+from holdfast.store.tcp_client import TCPStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.torch
+
+LONG = timedelta(seconds=30)
+SHORT = timedelta(milliseconds=50)
+
+
+@pytest.fixture(scope="module", params=["libuv", "legacy"])
+def server(request: pytest.FixtureRequest) -> Any:
+    """One of torch's two servers, on a port of the kernel's choice."""
+    from torch.distributed import TCPStore as Torch
+
+    return Torch("localhost", 0, is_master=True, use_libuv=request.param == "libuv")
+
+
+@pytest.fixture
+def store(server: Any) -> Iterator[TCPStore]:
+    with TCPStore("localhost", server.port, timeout=LONG) as store:
+        yield store
+
+
+def theirs(server: Any) -> Any:
+    """Return a client of torch's on the same server."""
+    return server.clone()
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what a call returns, or the name of the error, which is the same for both."""
+    from torch.distributed import QueueEmptyError as TorchQueueEmptyError
+
+    try:
+        return call()
+    except (QueueEmptyError, TorchQueueEmptyError):
+        return "QueueEmptyError"
+
+
+def all_calls(store: Any, part: str) -> list[Any]:
+    """Make every call, on keys of its own, and return all answers."""
+
+    def key(name: str) -> str:
+        return f"{part}/{name}"
+
+    calls: list[Callable[[], Any]] = [
+        lambda: store.check([key("a")]),
+        lambda: store.set(key("a"), "é"),
+        lambda: store.get(key("a")),
+        lambda: store.set(key(""), b"\x00\xff"),
+        lambda: store.multi_get([key(""), key("a")]),
+        lambda: store.multi_set([key("b"), key("c")], ["", "2"]),
+        lambda: store.multi_get([key("c"), key("b"), key("c")]),
+        lambda: store.append(key("c"), "0"),
+        lambda: (store.add(key("c"), 5), store.add(key("n"), 0), store.add(key("n"), -(2**40))),
+        lambda: store.compare_set(key("x"), "", "one"),
+        lambda: store.compare_set(key("x"), "two", "three"),
+        lambda: store.compare_set(key("x"), "one", "two"),
+        lambda: store.compare_set(key("missing"), "some", "one"),
+        lambda: store.check([key("a"), key("b"), key("x")]),
+        lambda: store.check([key("a"), key("missing")]),
+        lambda: store.wait([key("a"), key("b")]),
+        lambda: store.wait([key("a")], LONG),
+        lambda: (store.delete_key(key("a")), store.delete_key(key("a"))),
+        lambda: store.barrier(key("barrier"), 1),
+        lambda: store.barrier(key("barrier 2"), 1, LONG),
+        lambda: sorted(name.removeprefix(part) for name in store.list_keys() if part in name),
+        lambda: store.num_keys() == len(store.list_keys()) + store.check(["init/"]),
+        store.has_extended_api,
+        lambda: (store.host, store.timeout),
+    ]
+    return [outcome(call) for call in calls]
+
+
+def all_queue_calls(store: Any, part: str) -> list[Any]:
+    key = f"{part}/queue"
+    calls: list[Callable[[], Any]] = [
+        lambda: store.queue_len(key),
+        lambda: store.queue_pop(key, block=False),
+        lambda: (store.queue_push(key, "one"), store.queue_push(key, b"\xff")),
+        lambda: (store.queue_len(key), store.check([key])),
+        lambda: (store.queue_pop(key), store.queue_pop(key, block=False)),
+        lambda: store.queue_len(key),
+    ]
+    return [outcome(call) for call in calls]
+
+
+def test_every_call_is_answered_as_torchs_client_is(server: Any, store: TCPStore) -> None:
+    their_store = theirs(server)
+    their_store.set_timeout(LONG)
+    assert all_calls(store, "ours") == all_calls(their_store, "their")
+
+
+def test_queues_too(server: Any, store: TCPStore) -> None:
+    if not server.libuvBackend:
+        with pytest.raises(DistNetworkError, match=r"queue_len of k: "):
+            store.queue_len("k")  # The old server has no queues.
+        return
+    assert all_queue_calls(store, "ours") == all_queue_calls(theirs(server), "their")
+
+
+def test_what_is_as_large_as_may_be(server: Any, store: TCPStore) -> None:
+    key, value = "k" * 8191, os.urandom(8 * 1024 * 1024)
+    store.set(key, value)
+    assert store.get(key) == value == theirs(server).get(key)
+    assert store.delete_key(key)
+    many = [f"many {number}" for number in range(2000)]
+    store.multi_set(many, many)
+    assert store.multi_get(many) == [name.encode() for name in many]
+    assert all(map(store.delete_key, many))
+
+
+def test_clients_of_both_kinds_wait_for_each_other(server: Any, store: TCPStore) -> None:
+    their_store = theirs(server)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.get, "for ours")
+        their_store.set("for ours", "1")
+        assert waiting.result() == b"1"
+        waiting = pool.submit(their_store.get, "for theirs")
+        store.set("for theirs", "2")
+        assert waiting.result() == b"2"
+        met = pool.submit(their_store.barrier, "both", 2, LONG)
+        store.barrier("both", 2)
+        met.result()
+
+
+def test_a_wait_that_is_over_leaves_the_connection_in_order(store: TCPStore) -> None:
+    store.set("here", "1")
+    for _ in range(20):
+        with pytest.raises(StoreTimeoutError, match=r"within 0.001 s no value came for: "):
+            store.wait(["here", "nowhere"], timedelta(milliseconds=1))
+        assert store.add("count of waits", 0) == 0
+    with pytest.raises(StoreTimeoutError, match=r"fewer than 2 came to: lonely"):
+        store.barrier("lonely", 2, SHORT)
+    with pytest.raises(StoreTimeoutError, match=r"wait: within 0.05 s no value came for: nowhere$"):
+        store.wait(["here", "nowhere"], SHORT)
+    store.set_timeout(SHORT)
+    with pytest.raises(StoreTimeoutError, match=r"get: within 0.05 s no value came for: nowhere"):
+        store.get("nowhere")
+
+
+def test_a_key_that_was_only_compared_has_no_value(server: Any, store: TCPStore) -> None:
+    """torch's client gets `b""` here from the libuv server."""
+    their_store = theirs(server)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.get, "compared")
+        for _ in range(200):
+            assert their_store.compare_set("compared", "some", "other") == b"some"
+        their_store.set("compared", "value")
+        assert waiting.result() == b"value"
+
+
+def test_many_threads_take_turns(server: Any, store: TCPStore) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        numbers = list(pool.map(lambda _: store.add("turns", 1), range(400)))
+    assert sorted(numbers) == list(range(1, 401))
+    with store.clone() as other:
+        assert other.add("turns", 0) == 400
+    assert theirs(server).get("turns") == b"400"
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port to serve at, that the kernel gives to nobody else meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
+
+
+def test_a_server_of_torchs_waits_for_our_clients(port: int) -> None:
+    from torch.distributed import TCPStore as Torch
+
+    with ThreadPoolExecutor(1) as pool:
+        hosting = pool.submit(
+            lambda: Torch("localhost", port, world_size=2, is_master=True, timeout=LONG)
+        )
+        with TCPStore("localhost", port, 2, timeout=LONG) as store:
+            server = hosting.result()
+            assert store.add("init/", 0) == 2
+            assert store.list_keys() == server.list_keys() == []
+
+
+SERVING = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("localhost", int(sys.argv[1]), is_master=True)
+print(store.port, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def serving_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A process with a server of torch's; it ends with its standard input."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVING, str(port)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def test_a_server_that_is_stopped_goes_on_or_dies() -> None:
+    """torch's client waits for ever for a stopped server, and never again reaches a new one."""
+    with serving_process() as (process, port):
+        store = TCPStore("localhost", port, timeout=LONG)
+        store.set("key", "value")
+        assert store.add("count", 1) == 1
+        process.send_signal(signal.SIGSTOP)
+        store.set_timeout(SHORT)
+        calls: list[tuple[str, Callable[[], Any]]] = [
+            ("get of key", lambda: store.get("key")),
+            ("add of count", lambda: store.add("count", 1)),
+            ("wait of key", lambda: store.wait(["key"])),
+        ]
+        for number, (about, call) in enumerate(calls):
+            if number == 0:
+                with pytest.raises(StoreTimeoutError, match=f"{about}: no answer within 0.05 s"):
+                    call()
+            with pytest.raises(StoreTimeoutError, match="took the connection, but did not answer"):
+                call()
+        with pytest.raises(StoreTimeoutError, match="took the connection, but did not answer"):
+            TCPStore("localhost", port, timeout=SHORT)
+        process.send_signal(signal.SIGCONT)
+        store.set_timeout(LONG)
+        assert store.get("key") == b"value"
+        process.kill()
+        process.wait()
+        with pytest.raises(DistNetworkError, match=r"add of count: "):
+            store.add("count", 1)
+        store.set_timeout(SHORT)
+        with pytest.raises(DistNetworkError, match=r"127\.0\.0\.1:\d+: Connection refused"):
+            store.add("count", 1)
+    store.set_timeout(LONG)
+    server = TCPStore("localhost", port, is_master=True, timeout=LONG)
+    assert store.add("count", 1) == 1
+    store.close()
+    server.close()
+
+
+def test_a_worker_finds_the_store_of_its_agent(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    server.set("found", "yes")
+    with connecting.from_environment(LONG) as store:
+        assert store.get("found") == b"yes"
+
+
+def test_both_kinds_of_create_c10d_store_meet(port: int) -> None:
+    from torch.distributed.elastic.utils.distributed import create_c10d_store
+
+    where: dict[str, Any] = {"server_addr": "localhost", "server_port": port, "world_size": 2}
+    with ThreadPoolExecutor(1) as pool:
+        hosting = pool.submit(lambda: create_c10d_store(is_server=True, timeout=30, **where))
+        with connecting.create_c10d_store(is_server=False, timeout=30, **where) as store:
+            hosting.result().set("key", "value")
+            assert store.get("key") == b"value"

@@ -1,0 +1,86 @@
+"""What a real torch worker meets: its group breaks in the middle of an operation, and is made anew.
+
+The other tests of gloo kill workers that wait for orders. Here one of two is killed while the other
+waits for it inside a collective operation, which then fails there too; that this second failure is
+not taken for the cause is half of what is tested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from real_teams import Cluster
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+# The worker with rank 1 waits for orders, the other one for it, in a sum that is never made.
+WAITING = """
+import traceback
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    assert dist.is_torchelastic_launched()
+    dist.init_process_group("gloo")
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    seen = store.check(["left behind"])
+    dist.barrier()  # All have looked.
+    store.set("left behind", "by an earlier generation")
+    total = torch.tensor([rank + 1])
+    dist.all_reduce(total)
+    tell(f"met {AGENT} {NUMBER} {rank} {total.item()} {seen}")
+    if rank == 1:
+        # Its connections must not close before it has ended, or the other could be first.
+        sys.excepthook = lambda *error: (traceback.print_exception(*error), os._exit(1))
+        obey()
+    dist.all_reduce(total)
+
+main()
+"""
+
+
+def meeting(cluster: Cluster, generation: int) -> dict[int, int]:
+    """Wait until both workers of a generation have met; return their processes by rank."""
+    met: dict[int, int] = {}
+    while len(met) < 2:
+        word, *words = cluster.news.next()
+        if word == "met":
+            _agent, number, rank, total, seen, pid = words
+            assert (int(number), int(total), seen) == (generation, 3, "False"), words
+            met[int(rank)] = int(pid)
+    return met
+
+
+def test_a_broken_collective_is_made_anew_and_never_blamed(tmp_path: Path) -> None:
+    """Also that no key of a generation's store is there in the next, and torch's `@record`."""
+    logs = tmp_path / "logs"
+    flags = ("--max-restarts=1", "--log-dir", str(logs))
+    with Cluster(tmp_path, WAITING, *flags, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        os.kill(meeting(cluster, 0)[1], signal.SIGKILL)
+        failing = meeting(cluster, 1)[1]
+        os.kill(failing, signal.SIGUSR2)
+        ends = cluster.end()
+    assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1}
+    for name, (_, said) in ends.items():
+        assert "killed by SIGKILL" in said, said
+        assert "restart 1 of 1" in said, said
+        report = said[said.index("train.py FAILED after 1 of 1 restarts") :]
+        first = report.partition("Other Failures:")[0]
+        assert f"rank      : 1 (local_rank: 0)\n  exitcode  : 1 (pid: {failing})" in first, name
+        # Torch's own decorator wrote the file that this traceback is from.
+        assert "error.json" in first, report
+        assert "was told to fail" in first, report
+        assert "Connection closed by peer" not in first, report
+    written = [json.loads(path.read_text()) for path in logs.glob("*/failure.json")]
+    assert {report["first"]["rank"] for report in written} == {1}

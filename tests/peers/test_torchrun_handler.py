@@ -1,0 +1,269 @@
+"""The plug-in's handler and store as torchrun's agent drives them, without the agent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.rendezvous.coordinated import CoordinatedHandler
+from holdfast.rendezvous.parameters import RendezvousParameters
+from real_coordinators import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+pytestmark = pytest.mark.torch
+
+LONG_S = 30.0
+EXIT_BARRIER = "torchelastic/agent/terminal_state"
+
+
+class Job:
+    """Handlers of one job, made as torchrun makes them."""
+
+    def __init__(self, nnodes: str, settle: float) -> None:
+        low, _, high = nnodes.partition(":")
+        self.settle = settle
+        self.size = (int(low), int(high or low))
+        self.endpoint = f"127.0.0.1:{free_port()}"
+        self.handlers: list[Any] = []
+
+    def node(self, **conf: object) -> Any:
+        from torch.distributed.elastic.rendezvous import RendezvousParameters as Torchs
+        from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+        # torchrun's command line gives every value as text, and always a timeout. The first node
+        # coordinates, unless a test has it otherwise.
+        conf = {"settle": self.settle, "is_host": not self.handlers, **conf}
+        given = {key: str(value) for key, value in conf.items() if value is not None}
+        params = Torchs(
+            "holdfast", self.endpoint, "job", *self.size, "127.0.0.1", timeout=900, **given
+        )
+        self.handlers.append(get_rendezvous_handler(params))
+        return self.handlers[-1]
+
+    def of_ours(self) -> CoordinatedHandler:
+        params = RendezvousParameters("holdfast", self.endpoint, "job", *self.size, is_host=False)
+        self.handlers.append(CoordinatedHandler(params))
+        return self.handlers[-1]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def job_of(nnodes: str, settle: float = LONG_S) -> Iterator[Job]:
+    """A job whose first round has all nodes that may come, unless it settles soon."""
+    job = Job(nnodes, settle)
+    try:
+        yield job
+    finally:
+        if job.handlers:  # Together, since the one that coordinates waits for the others.
+            with ThreadPoolExecutor(len(job.handlers)) as pool:
+                assert all(pool.map(lambda one: one.shutdown(), job.handlers))
+
+
+def meet(*handlers: Any) -> list[Any]:
+    """Return what all are told of a round; the first is the first to come."""
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        return list(pool.map(lambda one: one.next_rendezvous(), handlers))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_torchs_registry_has_it_as_a_handler_of_its_own_kind() -> None:
+    from torch.distributed.elastic import rendezvous
+
+    with job_of("1") as job:
+        handler = job.node()
+        assert isinstance(handler, rendezvous.RendezvousHandler)
+        assert (handler.get_backend(), handler.get_run_id()) == ("holdfast", "job")
+        assert handler.use_agent_store is True
+        assert (handler.is_closed(), handler.num_nodes_waiting()) == (False, 0)
+        info = handler.next_rendezvous()
+        assert isinstance(info, rendezvous.RendezvousInfo)
+        assert isinstance(info.bootstrap_store_info, rendezvous.RendezvousStoreInfo)
+        assert info.bootstrap_store_info.master_addr == "127.0.0.1"
+        assert (info.rank, info.world_size) == (0, 1)
+
+
+def test_finding_it_loads_neither_torch_nor_the_rest_of_holdfast() -> None:
+    program = (
+        "import sys; bare = set(sys.modules); import holdfast.torchrun_plugin as plugin;"
+        "plugin.creator(); print(*sorted(set(sys.modules) - bare))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["__future__", "holdfast", "holdfast.torchrun_plugin"]
+
+
+def test_the_store_does_what_torchs_agent_asks_of_it() -> None:
+    from torch.distributed import DistStoreError, PrefixStore
+    from torch.distributed.elastic.utils import store as agents
+
+    with job_of("2") as job:
+        first, second = meet(job.node(), job.node())
+        store, other = first.store, PrefixStore("of", second.store)
+        first.store.multi_set(["of/x", "of/y"], ["1", "2"])
+        assert other.multi_get(["x", "y"]) == [b"1", b"2"]
+        assert other.compare_set("x", "1", "3") == b"3" == store.get("of/x")
+        other.append("x", "4")
+        assert (store.get("of/x"), store.check(["of/z"]), store.num_keys()) == (b"34", False, 2)
+        assert store.delete_key("of/x")
+        with ThreadPoolExecutor(2) as pool:
+            shared = pool.map(
+                lambda info: agents.synchronize(info.store, b"mine", info.rank, 2, "sync"),
+                (first, second),
+            )
+            assert list(shared) == [[b"mine", b"mine"]] * 2
+        assert store.timeout == timedelta(seconds=300)
+        with pytest.raises(DistStoreError, match=r"^no value came within 0.05 s for: nothing$"):
+            store.wait(["nothing"], timedelta(seconds=0.05))
+        store.set_timeout(timedelta(seconds=0.05))
+        with pytest.raises(DistStoreError, match=r"^no value came within 0.05 s for: nothing$"):
+            store.get("nothing")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "conf", "kind", "said"),
+    [
+        ("no port:here", {}, ValueError, "--rdzv-endpoint: "),
+        ("127.0.0.1:0", {"is_host": 0}, ValueError, "127.0.0.1:0 is no endpoint to connect to"),
+        ("", {"settle": "soon"}, ValueError, "--rdzv-conf: settle: 'soon' is not a time; "),
+        ("", {"store_type": "file"}, ValueError, "--rdzv-conf: store_type: only tcp can be"),
+        ("", {"join_timeout": 0.2}, "Timeout", r"1 of 2 nodes came to 127\.0\.0\.1:\d+ within 0"),
+        ("", {"read_timeout": 0.2, "is_host": 0}, "Connection", "the coordinator at 127.0.0.1:"),
+        (
+            "nowhere.invalid:1",
+            {"read_timeout": 0.2, "is_host": None},
+            "Connection",
+            "the coordinator at nowhere.",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_line(
+    endpoint: str, conf: dict[str, object], kind: Any, said: str
+) -> None:
+    from torch.distributed.elastic.rendezvous import api
+
+    with job_of("2") as job:
+        job.endpoint = endpoint or job.endpoint
+        error = getattr(api, f"Rendezvous{kind}Error") if isinstance(kind, str) else kind
+        with pytest.raises(error, match=rf"^{said}") as raised:
+            job.node(**conf).next_rendezvous()
+        assert "\n" not in str(raised.value)
+
+
+def test_a_wrong_token_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+    with job_of("1:2", settle=0.05) as job:
+        monkeypatch.setenv("HOLDFAST_TOKEN", "the one secret")
+        job.node().next_rendezvous()
+        monkeypatch.setenv("HOLDFAST_TOKEN", "another secret")
+        with pytest.raises(RendezvousConnectionError, match=rf"^{job.endpoint}: .*token"):
+            job.node().next_rendezvous()
+
+
+def test_closing_reaches_a_node_that_runs_and_one_that_comes_late() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousClosedError
+
+    with job_of("2") as job:
+        nodes = [job.node(node_id=name) for name in "ab"]
+        meet(*nodes)
+        nodes[0].set_closed()
+        until(nodes[1].num_nodes_waiting)  # All that torchrun's agent asks while workers run.
+        assert nodes[1].is_closed()
+        for node in (nodes[1], job.node()):
+            with pytest.raises(RendezvousClosedError, match=r"^the job 'job' is over: a closed"):
+                node.next_rendezvous()
+
+
+def test_a_round_is_handed_out_only_when_all_its_nodes_came() -> None:
+    with job_of("2:3") as job, ThreadPoolExecutor(2) as pool:
+        rounds = [pool.submit(job.node(node_id=name).next_rendezvous) for name in "ab"]
+        absent = job.of_ours()  # It is in the round, and never says that it came.
+        assert absent.next_rendezvous().world_size == 3
+        until(lambda: absent.enter().view and not any(one.done() for one in rounds))
+        absent.shutdown()
+        infos = [one.result(LONG_S) for one in rounds]
+        assert sorted((info.rank, info.world_size) for info in infos) == [(0, 2), (1, 2)]
+
+
+def test_nobody_waits_in_the_store_of_a_round_that_is_over() -> None:
+    from torch.distributed import DistStoreError
+
+    with job_of("1:2") as job, ThreadPoolExecutor(1) as pool:
+        stays, goes = job.node(), job.node(node_id="b")
+        waiting = pool.submit(meet(stays, goes)[0].store.get, "rank")
+        goes.shutdown()
+        with pytest.raises(DistStoreError, match=r"^the round is over: b left$"):
+            waiting.result(LONG_S)
+        until(stays.num_nodes_waiting)
+        assert stays.next_rendezvous().world_size == 1
+
+
+def test_a_node_that_is_done_does_not_wait_for_one_that_starts_anew() -> None:
+    """torchrun cannot start its workers again; the other one goes on without it."""
+    from torch.distributed import DistStoreError
+    from torch.distributed.elastic.utils.store import barrier
+
+    with job_of("1:2") as job, ThreadPoolExecutor(2) as pool:
+        fails, done = job.node(node_id="a"), job.node()
+        infos = meet(fails, done)
+        waiting = pool.submit(barrier, infos[1].store, 2, EXIT_BARRIER)
+        again = pool.submit(fails.next_rendezvous)
+        with pytest.raises(DistStoreError, match=r"^the round is over: a asked for a new start$"):
+            waiting.result(LONG_S)
+        done.shutdown()
+        assert again.result(LONG_S).world_size == 1
+
+
+def test_a_node_that_is_done_stays_while_the_others_need_it() -> None:
+    from torch.distributed import DistStoreError
+    from torch.distributed.elastic.utils.store import barrier
+
+    with job_of("2") as job, ThreadPoolExecutor(1) as pool:
+        nodes = [job.node(), job.node()]  # The first one coordinates.
+        infos = meet(*nodes)
+        with pytest.raises(DistStoreError, match=r"^no value came within 0\.05 s"):
+            barrier(infos[0].store, 2, EXIT_BARRIER, barrier_timeout=0.05)
+        leaving = pool.submit(nodes[0].shutdown)
+        infos[1].store.set("late", "1")
+        assert infos[1].store.get("late") == b"1"
+        assert not leaving.done()
+        barrier(infos[1].store, 2, EXIT_BARRIER, barrier_timeout=LONG_S)
+        assert nodes[1].shutdown()
+        assert leaving.result(LONG_S)
+
+
+def test_the_exit_barrier_ends_the_job_well_and_lets_the_standby_go() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousGracefulExitError
+    from torch.distributed.elastic.utils.store import barrier
+
+    with job_of("2") as job, ThreadPoolExecutor(3) as pool:
+        members = [job.node(), job.node()]
+        infos = meet(*members)
+        spare = job.node()
+        standing_by = pool.submit(spare.next_rendezvous)
+        until(lambda: spare._node._stood_by)
+        for done in [pool.submit(barrier, info.store, 2, EXIT_BARRIER) for info in infos]:
+            done.result(LONG_S)
+        with pytest.raises(RendezvousGracefulExitError, match=r"^the job is over; this node was"):
+            standing_by.result(LONG_S)
+        until(members[0].is_closed)
+        # torch 2.13 stumbles over the missing result of such an agent.
+        with pytest.raises(SystemExit) as ending:  # noqa: PT012
+            try:
+                None.is_failed()  # type: ignore[attr-defined]
+            finally:
+                spare.shutdown()
+        assert ending.value.code == 0

@@ -1,0 +1,174 @@
+"""The real, unmodified torchrun with `--rdzv-backend holdfast`: nodes that join, leave and die.
+
+With its own `c10d` the same jobs end or hang: see `defects/join_kills_job.py` and its neighbours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+from launchers import BIN
+
+from real_teams import OBEY, QUICK, TEAM_HEAD, Agent, Cluster, Start
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+# torchrun knows no generations.
+HEAD = TEAM_HEAD.replace('int(E["HOLDFAST_GENERATION"])', "0")
+
+# The workers use the store that the first node's torchrun serves.
+GLOO = """
+import torch
+import torch.distributed as dist
+assert E["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+assert total.item() == sum(range(dist.get_world_size() + 1))
+tell(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} 1 {GENERATION} summed")
+obey()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+class TorchrunCluster(Cluster):
+    """Nodes of one job, each a torchrun."""
+
+    def __init__(self, folder: Path, script: str = OBEY, *flags: str, nnodes: str) -> None:
+        super().__init__(folder, script, *flags, nnodes=nnodes)
+        self._script.write_text(self._script.read_text().replace(TEAM_HEAD, HEAD))
+
+    def start(
+        self,
+        name: str,
+        *flags: str,
+        conf: str = "",
+        env: Mapping[str, str] | None = None,
+        before: tuple[str, ...] = (),
+        program: str = "",
+    ) -> Agent:
+        command = [
+            str(BIN / "torchrun"),
+            "--nnodes", self._nnodes,
+            "--rdzv-backend", "holdfast",
+            "--rdzv-endpoint", self.endpoint,
+            "--rdzv-id", self.run_id,
+            "--rdzv-conf", QUICK,
+            "--local-addr", "127.0.0.1",
+            *self._flags, *flags,
+            str(self._script),
+        ]  # fmt: skip
+        return self._run(name, command, {"NEWS": str(self.news.path), "AGENT": name, **(env or {})})
+
+    def world(self, *agents: str, meeting: str = "") -> dict[str, Start]:
+        """Wait until the newest workers of all these are in one world of that size."""
+        newest: dict[str, Start] = {}
+        while True:
+            start = self.next_start()
+            if meeting in start.meeting:
+                newest[start.agent] = start
+            here = [newest[agent] for agent in agents if agent in newest]
+            if [one.world for one in here] != [len(agents)] * len(agents):
+                continue
+            if len({one.meeting for one in here}) == 1:
+                assert sorted(one.rank for one in here) == list(range(len(agents)))
+                return {one.agent: one for one in here}
+
+
+def finish(workers: dict[str, Start]) -> None:
+    for worker in workers.values():
+        worker.finish()
+
+
+def test_a_node_joins_a_running_job(tmp_path: Path) -> None:
+    with TorchrunCluster(tmp_path, nnodes="2:3") as cluster:
+        cluster.start_all("a", "b")
+        before = cluster.world("a", "b")
+        cluster.start("c")
+        after = cluster.world("a", "b", "c")
+        assert {name: after[name].rank for name in "ab"} == {n: before[n].rank for n in "ab"}
+        assert after["a"].meeting != before["a"].meeting
+        assert {one.restarts for one in after.values()} == {0}
+        finish(after)
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+        for agent in cluster.agents.values():
+            assert "Traceback" not in agent.said()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_the_others_go_on_without_a_node_that_left_or_died(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    with TorchrunCluster(tmp_path, nnodes="1:2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        cluster.world("a", "b")
+        if how is signal.SIGTERM:
+            cluster.agents["b"].signal(how)
+        else:
+            cluster.agents["b"].kill()
+        alone = cluster.world("a")
+        why = "left" if how is signal.SIGTERM else "was lost: its connection closed"
+        assert f"{why})" in cluster.agents["a"].said()
+        finish(alone)
+        code = 1 if how is signal.SIGTERM else -signal.SIGKILL
+        assert cluster.codes() == {"a": 0, "b": code}
+
+
+def test_a_standby_takes_the_place_of_a_dead_node_and_another_is_not_needed(
+    tmp_path: Path,
+) -> None:
+    with TorchrunCluster(tmp_path, nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        first = cluster.world("a", "b")
+        for name in ("c", "d"):
+            cluster.start(name).says("standing by to replace a node")
+        cluster.agents["b"].kill()
+        second = cluster.world("a", "c")
+        assert second["c"].rank == first["b"].rank
+        finish(second)
+        assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL, "c": 0, "d": 0}
+
+
+def test_the_job_survives_its_first_node(tmp_path: Path) -> None:
+    """It coordinates, and serves the workers' store; another torchrun of the host takes over."""
+    with TorchrunCluster(tmp_path, nnodes="1:2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        cluster.world("a", "b")
+        cluster.agents["a"].kill()
+        finish(cluster.world("b"))
+        assert cluster.codes() == {"a": -signal.SIGKILL, "b": 0}
+
+
+def test_a_node_that_gives_up_ends_the_job(tmp_path: Path) -> None:
+    with TorchrunCluster(tmp_path, nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        workers = cluster.world("a", "b")
+        os.kill(workers["b"].pid, signal.SIGKILL)
+        ends = cluster.end()
+        assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1}
+        cause = f"rank {workers['b'].rank} (pid {workers['b'].pid} on {os.uname().nodename})"
+        assert (
+            f"RendezvousClosedError: the job 'job' is over: {cause} failed: signal 9"
+            in (ends["a"][1])
+        )
+
+
+def test_gloo_meets_at_the_agents_store_and_again_after_a_failure(tmp_path: Path) -> None:
+    with TorchrunCluster(tmp_path, GLOO, "--max-restarts=1", nnodes="2") as cluster:
+        cluster.start_all("a", "b")
+        first = cluster.world("a", "b", meeting="summed")
+        os.kill(first["b"].pid, signal.SIGKILL)
+        second = cluster.world("a", "b", meeting="summed")
+        finish(second)
+        assert cluster.codes() == {"a": 0, "b": 0}

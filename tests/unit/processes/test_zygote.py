@@ -1,0 +1,260 @@
+"""The zygote's program: what it notices while it imports, and how it forks.
+
+`test_newborn` is about what a worker then is, and `test_warm` about what the agent makes of it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from hatching import Nest
+
+from holdfast.processes import warm, zygote
+from holdfast.processes.keeper import children_of
+from real_jobs import Watched
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.processes.keeping import Keeper
+
+
+def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
+    assert warm.RESERVED_END == zygote.RESERVED_END
+    assert warm.MARSHAL_VERSION == zygote.MARSHAL_VERSION
+    assert zygote.__file__ == warm.PROGRAM
+
+
+# What modules did as they were imported.
+
+
+def test_open_devices_are_found(tmp_path: Path) -> None:
+    for number, target in enumerate(("/dev/null", "/dev/nvidia0", "socket:[7]", "/dev/dri/card0")):
+        (tmp_path / str(number)).symlink_to(target)
+    (tmp_path / "7").touch()
+    assert sorted(zygote.open_devices(str(tmp_path))) == ["/dev/dri/card0", "/dev/nvidia0"]
+    assert zygote.open_devices(str(tmp_path), ("/dev/null",)) == ["/dev/null"]
+    assert zygote.open_devices() == []
+
+
+def test_a_torch_that_uses_a_gpu_is_found() -> None:
+    def modules(*, initialized: bool) -> dict[str, object]:
+        return {"torch": SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: initialized))}
+
+    assert zygote.cuda_is_initialized(modules(initialized=True))  # type: ignore[arg-type]
+    assert not zygote.cuda_is_initialized(modules(initialized=False))  # type: ignore[arg-type]
+    assert not zygote.cuda_is_initialized({})
+    assert not zygote.cuda_is_initialized({"torch": SimpleNamespace()})  # type: ignore[dict-item]
+
+
+def test_news_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    native, devices = [0], [["/dev/nvidia0"]]
+    monkeypatch.setattr(zygote, "native_threads", lambda _: native[-1])
+    monkeypatch.setattr(zygote, "open_devices", lambda: devices[-1])
+    seen = zygote.Seen()
+    assert seen.news("nothing") == []
+    native.append(2)
+    devices.append(["/dev/nvidia0", "/dev/nvidiactl"])
+    assert seen.news("much") == [("threads", "much", [], 2), ("device", "much", "/dev/nvidiactl")]
+    assert seen.news("nothing more") == []
+
+
+def test_threads_of_python_are_known_by_name() -> None:
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait, name="of a module")
+    thread.start()
+    try:
+        assert "of a module" in zygote.python_threads()
+    finally:
+        ended.set()
+        thread.join()
+    assert "of a module" not in zygote.python_threads()
+
+
+def test_threads_that_survive_a_fork_are_counted(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {os.path.dirname(zygote.__file__)!r}); import zygote\n"
+        "import _thread, time\n"
+        "print(zygote.native_threads(0))\n"
+        "_thread.start_new_thread(time.sleep, (1000,))\n"
+        "print(zygote.native_threads(0), zygote.native_threads(1))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.stdout.split(), done.stderr) == (["0", "1", "0"], "")
+
+
+def test_exceptions_are_described_in_a_line() -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    assert zygote.described(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert zygote.described(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert zygote.described(Odd()) == "Odd"
+
+
+# The warnings that come of it.
+
+
+def preloaded(
+    folder: Path, caplog: pytest.LogCaptureFixture, *modules: str, **how: str
+) -> list[str]:
+    """Return what is said while modules are imported; a worker runs all the same."""
+    env = {**os.environ, **how}
+    with Nest("-c", "print('ran')", cwd=folder, modules=modules, env=env) as nest:
+        assert nest.run().out == "ran\n"
+        return caplog.messages
+
+
+def test_modules_that_cannot_be_imported_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "raises.py").write_text("raise ValueError('one\\nreason')")
+    (tmp_path / "leaves.py").write_text("import sys; sys.exit(3)")
+    said = preloaded(tmp_path, caplog, "raises", "no.such", "leaves", "json.tool")
+    assert said == [
+        "preload: raises cannot be imported here: ValueError: one reason",
+        "preload: no.such cannot be imported here: ModuleNotFoundError: No module named 'no'",
+        "preload: leaves cannot be imported here: SystemExit: 3",
+    ]
+
+
+def test_modules_that_start_threads_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "pythons.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(1000,), name='its own', daemon=True).start()\n"
+    )
+    (tmp_path / "natives.py").write_text(
+        "import _thread, time; _thread.start_new_thread(time.sleep, (1000,))\n"
+    )
+    (tmp_path / "ends.py").write_text(
+        "import threading; t = threading.Thread(target=print); t.start(); t.join()"
+    )
+    said = preloaded(tmp_path, caplog, "pythons", "natives", "ends", "json")
+    assert [line.partition(", which")[0] for line in said] == [
+        "preload: importing pythons started threads (its own)",
+        "preload: importing natives started threads (1 native)",
+    ]
+
+
+def test_a_module_that_opens_a_gpu_ends_preloading(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(bool)\n")
+    (tmp_path / "uses.py").write_text("import torch; torch.cuda.is_initialized = lambda: True\n")
+    with Nest("-c", "pass", cwd=tmp_path, modules=["torch", "uses"]) as nest:
+        assert not nest.warm.takes(nest.argv, nest.env, {})
+        assert nest.warm.fileno() == -1
+        assert caplog.messages == [
+            "preload: importing uses opened CUDA, which no worker could use after a "
+            "fork: they are started without preloading"
+        ]
+        nest.warm.prepare(nest.keeper)
+        assert nest.warm.fileno() == -1
+        assert nest.run(warm=False).exitcode == 0
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("threads", ["", "1", "4"])
+def test_numpy_is_no_reason_for_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, threads: str
+) -> None:
+    how = {"OMP_NUM_THREADS": threads} if threads else {}
+    assert preloaded(tmp_path, caplog, "numpy", **how) == []
+
+
+@pytest.mark.torch
+def test_torch_is_no_reason_for_a_warning_and_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm, "PATIENCE_S", 60.0)
+    program = (
+        "import sys; was_there = 'torch' in sys.modules\n"
+        "import torch; torch.manual_seed(1); a = torch.rand(300, 300, requires_grad=True)\n"
+        "(a @ a).sum().backward(); print(was_there, torch.isfinite(a.grad).all().item())"
+    )
+    with Nest("-c", program, cwd=tmp_path, modules=["torch"]) as nest:
+        outcome = nest.run()
+        assert (outcome.exitcode, outcome.out, outcome.err) == (0, "True True\n", "")
+        assert caplog.messages == []
+
+
+# Forks.
+
+
+def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm, "BATCH_MAX", 4)
+    out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    null = os.open(os.devnull, os.O_RDWR)
+    with Nest("-c", "import os; os.write(1, os.environb[b'RANK'] + b' ')", cwd=tmp_path) as nest:
+        fds = {0: null, 1: out, 2: out}
+        for rank in range(11):
+            nest.warm.spawn(
+                100 + rank, nest.argv, env={**nest.env, "RANK": str(rank)}, cwd="/", fds=fds
+            )
+        nest.warm.begin()
+        assert [nest.exited(100 + rank).exitcode for rank in range(11)] == [0] * 11
+    os.close(out)
+    os.close(null)
+    assert sorted(map(int, (tmp_path / "out").read_text().split())) == [*range(11)]
+
+
+def test_workers_are_children_of_the_keeper_and_the_zygote_has_none(tmp_path: Path) -> None:
+    with Nest("-c", "import sys; sys.stdin.read()", cwd=tmp_path) as nest:
+        stdin, end = os.pipe()
+        keys = [nest.start(fds={0: stdin}) for _ in range(2)]
+        workers = {nest.pid(key) for key in keys}
+        zygote_pid = nest.warm.pids()[0]
+        assert set(children_of(nest.keeper.pid)) == {*workers, zygote_pid}
+        assert children_of(zygote_pid) == []
+        os.close(stdin)
+        os.close(end)
+        assert [nest.exited(key).exitcode for key in keys] == [0, 0]
+
+
+def test_a_worker_that_nobody_lets_go_ends(tmp_path: Path) -> None:
+    class Deaf:
+        """A keeper that does not adopt."""
+
+        def __init__(self, real: Keeper) -> None:
+            self.real = real
+            self.asked: list[int] = []
+
+        def adopt(self, key: int, pid: int, *_: int) -> None:
+            self.asked.append(pid)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.real, name)
+
+    with Nest("-c", "print('never')", cwd=tmp_path) as nest:
+        deaf = Deaf(nest.keeper)
+        assert nest.warm._zygote is not None
+        nest.warm._zygote.keeper = deaf  # type: ignore[assignment]
+        read, write = os.pipe()
+        nest.start(fds={1: write})
+        os.close(write)
+        while not deaf.asked:
+            nest.take_in()
+        Watched(*deaf.asked).all_gone()
+        with open(read) as stream:
+            assert stream.read() == ""
+
+
+@pytest.mark.parametrize("victim", ["keeper", "agent"])
+def test_it_ends_with_the_keeper_and_without_the_agent(tmp_path: Path, victim: str) -> None:
+    with Nest("-c", "pass", cwd=tmp_path) as nest:
+        gone = Watched(*nest.warm.pids())
+        if victim == "keeper":
+            os.kill(nest.keeper.pid, signal.SIGKILL)
+        else:
+            nest.warm.close()
+        gone.all_gone()

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from holdfast.store.errors import DistNetworkError
+from holdfast.store.tcp_client import TCPStore
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.rendezvous import worker_store
+from holdfast.rendezvous.worker_store import WorkerStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def stores() -> Iterator[WorkerStore]:
+    made = WorkerStore(ports=3)
+    yield made
+    made.close()
+
+
+def test_every_generation_has_an_empty_store_at_a_port_of_its_own(stores: WorkerStore) -> None:
+    first = stores.open(0)
+    with TCPStore("127.0.0.1", first) as before:
+        before.set("key", "old")
+        second = stores.open(1)
+        assert (first, second) == stores.numbers[:2]
+        with TCPStore("127.0.0.1", second) as after:
+            assert not after.check(["key"])
+            after.set("key", "new")
+            # Who is late still has the old store, and only that.
+            assert before.get("key") == b"old"
+
+
+def test_a_port_comes_round_again_with_an_empty_store(stores: WorkerStore) -> None:
+    with TCPStore("127.0.0.1", stores.open(0)) as store:
+        store.set("key", "old")
+    for generation in (1, 2, 3):
+        port = stores.open(generation)
+    assert port == stores.numbers[0]
+    with TCPStore("127.0.0.1", port) as store:
+        assert not store.check(["key"])
+
+
+def test_a_connection_does_not_outlive_its_store(stores: WorkerStore) -> None:
+    with socket.create_connection(("127.0.0.1", stores.open(0))) as client:
+        client.sendall(b"\x00\xce\xf7\x85\x3c" + b"\x0d\x01\x00\x00\x00")
+        assert client.recv(4) == b"\x01\x00\x00\x00"
+        stores.open(1)
+        stores.open(2)
+        assert client.recv(1) == b""
+
+
+def test_a_generation_that_is_open_stays_as_it_is(stores: WorkerStore) -> None:
+    with TCPStore("127.0.0.1", stores.open(5)) as store:
+        store.set("key", "value")
+        assert stores.open(5) == store.port
+        assert store.get("key") == b"value"
+
+
+def test_generations_may_be_left_out(stores: WorkerStore) -> None:
+    assert stores.open(7) == stores.numbers[1]
+    assert stores.open(10) == stores.numbers[1]
+    with TCPStore("127.0.0.1", stores.numbers[1]) as store:
+        assert store.num_keys() == 0
+
+
+def test_a_node_that_is_no_longer_the_first_keeps_its_store_for_one_generation(
+    stores: WorkerStore,
+) -> None:
+    stores.begin(0, is_first=True)
+    assert stores.is_serving
+    with TCPStore("127.0.0.1", stores.numbers[0]) as store:
+        store.set("key", "value")
+        stores.begin(1, is_first=False)
+        assert not stores.is_serving
+        assert store.get("key") == b"value"
+        stores.begin(2, is_first=False)
+        with pytest.raises(DistNetworkError):
+            store.get("key")
+
+
+def test_a_worker_that_is_faster_than_the_agent_waits_for_it(stores: WorkerStore) -> None:
+    with socket.create_connection(("127.0.0.1", stores.numbers[0])) as early:
+        early.sendall(b"\x00\xce\xf7\x85\x3c" + b"\x0d\x07\x00\x00\x00")
+        stores.open(0)
+        assert early.recv(4) == b"\x07\x00\x00\x00"
+
+
+def test_one_port_serves_one_generation_after_the_other() -> None:
+    stores = WorkerStore()
+    ports = set()
+    for generation in range(3):
+        ports.add(stores.open(generation))
+        with TCPStore("127.0.0.1", *ports) as store:
+            assert store.add("count", 1) == 1
+    assert stores.is_serving
+    stores.close()
+    assert not stores.is_serving
+
+
+def test_ports_that_are_only_held_are_for_a_worker_to_serve_at() -> None:
+    stores = WorkerStore(ports=2, served=False)
+    port = stores.open(1)
+    assert not stores.is_serving
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", port))
+        server.listen()
+    stores.close()
+
+
+def test_nothing_is_left_behind() -> None:
+    before = os.listdir("/proc/self/fd"), threading.enumerate()
+    stores = WorkerStore(ports=4)
+    port = stores.open(0)
+    with socket.create_connection(("127.0.0.1", port)):
+        stores.open(1)
+        stores.close()
+        stores.close()
+    assert (os.listdir("/proc/self/fd"), threading.enumerate()) == before
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_a_port_that_is_taken_leaves_nothing_behind() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        before = os.listdir("/proc/self/fd")
+        with pytest.raises(EnvironmentProblem, match="is taken on this host"):
+            WorkerStore(number=taken.getsockname()[1])
+        assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.parametrize(("value", "asked"), [("1", True), ("0", False), (None, False)])
+def test_torchelastics_variable(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, asked: bool
+) -> None:
+    monkeypatch.delenv(worker_store.WORKERS_SERVE_ENV, raising=False)
+    if value is not None:
+        monkeypatch.setenv(worker_store.WORKERS_SERVE_ENV, value)
+    assert worker_store.workers_serve_by_environment() is asked

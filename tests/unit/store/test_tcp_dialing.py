@@ -1,0 +1,240 @@
+"""Reaching a server that comes late, is elsewhere, is frozen, or is none."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from scripted_tcp_store import LONG_S, Peer, ScriptedStore
+
+from holdfast.store import tcp_dialing
+from holdfast.store.errors import DistNetworkError, StoreTimeoutError
+from holdfast.store.tcp_dialing import dial, is_address, resolve, written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def reach(port: int, seconds: float = LONG_S, host: str = "127.0.0.1") -> None:
+    dial(host, port, time.monotonic() + seconds, seconds).close()
+
+
+@pytest.fixture
+def nobodys() -> Iterator[int]:
+    """A port at which nobody listens, and that nobody else gets meanwhile."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
+
+
+def found_at(monkeypatch: pytest.MonkeyPatch, *hosts: tuple[str, int]) -> None:
+    """Make any name mean these places."""
+
+    def look_up(*_: object) -> list[tuple[int, Any]]:
+        return [(int(socket.AF_INET), place) for place in hosts]
+
+    monkeypatch.setattr(tcp_dialing, "_look_up", look_up)
+
+
+def test_all_addresses_that_were_tried_are_named(
+    nobodys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.2", nobodys))
+    with pytest.raises(
+        DistNetworkError,
+        match=rf"^the store at there:{nobodys} could not be reached within 0.1 s "
+        rf"\(127.0.0.1:{nobodys}: Connection refused; 127.0.0.2:{nobodys}: Connection refused\)$",
+    ):
+        reach(nobodys, 0.1, "there")
+
+
+def test_any_of_the_addresses_will_do(nobodys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with ScriptedStore(Peer.expect_end) as server:
+        found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.1", server.port))
+        reach(nobodys, host="there")
+
+
+def test_a_server_may_come_later() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        tried = threading.Event()
+        problems: list[Exception] = []
+
+        def come() -> None:
+            try:
+                assert tried.wait(LONG_S)
+                listener.listen()
+                listener.settimeout(LONG_S)
+                connection, _ = listener.accept()
+                with connection:
+                    Peer(connection).greet()
+            except (OSError, AssertionError) as problem:
+                problems.append(problem)
+
+        original = tcp_dialing._connect
+        server = threading.Thread(target=come)
+        server.start()
+
+        def connect(*args: Any) -> socket.socket:
+            try:
+                return original(*args)
+            finally:
+                tried.set()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tcp_dialing, "_connect", connect)
+            reach(port)
+        server.join()
+        assert not problems
+
+
+def test_one_that_hangs_up_at_once_is_tried_again() -> None:
+    """A server that is just starting, or ending."""
+
+    def hang_up(peer: Peer) -> None:
+        peer.socket.recv(1)
+
+    def greet(peer: Peer) -> None:
+        peer.greet()
+        peer.expect_end()
+
+    with ScriptedStore(hang_up, hang_up, greet, greets=False) as server:
+        reach(server.port)
+
+
+def test_a_frozen_one_is_told_of_as_such() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:  # The kernel takes connections for it.
+        port = listener.getsockname()[1]
+        with pytest.raises(
+            StoreTimeoutError,
+            match=rf"the store at 127.0.0.1:{port} took the connection, but did not answer within "
+            r"0.05 s",
+        ):
+            reach(port, 0.05)
+
+
+def test_another_program_is_told_of_at_once() -> None:
+    def other(peer: Peer) -> None:
+        peer.say(b"220 mail.example.org ESMTP\r\n")
+        peer.expect_all()
+
+    with (
+        ScriptedStore(other, greets=False) as server,
+        pytest.raises(DistNetworkError, match=f"127.0.0.1:{server.port} is no TCPStore: it answer"),
+    ):
+        reach(server.port)
+
+
+class Clock:
+    """Time that passes only by sleeping, and by what is told to take some."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.mark.parametrize("seconds", [0.03, 1.0, 7.0, 100.0])
+def test_pauses_grow_and_never_go_beyond_the_deadline(
+    seconds: float, nobodys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(tcp_dialing, "time", clock)
+    with pytest.raises(DistNetworkError, match="Connection refused"):
+        dial("127.0.0.1", nobodys, clock.now + seconds, seconds)
+    assert clock.now == pytest.approx(1000.0 + seconds)
+    assert max(clock.slept) <= 1.5 * tcp_dialing.PAUSE_S_MAX
+    assert len(clock.slept) <= 20 + 2 * seconds
+    assert len(clock.slept) >= seconds / 1.5
+
+
+def test_an_address_that_swallows_everything_leaves_time_for_the_others(
+    nobodys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    allowed: list[float] = []
+
+    def swallow(_: object, timeout_s: float) -> socket.socket:
+        allowed.append(timeout_s)
+        clock.now += timeout_s
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(tcp_dialing, "time", clock)
+    monkeypatch.setattr(tcp_dialing, "_connect", swallow)
+    found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.2", nobodys))
+    with pytest.raises(DistNetworkError, match=r"127.0.0.1:\d+: timed out; 127.0.0.2:\d+: timed"):
+        dial("there", nobodys, clock.now + 8.0, 8.0)
+    assert allowed[:2] == [4.0, 4.0]
+    assert clock.now == pytest.approx(1008.0)
+    allowed.clear()
+    with pytest.raises(DistNetworkError):
+        dial("there", nobodys, clock.now + 60.0, 60.0)
+    assert max(allowed) == tcp_dialing.ATTEMPT_S_MAX
+
+
+def test_a_name_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def look_up(*_: object) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(tcp_dialing, "_look_up", look_up)
+    with pytest.raises(DistNetworkError, match=r"\(nowhere:7: Name or service not known\)"):
+        reach(7, 0.05, "nowhere")
+
+
+def test_a_name_that_is_none() -> None:
+    with pytest.raises(OSError, match="cannot be resolved"):
+        resolve("a" * 70 + ".example", 7, LONG_S)
+
+
+def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def look_up(*_: object) -> Any:
+        over.wait(LONG_S)
+        raise OSError("too late")
+
+    monkeypatch.setattr(tcp_dialing, "_look_up", look_up)
+    with pytest.raises(DistNetworkError, match="the name server does not answer"):
+        reach(7, 0.05, "somewhere")
+    over.set()
+
+
+def test_names_are_resolved() -> None:
+    assert resolve("127.0.0.1", 7, LONG_S) == [(int(socket.AF_INET), ("127.0.0.1", 7))]
+    assert "127.0.0.1" in [where[0] for _, where in resolve("localhost", 7, LONG_S)]
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [("127.0.0.1", True), ("::1", True), ("fe80::1%eth0", True), ("localhost", False), ("", False)],
+)
+def test_addresses_and_names(host: str, is_one: bool) -> None:
+    assert is_address(host) == is_one
+
+
+def test_an_address_with_colons_is_written_with_brackets() -> None:
+    assert (written("::1", 7), written("host", 7)) == ("[::1]:7", "host:7")
+
+
+def test_no_connection_to_oneself(nobodys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel may connect a socket to itself where nobody listens at a port it hands out."""
+
+    class Itself(socket.socket):
+        def connect(self, _: Any) -> None:
+            self.bind(("127.0.0.1", 0))
+            super().connect(self.getsockname())
+
+    monkeypatch.setattr(socket, "socket", Itself)
+    with pytest.raises(DistNetworkError, match="nobody listens there"):
+        reach(nobodys, 0.05)
