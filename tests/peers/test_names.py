@@ -44,7 +44,6 @@ STILL_TO_COME = {
     "torch.distributed.elastic.rendezvous.etcd_server",
     "torch.distributed.elastic.rendezvous.etcd_store",
     "torch.distributed.elastic.timer",
-    "torch.distributed.elastic.utils",
 }
 
 WATCHDOG = "the watchdog is still to come"
@@ -88,6 +87,7 @@ LEFT_OUT = {
     "elastic.rendezvous.dynamic_rendezvous:logger": LOGGER,
     "elastic.rendezvous.registry:log": LOGGER,
     "elastic.rendezvous.static_tcp_rendezvous:logger": LOGGER,
+    "elastic.utils.distributed:logger": LOGGER,
     "launcher.api:logger": LOGGER,
     "run:logger": LOGGER,
 }

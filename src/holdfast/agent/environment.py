@@ -71,7 +71,7 @@ def one_device(inherited: Mapping[str, str], local_rank: int) -> str:
     return devices[local_rank]
 
 
-def substitute_local_rank(arg: Any, local_rank: int) -> Any:
+def substitute_local_rank(arg: Any, local_rank: int | str) -> Any:
     """Replace `${local_rank}` and `$local_rank` in a text argument; leave all else as it is."""
     if not isinstance(arg, str) or "local_rank" not in arg:
         return arg

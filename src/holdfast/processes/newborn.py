@@ -70,6 +70,7 @@ class Interpreter:
         sys.orig_argv = list(argv)
         sys.argv = [what if kind == "script" else f"-{kind}", *args]
         self.put_path0(kind, what)
+        sys.path_importer_cache.clear()  # Files may have come since.
         sys.modules["__main__"] = new_main()
         reseed_numpy()
         process: Any = sys.modules.get("multiprocessing.process")

@@ -64,29 +64,30 @@ class Asked:
         self.env = env
         self.cwd = cwd
         self.fds: dict[int, int] = {}
-        self.trouble: list[int] = []
-        self.go: list[int] = []
+        self.trouble_fd = self.go_fd = -1  # The keeper's ends of the two pipes.
         try:
             for target, fd in fds.items():
                 self.fds[target] = os.dup(fd)
-            self.trouble.extend(os.pipe())
-            self.go.extend(os.pipe())
         except OSError:
             self.close()
             raise
 
     def send_to(self, zygote: Zygote, serial: int) -> None:
-        """Put it into the zygote's next batch; its ends of the pipes are then its alone."""
+        """Put it into the zygote's next batch; the worker's ends of the pipes are then its alone."""
         plain = self.command
         words = (self.argv, plain.kind, plain.what, list(plain.args), self.env, self.cwd)
-        fds = [*self.fds.values(), self.trouble[1], self.go[0]]
-        zygote.send(("worker", serial, list(self.fds), *words), fds)
-        os.close(self.trouble.pop(1))
-        os.close(self.go.pop(0))
+        self.trouble_fd, trouble_out = os.pipe()
+        try:
+            go_in, self.go_fd = os.pipe()
+            fds = [*self.fds.values(), trouble_out, go_in]
+            zygote.send(("worker", serial, list(self.fds), *words), fds)
+            os.close(go_in)
+        finally:
+            os.close(trouble_out)
 
     def hand_over(self, keeper: Keeper, pid: int) -> None:
         """Have the keeper take the forked process for this worker."""
-        keeper.adopt(self.key, pid, self.trouble[0], self.go[-1])
+        keeper.adopt(self.key, pid, self.trouble_fd, self.go_fd)
         self.close()
 
     def start_cold(self, keeper: Keeper) -> None:
@@ -96,11 +97,11 @@ class Asked:
 
     def close(self) -> None:
         """Let go of the descriptors."""
-        for fd in (*self.fds.values(), *self.trouble, *self.go):
-            os.close(fd)
+        for fd in (*self.fds.values(), self.trouble_fd, self.go_fd):
+            if fd >= 0:
+                os.close(fd)
         self.fds.clear()
-        self.trouble.clear()
-        self.go.clear()
+        self.trouble_fd = self.go_fd = -1
 
 
 class Zygote:

@@ -387,8 +387,10 @@ def tell_trouble(trouble_fd: int, step: str, error: BaseException) -> NoReturn:
     """Say why this process cannot become the worker, and end."""
     errno = error.errno or 0 if isinstance(error, OSError) else 0
     story = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
-    os.write(trouble_fd, story.encode(errors="replace")[:4096])
-    os._exit(CANNOT_BEGIN)
+    try:
+        os.write(trouble_fd, story.encode(errors="replace")[:4096])
+    finally:
+        os._exit(CANNOT_BEGIN)
 
 
 def main() -> Callable[[], object]:

@@ -1,9 +1,8 @@
 """Sharing out what is left of an epoch, after a restart with more or fewer workers.
 
-This is the one module that imports torch, since its class is one of torch's samplers. The job of
-the caller is to know how far the epoch had come: the number of samples that all workers together
-have used, in whatever order. But an order that is shuffled differs with `start_index`, so which
-ones they were is not known from the number alone; see `ElasticDistributedSampler`.
+This is the one module that imports torch, since its class is one of torch's samplers. The one thing
+to know: `start_index` is a place in the dataset, not in the shuffled order of an epoch. Whether all
+samples before it have been used is the caller's to know.
 """
 
 from __future__ import annotations

@@ -18,9 +18,20 @@ ANSWER_BYTES_MAX = 1 << 30
 READ_BYTES = 1 << 16
 POLL_S_MAX = 3600.0  # The kernel takes 32 bits of milliseconds; a deadline may be further away.
 
+# A server whose host is gone without a word is found out after about two minutes of waiting.
+KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 60),
+    (socket.TCP_KEEPINTVL, 15),
+    (socket.TCP_KEEPCNT, 4),
+)
+
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _I64 = struct.Struct("<q")
+
+
+class OutOfTime(Exception):
+    """The deadline passed; the kernel's own `TimeoutError` is a loss of the connection instead."""
 
 
 class WrongAnswer(Exception):
@@ -39,9 +50,12 @@ class Connection:
         self._readable.register(sock, select.POLLIN)
         sock.setblocking(False)  # noqa: FBT003 (the name says it)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
     def ask(self, request: bytes) -> None:
-        """Send a request; raise `ConnectionError` if the server is known to be gone.
+        """Send a request; raise `OSError` if the server is known to be gone.
 
         Not all requests are answered, so this look is all that tells of a loss in time.
         """
@@ -73,7 +87,7 @@ class Connection:
             raise WrongAnswer(f"{len(self._unread)} bytes that nobody asked for")
 
     def read(self, count: int) -> bytes:
-        """Return exactly so many bytes, or raise `TimeoutError` or `ConnectionError`."""
+        """Return exactly so many bytes, or raise `OutOfTime` or `OSError`."""
         unread = self._unread
         while len(unread) < count:
             self._sleep(self._readable)
@@ -130,7 +144,7 @@ class Connection:
         # What is there already is taken, however late it is: this process may have been stopped.
         ready = poll.poll(math.ceil(min(max(left, 0.0), POLL_S_MAX) * 1000))
         if not ready and time.monotonic() >= self.deadline:
-            raise TimeoutError("time is over")
+            raise OutOfTime("time is over")
 
 
 def _hung_up() -> ConnectionError:

@@ -14,7 +14,7 @@ import time
 
 from holdfast.store import tcp_sentences
 from holdfast.store.errors import DistNetworkError, StoreTimeoutError
-from holdfast.store.tcp_connection import Connection, WrongAnswer
+from holdfast.store.tcp_connection import Connection, OutOfTime, WrongAnswer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,11 +30,12 @@ Found = tuple[int, "Any"]
 """A family of addresses, and one of these as the `socket` module takes it."""
 
 
-def dial(host: str, port: int, deadline: float, timeout_s: float) -> Connection:
+def dial(host: str, port: int, deadline: float, timeout_s: float, about: str) -> Connection:
     """Return a connection on which the server has answered, by the deadline.
 
     Raises `DistNetworkError` with all addresses that were tried, or if somebody else answers, and
-    `StoreTimeoutError` if nobody does on a connection. `timeout_s` is for these messages.
+    `StoreTimeoutError` if nobody does on a connection. `timeout_s` is for these messages, and `about`
+    says at their beginning what the connection is for.
     """
     where = written(host, port)
     pause = PAUSE_S_MIN
@@ -42,7 +43,7 @@ def dial(host: str, port: int, deadline: float, timeout_s: float) -> Connection:
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise _unreachable(where, timeout_s, problems)
+            raise _unreachable(about, timeout_s, problems)
         try:
             found = resolve(host, port, left)
         except OSError as problem:
@@ -53,9 +54,9 @@ def dial(host: str, port: int, deadline: float, timeout_s: float) -> Connection:
                 left = deadline - time.monotonic()
                 attempt_s = min(ATTEMPT_S_MAX, left / (len(found) - number))
                 try:
-                    return _greeted(_connect(one, attempt_s), where, deadline, timeout_s)
+                    return _greeted(_connect(one, attempt_s), deadline, timeout_s, about)
                 except StoreTimeoutError:
-                    raise
+                    raise  # It is an OSError too.
                 except OSError as problem:
                     problems[written(*one[1][:2])] = _reason(problem)
         jitter = 0.5 + os.urandom(1)[0] / 255
@@ -127,7 +128,7 @@ def _connect(address: Found, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _greeted(sock: socket.socket, where: str, deadline: float, timeout_s: float) -> Connection:
+def _greeted(sock: socket.socket, deadline: float, timeout_s: float, about: str) -> Connection:
     """Say hello, and return the connection when it was answered."""
     nonce = tcp_sentences.own_nonce()
     try:
@@ -140,12 +141,12 @@ def _greeted(sock: socket.socket, where: str, deadline: float, timeout_s: float)
     except WrongAnswer as problem:
         sock.close()
         raise DistNetworkError(
-            f"what is at {where} is no TCPStore: it answered {problem}"
+            f"{about}: what listens there is no TCPStore: it answered {problem}"
         ) from None
-    except TimeoutError:
+    except OutOfTime:
         sock.close()
         raise StoreTimeoutError(
-            f"the store at {where} took the connection, but did not answer within {timeout_s:g} s: "
+            f"{about}: the server took the connection, but did not answer within {timeout_s:g} s; "
             "its process is stopped or overloaded, or it is no TCPStore"
         ) from None
     except BaseException:
@@ -154,10 +155,10 @@ def _greeted(sock: socket.socket, where: str, deadline: float, timeout_s: float)
     return connection
 
 
-def _unreachable(where: str, timeout_s: float, problems: dict[str, str]) -> DistNetworkError:
+def _unreachable(about: str, timeout_s: float, problems: dict[str, str]) -> DistNetworkError:
     tried = "; ".join(f"{address}: {reason}" for address, reason in problems.items())
     return DistNetworkError(
-        f"the store at {where} could not be reached within {timeout_s:g} s ({tried})"
+        f"{about}: the server could not be reached within {timeout_s:g} s ({tried})"
     )
 
 

@@ -13,7 +13,7 @@ import time
 
 from holdfast.store import tcp_protocol as words
 from holdfast.store import tcp_sentences as requests
-from holdfast.store.tcp_connection import Connection, WrongAnswer
+from holdfast.store.tcp_connection import Connection, OutOfTime, WrongAnswer
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _released(connection: Connection) -> bool:
     """Return whether a WAIT or BARRIER was answered in time; if not, it is cancelled."""
     try:
         answer = connection.u8()
-    except TimeoutError:
+    except OutOfTime:
         _allow_grace(connection)
         connection.send(requests.bare(words.CANCEL_WAIT))
         answer = connection.u8()

@@ -13,7 +13,7 @@ import weakref
 
 from holdfast import messages
 from holdfast.store.errors import DistError, DistNetworkError, DistStoreError, StoreTimeoutError
-from holdfast.store.tcp_connection import Connection, WrongAnswer
+from holdfast.store.tcp_connection import Connection, OutOfTime, WrongAnswer
 from holdfast.store.tcp_dialing import dial, written
 from holdfast.store.tcp_exchanges import Overdue, shown
 
@@ -54,12 +54,13 @@ class Link:
         `DistStoreError` for an answer that is none. Others that use the link wait meanwhile.
         """
         deadline = time.monotonic() + timeout_s
+        about = f"the store at {self.where}{f': {operation}' if operation else ''}"
         if not self._lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
             raise StoreTimeoutError(
                 f"{self._about(operation, keys)}: another thread used it all of {timeout_s:g} s"
             )
         try:
-            connection = self._connected(deadline, timeout_s)
+            connection = self._connected(deadline, timeout_s, about)
             connection.deadline = deadline
             answer = talk(connection)
             connection.finish()
