@@ -53,7 +53,7 @@ def main() -> None:
     step = resume(args.folder, model, optimizer)
     log = continue_log(args.folder, step)
     me = f"rank {dist.get_rank()} of {dist.get_world_size()} (pid {os.getpid()})"
-    print(f"{me}: generation {GENERATION}, goes on at step {step}", flush=True)
+    print(f"{me}: generation {GENERATION}, goes on after step {step}", flush=True)
     parallel = DistributedDataParallel(model)
     stopping = False
     while step < args.steps and not stopping:
@@ -223,7 +223,9 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train with any number of workers.")
     parser.add_argument("--folder", type=Path, required=True, help="a folder that all nodes see")
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--batch", type=int, default=192, help="samples of a step, over all workers")
+    parser.add_argument(
+        "--batch", type=int, default=384, help="samples of a step, over all workers"
+    )
     parser.add_argument("--rate", type=float, default=0.003)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--checkpoint-every", type=int, default=10, help="steps")

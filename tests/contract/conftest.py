@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from stores import ALL, TorchsClients, opened, param
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+SERVE = """
+import sys
+from holdfast.store import TCPStore
+
+with TCPStore("127.0.0.1", 0, is_master=True) as server:
+    print(server.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def server_process() -> Iterator[int]:
+    """Serve a store of ours from a process of its own, and yield its port.
+
+    Some calls of torch's keep Python from running in their process while they wait.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout is not None
+        yield int(server.stdout.readline())
+    assert server.returncode == 0
 
 
 @pytest.fixture(scope="session")
-def tcp_store() -> Any:
-    """One server of torch's for all tests: its sockets are closed only when it is forgotten.
-
-    None without torch; then no test that needs it is run.
-    """
+def torchs_clients() -> Iterator[TorchsClients]:
+    """Torch's client of its own server, and that of ours."""
     if find_spec("torch") is None:
-        return None
-    from torch.distributed import TCPStore
+        yield TorchsClients(None, None)
+        return
+    from torch import distributed
 
-    return TCPStore("localhost", 0, is_master=True)
+    own = distributed.TCPStore("localhost", 0, is_master=True)
+    with server_process() as port:
+        yield TorchsClients(own, distributed.TCPStore("127.0.0.1", port))
+
+
+@pytest.fixture(scope="session")
+def tcp_store(torchs_clients: TorchsClients) -> Any:
+    """Torch's store with its own server, None without torch."""
+    return torchs_clients.own
+
+
+@pytest.fixture(params=[param(name) for name in ALL])
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, torchs_clients: TorchsClients
+) -> Iterator[Any]:
+    """A store of each kind; those of a test with `over` are fewer."""
+    with opened(request.param, tmp_path, torchs_clients) as made:
+        yield made

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -29,6 +32,9 @@ def example(name: str) -> str:
 
 PLAIN, SHELL, FUNCTION = map(example, ("train_plain.py", "shell_worker.sh", "launch_function.py"))
 DEMO, TORCH, ELASTIC = map(example, ("demo.py", "ddp_gloo.py", "elastic_plain.py"))
+STORE, PLOT = map(example, ("store_plain.py", "plot_losses.py"))
+# These two take a while, and are tested for more: tests/peers/test_elastic_ddp.py.
+DDP, DDP_DEMO = map(example, ("elastic_ddp.py", "elastic_ddp_demo.py"))
 
 
 def command_of(name: str) -> list[str]:
@@ -148,6 +154,50 @@ def test_launch_function_returns_the_values_by_rank() -> None:
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^rank [012] found \d+$", done.stdout, re.MULTILINE)) == 3
     assert done.stdout.endswith("primes below 10000: 1229\n")
+
+
+@pytest.mark.parametrize("flags", [[], ["--worker-store"]], ids=["the agent's", "rank 0's"])
+def test_store_plain_shares_every_block_once(flags: list[str]) -> None:
+    command = command_of(STORE)
+    at = command.index("run") + 1
+    done = run([*command[:at], *flags, *command[at:]])
+    assert done.returncode == 0, done.stderr
+    taken = re.findall(r"rank ([012]) of 3 took (\d+) blocks", done.stdout)
+    assert sorted(rank for rank, _ in taken) == ["0", "1", "2"]
+    assert sum(int(blocks) for _, blocks in taken) == 40
+    assert "primes below 20000: 2262" in done.stdout
+
+
+def test_plot_losses_draws_the_log_of_a_job(tmp_path: Path) -> None:
+    # Two workers, and then three, each step with half the loss of the one before.
+    sizes = [2, 2, 2, 3, 3, 3]
+    notes = [
+        {"step": step, "loss": 0.5**step, "generation": size - 2, "world_size": size}
+        for step, size in enumerate(sizes, start=1)
+    ]
+    log, picture = tmp_path / "losses.jsonl", tmp_path / "losses.svg"
+    log.write_text("".join(json.dumps(note) + "\n" for note in notes))
+    command = " ".join(command_of(PLOT)).replace("/tmp/ddp/losses.jsonl", str(log))
+    words = shlex.split(command.replace(" losses.svg", f" {picture}"))
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    drawn = ET.fromstring(picture.read_text())
+    texts = [element.text for element in drawn.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if text in ("worker killed", "2 workers", "3 workers")] == [
+        "worker killed", "2 workers", "3 workers",
+    ]  # fmt: skip
+    paths = [element.get("d", "") for element in drawn.iter("{http://www.w3.org/2000/svg}path")]
+    points = [re.findall(r"([\d.]+) ([\d.]+)", path) for path in paths if "L" in path]
+    first, second = points
+    assert first[-1] == second[0], "the curve has a gap"
+    heights = [float(y) for _, y in first + second[1:]]
+    assert len(heights) == len(notes)
+    assert heights == sorted(heights), "the loss falls, so the line goes down"
+
+
+def test_the_longer_examples_say_how_to_run_them() -> None:
+    assert "elastic_ddp.py" in " ".join(command_of(DDP))
+    assert "elastic_ddp_demo.py" in " ".join(command_of(DDP_DEMO))
 
 
 @pytest.mark.torch

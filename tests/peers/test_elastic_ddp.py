@@ -1,4 +1,4 @@
-"""The elastic example trains what one undisturbed process would, whatever happens to its workers."""
+"""The elastic example trains what one process alone would, whatever happens to its workers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def test_the_same_script_under_torchrun_and_stopped_and_resumed(launchers: Launc
     assert "Traceback" not in err, err
     assert "checkpoint_00000020.pt cannot be read" in out
     assert (
-        len(re.findall(r"rank [01] of 2 \(pid \d+\): generation 0, goes on at step 10\n", out)) == 2
+        len(re.findall(r"rank [01] of 2 \(pid \d+\): generation 0, goes on after step 10\n", out))
+        == 2
     )
     after = log_of(folder)
     assert after[:20] == before, "the steps that were done again had other losses"

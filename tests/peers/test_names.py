@@ -52,6 +52,7 @@ EVENTS = "events are still to come"
 PLATFORM = "what the module found out about its platform; nothing to call"
 LOGGER = "the module's own logger"
 ALIAS = "a type alias for the module's own annotations, not exported"
+VARIABLE = "a type variable for the module's own annotations, not exported"
 STACK = "names the calling function for the module's own log lines, not exported"
 HOOK = "a hook between PContext and its two kinds; exits are not polled here"
 
@@ -87,6 +88,7 @@ LEFT_OUT = {
     "elastic.rendezvous.dynamic_rendezvous:logger": LOGGER,
     "elastic.rendezvous.registry:log": LOGGER,
     "elastic.rendezvous.static_tcp_rendezvous:logger": LOGGER,
+    "elastic.utils.data.elastic_distributed_sampler:T": VARIABLE,
     "elastic.utils.distributed:logger": LOGGER,
     "launcher.api:logger": LOGGER,
     "run:logger": LOGGER,
@@ -181,7 +183,10 @@ def abstract(cls: type) -> set[str]:
 
 
 def assigned_to_self(cls: type) -> set[str]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
+    except OSError:  # A class made in C++, such as torch's errors, has no source.
+        return set()
     return {
         node.attr
         for node in ast.walk(tree)

@@ -1,15 +1,18 @@
-"""What a real torch worker meets: its group breaks in the middle of an operation, and is made anew.
+"""What real torch workers meet when their group breaks in the middle of an operation.
 
 The other tests of gloo kill workers that wait for orders. Here one of two is killed while the other
 waits for it inside a collective operation, which then fails there too; that this second failure is
-not taken for the cause is half of what is tested.
+not taken for the cause is half of what is tested. And the other way round: workers without torch
+find the store of a job under both launchers.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +20,7 @@ import pytest
 from real_teams import Cluster
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from launchers import Launchers
 
 pytestmark = pytest.mark.torch
 
@@ -84,3 +87,12 @@ def test_a_broken_collective_is_made_anew_and_never_blamed(tmp_path: Path) -> No
         assert "Connection closed by peer" not in first, report
     written = [json.loads(path.read_text()) for path in logs.glob("*/failure.json")]
     assert {report["first"]["rank"] for report in written} == {1}
+
+
+def test_workers_without_torch_share_the_store_of_either_launcher(launchers: Launchers) -> None:
+    script = Path(__file__).parents[2] / "examples" / "store_plain.py"
+    for outcome in launchers.both(["--nproc-per-node=3", str(script)]):
+        assert outcome.code == 0, outcome.err
+        taken = re.findall(r"rank [012] of 3 took (\d+) blocks", outcome.out)
+        assert (len(taken), sum(map(int, taken))) == (3, 40)
+        assert "primes below 20000: 2262" in outcome.out

@@ -25,6 +25,7 @@ from holdfast.agent.workers import (
 from holdfast.core import supervision
 from holdfast.core.supervision import Reason, State
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
+from holdfast.processes import sweeping
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.starting import start_processes
 from holdfast.processes.waiting import min_of, wait_for
@@ -275,7 +276,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Return the keeper of all generations; None where each start makes one of its own."""
         if callable(self._worker_group.spec.entrypoint) and self._start_method != "spawn":
             return None
-        if self._keeper is None or self._keeper.lost:
+        if self._keeper is not None and self._keeper.lost:
+            sweeping.sweep_after_loss()  # It was lost while there were no workers, perhaps.
+            self._keeper.close()
+            self._keeper = None
+        if self._keeper is None:
             self._keeper = Keeper.start()
         return self._keeper
 
@@ -292,6 +297,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         )
         keeper = self._obtain_keeper()
         if self._warm is not None and keeper is not None:
+            # It may be held up as it forks, in the user's modules, and lose its keeper then.
+            sweeping.become_subreaper_if_wanted()
             self._warm.prepare(keeper)
 
     def _await_preloads(self) -> None:

@@ -358,8 +358,7 @@ class PContext(Asking):
         self._hear_keeper()
         if self._stop.leftovers_given_up:
             spared = self._warm.pids() if self._warm is not None else []
-            below = descendants_of(self._keeper.pid)
-            self._leftovers = [pid for pid in below if pid not in spared]
+            self._leftovers = [*{*descendants_of(self._keeper.pid)}.difference(spared)]
 
     def _perform(self, effects: Sequence[stopping.Effect]) -> None:
         keeper = self._keeper

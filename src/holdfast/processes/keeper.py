@@ -43,7 +43,7 @@ import marshal
 import os
 import select
 import sys
-from errno import EACCES, ECHILD, EMFILE, ENOEXEC, EPERM
+from errno import EACCES, EMFILE, ENOEXEC, EPERM
 
 TYPE_CHECKING = False  # `typing` itself would double the keeper's start-up.
 if TYPE_CHECKING:
@@ -297,13 +297,14 @@ class Keeper:
             if len(fds) < 2:
                 raise OSError(EMFILE, os.strerror(EMFILE))
             # One that ended meanwhile is told of like any other, unless it was reaped before.
-            if pid not in children_of(self.pid):
-                raise OSError(ECHILD, "it was killed before it began")
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             self.workers[pid] = Worker(key, pid, fds.pop(0))
             self.tell("spawned", key, pid)
             os.write(fds[0], self.pid.to_bytes(8, "little"))
         except BrokenPipeError:
             pass  # It has ended, and is reaped soon.
+        except ChildProcessError as error:
+            self.tell("unspawned", key, error.errno, "it was killed before it began")
         except OSError as error:
             self.tell("unspawned", key, error.errno, error.strerror)
         finally:

@@ -64,7 +64,10 @@ class Interpreter:
         """Look like a new interpreter with these arguments; return what runs its program."""
         self.put_environment(env)
         for stream in self.streams:
-            stream.renew()
+            try:
+                stream.renew()
+            except (AttributeError, ValueError):
+                pass  # A module has taken it apart: what it made of it writes there still.
         self.command_line.show(argv)
         set_name(os.path.basename(argv[0]))
         sys.orig_argv = list(argv)
@@ -73,9 +76,7 @@ class Interpreter:
         sys.path_importer_cache.clear()  # Files may have come since.
         sys.modules["__main__"] = new_main()
         reseed_numpy()
-        process: Any = sys.modules.get("multiprocessing.process")
-        if process is not None:
-            process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
+        renew_multiprocessing()
         if self.collects:
             gc.enable()
         return program_of(kind, what)
@@ -104,9 +105,12 @@ class Stream:
         self.stream = getattr(sys, name)
         self.name = name
         self.fd = fd
-        if self.stream is not None:
-            self.encoding, self.errors = self.stream.encoding, self.stream.errors
-            self.unbuffered: bool = self.stream.write_through  # By -u, or its variable.
+        self.made = self.settings()
+
+    def settings(self) -> dict[str, Any]:
+        """Return what can be chosen for a stream, and be changed afterwards."""
+        names = ("encoding", "errors", "line_buffering", "write_through")
+        return {name: getattr(self.stream, name, None) for name in names}
 
     def renew(self) -> None:
         """Do what a new interpreter would for this descriptor, with the objects that are there.
@@ -115,30 +119,21 @@ class Stream:
         """
         if self.stream is None:
             return
-        mode = "rb" if self.fd == 0 else "wb"
+        now, made = self.settings(), self.made
         buffer: Any = self.stream.buffer
-        raw: Any = io.FileIO(self.fd, mode, closefd=False)
+        raw: Any = io.FileIO(self.fd, "rb" if self.fd == 0 else "wb", closefd=False)
         raw.name = f"<{self.name}>"
         tty = raw.isatty()
         if hasattr(buffer, "raw"):
             buffer.__init__(raw, buffer_size(self.fd, tty=tty))
         else:
             buffer = raw
-        lines = not self.unbuffered and (tty or self.fd == 2)
-        self.stream.__init__(
-            buffer,
-            self.encoding,
-            self.errors,
-            "\n",
-            lines,
-            self.unbuffered,
-        )
-
-
-def buffer_size(fd: int, *, tty: bool) -> int:
-    """Return the size `open` would choose for a descriptor's buffer."""
-    size = getattr(os.fstat(fd), "st_blksize", 0)
-    return size if size > 1 and not tty else io.DEFAULT_BUFFER_SIZE
+        unbuffered = made["write_through"]  # By -u, or its variable.
+        lines = not unbuffered and (tty or self.fd == 2)
+        self.stream.__init__(buffer, made["encoding"], made["errors"], "\n", lines, unbuffered)
+        chosen = {name: value for name, value in now.items() if value != made[name]}
+        if chosen:  # By a module.
+            self.stream.reconfigure(**chosen)
 
 
 def set_name(name: str) -> None:
@@ -164,6 +159,16 @@ class CommandLine:
         if self.start and self.size:
             line = b"".join(os.fsencode(word) + b"\0" for word in words)[: self.size - 1]
             ctypes.memmove(self.start, line.ljust(self.size, b"\0"), self.size)
+
+
+def renew_multiprocessing() -> None:
+    """Tell it where this process is, and that the tracker of a module's locks is not its child."""
+    process: Any = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
+    tracker: Any = sys.modules.get("multiprocessing.resource_tracker")
+    if tracker is not None:
+        tracker._resource_tracker._pid = None
 
 
 def reseed_numpy() -> None:

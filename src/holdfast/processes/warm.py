@@ -73,7 +73,7 @@ class Asked:
             raise
 
     def send_to(self, zygote: Zygote, serial: int) -> None:
-        """Put it into the zygote's next batch; the worker's ends of the pipes are then its alone."""
+        """Put it into the zygote's next batch; its own ends of the pipes go with it."""
         plain = self.command
         words = (self.argv, plain.kind, plain.what, list(plain.args), self.env, self.cwd)
         self.trouble_fd, trouble_out = os.pipe()
@@ -338,7 +338,7 @@ class WarmStart:
             case ("hatched", serial, pid) if serial in self._sent:
                 self._losses = 0
                 self._sent.pop(serial).hand_over(zygote.keeper, pid)
-            case ("unhatched", serial, _errno, _text) if serial in self._sent:
+            case ("unhatched", serial) if serial in self._sent:
                 self._sent.pop(serial).start_cold(zygote.keeper)  # Which tells if it cannot be.
             case ("importing", module):
                 zygote.importing = module

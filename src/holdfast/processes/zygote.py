@@ -22,8 +22,8 @@ agent's requests, by their first item:
     Fork the batch.
 
 Events: ``importing module``, ``unimportable module why``, ``threads module names native`` and
-``device module path`` while it imports; ``ready pid``; ``hatched serial pid`` and
-``unhatched serial errno text``. `holdfast.processes.warm` is the agent's side.
+``device module path`` while it imports; ``ready pid``; ``hatched serial pid``, or ``unhatched
+serial`` where there was no room for one more. `holdfast.processes.warm` is the agent's side.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Zygote:
                 self.tell(*event)
         if path is not None:
             sys.path[:] = own_path
-        flush_streams()
+        newborn.flush_streams()
 
     # Requests and events.
 
@@ -158,10 +158,9 @@ class Zygote:
         del self.received_fds[:count]
         if len(fds) == count:
             self.batch.append(Worker(request, fds))
-            return
-        for fd in fds:  # The kernel drops those we have no room for.
-            os.close(fd)
-        self.tell("unhatched", request[1], 24, os.strerror(24))  # EMFILE
+        else:  # The kernel drops those we have no room for.
+            close_all(fds)
+            self.tell("unhatched", request[1])
 
     def tell(self, *event: Any) -> None:
         """Send an event to the agent."""
@@ -176,13 +175,9 @@ class Zygote:
     def fork_batch(self) -> Worker | None:
         """Fork the workers of the batch and tell of each. In a worker, return which it is."""
         batch, self.batch = self.batch, []
-        flush_streams()
+        newborn.flush_streams()
         told_in, told_out = os.pipe()
-        trouble = ""
-        try:
-            nursery = fork()
-        except OSError as error:
-            nursery, trouble = -1, f"{error.errno} {error.strerror}"
+        nursery = fork_if_possible()
         if nursery == 0:
             worker = nurse(batch, told_out)
             os.close(told_in)
@@ -197,17 +192,14 @@ class Zygote:
         os.close(told_out)
         os.set_blocking(told_in, False)
         try:
-            told = os.read(told_in, 1 << 16).decode().splitlines()
+            pids = [int(word) for word in os.read(told_in, 1 << 16).split()]
         except BlockingIOError:
-            told = []  # The workers still have the other end; the nursery has said nothing.
+            pids = []  # The nursery was killed, and workers still have the other end.
         os.close(told_in)
-        for worker, line in zip(batch, [*told, *[trouble or "0 "] * len(batch)]):  # noqa: B905
-            number, _, text = line.partition(" ")
-            if text or number == "0":
-                lost = text or "the process that was to fork it was lost"
-                self.tell("unhatched", worker.serial, int(number), lost)
-            else:
-                self.tell("hatched", worker.serial, int(number))
+        for worker, pid in zip(batch, [*pids, *[-1] * len(batch)]):  # noqa: B905
+            self.tell(
+                *(("hatched", worker.serial, pid) if pid > 0 else ("unhatched", worker.serial))
+            )
             close_all(worker.all_fds())
         return None
 
@@ -335,18 +327,21 @@ def fork() -> int:
         return os.fork()
 
 
+def fork_if_possible() -> int:
+    """Fork; return -1 where a limit or the memory forbids it."""
+    try:
+        return fork()
+    except OSError:
+        return -1
+
+
 def nurse(batch: list[Worker], told_fd: int) -> Worker:
     """Fork each worker, say its number, and end. Returns in the workers which one it is."""
     for worker in batch:
-        try:
-            pid = fork()
-        except OSError as error:
-            line = f"{error.errno} {error.strerror}\n"
-        else:
-            if pid == 0:
-                return worker
-            line = f"{pid}\n"
-        os.write(told_fd, line.encode())
+        pid = fork_if_possible()
+        if pid == 0:
+            return worker
+        os.write(told_fd, b"%d " % pid)
     os._exit(0)
 
 
@@ -372,15 +367,6 @@ def keep_free(control_fd: int) -> int:
         if number != null:
             os.dup2(null, number, inheritable=False)
     return moved
-
-
-def flush_streams() -> None:
-    """Write what is held back, or each fork would write it once more."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except Exception:  # noqa: BLE001 (a module's own stream, a closed one, a full disk)
-            pass
 
 
 def tell_trouble(trouble_fd: int, step: str, error: BaseException) -> NoReturn:

@@ -38,12 +38,9 @@ class ElasticDistributedSampler(DistributedSampler):  # type: ignore[misc]
                 f"start_index: {start_index} leaves nothing of a dataset of {len(dataset)}"
             )
         self.start_index = start_index
-        self.num_samples = -(-self._left // self.num_replicas)
+        self._left = len(dataset) - start_index
+        self.num_samples: int = -(-self._left // self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
-
-    @property
-    def _left(self) -> int:
-        return len(self.dataset) - self.start_index
 
     def __iter__(self) -> Iterator[int]:
         order = torch.randperm(self._left, generator=torch.Generator().manual_seed(self.epoch))

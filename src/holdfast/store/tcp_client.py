@@ -65,7 +65,7 @@ class TCPStore:
         counted = world_size if wait_for_workers and world_size and world_size > 0 else 0
         self._libuv = use_libuv
         self._connect(host_name, hosting.port if hosting else port, hosting, timeout)
-        self._join(counted, waits=is_master)
+        self._join(counted, waits=hosting is not None)
 
     def _connect(
         self, host_name: str, port: int, hosting: Hosting | None, timeout: timedelta
@@ -79,7 +79,7 @@ class TCPStore:
         """Reach the server, which is where a wrong endpoint is noticed, and be counted there."""
         greeting = exchanges.join(world_size, waits=waits) if world_size else _nothing_more
         try:
-            self._call("connect", (), greeting)
+            self._call("", (), greeting)
         except BaseException:
             self.close()
             raise

@@ -34,8 +34,8 @@ def dial(host: str, port: int, deadline: float, timeout_s: float, about: str) ->
     """Return a connection on which the server has answered, by the deadline.
 
     Raises `DistNetworkError` with all addresses that were tried, or if somebody else answers, and
-    `StoreTimeoutError` if nobody does on a connection. `timeout_s` is for these messages, and `about`
-    says at their beginning what the connection is for.
+    `StoreTimeoutError` if nobody does on a connection. These messages begin with `about`, which
+    says what the connection is for, and tell `timeout_s`.
     """
     where = written(host, port)
     pause = PAUSE_S_MIN

@@ -36,7 +36,6 @@ class Hosting:
         """Where this process itself reaches it; no name has to be resolved for that."""
         self._server = server
         self._users = 1
-        self._pid = os.getpid()
 
     def share(self) -> Hosting:
         """Count one store more that needs it; whoever calls this calls `release` once more."""
@@ -46,8 +45,6 @@ class Hosting:
 
     def release(self) -> None:
         """Count one store less; the last one ends the server."""
-        if os.getpid() != self._pid:
-            return  # The server is another process's: this one was forked from it.
         with _shared.lock:
             self._users -= 1
             if self._users:

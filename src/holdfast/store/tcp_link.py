@@ -54,19 +54,20 @@ class Link:
         `DistStoreError` for an answer that is none. Others that use the link wait meanwhile.
         """
         deadline = time.monotonic() + timeout_s
-        about = f"the store at {self.where}{f': {operation}' if operation else ''}"
         if not self._lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
             raise StoreTimeoutError(
                 f"{self._about(operation, keys)}: another thread used it all of {timeout_s:g} s"
             )
         try:
-            connection = self._connected(deadline, timeout_s, about)
+            connection = self._connection
+            if connection is None or self._closed:
+                connection = self._connect(deadline, timeout_s, self._about(operation, keys))
             connection.deadline = deadline
             answer = talk(connection)
             connection.finish()
         except Overdue as overdue:
             raise StoreTimeoutError(
-                f"the store at {self.where}: {operation}: within {timeout_s:g} s {overdue}"
+                f"{self._about(operation)}: within {timeout_s:g} s {overdue}"
             ) from None
         except BaseException as problem:
             # Whatever it was, an interrupt of the user's too: an answer may still be on its way.
@@ -77,15 +78,15 @@ class Link:
             raise failure from None
         finally:
             self._lock.release()
+            if self._closed:
+                self._drop_if_unused()
         return answer
 
     def close(self) -> None:
         """Close the connection for good, also under a call; a server is left to who else has it."""
         self._closed = True
-        if self._lock.acquire(blocking=False):
-            self._drop()
-            self._lock.release()
-        elif (connection := self._connection) is not None:
+        connection = self._connection
+        if not self._drop_if_unused() and connection is not None:
             connection.abort()  # The call that is going on fails, and drops it.
         hosting, self.hosting = self.hosting, None
         if hosting is not None:
@@ -101,15 +102,23 @@ class Link:
         self._lost = ""
         self.hosting = None
 
-    def _connected(self, deadline: float, timeout_s: float) -> Connection:
-        if self._connection is None and not self._closed:
+    def _connect(self, deadline: float, timeout_s: float, about: str) -> Connection:
+        if not self._closed:
             if self._lost:
                 messages.info(f"connecting to the store at {self.where} again: {self._lost}")
-            self._connection = dial(self._address, self._port, deadline, timeout_s)
+            self._connection = dial(self._address, self._port, deadline, timeout_s, about)
             self._lost = ""
         if self._connection is None or self._closed:
-            raise DistStoreError(f"the store at {self.where} is closed here")
+            raise self._is_closed()
         return self._connection
+
+    def _drop_if_unused(self) -> bool:
+        """Close the connection unless a call is using it, which then does so when it ends."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._drop()
+        self._lock.release()
+        return True
 
     def _give_up(self) -> None:
         if self._connection is not None:
@@ -123,12 +132,12 @@ class Link:
 
     def _failure(self, problem: BaseException, about: str, timeout_s: float) -> DistError | None:
         """Return the error that a caller is told of; None for one that is told of as it is."""
-        if self._closed:
-            return DistStoreError(f"the store at {self.where} is closed here")
+        if self._closed and isinstance(problem, Exception):
+            return self._is_closed()
         match problem:
             case DistError():
                 return None
-            case TimeoutError():
+            case OutOfTime():
                 self._lost = f"it did not answer within {timeout_s:g} s"
                 return StoreTimeoutError(f"{about}: no answer within {timeout_s:g} s")
             case OSError():
@@ -139,9 +148,12 @@ class Link:
                 return DistStoreError(f"{about}: the answer was none: {problem}")
         return None
 
-    def _about(self, operation: str, keys: Sequence[str]) -> str:
+    def _is_closed(self) -> DistStoreError:
+        return DistStoreError(f"the store at {self.where} is closed here")
+
+    def _about(self, operation: str, keys: Sequence[str] = ()) -> str:
         named = f" of {shown(keys)}" if keys else ""
-        return f"the store at {self.where}: {operation}{named}"
+        return f"the store at {self.where}{operation and f': {operation}'}{named}"
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

@@ -74,7 +74,7 @@ class ServingLoop:
         self._listener = listener
         self._epoll = epoll
         self._wake = wake
-        self._space = KeySpace()
+        self._space = KeySpace(BYTES_MAX)
         self._half_open: dict[Connection, None] = {}  # The oldest first.
         self._again: dict[Connection, None] = {}  # Those who had a turn and have more to do.
         self._accept_at: float | None = None  # When to go on, while nothing is accepted.
@@ -173,6 +173,7 @@ class ServingLoop:
             self._check_room(connection)
         if requests.validated and connection in self._half_open:
             del self._half_open[connection]
+            self._room_again()
 
     def _wake_others(self, connection: Connection | None, answers: list[bytes]) -> None:
         """Answer those whose wait has ended; the one that is being served in its turn."""
@@ -228,10 +229,10 @@ class ServingLoop:
         if connection.number not in self.connections:
             return
         text = f"the store for the workers closed the connection of {connection}: {problem}"
-        if connection in self._half_open:
-            messages.debug(text)  # Whoever it is, it is none of the workers.
-        else:
+        if connection.requests.validated:
             self._warn(text)
+        else:
+            messages.debug(text)  # Whoever it is, it is none of the workers.
         self._drop(connection)
 
     def _drop(self, connection: Connection) -> None:
@@ -242,8 +243,7 @@ class ServingLoop:
         self._space.leave(connection.number)
         if self._space.woken:
             self._wake_others(None, [])
-        if self._accept_at is not None:
-            self._accept_at = 0.0  # There is room again.
+        self._room_again()
 
     def _shut(self, connection: Connection) -> None:
         del self.connections[connection.number]
@@ -310,23 +310,29 @@ class ServingLoop:
             return
         self.connections[connection.number] = connection
         self._by_descriptor[connection.descriptor] = connection
-        self._half_open[connection] = None
         self._epoll.register(connection.descriptor, _IN)
+        if len(self._half_open) >= HALF_OPEN_MAX:
+            oldest = next(iter(self._half_open))
+            self._expel(oldest, "it said nothing yet, and others want to connect")
+        self._half_open[connection] = None
 
     def _may_accept(self, now: float) -> bool:
-        """Whether one more can be half open; the oldest of them goes if it had its time."""
+        """Whether one more can be half open: if the oldest of them had its time, it goes then."""
         if len(self._half_open) < HALF_OPEN_MAX:
             return True
         oldest = next(iter(self._half_open))
         if now - oldest.since < HALF_OPEN_MIN_S:
             self._pause(oldest.since + HALF_OPEN_MIN_S)
             return False
-        self._expel(oldest, "it said nothing yet, and others want to connect")
         return True
 
     def _pause(self, until: float) -> None:
         self._accept_at = until
         self._epoll.modify(self._listener.fileno(), 0)
+
+    def _room_again(self) -> None:
+        if self._accept_at is not None:
+            self._accept_at = 0.0
 
     def _warn(self, text: str) -> None:
         self._warnings += 1

@@ -96,20 +96,25 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
     def shutdown(self) -> bool:
         """Leave the job, and say how if torchrun is about to end; return whether that went well."""
         cause = sys.exception()
-        if not self._is_shut:
-            self._is_shut = True
-            try:
+        well = True
+        try:
+            if not self._is_shut:
+                self._is_shut = True
                 self._say_how(cause)
-                self._node.shutdown()
-            except HoldfastError as error:
-                messages.warning(f"the node did not leave the job well: {error}")
-                return False
+        except HoldfastError as error:
+            messages.warning(f"this node did not leave the job well: {error}")
+            well = False
+        self.leave()
         if self._not_needed and isinstance(cause, AttributeError):
             # torchrun's agent takes `RendezvousGracefulExitError` for no failure and returns no
             # result; what called it (torch 2.13) then asks that for its failures, and would end
             # the command with a traceback.
             raise SystemExit(0)
-        return True
+        return well
+
+    def leave(self) -> None:
+        """Leave the job at once, and release what the handler holds; as often as you like."""
+        self._node.shutdown()
 
     def _say_how(self, cause: BaseException | None) -> None:
         if isinstance(cause, ChildFailedError):
@@ -121,7 +126,7 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
 def _leave(handler: weakref.ref[TorchrunHandler], pid: int) -> None:
     here = handler()
     if here is not None and os.getpid() == pid:
-        here.shutdown()
+        here.leave()
 
 
 def _translated(params: Any) -> RendezvousParameters:

@@ -973,3 +973,117 @@ def test_a_compiled_keeper_of_another_source_is_not_run(
     assert keeping._is_current(cached, source)
     (tmp_path / "keeper.py").write_text("renewed = 1")
     assert keeping._is_current(cached, source) == after_a_change
+
+
+# Servants of the agent, and orphans that become workers.
+
+
+def test_a_servant_is_no_leftover_and_keeps_nobody_waiting(kept: Kept) -> None:
+    family = "import os, sys; print(os.fork() and os.getpid(), flush=True); sys.stdin.read()"
+    kept.python(-7, family)
+    servants = {int(kept.line(-7)), int(kept.line(-7))} - {0}
+    kept.python(0, "print(1)")
+    kept.exited()
+    kept.keeper.ask_leftovers(signal.SIGTERM)
+    kept.until(Empty)
+    kept.keeper.sweep()
+    kept.until(Empty, 2)
+    assert servants <= set(children_of(kept.keeper.pid))
+    assert not [event for event in kept.events if isinstance(event, Exited) and event.key == -7]
+
+
+def test_a_servant_can_be_killed_with_all_below_it_and_ends_with_the_keeper(kept: Kept) -> None:
+    family = "import os, sys; os.fork(); print(os.getpid(), flush=True); sys.stdin.read()"
+    for key in (-1, -2):
+        kept.python(key, family)
+    first, second = ([int(kept.line(key)) for _ in range(2)] for key in (-1, -2))
+    gone = Watched(*first)
+    kept.keeper.kill_tree(-1)
+    assert kept.outcome(-1) == (-signal.SIGKILL, None)
+    gone.all_gone()
+    gone = Watched(*second)
+    kept.keeper.close()
+    gone.gone_already()
+
+
+# Leaves an orphan that waits at descriptor 4 to be let go, and tells trouble by descriptor 5.
+LEAVES_ORPHAN = """
+import os
+pid = os.fork()
+if pid == 0:
+    keeper = int.from_bytes(os.read(4, 8), "little")
+    os.write(5, TROUBLE)
+    os._exit(3 if keeper == os.getppid() else 4)
+print(pid, flush=True)
+"""
+
+
+def adopted(kept: Kept, trouble: bytes = b"", *, victim: bool = False) -> int:
+    """Have an orphan made and adopted as worker 1; return its process id."""
+    (go_in, go_out), (trouble_in, trouble_out) = os.pipe(), os.pipe()
+    code = LEAVES_ORPHAN.replace("TROUBLE", repr(trouble))
+    kept.python(0, code, fds={4: go_in, 5: trouble_out})
+    kept.exited()
+    pid = int(kept.line())
+    if victim:
+        gone = Watched(pid)
+        os.kill(pid, signal.SIGKILL)
+        gone.all_gone()
+        kept.keeper.sweep()
+        kept.until(Empty)  # By now it is reaped.
+    kept.keeper.adopt(1, pid, trouble_in, go_out)
+    for fd in (go_in, go_out, trouble_in, trouble_out):
+        os.close(fd)
+    return pid
+
+
+@pytest.mark.parametrize(("trouble", "told"), [(b"", None), (b"2 working", (2, "working"))])
+def test_an_orphan_becomes_a_worker(
+    kept: Kept, trouble: bytes, told: tuple[int, str] | None
+) -> None:
+    pid = adopted(kept, trouble)
+    assert kept.outcome(1) == (3, told)
+    assert kept.pids(2)[1] == pid
+
+
+def test_an_orphan_that_is_gone_cannot_be_adopted(kept: Kept) -> None:
+    adopted(kept, victim=True)
+    (unspawned,) = kept.until(Unspawned)
+    assert unspawned == Unspawned(1, errno.ECHILD, "it was killed before it began")
+
+
+def test_a_process_of_somebody_else_cannot_be_adopted(kept: Kept) -> None:
+    first, second = os.pipe()
+    kept.keeper.adopt(1, os.getpid(), first, second)
+    (unspawned,) = kept.until(Unspawned)
+    assert unspawned.errno == errno.ECHILD
+    os.close(second)
+    assert os.read(first, 8) == b"", "it is not let go"
+    os.close(first)
+
+
+def test_an_adopted_worker_is_killed_like_any_other(kept: Kept) -> None:
+    (go_in, go_out), (trouble_in, trouble_out) = os.pipe(), os.pipe()
+    kept.python(0, "import os, time\nif os.fork() == 0: time.sleep(1000)\n")
+    kept.exited()
+    (pid,) = children_of(kept.keeper.pid)
+    kept.keeper.adopt(1, pid, trouble_in, go_out)
+    kept.until(Spawned, 2)
+    kept.keeper.ask_leftovers(signal.SIGTERM)  # It is none.
+    kept.keeper.kill_tree(1)
+    # Somebody else has the other end of its pipe of trouble still: that is waited for by nobody.
+    assert kept.outcome(1) == (-signal.SIGKILL, None)
+    kept.until(Empty)
+    for fd in (go_in, go_out, trouble_in, trouble_out):
+        os.close(fd)
+
+
+def test_a_keeper_that_is_gone_is_seen_at_once(kept: Kept) -> None:
+    kept.python(0, "pass")
+    assert not kept.keeper.is_gone()
+    assert kept.outcome() == (0, None), "a look takes no event away"
+    gone = Watched(kept.keeper.pid)
+    os.kill(kept.keeper.pid, signal.SIGKILL)
+    gone.all_gone()
+    assert kept.keeper.is_gone()
+    kept.until(KeeperLost)

@@ -8,11 +8,13 @@ import py_compile
 import signal
 import sys
 import zipfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hatching import Nest, Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Says all that a program can find out about how it was started.
 TELL = """
@@ -44,7 +46,8 @@ told = dict(
     main=[*globals()][: [*globals()].index("ctypes")],
     argv=sys.argv, orig_argv=sys.orig_argv, path=sys.path, flags=repr(sys.flags),
     options=[sys.warnoptions, repr(sys._xoptions)], executable=sys.executable,
-    name=__name__, file=globals().get("__file__"), spec=re.sub(' at 0x[0-9a-f]+', '', repr(__spec__)), doc=__doc__,
+    name=__name__, file=globals().get("__file__"), doc=__doc__,
+    spec=re.sub(' at 0x[0-9a-f]+', '', repr(__spec__)),
     package=__package__, loader=repr(__loader__).partition(" at 0x")[0],
     cached=globals().get("__cached__"), notes=globals().get("__annotations__"),
     builtins=repr(__builtins__), main_is_this=sys.modules["__main__"].__dict__ is globals(),
@@ -314,6 +317,41 @@ def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:
         assert "handled" in forked.out
         other = nest.run(env={**env, "CHANGED": "otherwise"})
         assert "yes otherwise None" in other.out
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stdout.reconfigure(encoding='latin-1', line_buffering=True)",
+        "sys.stderr.reconfigure(errors='strict')",
+        "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf-8', write_through=True)",
+        "sys.stdout = open(1, 'w', encoding='ascii', errors='replace', closefd=False)",
+        "sys.stdin.close()",
+        "sys.stdin = None",
+    ],
+)
+def test_streams_that_modules_have_changed(tmp_path: Path, code: str) -> None:
+    (tmp_path / "changes.py").write_text(f"import io, sys; {code}")
+    program = (
+        "import changes, sys\n"
+        "for s in (sys.stdout, sys.stderr):\n"
+        "    print(s.encoding, s.errors, s.line_buffering, s.write_through)\n"
+        "print(sys.stdin and sys.stdin.fileno, file=sys.stderr) if not sys.stdin else 0\n"
+    )
+    with Nest("-c", program, cwd=tmp_path, modules=["changes"]) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+        assert forked.exitcode == 0
+
+
+def test_locks_that_modules_have_made(tmp_path: Path) -> None:
+    (tmp_path / "makes.py").write_text(
+        "import multiprocessing as mp; lock = mp.get_context('spawn').Lock()\n"
+    )
+    program = "import makes; makes.lock.acquire(); makes.lock.release(); print('used')"
+    with Nest("-c", program, cwd=tmp_path, modules=["makes"]) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
 
 
 def test_modules_are_not_imported_again(tmp_path: Path) -> None:

@@ -154,10 +154,8 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
     with Nest("-c", "pass", cwd=tmp_path, modules=["torch", "uses"]) as nest:
         assert not nest.warm.takes(nest.argv, nest.env, {})
         assert nest.warm.fileno() == -1
-        assert caplog.messages == [
-            "preload: importing uses opened CUDA, which no worker could use after a "
-            "fork: they are started without preloading"
-        ]
+        (said,) = caplog.messages
+        assert said.startswith("preload: importing uses opened CUDA, which no worker could use")
         nest.warm.prepare(nest.keeper)
         assert nest.warm.fileno() == -1
         assert nest.run(warm=False).exitcode == 0

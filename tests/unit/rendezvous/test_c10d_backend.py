@@ -168,7 +168,8 @@ def test_a_port_that_another_serves_makes_a_client() -> None:
 def test_a_tcp_store_that_nobody_serves(port: int) -> None:
     params = tcp_params(port, is_host="no", read_timeout="0.05")
     with pytest.raises(
-        RendezvousConnectionError, match=rf"localhost:{port} could not be reached within 0.05 s"
+        RendezvousConnectionError,
+        match=rf"localhost:{port}: the server could not be reached within 0.05 s",
     ):
         create_backend(params)
 
@@ -177,7 +178,9 @@ def test_the_endpoint_of_another_machine_is_not_served_here() -> None:
     # Of the addresses for documentation; nobody has them.
     for host in ("192.0.2.1", "store.invalid"):
         params = RendezvousParameters("c10d", host, "job", 1, 2, read_timeout="0.05")
-        with pytest.raises(RendezvousConnectionError, match=f"{host}:{DEFAULT_PORT} could not be"):
+        with pytest.raises(
+            RendezvousConnectionError, match=f"{host}:{DEFAULT_PORT}: the server could"
+        ):
             create_backend(params)
 
 

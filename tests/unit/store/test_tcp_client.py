@@ -134,7 +134,9 @@ CALLS: list[tuple[str, Callable[[TCPStore], Any], list[tuple[bytes, bytes]], Any
 ]
 
 
-@pytest.mark.parametrize(("call", "said", "result"), [one[1:] for one in CALLS], ids=lambda _: "")
+@pytest.mark.parametrize(
+    ("call", "said", "result"), [one[1:] for one in CALLS], ids=[one[0] for one in CALLS]
+)
 def test_the_words_of_each_call(
     call: Callable[[TCPStore], Any], said: list[tuple[bytes, bytes]], result: Any
 ) -> None:
@@ -339,6 +341,21 @@ def test_a_connection_lost_in_an_answer(begun: bytes) -> None:
         ):
             store.compare_set("k", "", "")
         assert store.num_keys() == 0
+
+
+def test_a_server_that_does_not_come_back_is_told_of_with_the_call() -> None:
+    with ScriptedStore(lambda _: None) as server, client_of(server) as store:
+        await_news(store)
+        with pytest.raises(DistNetworkError, match="set of k: the server closed the connection"):
+            store.set("k", "v")
+        server.__exit__()
+        store.set_timeout(SHORT)
+        with pytest.raises(
+            DistNetworkError,
+            match=rf"^the store at 127.0.0.1:{server.port}: add of k: the server could not be "
+            rf"reached within 0.05 s \(127.0.0.1:{server.port}: Connection refused\)$",
+        ):
+            store.add("k", 1)
 
 
 def test_a_loss_is_noticed_by_what_has_no_answer() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def reach(port: int, seconds: float = LONG_S, host: str = "127.0.0.1") -> None:
-    dial(host, port, time.monotonic() + seconds, seconds).close()
+    dial(host, port, time.monotonic() + seconds, seconds, "about it").close()
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_all_addresses_that_were_tried_are_named(
     found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.2", nobodys))
     with pytest.raises(
         DistNetworkError,
-        match=rf"^the store at there:{nobodys} could not be reached within 0.1 s "
+        match=r"^about it: the server could not be reached within 0.1 s "
         rf"\(127.0.0.1:{nobodys}: Connection refused; 127.0.0.2:{nobodys}: Connection refused\)$",
     ):
         reach(nobodys, 0.1, "there")
@@ -111,8 +111,7 @@ def test_a_frozen_one_is_told_of_as_such() -> None:
         port = listener.getsockname()[1]
         with pytest.raises(
             StoreTimeoutError,
-            match=rf"the store at 127.0.0.1:{port} took the connection, but did not answer within "
-            r"0.05 s",
+            match=r"^about it: the server took the connection, but did not answer within 0.05 s;",
         ):
             reach(port, 0.05)
 
@@ -124,7 +123,9 @@ def test_another_program_is_told_of_at_once() -> None:
 
     with (
         ScriptedStore(other, greets=False) as server,
-        pytest.raises(DistNetworkError, match=f"127.0.0.1:{server.port} is no TCPStore: it answer"),
+        pytest.raises(
+            DistNetworkError, match="about it: what listens there is no TCPStore: it answered "
+        ),
     ):
         reach(server.port)
 
@@ -152,7 +153,7 @@ def test_pauses_grow_and_never_go_beyond_the_deadline(
     clock = Clock()
     monkeypatch.setattr(tcp_dialing, "time", clock)
     with pytest.raises(DistNetworkError, match="Connection refused"):
-        dial("127.0.0.1", nobodys, clock.now + seconds, seconds)
+        dial("127.0.0.1", nobodys, clock.now + seconds, seconds, "")
     assert clock.now == pytest.approx(1000.0 + seconds)
     assert max(clock.slept) <= 1.5 * tcp_dialing.PAUSE_S_MAX
     assert len(clock.slept) <= 20 + 2 * seconds
@@ -174,12 +175,12 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_others(
     monkeypatch.setattr(tcp_dialing, "_connect", swallow)
     found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.2", nobodys))
     with pytest.raises(DistNetworkError, match=r"127.0.0.1:\d+: timed out; 127.0.0.2:\d+: timed"):
-        dial("there", nobodys, clock.now + 8.0, 8.0)
+        dial("there", nobodys, clock.now + 8.0, 8.0, "")
     assert allowed[:2] == [4.0, 4.0]
     assert clock.now == pytest.approx(1008.0)
     allowed.clear()
     with pytest.raises(DistNetworkError):
-        dial("there", nobodys, clock.now + 60.0, 60.0)
+        dial("there", nobodys, clock.now + 60.0, 60.0, "")
     assert max(allowed) == tcp_dialing.ATTEMPT_S_MAX
 
 

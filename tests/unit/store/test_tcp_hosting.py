@@ -104,6 +104,8 @@ def test_a_port_that_is_the_agents_makes_a_client(monkeypatch: pytest.MonkeyPatc
         with served(agents.port) as store:
             assert store.get("key") == b"value"
             assert "client of" in repr(store)
+        # Who does not serve does not wait for the others.
+        TCPStore("localhost", agents.port, 99, is_master=True, timeout=LONG).close()
         monkeypatch.setenv("MASTER_PORT", "1")
         with pytest.raises(DistNetworkError, match="is in use"):
             served(agents.port)

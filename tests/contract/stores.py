@@ -1,0 +1,96 @@
+"""The stores that the suites run over, by name, and what torch's are known to lack.
+
+The names are in the tests' ids: `memory`, `TCPStore on ours` and so on. A "part" is a `PrefixStore`
+of ours, a "client" a `TCPStore` of ours; the names in capitals are torch's.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from holdfast.store import FileStore, MemoryStore, PrefixStore, TCPStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+IN_PROCESS = ["memory", "part of memory"]
+IN_FOLDER = ["file", "part of file"]
+SERVED = ["client", "part of client"]
+OURS = [*IN_PROCESS, *IN_FOLDER, *SERVED]
+CLIENT_ON_TORCHS = "client on TCPStore"
+TORCHS = ["HashStore", "FileStore", "PrefixStore", "TCPStore", "TCPStore on ours"]
+NEED_TORCH = {CLIENT_ON_TORCHS, *TORCHS}
+ALL = [*OURS, CLIENT_ON_TORCHS, *TORCHS]
+
+# What a store of torch's does not do as all others do, each with its reason.
+GAPS = {
+    "queues": {"FileStore": "it says that they are not implemented"},
+    "listed keys": {"FileStore": "its own keys are listed too, without their first letters"},
+    "deletion of nothing": {"FileStore": "it says that a missing key was deleted"},
+    "waits ended by add": {"HashStore": "only the end of its time ends such a wait"},
+    "extended api": {"FileStore": "it says that it has none, and has it"},
+    "own times": {
+        "FileStore": "it looks at the clock once a second",
+        "PrefixStore": "it has a time of its own for barriers, which cannot be set",
+    },
+}
+
+
+class TorchsClients(NamedTuple):
+    """Clients of torch's for all tests: their sockets are closed only when they are forgotten."""
+
+    own: Any
+    """It serves itself; None without torch, and then no test that needs it is run."""
+    ours: Any
+    """Its server is ours."""
+
+
+def over(names: list[str], without: str = "") -> pytest.MarkDecorator:
+    """Run a test over stores of these names, other than those with a gap."""
+    lacking = GAPS[without] if without else {}
+    return pytest.mark.parametrize(
+        "store", [param(name) for name in names if name not in lacking], indirect=True
+    )
+
+
+def param(name: str) -> Any:
+    return pytest.param(name, marks=pytest.mark.torch) if name in NEED_TORCH else name
+
+
+@contextmanager
+def opened(name: str, folder: Path, torchs_clients: TorchsClients) -> Iterator[Any]:
+    """Make a store without any keys, and leave nothing of it behind."""
+    match name:
+        case "memory":
+            yield MemoryStore()
+        case "file":
+            yield FileStore(folder)
+        case "client":
+            with TCPStore("127.0.0.1", 0, is_master=True) as store:
+                yield store
+        case "client on TCPStore":
+            with TCPStore("localhost", torchs_clients.own.port) as store:
+                yield PrefixStore(str(folder), store)
+        case kind if kind in TORCHS:
+            yield torchs(name, folder, torchs_clients)
+        case _:
+            assert name.startswith("part of ")
+            with opened(name.removeprefix("part of "), folder, torchs_clients) as whole:
+                yield PrefixStore("part/of", whole)
+
+
+def torchs(name: str, folder: Path, clients: TorchsClients) -> Any:
+    from torch import distributed
+
+    if name == "HashStore":
+        return distributed.HashStore()
+    if name == "FileStore":
+        return distributed.FileStore(str(folder / "file"))
+    if name == "PrefixStore":
+        return distributed.PrefixStore(str(folder), clients.own)
+    # All tests share them, so each has a part.
+    return PrefixStore(str(folder), clients.own if name == "TCPStore" else clients.ours)

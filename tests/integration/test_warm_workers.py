@@ -1,0 +1,224 @@
+"""Jobs whose workers are forked from a zygote: they go on whatever becomes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.processes.keeper import children_of, descendants_of
+from real_jobs import Job, Watched
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Tells how each worker was started; the first start waits to be ended.
+TELLS = """
+    tell(("warm" if "slow" in sys.modules else "cold") + RANK)
+    if GENERATION == "0":
+        forever()
+"""
+
+
+def zygote_of(job: Job) -> int:
+    """Return the process id of a job's zygote, by the name it has."""
+    for pid in children_of(job.keeper()):
+        with open(f"/proc/{pid}/comm") as name:
+            if name.read() == "hf-zygote\n":
+                return pid
+    raise AssertionError("there is no zygote")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "slow.py").touch()
+    return tmp_path
+
+
+def test_the_first_start_and_each_restart_are_warm(folder: Path) -> None:
+    flags = ("--nproc-per-node=2", "--max-restarts=2", "--preload=slow")
+    script = TELLS.replace('== "0"', '!= "2"')
+    with Job(folder, script, *flags) as job:
+        zygotes = set()
+        for _ in range(2):
+            workers = job.news.take(2)
+            assert sorted(workers) == ["warm0", "warm1"]
+            zygotes.add(zygote_of(job))
+            assert set(children_of(job.keeper())) == {*workers.values(), *zygotes}
+            os.kill(workers["warm0"], signal.SIGKILL)
+        everyone = Watched(*workers.values(), *zygotes, job.keeper())
+        assert sorted(job.news.take(2)) == ["warm0", "warm1"]
+        code, _, err = job.end()
+        assert code == 0, err
+        everyone.gone_already()
+
+
+@pytest.mark.parametrize("moment", ["while workers run", "while it imports"])
+def test_a_zygote_that_is_killed_costs_nothing(folder: Path, moment: str) -> None:
+    """Not a restart, not a worker; and the next start is warm again."""
+    early = moment == "while it imports"
+    if early:
+        (folder / "slow.py").write_text(
+            "import os, signal\n"
+            "again = os.path.exists('once')\n"
+            "open('once', 'w').close()\n"
+            "with open(os.environ['NEWS'], 'w') as news:\n"
+            "    news.write(f'importing {os.getpid()}\\n')\n"
+            "while not again: signal.pause()\n"
+        )
+    with Job(folder, TELLS, "--max-restarts=1", "--preload=slow") as job:
+        if early:
+            first = job.news.take(1)["importing"]
+            os.kill(first, signal.SIGKILL)
+            assert job.news.take(1)["importing"] != first
+        worker = job.news.take(1)["warm0"]
+        if not early:
+            gone = Watched(zygote_of(job))
+            os.kill(zygote_of(job), signal.SIGKILL)
+            gone.all_gone()
+        os.kill(worker, signal.SIGKILL)
+        assert job.news.next()[0] == "warm0"
+        code, _, err = job.end()
+        assert code == 0, err
+        assert "restart 1 of 1" in err
+
+
+def test_a_job_without_restarts_survives_its_zygote(folder: Path) -> None:
+    script = """
+    tell("warm" if "slow" in sys.modules else "cold")
+    with open(os.environ["NEWS"] + ".go"): pass
+    """
+    with Job(folder, script, "--preload=slow") as job:
+        os.mkfifo(f"{job.news.path}.go")
+        assert job.news.next()[0] == "warm"
+        gone = Watched(zygote_of(job))
+        os.kill(zygote_of(job), signal.SIGKILL)
+        gone.all_gone()
+        with open(f"{job.news.path}.go", "w"):
+            pass
+        code, _, err = job.end()
+        assert (code, err) == (0, "")
+
+
+# Where the zygote, or the process that forks the workers, is held up.
+HELD_UP = {
+    "importing": "tell(); pause()",
+    "forking": "os.register_at_fork(after_in_child=lambda: (tell(), pause()))",
+}
+
+
+def hold_up(folder: Path, where: str) -> None:
+    (folder / "slow.py").write_text(
+        "import os, signal\n"
+        "def tell():\n"
+        "    with open(os.environ['NEWS'], 'w') as news: news.write(f'held {os.getpid()}\\n')\n"
+        "def pause():\n"
+        "    while True: signal.pause()\n" + HELD_UP[where]
+    )
+
+
+@pytest.mark.parametrize("where", HELD_UP)
+@pytest.mark.parametrize("victim", ["agent", "keeper"])
+def test_nothing_is_left_when_what_supervises_is_killed(
+    folder: Path, where: str, victim: str
+) -> None:
+    hold_up(folder, where)
+    with Job(folder, "tell('never')", "--preload=slow") as job:
+        held = job.news.take(1)["held"]
+        keeper = job.keeper()
+        below = descendants_of(keeper)
+        assert held in below
+        everyone = Watched(*below, keeper)
+        os.kill(job.agent.pid if victim == "agent" else keeper, signal.SIGKILL)
+        if victim == "keeper":
+            everyone.all_gone()  # The agent goes on, with another keeper.
+            job.signal(signal.SIGKILL)
+        else:
+            everyone.all_gone()
+
+
+def test_a_signal_ends_the_wait_for_imports(folder: Path) -> None:
+    hold_up(folder, "importing")
+    with Job(folder, "tell('never')", "--preload=slow") as job:
+        job.news.take(1)
+        everyone = Watched(*descendants_of(job.agent.pid))
+        job.signal(signal.SIGTERM)
+        code, _, err = job.end()
+        assert code == 128 + signal.SIGTERM, err
+        everyone.gone_already()
+        assert job.news.is_quiet()
+
+
+def test_what_failed_workers_say_begins_with_their_own_code(folder: Path) -> None:
+    with Job(
+        folder, "    def f():\n        raise ValueError('mine')\n    f()", "--preload=slow"
+    ) as job:
+        code, _, err = job.end()
+        assert code == 1
+        assert "ValueError: mine" in err
+        assert "zygote" not in err
+        assert "newborn" not in err
+
+
+def test_a_module_that_cannot_be_imported_is_no_failure(folder: Path) -> None:
+    with Job(folder, "tell('ran')", "--preload=no_such_module") as job:
+        code, _, err = job.end()
+        assert code == 0
+        why = "ModuleNotFoundError: No module named 'no_such_module'"
+        assert err == f"[holdfast] preload: no_such_module cannot be imported here: {why}\n"
+
+
+def test_functions_are_forked_from_it_too(folder: Path) -> None:
+    program = folder / "program.py"
+    program.write_text(
+        textwrap.dedent(
+            """
+            import os, sys
+            from holdfast.launcher import LaunchConfig, elastic_launch
+            def work(text):
+                if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                    os.kill(os.getpid(), 9)
+                found = [name in sys.modules for name in ("slow", "holdfast.processes.functions")]
+                return text, int(os.environ["RANK"]), sys.path[0], __name__, os.getppid()
+            if __name__ == "__main__":
+                config = LaunchConfig(1, 1, 2, preload="slow", max_restarts=1)
+                values = elastic_launch(config, work)("told")
+                assert len({value[-1] for value in values.values()}) == 1
+                print(*(value[:-1] for value in values.values()))
+            """
+        )
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    told = [("told", rank, str(folder), "__mp_main__") for rank in range(2)]
+    assert done.stdout == " ".join(map(str, told)) + "\n"
+
+
+@pytest.mark.torch
+def test_torch_workers_meet_again_after_a_restart(folder: Path) -> None:
+    script = """
+    was_there = "torch" in sys.modules
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    tell(f"{'warm' if was_there else 'cold'}{RANK}:{int(total)}")
+    if GENERATION == "0":
+        forever()
+    dist.barrier()
+    dist.destroy_process_group()
+    """
+    flags = ("--nproc-per-node=2", "--max-restarts=1", "--preload=torch")
+    with Job(folder, script, *flags) as job:
+        workers = job.news.take(2)
+        assert sorted(workers) == ["warm0:2", "warm1:2"]
+        os.kill(workers["warm1:2"], signal.SIGKILL)
+        assert sorted(job.news.take(2)) == ["warm0:2", "warm1:2"]
+        code, _, err = job.end()
+        assert code == 0, err
+        assert "thread" not in err

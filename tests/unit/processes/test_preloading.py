@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.processes.preloading import warm_start
+from holdfast.processes.subprocess_handler import SubprocessHandler, replace_subprocess_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def function() -> None: ...
+
+
+def test_commands_are_started_as_their_interpreter_with_its_flags(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOLDFAST_TOKEN", "for agents alone")
+    start = warm_start(["json"], sys.executable, ["-u", "train.py", 1], "spawn", {"OMP": "1"})
+    assert start is not None
+    assert start._command.flags == ("-u",)
+    assert (start._command.what, start._command.args) == ("train.py", ("1",))
+    assert start._env["OMP"] == "1"
+    assert "HOLDFAST_TOKEN" not in start._env
+    assert "HOLDFAST_TOKEN" in os.environ
+    assert list(start._modules) == ["json"]
+
+
+def test_functions_find_what_calls_them_imported_too() -> None:
+    start = warm_start(["json"], function, [], "spawn", {})
+    assert start is not None
+    assert start._command.kind == "c"
+    assert list(start._modules) == ["json", "holdfast.processes.functions"]
+    assert start._path == sys.path
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "method", "why"),
+    [
+        (function, [], "fork", "functions by start_method='fork' are forked already"),
+        (function, [], "forkserver", "functions by start_method='forkserver' are forked already"),
+        ("/bin/sh", ["x"], "spawn", "the workers run sh, not a Python script, module or command"),
+        (sys.executable, ["-"], "spawn", "not a Python script, module or command"),
+    ],
+)
+def test_what_cannot_be_forked_is_told(
+    entrypoint: Callable[..., Any] | str,
+    args: list[str],
+    method: str,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert warm_start(["json"], entrypoint, args, method, {}) is None
+    (said,) = caplog.messages
+    assert said.startswith("preload has no effect: ")
+    assert said.endswith(why)
+
+
+def test_a_replaced_handler_starts_workers_itself(caplog: pytest.LogCaptureFixture) -> None:
+    replace_subprocess_handler(SubprocessHandler)
+    try:
+        assert warm_start(["json"], sys.executable, ["train.py"], "spawn", {}) is None
+    finally:
+        replace_subprocess_handler(None)
+    (said,) = caplog.messages
+    assert "a subprocess handler of the program's own" in said
