@@ -29,7 +29,7 @@ from plot_losses import Note, draw, read
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STEPS, STEPS_BETWEEN = 240, 25  # In all, and from one disturbance to the next.
+STEPS, STEPS_BETWEEN = 190, 25  # In all, and from one disturbance to the next.
 STEP_SECONDS = 0.03
 PATIENCE_S = 60.0  # Longer than this for what is waited for, and something is wrong.
 LOOK_AGAIN_S = 0.02

@@ -136,6 +136,21 @@ class Stream:
             self.stream.reconfigure(**chosen)
 
 
+def buffer_size(fd: int, *, tty: bool) -> int:
+    """Return the size `open` would choose for a descriptor's buffer."""
+    size = getattr(os.fstat(fd), "st_blksize", 0)
+    return size if size > 1 and not tty else io.DEFAULT_BUFFER_SIZE
+
+
+def flush_streams() -> None:
+    """Write what is held back, or each fork would write it once more."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:  # noqa: BLE001 (a module's own stream, a closed one, a full disk)
+            pass
+
+
 def set_name(name: str) -> None:
     """Set the name by which the kernel, and so `top`, knows this process."""
     libc.prctl(PR_SET_NAME, os.fsencode(name)[:NAME_BYTES_MAX], 0, 0, 0)

@@ -96,8 +96,9 @@ class MemoryStore:
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Give each key its value: all of them at once."""
+        given = dict(zip(keys, map(as_bytes, values), strict=True))
         with self._changed:
-            self._values.update(zip(keys, map(as_bytes, values), strict=True))
+            self._values.update(given)
             self._changed.notify_all()
 
     def delete_key(self, key: str) -> bool:

@@ -107,16 +107,19 @@ class _Turn:
     def __init__(self, store: Any, world_size: int, prefix: str, rank: int | None) -> None:
         self.store, self.world_size, self.prefix, self.rank = store, world_size, prefix, rank
         self.came = 0
+        """How many have come in this turn, as far as is known."""
+        self._before = 0  # How many came in earlier turns.
         self._suffix = ""  # Torch's names are those of the first turn.
 
     def come(self) -> None:
         """Be counted. Needs no answer of others."""
-        self.came = self.store.add(self.prefix + _CAME, 1)
-        number = (self.came - 1) // self.world_size
+        came = self.store.add(self.prefix + _CAME, 1)
+        number = (came - 1) // self.world_size
+        self._before = number * self.world_size
         self._suffix = f"/{number}" if number else ""
         if self.rank is not None:
             self.store.set(self.mark(self.rank), _NOTHING)
-        if self.came % self.world_size == 0:
+        if came == self._before + self.world_size:
             self.store.set(self._all_came, _NOTHING)
 
     def wait(self, timeout_s: float) -> None:
@@ -125,7 +128,7 @@ class _Turn:
 
     def give_up(self) -> bool:
         """Be counted no more; return whether all have come after all, just now."""
-        self.came = self.store.add(self.prefix + _CAME, -1) + 1
+        self.came = self.store.add(self.prefix + _CAME, -1) + 1 - self._before
         if self.store.check([self._all_came]):
             self.store.add(self.prefix + _CAME, 1)
             return True

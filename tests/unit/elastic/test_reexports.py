@@ -7,10 +7,14 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import holdfast.elastic
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(holdfast.elastic.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -32,7 +36,13 @@ def test_there_are_only_imports_and_a_list_of_names(file: Path) -> None:
             assert isinstance(node, ast.ImportFrom)
 
 
-@pytest.mark.parametrize("name", [module_of(file) for file in FILES])
+def modules() -> Iterator[Any]:
+    for file in FILES:
+        needs_torch = file.stem == "elastic_distributed_sampler"
+        yield pytest.param(module_of(file), marks=[pytest.mark.torch] if needs_torch else [])
+
+
+@pytest.mark.parametrize("name", list(modules()))
 def test_every_listed_name_is_there(name: str) -> None:
     module = importlib.import_module(name)
     listed = getattr(module, "__all__", [])

@@ -9,12 +9,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from holdfast.errors import EnvironmentProblem
 from holdfast.store import file_store
-from holdfast.store.file_store import FileStore, file_name
+from holdfast.store.file_store import FileStore
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,7 +45,7 @@ def test_a_wait_looks_a_bounded_number_of_times(
     monkeypatch.setattr(time, "sleep", sleep)
     looks = []
     store = FileStore(tmp_path)
-    monkeypatch.setattr(store, "_look_afresh", lambda: looks.append(clock[0]))
+    monkeypatch.setattr(store._files, "look_afresh", lambda: looks.append(clock[0]))
     with pytest.raises(TimeoutError):
         store.wait(["a"], timedelta(seconds=10))
     assert 100 <= len(looks) <= 125
@@ -84,41 +81,97 @@ def test_values_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert store.get("key") == b"x" * 10
 
 
-def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(
-        EnvironmentProblem, match=r"shared folder .* cannot be used: Not a directory"
-    ):
-        FileStore(tmp_path / "file" / "store")
-
-
-def test_a_stale_file_is_read_again_but_not_for_ever(
+def test_many_sizes_are_checked_before_anything_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import errno
-
+    monkeypatch.setattr(file_store, "VALUE_BYTES_MAX", 10)
     store = FileStore(tmp_path)
-    store.set("key", "value")
-    times = [3]
-
-    def stale_at_first(path: str, mode: str) -> object:
-        times[0] -= 1
-        if times[0] >= 0:
-            raise OSError(errno.ESTALE, "stale")
-        return open(path, mode)
-
-    monkeypatch.setattr(file_store, "open", stale_at_first, raising=False)
-    assert store.get("key") == b"value"
-    times[0] = 10**6
-    with pytest.raises(OSError, match="stale"):
-        store.get("key")
+    with pytest.raises(ValueError, match=r"^b: a value of 11 bytes is too large$"):
+        store.multi_set(["a", "b"], ["x" * 10, "x" * 11])
+    with pytest.raises(ValueError, match=r"^a: a value of 11 bytes is too large$"):
+        store.queue_push("a", "x" * 11)
+    assert not store.check(["a"])
 
 
-@given(st.text(max_size=300), st.text(max_size=300))
-def test_every_key_has_a_file_name_of_its_own(one: str, other: str) -> None:
-    for key in (one, other):
-        name = file_name(key)
-        assert "/" not in name
-        assert not name.startswith(".")
-        assert len(name.encode()) <= 255
-    assert (file_name(one) == file_name(other)) == (one == other)
+def test_a_queue_leaves_no_files_behind(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    for value in "abc":
+        store.queue_push("queue", value)
+    for _ in "abc":
+        store.queue_pop("queue")
+    assert os.listdir(tmp_path) == [".lock"]
+    store.queue_push("queue", "d")
+    assert store.queue_pop("queue") == b"d"
+
+
+def test_what_a_killed_process_left_of_a_push_is_overwritten(tmp_path: Path) -> None:
+    """It is killed between writing the value and counting it."""
+    store = FileStore(tmp_path)
+    store.queue_push("queue", "a")
+    (tmp_path / ".queue.kqueue.1").write_text("never counted")
+    store.queue_push("queue", "b")
+    assert [store.queue_pop("queue"), store.queue_pop("queue")] == [b"a", b"b"]
+
+
+def test_a_long_key_leaves_no_files_behind(tmp_path: Path) -> None:
+    store = FileStore(tmp_path)
+    store.set("x" * 500, "1")
+    assert store.list_keys() == ["x" * 500]
+    assert store.num_keys() == 1
+    assert store.delete_key("x" * 500)
+    assert os.listdir(tmp_path) == [".lock"]
+
+
+def take_all(folder: str, turns: int) -> None:
+    store = FileStore(folder)
+    store.barrier("start", 3)
+    for _ in range(turns):
+        store.queue_push("taken", store.queue_pop("given"))
+    store.barrier("start", 3)
+
+
+def test_processes_share_queues_and_barriers(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=take_all, args=(str(tmp_path), 8)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    store = FileStore(tmp_path)
+    for number in range(24):
+        store.queue_push("given", str(number))
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    taken = [int(store.queue_pop("taken", block=False)) for _ in range(24)]
+    assert sorted(taken) == list(range(24))
+    assert (store.queue_len("given"), store.queue_len("taken")) == (0, 0)
+
+
+def test_a_barrier_that_all_came_to_in_the_last_moment_is_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one comes after the last look, and before this one has given up."""
+    store = FileStore(tmp_path)
+
+    def looks(timeout_s: float) -> list[bool]:
+        FileStore(tmp_path).barrier("here", 2)
+        return []
+
+    monkeypatch.setattr(store._files, "looks", looks)
+    store.barrier("here", 2, 0.001)
+    assert FileStore(tmp_path).get("here") == b"2"
+
+
+def test_keys_must_be_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is deleted after it was looked at, and before the other is."""
+    store = FileStore(tmp_path)
+    store.multi_set(["a", "b"], ["", ""])
+    exists = store._files.exists
+
+    def deleting(name: str) -> bool:
+        if name == "kb":
+            FileStore(tmp_path).delete_key("a")
+        return exists(name)
+
+    monkeypatch.setattr(store._files, "exists", deleting)
+    with pytest.raises(TimeoutError, match=r"for: a$"):
+        store.wait(["a", "b"], timedelta(milliseconds=1))

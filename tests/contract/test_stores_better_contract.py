@@ -1,0 +1,177 @@
+"""What our stores do better than torch's, in whose place they are: its rough edges, one by one."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from stores import CLIENT_ON_TORCHS, IN_FOLDER, IN_PROCESS, OURS, over
+
+from holdfast.store import DistStoreError, QueueEmptyError, StoreTimeoutError
+
+LONG = timedelta(minutes=1)
+SHORT = timedelta(milliseconds=50)
+OUR_CLIENTS_TOO = [*OURS, CLIENT_ON_TORCHS]
+
+
+@over(OUR_CLIENTS_TOO)
+def test_a_comparison_that_fails_ends_no_wait(store: Any) -> None:
+    """With torch's server, `get` returns nothing for the missing key then."""
+    about_to = threading.Event()
+
+    def get(mine: Any) -> Any:
+        about_to.set()
+        return mine.get("key")
+
+    with ThreadPoolExecutor() as pool:
+        getting = pool.submit(get, store.clone())
+        about_to.wait()
+        for number in range(20):
+            assert store.compare_set("key", "something", str(number)) == b"something"
+        store.set("key", "value")
+        assert getting.result(60) == b"value"
+
+
+@over(OURS)
+def test_a_key_that_was_set_and_deleted_is_still_waited_for(store: Any) -> None:
+    about_to = threading.Event()
+
+    def wait(mine: Any) -> None:
+        about_to.set()
+        mine.wait(["a", "b"], timedelta(seconds=0.3))
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(wait, store.clone())
+        about_to.wait()
+        for _ in range(10):
+            store.set("a", "")
+            assert store.delete_key("a")
+        store.set("b", "")
+        with pytest.raises(StoreTimeoutError, match=r"\ba$"):
+            waiting.result(60)
+
+
+@over([*IN_PROCESS, *IN_FOLDER])
+def test_a_queue_is_no_value(store: Any) -> None:
+    """On a server, `get` returns nothing for the queue's name: the protocol does not tell."""
+    store.queue_push("queue", "one")
+    store.set_timeout(SHORT)
+    with pytest.raises(StoreTimeoutError, match=r"queue$"):
+        store.get("queue")
+
+
+@over(OURS)
+def test_a_barrier_can_be_used_again(store: Any) -> None:
+    came: list[int] = []
+
+    def come(number: int, mine: Any) -> list[int]:
+        seen = []
+        for _ in range(3):
+            came.append(number)
+            mine.barrier("here", 3, LONG)
+            seen.append(len(came))
+        return seen
+
+    with ThreadPoolExecutor(3) as pool:
+        for seen in pool.map(come, range(3), [store.clone() for _ in range(3)]):
+            # Who has passed may be late to look, but never early.
+            assert all(count >= 3 * (turn + 1) for turn, count in enumerate(seen))
+    assert store.get("here") == b"3"
+    with pytest.raises(StoreTimeoutError):
+        store.barrier("here", 3, SHORT)
+
+
+@over(OURS)
+def test_who_gives_up_at_a_barrier_is_not_counted_any_more(store: Any) -> None:
+    for _ in range(3):
+        with pytest.raises(StoreTimeoutError, match=r"here$"):
+            store.barrier("here", 2, SHORT)
+    assert store.get("here") == b"0"
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(store.clone().barrier, "here", 2, LONG)
+        store.barrier("here", 2, LONG)
+        first.result(60)
+
+
+@over(OUR_CLIENTS_TOO)
+def test_a_pop_that_blocks_never_finds_nothing(store: Any) -> None:
+    """With torch's client it does, whenever another was faster."""
+    clones = [store.clone() for _ in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        popping = [pool.submit(clone.queue_pop, "queue") for clone in clones]
+        for number in range(6):
+            store.queue_push("queue", str(number))
+        assert sorted(one.result(60) for one in popping) == [b"%d" % one for one in range(6)]
+
+
+@over(OUR_CLIENTS_TOO)
+def test_who_waits_in_vain_is_told_for_what_and_how_long(store: Any) -> None:
+    store.multi_set(["b", "d"], ["", ""])
+    with pytest.raises(StoreTimeoutError, match=r"within 0\.05 s .*a, \S*c$"):
+        store.wait(["a", "b", "c", "d"], SHORT)
+    store.set_timeout(SHORT)
+    with pytest.raises(StoreTimeoutError, match=r"within 0\.05 s .*a$"):
+        store.get("a")
+    with pytest.raises(StoreTimeoutError, match=r"within 0\.05 s .*queue$"):
+        store.queue_pop("queue")
+    with pytest.raises(QueueEmptyError, match="queue"):
+        store.queue_pop("queue", block=False)
+
+
+@over(OUR_CLIENTS_TOO)
+def test_keys_and_values_must_be_as_many(store: Any) -> None:
+    """Torch's reads what is behind the last value."""
+    with pytest.raises(ValueError, match=r"^"):
+        store.multi_set(["a", "b"], ["1"])
+    assert not store.check(["a"])
+
+
+@over(OURS)
+def test_a_clone_has_a_timeout_of_its_own(store: Any) -> None:
+    before = store.timeout
+    clone = store.clone()
+    assert clone.timeout == before
+    clone.set_timeout(SHORT)
+    assert (clone.timeout, store.timeout) == (SHORT, before)
+
+
+@over([*IN_PROCESS, *IN_FOLDER])
+@pytest.mark.parametrize("value", ["", "one", "-", "é", "9" * 5000])
+def test_what_is_no_number_is_not_added_to(store: Any, value: str) -> None:
+    """Torch's server hangs up then."""
+    store.set("key", value)
+    with pytest.raises(DistStoreError, match=r"^nothing can be added to .*key: its value .* is no"):
+        store.add("key", 1)
+    assert store.get("key") == value.encode()
+
+
+@over([*IN_PROCESS, *IN_FOLDER])
+def test_a_counter_does_not_turn_around(store: Any) -> None:
+    """Torch's becomes negative."""
+    assert store.add("count", 2**63 - 1) == 2**63 - 1
+    with pytest.raises(DistStoreError, match="a counter has 64 bits"):
+        store.add("count", 1)
+    assert store.add("count", -1) == 2**63 - 2
+
+
+@over([*IN_PROCESS, *IN_FOLDER])
+def test_a_key_that_has_another_use_is_no_barrier(store: Any) -> None:
+    store.set("key", "value")
+    with pytest.raises(DistStoreError, match="is no number"):
+        store.barrier("key", 1)
+    assert store.get("key") == b"value"
+
+
+@over([*IN_PROCESS, *IN_FOLDER])
+def test_times_may_be_seconds(store: Any) -> None:
+    with pytest.raises(StoreTimeoutError):
+        store.wait(["key"], 0.001)
+    with pytest.raises(StoreTimeoutError):
+        store.barrier("here", 2, 0)
+    store.set_timeout(0.5)
+    assert store.timeout == timedelta(seconds=0.5)
+    store.set("key", "")
+    store.wait(["key"], timedelta.max)
