@@ -117,6 +117,7 @@ class Zygote:
         self.pid = 0
         self.is_ready = False
         self.is_lost = False
+        self.is_stuck = False
         self.importing = ""
         self._received = bytearray()
 
@@ -162,8 +163,10 @@ class Zygote:
         try:
             sent = self.control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
             self.control.sendall(message[sent:], socket.MSG_NOSIGNAL)
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+        except (BrokenPipeError, ConnectionResetError):
             self.is_lost = True
+        except TimeoutError:
+            self.is_lost = self.is_stuck = True
 
     def receive(self) -> list[tuple[Any, ...]]:
         """Return the events that are there, without waiting for any."""
@@ -301,7 +304,7 @@ class WarmStart:
         zygote.send(("fork",))
         self._due = time.monotonic() + HATCH_S_MAX
         if zygote.is_lost:
-            self._lose("takes nothing any more")
+            self._lose("takes nothing any more" if zygote.is_stuck else "")
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is due, on the monotonic clock."""

@@ -77,7 +77,8 @@ def test_adding_to_a_number(value: bytes, number: int, space: KeySpace) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"word", b"+-1", b"--1", b"9223372036854775808", b"9" * 5000, b"\xd9\xa1"]
+    "value",
+    [b"", b"word", b"+-1", b"--1", b"9223372036854775808", b"9" * 5000, b"\xd9\xa1", b"-", b"- 1"],
 )
 def test_what_is_no_number_cannot_be_counted(value: bytes, space: KeySpace) -> None:
     space.set(b"k", value)
