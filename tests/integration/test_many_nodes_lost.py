@@ -60,6 +60,42 @@ def test_the_workers_of_an_agent_that_is_killed_die_with_it(tmp_path: Path) -> N
         assert cluster.codes() == {"a": 0, "b": KILLED}
 
 
+def test_a_worker_that_fails_of_a_killed_node_costs_nothing(tmp_path: Path) -> None:
+    """It sees the end of its peer before the node counts as lost, and fails of it at once."""
+    script = """
+    import socket
+    if int(E["WORLD_SIZE"]) == 2:
+        host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
+        if RANK == "0":
+            with socket.create_server((host, port)) as server:
+                tell("open")
+                peer = server.accept()[0]
+        else:
+            obey()
+            peer = socket.create_connection((host, port))
+        tell("met")
+        peer.recv(1)
+        os._exit(1)
+    obey()
+    """
+    flags = ("--worker-store", "--max-restarts", "0")
+    with Cluster(tmp_path, script, *flags, nnodes="1:2") as cluster:
+        cluster.start_coordinator("coordinator")
+        cluster.start_all("a", "b")
+        told = [cluster.news.next() for _ in range(3)]
+        starts = {words[1]: words for words in told if len(words) > 2}
+        os.kill(int(starts["1"][-1]), signal.SIGUSR1)
+        assert [cluster.news.next()[0] for _ in range(2)] == ["met"] * 2
+        killed, survivor = starts["1"][0], starts["0"][0]
+        cluster.agents[killed].signal(signal.SIGKILL)
+        again = cluster.next_start()
+        assert (again.agent, again.world, again.restarts) == (survivor, 1, 0)
+        again.finish()
+        code, said = cluster.agents[survivor].end()
+        assert code == 0
+        assert "was lost: its connection closed" in said
+
+
 def test_with_too_few_left_the_others_stop_and_wait_for_a_replacement(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")

@@ -60,6 +60,7 @@ class Hosting:
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
         self._waits: dict[str, tuple[int, float]] = {}  # Its number, when it ends (attended).
         self._empty_since: dict[str, float] = {}  # The longest first.
+        self._held: dict[str, dict[str, Status]] = {}  # Failures by job and node.
         self._keep_s = closed_job_keep_s
         self._silence_s = silence_s
         self._young_until = now + YOUNG_S if follows_another else now
@@ -78,6 +79,10 @@ class Hosting:
         info, run_id = message.info, message.run_id
         rounds = self.jobs.get(run_id)
         leaves = message.phase is Phase.LEAVING
+        if rounds is not None and self._may_be_due_to_a_loss(rounds, message):
+            self._held.setdefault(run_id, {})[info.node] = message
+            self._liveness.heard((run_id, info.node, info.incarnation), now)
+            return [_ack(message, message.seq)]
         if rounds is None:
             if leaves:  # Nobody misses it.
                 return [_ack(message, message.seq)]
@@ -98,11 +103,9 @@ class Hosting:
             self._liveness.forget(peer)
         else:
             self._liveness.heard(peer, now)
-        for view in told:
-            if view.node == info.node and view.incarnation == info.incarnation:
-                return told
-        told.append(_ack(message, message.seq if leaves else seq))
-        return told
+        if not any((view.node, view.incarnation) == peer[1:] for view in told):
+            told.append(_ack(message, message.seq if leaves else seq))
+        return told + self._release(now) if self._held else told
 
     def _beaten(self, now: float, beat: Beat) -> list[Answer]:
         run_id, node, incarnation = beat.run_id, beat.node, beat.incarnation
@@ -114,9 +117,12 @@ class Hosting:
             view = rounds.behind(beat)
             if view is not None:
                 answers.append(view)
+            held = self._held.get(run_id, {}).get(node)
+            if held is not None and held.info.incarnation == incarnation:
+                seq = max(seq, held.seq)
         if not answers or seq < beat.seq:
             answers.append(Ack(run_id=run_id, node=node, incarnation=incarnation, seq=seq))
-        return answers
+        return answers + self._release(now) if self._held else answers
 
     def link_closed(self, now: float, run_id: str, node: str, incarnation: int) -> list[Answer]:
         """Take note that a node has no link any more: without a new one it is lost soon."""
@@ -137,6 +143,7 @@ class Hosting:
         for run_id, those in lost.items():
             if run_id in self.jobs:
                 told += self._tell(now, self.jobs[run_id], NodesLost(tuple(those)))
+        told += self._release(now)
         if self._waits:
             attended = self._clock.look(now)
             ended = [one for one in self._waits.items() if one[1][1] <= attended]
@@ -162,6 +169,42 @@ class Hosting:
             at = next(iter(self._empty_since.values())) + self._keep_s
             deadline = at if deadline is None else min(deadline, at)
         return deadline
+
+    # Failures that may be another's.
+
+    def _may_be_due_to_a_loss(self, rounds: Rounds, status: Status) -> bool:
+        """Whether workers failed while another member's link is cut.
+
+        Workers see the end of a machine before its node counts as lost, and fail of it. What they
+        failed of is known when the other node is back, or is not: until then they are not blamed.
+        """
+        if status.phase is not Phase.FAILED or status.generation != rounds.job.generation:
+            return False
+        node = status.info.node
+        if rounds.seq_of(node, status.info.incarnation) < 0:
+            return False
+        return any(
+            run_id == rounds.job.run_id
+            and other != node
+            and rounds.seats.incarnation_of(other) == incarnation
+            and other not in rounds.job.succeeded
+            for run_id, other, incarnation in self._liveness.cuts()
+        )
+
+    def _release(self, now: float) -> list[Answer]:
+        """Let the jobs have the failures that are held back for no reason any more."""
+        told: list[Answer] = []
+        for run_id, held in [*self._held.items()]:
+            rounds = self.jobs.get(run_id)
+            for node, status in [*held.items()]:
+                if rounds is None or rounds.seq_of(node, status.info.incarnation) < 0:
+                    del held[node]  # It has gone itself.
+                elif not self._may_be_due_to_a_loss(rounds, status):
+                    del held[node]
+                    told += self._tell(now, rounds, status)
+            if not held:
+                del self._held[run_id]
+        return told
 
     # One job.
 

@@ -65,6 +65,10 @@ class Liveness(Generic[Peer]):
         if peer in self._heard and peer not in self._cut:
             self._cut[peer] = self._clock.look(now)
 
+    def cuts(self) -> list[Peer]:
+        """Return those whose connections closed and who may still come back, the longest first."""
+        return [*self._cut]
+
     def forget(self, peer: Peer) -> None:
         """Stop watching a peer."""
         self._heard.pop(peer, None)

@@ -175,7 +175,6 @@ class Zygote:
     def fork_batch(self) -> Worker | None:
         """Fork the workers of the batch and tell of each. In a worker, return which it is."""
         batch, self.batch = self.batch, []
-        newborn.flush_streams()
         told_in, told_out = os.pipe()
         nursery = fork_if_possible()
         if nursery == 0:

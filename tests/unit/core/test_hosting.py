@@ -276,3 +276,76 @@ def test_a_coordinator_that_follows_another_starts_new_jobs_all_the_same() -> No
 def test_nodes_are_told_how_long_the_coordinator_waits_for_a_sign_of_life() -> None:
     views = hosting().received(0.0, status("a"), "")
     assert [view.silence_s for view in views if isinstance(view, View)] == [5.0]
+
+
+# Failures that may be another's.
+
+
+def cut(host: Hosting, node: str, now: float) -> None:
+    assert host.link_closed(now, "job", node, hash_of(node)) == []
+
+
+def running(settings: JobSettings = TWO, nodes: str = "ab") -> Hosting:
+    host = hosting()
+    for node in nodes:
+        host.received(0.0, status(node, settings=settings), "")
+    for node in nodes:
+        host.received(0.0, status(node, 2, Phase.RUNNING, generation=0, settings=settings), "")
+    return host
+
+
+ONE_OR_TWO = JobSettings(min_nodes=1, max_nodes=2, max_restarts=0)
+
+
+def test_a_failure_of_a_lost_nodes_peer_costs_nothing() -> None:
+    host = running(ONE_OR_TWO)
+    cut(host, "b", 1.0)
+    failed = status("a", 3, Phase.FAILED, generation=0, settings=ONE_OR_TWO)
+    assert roles(host.received(1.01, failed, "")) == {"a": 3}
+    assert roles(host.received(1.1, beat("a", 3), "")) == {"a": 3}
+    (told,) = host.tick(1.3)
+    assert isinstance(told, View)
+    assert (told.role, told.generation, told.restarts) == (Role.MEMBER, 1, 0)
+    assert told.why == "b was lost: its connection closed"
+    assert host.tick(1.4) == []
+
+
+def test_a_failure_counts_when_the_node_that_was_away_is_back() -> None:
+    host = running()
+    cut(host, "b", 1.0)
+    failed = status("a", 3, Phase.FAILED, generation=0)
+    host.received(1.01, failed, "")
+    told = host.received(1.1, beat("b", 2), "")
+    views = {one.node: one for one in told if isinstance(one, View)}
+    assert {name: (view.generation, view.restarts) for name, view in views.items()} == {
+        "a": (1, 1),
+        "b": (1, 1),
+    }
+    assert host.tick(1.3) == []
+
+
+def test_a_failure_counts_at_once_where_nobody_who_matters_is_cut_off() -> None:
+    host = running(JobSettings(min_nodes=2, max_nodes=2, max_restarts=1), nodes="abc")
+    cut(host, "c", 1.0)  # A standby.
+    told = host.received(1.01, status("a", 3, Phase.FAILED, generation=0), "")
+    assert {one.generation for one in told if isinstance(one, View)} == {1}
+
+
+def test_a_node_that_leaves_takes_its_failure_along() -> None:
+    host = running(ONE_OR_TWO)
+    cut(host, "b", 1.0)
+    host.received(1.01, status("a", 3, Phase.FAILED, generation=0, settings=ONE_OR_TWO), "")
+    host.received(1.02, status("a", 4, Phase.LEAVING, generation=0, settings=ONE_OR_TWO), "")
+    assert host.received(1.1, beat("b", 2), "") != []
+    assert host.jobs["job"].job.outcome is None
+    assert host.jobs["job"].job.restarts == 0
+
+
+def test_both_of_two_failures_are_held_and_the_first_counts() -> None:
+    three = JobSettings(min_nodes=3, max_nodes=3, max_restarts=1)
+    host = running(three, nodes="abc")
+    cut(host, "c", 1.0)
+    for node in "ab":
+        host.received(1.01, status(node, 3, Phase.FAILED, generation=0, settings=three), "")
+    told = host.received(1.1, beat("c", 2), "")
+    assert {one.restarts for one in told if isinstance(one, View)} == {1}

@@ -319,6 +319,26 @@ def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:
         assert "yes otherwise None" in other.out
 
 
+def test_files_that_came_since_are_found(tmp_path: Path) -> None:
+    (tmp_path / "first.py").touch()
+    with Nest("-c", "import later; print('found')", cwd=tmp_path, modules=["first"]) as nest:
+        before = os.stat(tmp_path)
+        (tmp_path / "later.py").touch()
+        # As if both had come in the same instant: what was listed then is of no use any more.
+        os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert nest.run().out == "found\n"
+
+
+def test_what_modules_say_is_said_once_and_not_by_workers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "says.py").write_text("print('imported', end='')")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Nest("-c", "import says", cwd=tmp_path, modules=["says"], env=env) as nest:
+        assert [nest.run()[2:] for _ in range(2)] == [("", "")] * 2
+    assert capfd.readouterr() == ("", "imported")
+
+
 @pytest.mark.parametrize(
     "code",
     [
@@ -371,7 +391,7 @@ def test_random_numbers_are_each_workers_own(tmp_path: Path) -> None:
 @pytest.mark.torch
 def test_numpys_generator_is_each_workers_own_unless_it_was_seeded(tmp_path: Path) -> None:
     program = "import numpy; print(numpy.random.rand())"
-    with Nest("-c", program, cwd=tmp_path, modules=["numpy"]) as nest:
+    with Nest("-c", program, cwd=tmp_path, modules=["numpy.random"]) as nest:
         assert len({nest.run().out for _ in range(3)}) == 3
     (tmp_path / "seeds.py").write_text("import numpy; numpy.random.seed(7)")
     with Nest("-c", f"import seeds; {program}", cwd=tmp_path, modules=["seeds"]) as nest:

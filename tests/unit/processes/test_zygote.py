@@ -193,7 +193,10 @@ def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(warm, "BATCH_MAX", 4)
     out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDWR)
-    with Nest("-c", "import os; os.write(1, os.environb[b'RANK'] + b' ')", cwd=tmp_path) as nest:
+    program = (
+        "import os; os.write(1, os.environb[b'RANK'] + b' ' * len(os.listdir('/proc/self/fd')))"
+    )
+    with Nest("-c", program, cwd=tmp_path) as nest:
         fds = {0: null, 1: out, 2: out}
         for rank in range(11):
             nest.warm.spawn(
@@ -203,7 +206,9 @@ def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [nest.exited(100 + rank).exitcode for rank in range(11)] == [0] * 11
     os.close(out)
     os.close(null)
-    assert sorted(map(int, (tmp_path / "out").read_text().split())) == [*range(11)]
+    told = (tmp_path / "out").read_text()
+    assert sorted(map(int, told.split())) == [*range(11)]
+    assert told.count(" ") == 11 * 4, "each has its three streams, and what the listing opens"
 
 
 def test_workers_are_children_of_the_keeper_and_the_zygote_has_none(tmp_path: Path) -> None:
