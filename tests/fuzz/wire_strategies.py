@@ -55,9 +55,9 @@ RANGES: dict[str, SearchStrategy[Any]] = {
     "first_role_rank": st.integers(0, limits.WORLD_SIZE_MAX),
     "role_world_size": st.integers(0, limits.WORLD_SIZE_MAX),
     "master_port": st.integers(0, limits.PORT_MAX),
-    "ports": st.lists(
-        st.integers(0, limits.PORT_MAX), min_size=1, max_size=limits.PORTS_MAX
-    ).map(tuple),
+    "ports": st.lists(st.integers(0, limits.PORT_MAX), min_size=1, max_size=limits.PORTS_MAX).map(
+        tuple
+    ),
     "pid": st.integers(0, limits.PID_MAX),
     "exitcode": st.integers(-limits.EXITCODE_MAX, limits.EXITCODE_MAX),
     "settle_s": st.floats(0, limits.SETTLE_S_MAX),

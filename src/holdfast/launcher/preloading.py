@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from holdfast.launcher.installed_modules import Place
     from holdfast.launcher.top_level_imports import Import
 
+# torch imports this, which takes as long as torch itself, when the first optimizer is made.
+LATE_IMPORT, OF_TORCH, ITS_WORD = "torch._dynamo", "torch", b"optim"
+
 # A script is a few kilobytes. More than this was generated, and would take seconds to parse.
 SOURCE_BYTES_MAX = 4 << 20
 
@@ -77,9 +80,12 @@ def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
 
 def _imports_of(source: Source) -> list[Import]:
     try:
-        return top_level_imports(source.text, as_main=source.as_main)
+        imports = top_level_imports(source.text, as_main=source.as_main)
     except ValueError as problem:
         raise NoSource(f"{source.name} is not Python source: {problem}") from None
+    if ITS_WORD in source.text and any(name.partition(".")[0] == OF_TORCH for name, _ in imports):
+        imports.append((LATE_IMPORT, ()))
+    return imports
 
 
 def is_this_python(program: str) -> bool:

@@ -48,9 +48,7 @@ class ReservedPort:
         self.release()
 
 
-def _bind(
-    number: int, addresses: tuple[tuple[int, str], ...], *, listening: bool
-) -> socket.socket:
+def _bind(number: int, addresses: tuple[tuple[int, str], ...], *, listening: bool) -> socket.socket:
     problem: OSError | None = None
     for family, address in addresses:
         try:

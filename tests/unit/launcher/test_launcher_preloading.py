@@ -239,3 +239,13 @@ def test_extension_modules_have_no_source(folder: Path, told: list[tuple[str, st
     (folder / f"compiled{EXTENSION_SUFFIXES[0]}").write_bytes(b"\x7fELF\0")
     reason = finds_nothing(told, "-m", "compiled")
     assert reason.startswith("-m compiled is not Python source: ")
+
+
+@pytest.mark.torch
+def test_what_torch_imports_for_an_optimizer_is_found_too(folder: Path) -> None:
+    (folder / "infer.py").write_text("from torch import nn\n")
+    assert "torch._dynamo" not in auto("infer.py")
+    (folder / "train.py").write_text("import torch.nn\nmake = lambda: torch.optim.SGD([])\n")
+    assert auto("train.py") == ("torch.nn", "torch._dynamo")
+    (folder / "other.py").write_text("import json\noptim = 1\n")
+    assert auto("other.py") == ("json",)
