@@ -126,7 +126,7 @@ class Result:
 
     def _verdict(self, target: Target) -> Verdict:
         if target.against == "torchrun":
-            text = f"at least {target.number:g}x torchrun's speed"
+            text = f"at least {target.number:.3g}x torchrun's speed"
             better = self.times_better()
             return Verdict(text, better, None if better is None else better >= target.number)
         if target.against == "floor":

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.figures import HOLDFAST
 from benchmarks.launching import WORKERS, BenchmarkError, Launch
+from benchmarks.waves import QUICK_NAMES
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
@@ -62,7 +63,7 @@ def measure_start(lab: Lab, launcher: str) -> Samples:
 
 def measure_meeting(workers: int, lab: Lab, launcher: str) -> Samples:
     """Let workers that are ready join a gloo group, several times within one job."""
-    env = {"BENCH_TIMES": str(MEETINGS)}
+    env = {"BENCH_TIMES": str(MEETINGS), **QUICK_NAMES}
     samples = []
     with lab.start(launcher, Launch("meet.py", workers, env=env, held=True)) as job:
         for meeting in range(MEETINGS):

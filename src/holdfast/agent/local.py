@@ -305,6 +305,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             # It may be held up as it forks, in the user's modules, and lose its keeper then.
             sweeping.become_subreaper_if_wanted()
             self._warm.prepare(keeper)
+            # While it imports there is time for what the first start and restart need here.
+            from holdfast.processes import commands, failures, following  # noqa: F401
 
     def _await_preloads(self) -> None:
         keeper = self._obtain_keeper() if self._warm is not None else None

@@ -156,9 +156,9 @@ class Zygote:
         count = len(request[2]) + 2
         fds = self.received_fds[:count]
         del self.received_fds[:count]
-        if len(fds) == count:
+        if len(fds) == count and min(fds) >= RESERVED_END:
             self.batch.append(Worker(request, fds))
-        else:  # The kernel drops those we have no room for.
+        else:  # The kernel drops those we have no room for; and a module may close what is not its.
             close_all(fds)
             self.tell("unhatched", request[1])
 
@@ -212,7 +212,9 @@ class Zygote:
             if os.getppid() != int.from_bytes(keeper, "little"):
                 os._exit(CANNOT_BEGIN)  # Nobody wants it any more, or the keeper is gone.
             os.close(worker.go_fd)
-            close_all(fd for fd in range(CONTROL_FD, RESERVED_END) if fd not in worker.fds)
+            for fd in range(CONTROL_FD, RESERVED_END):
+                if fd not in worker.fds:
+                    os.closerange(fd, fd + 1)  # It minds none that a module has closed.
             for target, fd in worker.fds.items():
                 os.dup2(fd, target, inheritable=True)
             close_all(worker.fds.values())

@@ -211,6 +211,17 @@ def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert told.count(" ") == 11 * 4, "each has its three streams, and what the listing opens"
 
 
+@pytest.mark.parametrize("closed", [(60, 63), (3, 63), (3, 100)])
+def test_a_module_that_closes_what_is_not_its_own(tmp_path: Path, closed: tuple[int, int]) -> None:
+    """Then workers are started cold where they cannot be forked, and all are started."""
+    (tmp_path / "closes.py").write_text(f"import os; os.closerange{closed}")
+    program = "import os; print([fd for fd in range(200) if os.path.exists(f'/proc/self/fd/{fd}')])"
+    with Nest("-c", program, cwd=tmp_path, modules=["closes"]) as nest:
+        warm_one = nest.warm.fileno() >= 0
+        assert warm_one == (closed[1] < 64)
+        assert [nest.run(warm=warm_one).out for _ in range(2)] == ["[0, 1, 2]\n"] * 2
+
+
 def test_workers_are_children_of_the_keeper_and_the_zygote_has_none(tmp_path: Path) -> None:
     with Nest("-c", "import sys; sys.stdin.read()", cwd=tmp_path) as nest:
         stdin, end = os.pipe()

@@ -1,0 +1,167 @@
+"""Contexts that ask a zygote for their workers."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.processes.commands import SubprocessContext
+from holdfast.processes.keeper import children_of
+from holdfast.processes.keeping import Keeper
+from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.processes.preloading import warm_start
+from holdfast.processes.starting import start_processes
+from holdfast.processes.std import Std
+from real_jobs import Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
+
+    from holdfast.processes.contexts import PContext
+    from holdfast.processes.warm import WarmStart
+
+PATIENCE_S = 60
+TELLS = "import os, sys; print('warm' if 'slow' in sys.modules else 'cold', os.environ['RANK'])"
+
+
+class Started:
+    """A keeper and a warm start, for contexts whose output goes to files."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "slow.py").touch()
+        self.folder = folder
+        self.keeper = Keeper.start()
+        warm = warm_start(["slow"], sys.executable, ["-c", TELLS], "spawn", {})
+        assert warm is not None
+        self.warm: WarmStart = warm
+        self.contexts: list[PContext] = []
+
+    def context(self, *programs: str) -> PContext:
+        """Start one worker for each program."""
+        self.warm.await_ready(self.keeper)
+        ranks = range(len(programs))
+        context = start_processes(
+            "trainer",
+            sys.executable,
+            {rank: ("-c", programs[rank]) for rank in ranks},
+            {rank: {"RANK": str(rank)} for rank in ranks},
+            DefaultLogsSpecs(str(self.folder / "logs"), redirects=Std.ALL),
+            keeper=self.keeper,
+            warm=self.warm,
+        )
+        self.contexts.append(context)
+        return context
+
+    def said(self, context: PContext) -> list[str]:
+        """Wait for the end of all workers, and return what they wrote."""
+        result = context.wait(PATIENCE_S)
+        assert result is not None
+        assert not result.is_failed(), result
+        lines = []
+        for path in result.stdouts.values():
+            with open(path) as stream:
+                lines.append(stream.read())
+        return lines
+
+
+@pytest.fixture
+def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started]:
+    monkeypatch.chdir(tmp_path)
+    made = Started(tmp_path)
+    yield made
+    for context in made.contexts:
+        context.close(signal.SIGKILL)
+    made.warm.close()
+    made.keeper.close()
+
+
+def test_each_start_of_a_context_is_warm(started: Started) -> None:
+    for _ in range(2):
+        context = started.context(TELLS, TELLS)
+        assert len(set(context.pids().values())) == 2
+        assert started.said(context) == ["warm 0\n", "warm 1\n"]
+
+
+def test_a_lost_zygote_is_started_again_while_workers_run(started: Started) -> None:
+    context = started.context("import sys; sys.stdin.read(); import time; time.sleep(1000)")
+    first = started.warm.pids()[0]
+    gone = Watched(first)
+    os.kill(first, signal.SIGKILL)
+    gone.all_gone()
+    while started.warm.pids() in ([], [first]):  # Its number comes when it has imported all.
+        assert select.select([context.fileno()], [], [], PATIENCE_S)[0]
+        assert context.poll_events(time.monotonic()) == []
+    assert context.running() == {0}
+    assert set(children_of(started.keeper.pid)) >= {*started.warm.pids(), *context.pids().values()}
+    context.close(signal.SIGKILL)
+    assert started.said(started.context(TELLS)) == ["warm 0\n"]
+
+
+def test_news_of_the_keeper_that_a_lost_zygote_brought_in_are_not_left_lying(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = started.context("pass")
+    Watched(*context.pids().values()).all_gone()
+    assert select.select([started.keeper.fileno()], [], [], PATIENCE_S)[0]
+    monkeypatch.setattr(started.warm, "take_in", started.keeper.is_gone)
+    assert isinstance(context, SubprocessContext)
+    context._hear_zygote()
+    assert [ended.rank for ended in context.poll_events(time.monotonic())] == [0]
+
+
+def test_a_start_that_fails_wants_none_of_those_it_asked_for(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.processes.stdio import WorkerStdio
+
+    real = WorkerStdio.open
+
+    def full(self: Any, rank: int) -> dict[int, int]:
+        if rank == 1:
+            raise EnvironmentProblem("no space")
+        return real(self, rank)
+
+    monkeypatch.setattr(WorkerStdio, "open", full)
+    with pytest.raises(EnvironmentProblem, match="no space"):
+        started.context("open('ran', 'w')", "pass")
+    monkeypatch.undo()
+    os.chdir(started.folder)
+    assert started.said(started.context(TELLS)) == ["warm 0\n"]
+    assert not (started.folder / "ran").exists()
+
+
+def test_a_lost_keeper_takes_the_zygote_and_is_told_as_ever(started: Started) -> None:
+    context = started.context("import time; time.sleep(1000)")
+    everyone = Watched(*context.pids().values(), *started.warm.pids())
+    os.kill(started.keeper.pid, signal.SIGKILL)
+    result = context.wait(PATIENCE_S)
+    assert result is not None
+    assert result.failures[0].exitcode == -signal.SIGKILL
+    everyone.all_gone()
+    started.keeper.close()
+    started.keeper = Keeper.start()
+    assert started.said(started.context(TELLS)) == ["warm 0\n"]
+
+
+def test_other_commands_are_started_by_the_keeper(started: Started) -> None:
+    started.warm.await_ready(started.keeper)
+    context = start_processes(
+        "trainer",
+        "/bin/sh",
+        {0: ("-c", "echo cold")},
+        {0: {}},
+        DefaultLogsSpecs(str(started.folder / "logs"), redirects=Std.ALL),
+        keeper=started.keeper,
+        warm=started.warm,
+    )
+    started.contexts.append(context)
+    assert started.said(context) == ["cold\n"]
