@@ -104,7 +104,7 @@ def test_with_too_few_left_the_others_stop_and_wait_for_a_replacement(tmp_path: 
         worker = Watched(before["a"].pid)
         cluster.agents["b"].kill()
         cluster.agents["a"].says("the round is broken")
-        worker.gone_already()
+        worker.all_gone()
         cluster.start("new")
         after = cluster.generation(2)
         assert after["a"].rank == before["a"].rank

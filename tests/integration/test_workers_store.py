@@ -33,6 +33,11 @@ obey()
 LATE = (
     STORE
     + """
+if NUMBER == 0:
+    store.barrier("started", 2)  # So that both have told of their start before anything else.
+if NUMBER == 0:
+    store.set(f"here{RANK}", AGENT)
+    store.wait(["here0", "here1"])  # Both have told of their start.
 if NUMBER == 0 and AGENT == "b":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     tell("stubborn")
@@ -93,8 +98,9 @@ def test_every_backend_has_it(tmp_path: Path, backend: str) -> None:
 
 
 def test_a_late_worker_of_the_old_generation_cannot_touch_the_new_one(tmp_path: Path) -> None:
-    with Cluster(tmp_path, LATE, "--max-restarts", "1", nnodes="2") as cluster:
-        cluster.start_all("a", "b")
+    with Cluster(tmp_path, LATE, "--max-restarts", "1", nnodes="2", backend="static") as cluster:
+        for number, name in enumerate("ab"):  # The store is a's, which does not wait for b.
+            cluster.start(name, "--node-rank", str(number))
         first = cluster.generation(2)
         assert {cluster.news.next()[0] for _ in range(2)} == {"stubborn", "ready"}
         first["a"].fail()

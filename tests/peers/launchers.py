@@ -121,6 +121,8 @@ class Launchers:
 
     def both(self, line: list[str], env: dict[str, str] | None = None) -> tuple[Outcome, Outcome]:
         """Return what torchrun and Holdfast made of the line, in this order."""
+        # Both serve the workers' store at a port that is named, so they cannot run at once.
+        in_turn = self.holdfast(line, env) if "--master-port" in line else None
         folder = self._folder("torchrun")
         out, err = folder / "stdout", folder / "stderr"
         self._torchrun.begin(
@@ -132,7 +134,7 @@ class Launchers:
                 "stderr": str(err),
             }
         )
-        ours = self.holdfast(line, env)
+        ours = in_turn or self.holdfast(line, env)
         code = self._torchrun.end()
         return Outcome(folder, code, out.read_text(), err.read_text()), ours
 

@@ -284,13 +284,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._keeper = Keeper.start()
         return self._keeper
 
-    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        # Before it joins: the workers of a running job would be stopped, and wait for the imports.
-        self._await_preloads()
-        return super()._invoke_run(role)
-
     def _begin_preloads(self) -> None:
-        """Have the modules imported in the background."""
+        """Have the modules imported while this node meets the others."""
         if not self._preload:
             return
         from holdfast.processes.preloading import warm_start

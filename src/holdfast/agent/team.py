@@ -81,6 +81,9 @@ class Team:
         for news in self._connection.take():
             match news:
                 case View():
+                    if news.role is Role.MEMBER:
+                        # At once: this node may have to stop its workers first, others may not.
+                        self._handler.serve_workers(news)
                     self._tell(now, news)
                     events.append(teamwork.Told(news))
                 case GaveUp():

@@ -184,11 +184,15 @@ class CoordinatedHandler(RendezvousHandler):
         connection.say(Phase.RUNNING, view.generation)
         return self.info_of(view)
 
+    def serve_workers(self, view: View) -> None:
+        """Serve the store of the workers that a view is about, if this node is the first."""
+        assert self._worker_store is not None
+        self._worker_store.begin(view.generation, is_first=view.rank == 0)
+
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's agents know rounds."""
         assert self._connection is not None
-        assert self._worker_store is not None
-        self._worker_store.begin(view.generation, is_first=view.rank == 0)
+        self.serve_workers(view)
         store = self._connection.store(f"{view.round_term}/{view.round}/{view.generation}")
         meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
         return RendezvousInfo(store, view.rank, view.size, meeting_point)

@@ -205,10 +205,14 @@ class DynamicRendezvousHandler(RendezvousHandler):
         connection.start()
         return connection
 
+    def serve_workers(self, view: View) -> None:
+        """Serve the store of the workers that a view is about, if this node is the first."""
+        self._worker_store.begin(view.generation, is_first=view.rank == 0)
+
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's agents know rounds."""
         (connection,) = self._connections
-        self._worker_store.begin(view.generation, is_first=view.rank == 0)
+        self.serve_workers(view)
         # The key is another one in another job of this id, which may have used the same store.
         store = connection.store(f"{view.generation}.{view.round}.{view.round_key:x}")
         meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
@@ -328,7 +332,7 @@ class DynamicRendezvousHandler(RendezvousHandler):
             f"round {seat.round}, generation {seat.generation} of the job {self.get_run_id()!r}: "
             f"node {seat.rank} of {seat.size} ({seat.why})"
         )
-        self._worker_store.begin(seat.generation, is_first=seat.rank == 0)
+        self.serve_workers(seat)
         store = PrefixStore(f"torch.rendezvous.{self.get_run_id()}.{key}", self._store)
         meeting_point = RendezvousStoreInfo(seat.master_addr, seat.master_port)
         return RendezvousInfo(store, seat.rank, seat.size, meeting_point)

@@ -37,8 +37,20 @@ class _InProcess:
         self.lock = threading.Lock()
 
 
-_in_process: WeakValueDictionary[str, _InProcess] = WeakValueDictionary()
-_table = threading.Lock()
+class _Table:
+    """The locks among threads that somebody has or waits for, by the file's path."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as a forked child has to: whoever had one of these is in the parent."""
+        self.lock = threading.Lock()
+        self.by_path: WeakValueDictionary[str, _InProcess] = WeakValueDictionary()
+
+
+_table = _Table()
+os.register_at_fork(after_in_child=_table.forget)
 
 
 @contextmanager
@@ -48,8 +60,8 @@ def locked(path: str, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
     Raises `StoreTimeoutError` if another holds it for too long, and `OSError` if it cannot be used.
     """
     deadline = time.monotonic() + timeout_s
-    with _table:
-        mine = _in_process.setdefault(os.path.realpath(path), _InProcess())
+    with _table.lock:
+        mine = _table.by_path.setdefault(os.path.realpath(path), _InProcess())
     if not mine.lock.acquire(timeout=timeout_s):
         raise StoreTimeoutError(_held(path, timeout_s))
     try:

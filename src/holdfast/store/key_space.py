@@ -12,7 +12,8 @@ What is better here than in PyTorch's server:
   for ever: it lets everybody pass from then on.) The key of a barrier has the number of those who
   have come, as there; in the end all of them.
 - Whoever waits for a queue alone and is told that it has something has that promised until its
-  next request, so that nobody else takes it before: a pop that blocks never finds nothing.
+  next request, so that nobody else takes it before: a pop that blocks never finds nothing. But a
+  client may only have wanted to know, or be stopped: the caller ends old promises now and then.
 - Giving up costs as much as what the client itself waits for.
 """
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, KeysView, Sequence
 
 BYTES_MAX = 1 << 30
-"""How much a key space may hold: keys, values, queues, and the keys of those who wait."""
+"""How much a key space may hold: keys, values, queues, and the keys of those who wait for several.
+Who waits for one holds no more than that key, and has a connection that costs more."""
 ENTRY_BYTES = 128
 """What each of these costs besides its own bytes, so that many small ones have a limit too."""
 APPENDED_BYTES_MAX = 256 * 1024 * 1024
@@ -79,6 +81,7 @@ class KeySpace:
         # From which queue a client may take, and for how many clients a queue keeps something.
         self._promises: dict[int, bytes] = {}
         self._promised: dict[bytes, int] = {}
+        self._old_promises: set[int] = set()  # To whom; they end at the next call for it.
 
     # Values
 
@@ -252,8 +255,10 @@ class KeySpace:
             del wait.waiting[client]
             if not wait.waiting:
                 del self._barriers[wait.key]
-            if wait.key in self._values:
-                self.set(wait.key, b"%d" % len(wait.waiting))
+            if (old := self._values.get(wait.key)) is not None:
+                # However full it is here: nobody is there any more who could be refused this.
+                value = self._values[wait.key] = b"%d" % len(wait.waiting)
+                self.bytes_held += len(value) - len(old)
 
     def leave(self, client: int) -> None:
         """Forget a client: it is gone."""
@@ -271,6 +276,12 @@ class KeySpace:
         if promised is not None and promised != still_wanted:
             self._forget_promise(client)
             self._offer(promised)
+
+    def end_old_promises(self) -> None:
+        """End the promises that were there when this was called before, and are still."""
+        for client in self._old_promises & self._promises.keys():
+            self.release(client)
+        self._old_promises = set(self._promises)
 
     # How it is done
 
@@ -344,6 +355,7 @@ class KeySpace:
 
     def _forget_promise(self, client: int) -> None:
         key = self._promises.pop(client)
+        self._old_promises.discard(client)
         self._promised[key] -= 1
         if not self._promised[key]:
             del self._promised[key]

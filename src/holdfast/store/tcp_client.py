@@ -16,6 +16,7 @@ from holdfast.store import tcp_exchanges as exchanges
 from holdfast.store import tcp_protocol as words
 from holdfast.store import tcp_sentences as requests
 from holdfast.store.errors import QueueEmptyError
+from holdfast.store.memory import named
 from holdfast.store.tcp_connection import Connection
 from holdfast.store.tcp_link import Link
 
@@ -151,7 +152,7 @@ class TCPStore:
         value = self._call("queue_pop", [key], exchanges.pop(key))
         if value is None:
             raise QueueEmptyError(
-                f"the store at {self._link.where}: the queue {exchanges.shown([key])} is empty"
+                f"the store at {self._link.where}: the queue {named([key])} is empty"
             )
         return value
 
@@ -163,8 +164,8 @@ class TCPStore:
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
         """Wait until `world_size` clients have called this with the key.
 
-        The server counts for ever: who gave up stays counted, and a key that was used up lets
-        everybody pass. Use a new key for each barrier.
+        Use a new key for each barrier: torch's server counts for ever, so that who gave up stays
+        counted, and a key that was used up lets everybody pass. Ours begins anew.
         """
         self._call("barrier", [key], exchanges.barrier(key, world_size), timeout)
 

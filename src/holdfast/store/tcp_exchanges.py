@@ -13,6 +13,7 @@ import time
 
 from holdfast.store import tcp_protocol as words
 from holdfast.store import tcp_sentences as requests
+from holdfast.store.memory import named
 from holdfast.store.tcp_connection import Connection, OutOfTime, WrongAnswer
 
 TYPE_CHECKING = False
@@ -30,9 +31,6 @@ CHECKED_MAX = 256
 """How many keys of an overdue wait are looked at one by one, to name those that are missing."""
 LISTED_MAX = 1 << 24
 
-KEYS_SHOWN_MAX = 8
-KEY_CHARS_SHOWN_MAX = 100
-
 PAUSE_S_MIN = 0.001
 PAUSE_S_MAX = 0.05
 
@@ -48,7 +46,7 @@ def wait(keys: Sequence[str]) -> Talk[None]:
     def talk(connection: Connection) -> None:
         connection.ask(request)
         if not _released(connection):
-            raise Overdue(f"no value came for: {shown(_missing(connection, keys))}")
+            raise Overdue(f"no value came for: {named(_missing(connection, keys))}")
 
     return talk
 
@@ -111,7 +109,7 @@ def pop_waiting(key: str) -> Talk[bytes]:
             value = take_it(connection)
             if value is not None:
                 return value
-        raise Overdue(f"no value came for: {shown([key])}")
+        raise Overdue(f"no value came for: {named([key])}")
 
     return talk
 
@@ -123,7 +121,7 @@ def barrier(key: str, world_size: int) -> Talk[None]:
     def talk(connection: Connection) -> None:
         connection.ask(request)
         if not _released(connection):
-            raise Overdue(f"fewer than {world_size} came to: {shown([key])}")
+            raise Overdue(f"fewer than {world_size} came to: {named([key])}")
 
     return talk
 
@@ -168,16 +166,6 @@ def asking(request: bytes, read: Talk[Answer]) -> Talk[Answer]:
     return talk
 
 
-def shown(keys: Sequence[str]) -> str:
-    """Return keys for a message, which must not be longer than a person reads."""
-    text = ", ".join(
-        key if len(key) <= KEY_CHARS_SHOWN_MAX else f"{key[:KEY_CHARS_SHOWN_MAX]}..."
-        for key in keys[:KEYS_SHOWN_MAX]
-    )
-    more = len(keys) - KEYS_SHOWN_MAX
-    return f"{text} and {more} more" if more > 0 else text
-
-
 def _get(keys: Sequence[str], read: Talk[list[bytes]]) -> Talk[list[bytes]]:
     """Wait for the keys, and return what `read` then reads of them.
 
@@ -194,7 +182,7 @@ def _get(keys: Sequence[str], read: Talk[list[bytes]]) -> Talk[list[bytes]]:
             doubtful = [key for key, value in zip(keys, values, strict=True) if not value]
             if not doubtful or check(doubtful)(connection):
                 return values
-        raise Overdue(f"no value came for: {shown(keys)}")
+        raise Overdue(f"no value came for: {named(keys)}")
 
     return talk
 

@@ -13,9 +13,10 @@ import weakref
 
 from holdfast import messages
 from holdfast.store.errors import DistError, DistNetworkError, DistStoreError, StoreTimeoutError
+from holdfast.store.memory import named
 from holdfast.store.tcp_connection import Connection, OutOfTime, WrongAnswer
 from holdfast.store.tcp_dialing import dial, written
-from holdfast.store.tcp_exchanges import Overdue, shown
+from holdfast.store.tcp_exchanges import Overdue
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -152,8 +153,8 @@ class Link:
         return DistStoreError(f"the store at {self.where} is closed here")
 
     def _about(self, operation: str, keys: Sequence[str] = ()) -> str:
-        named = f" of {shown(keys)}" if keys else ""
-        return f"the store at {self.where}{operation and f': {operation}'}{named}"
+        of = f" of {named(keys)}" if keys else ""
+        return f"the store at {self.where}{operation and f': {operation}'}{of}"
 
 
 _links: weakref.WeakSet[Link] = weakref.WeakSet()

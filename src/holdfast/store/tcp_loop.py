@@ -30,11 +30,14 @@ DESCRIPTORS_LEFT = 256  # What the rest of this process may need; but not more t
 VALIDATE_S = 30.0
 HALF_OPEN_MAX = 1024  # Connections that have not said yet that they are clients of this protocol.
 HALF_OPEN_MIN_S = 1.0  # What each of them has before it must go for another.
+PROMISE_S = 1.0  # How long at least, and twice at most, a queue keeps something for who was told.
 NO_ROOM_S = 0.2  # The wait when this process has no descriptor left.
 WARNINGS_MAX = 10
 
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EINTR)
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+
+_loops: list[ServingLoop] = []  # Those of this process: they share its descriptors.
 
 
 class Connection:
@@ -57,6 +60,10 @@ class Connection:
         self.unfinished = 0
         self.unsent = bytearray()
 
+    def kept_bytes(self) -> int:
+        """How much is kept of its request that is not complete, and of answers it did not read."""
+        return self.unfinished + len(self.unsent)
+
     def __str__(self) -> str:
         match self.address:
             case (str(host), int(port), *_):
@@ -78,6 +85,7 @@ class ServingLoop:
         self._half_open: dict[Connection, None] = {}  # The oldest first.
         self._again: dict[Connection, None] = {}  # Those who had a turn and have more to do.
         self._accept_at: float | None = None  # When to go on, while nothing is accepted.
+        self._promises_at: float | None = None  # When to look for old ones, while there are any.
         self._numbers = 0
         self._kept_bytes = 0  # Of requests that are not complete, and of answers not read yet.
         self._warnings = 0
@@ -85,6 +93,7 @@ class ServingLoop:
         if limit == resource.RLIM_INFINITY:
             limit = CONNECTIONS_MAX
         self._connections_max = min(CONNECTIONS_MAX, limit - min(DESCRIPTORS_LEFT, limit // 2))
+        _loops.append(self)
 
     def run(self) -> None:
         """Serve everybody."""
@@ -125,20 +134,29 @@ class ServingLoop:
                         serve(connection)
             if accept:
                 self._accept()
-            if self._half_open or self._accept_at is not None:
+            if (
+                self._half_open
+                or self._accept_at is not None
+                or self._promises_at is not None
+                or self._space.promises
+            ):
                 self._tend(time.monotonic())
 
     def close(self) -> None:
         """Close all connections."""
         for connection in self.connections.values():
             _hang_up(connection.socket)
-        self.connections.clear()
+        self._end()
 
     def abandon(self) -> None:
         """Close this process's copies of the connections, which go on elsewhere."""
         for connection in self.connections.values():
             connection.socket.close()
+        self._end()
+
+    def _end(self) -> None:
         self.connections.clear()
+        _loops.remove(self)
 
     # One connection
 
@@ -170,7 +188,7 @@ class ServingLoop:
         if requests.unfinished_bytes != connection.unfinished and number in self.connections:
             self._kept_bytes += requests.unfinished_bytes - connection.unfinished
             connection.unfinished = requests.unfinished_bytes
-            self._check_room(connection)
+            self._check_room()
         if requests.validated and connection in self._half_open:
             del self._half_open[connection]
             self._room_again()
@@ -202,7 +220,7 @@ class ServingLoop:
             self._epoll.modify(connection.descriptor, _OUT)
         connection.unsent += memoryview(data)[sent:]
         self._kept_bytes += len(data) - sent
-        self._check_room(connection)
+        self._check_room()
 
     def _send_more(self, connection: Connection) -> None:
         """A client has read some of its answers, or is gone."""
@@ -221,9 +239,11 @@ class ServingLoop:
             self._epoll.modify(connection.descriptor, _IN)
             self._again[connection] = None  # What it asked for meanwhile.
 
-    def _check_room(self, connection: Connection) -> None:
+    def _check_room(self) -> None:
+        """If too much is kept for all of them, let the one go that most of it is kept for."""
         if self._kept_bytes > BYTES_MAX:
-            self._expel(connection, f"requests and answers of more than {BYTES_MAX} bytes")
+            most = max(self.connections.values(), key=Connection.kept_bytes)
+            self._expel(most, f"requests and answers of more than {BYTES_MAX} bytes in all")
 
     def _expel(self, connection: Connection, problem: str) -> None:
         if connection.number not in self.connections:
@@ -250,7 +270,7 @@ class ServingLoop:
         del self._by_descriptor[connection.descriptor]
         self._half_open.pop(connection, None)
         self._again.pop(connection, None)
-        self._kept_bytes -= connection.unfinished + len(connection.unsent)
+        self._kept_bytes -= connection.kept_bytes()
         # A copy in a process that was forked just now would keep it there otherwise.
         self._epoll.unregister(connection.descriptor)
         _hang_up(connection.socket)
@@ -262,6 +282,8 @@ class ServingLoop:
         if self._again:
             return 0
         until = self._accept_at
+        if self._promises_at is not None:
+            until = self._promises_at if until is None else min(until, self._promises_at)
         if self._half_open:
             oldest = next(iter(self._half_open)).since + VALIDATE_S
             until = oldest if until is None else min(until, oldest)
@@ -276,6 +298,12 @@ class ServingLoop:
         if self._accept_at is not None and now >= self._accept_at:
             self._accept_at = None
             self._epoll.modify(self._listener.fileno(), _IN)
+        if self._promises_at is not None and now >= self._promises_at:
+            self._promises_at = None
+            self._space.end_old_promises()
+            self._wake_others(None, [])
+        if self._promises_at is None and self._space.promises:
+            self._promises_at = now + PROMISE_S
 
     def _accept(self) -> None:
         now = time.monotonic()
@@ -317,7 +345,18 @@ class ServingLoop:
         self._half_open[connection] = None
 
     def _may_accept(self, now: float) -> bool:
-        """Whether one more can be half open: if the oldest of them had its time, it goes then."""
+        """Whether there is room for one more, which is half open at first.
+
+        If the oldest that is half open had its time, it goes then.
+        """
+        in_all = sum(len(loop.connections) for loop in _loops)
+        if len(self.connections) < self._connections_max <= in_all:
+            self._warn(
+                "the store for the workers cannot take another connection now: with those of the "
+                f"generation before there are {in_all} (ulimit -n of the agent sets the limit)"
+            )
+            self._pause(now + NO_ROOM_S)
+            return False
         if len(self._half_open) < HALF_OPEN_MAX:
             return True
         oldest = next(iter(self._half_open))

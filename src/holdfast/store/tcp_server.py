@@ -40,7 +40,6 @@ class TcpStoreServer:
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._loop: ServingLoop | None = None
-        self._closed = False
 
     def start(self) -> None:
         """Listen, and serve in the background from now on."""
@@ -70,8 +69,11 @@ class TcpStoreServer:
 
     def close(self) -> None:
         """Close it and all connections. From any thread, and as often as you like."""
+        if self._thread is threading.current_thread():
+            # The garbage collector does that: it ends a store wherever it happens to run.
+            threading.Thread(target=self.close, name="holdfast-store-end", daemon=True).start()
+            return
         with self._lock:
-            self._closed = True
             if self._thread is not None:
                 os.eventfd_write(self._wake, 1)
                 self._thread.join()
@@ -121,7 +123,6 @@ class TcpStoreServer:
         """Close this process's copy of everything: it was forked, and is not the server."""
         self._lock = threading.RLock()  # Somebody may have had the old one.
         self._thread = None
-        self._closed = True
         if self._loop is not None:
             self._loop.abandon()
             self._loop = None

@@ -30,6 +30,7 @@ class Told:
     def __init__(self) -> None:
         self.news: list[Any] = []
         self.said: list[Phase] = []
+        self.served: list[int] = []
         self.view: View | None = None
 
     def enter(self, **_shape: object) -> Told:
@@ -50,6 +51,9 @@ class Told:
 
     def too_few(self, _connection: object) -> str:
         return "too few"
+
+    def serve_workers(self, view: View) -> None:
+        self.served.append(view.generation)
 
     def unreachable(self, gave_up: GaveUp) -> str:
         return f"away for {gave_up.away_s:g} s"
@@ -171,6 +175,14 @@ def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(
     assert node.due() == 2.0 + BARRIER_S
     assert node.hear(2.0 + BARRIER_S) == [supervision.BarrierEnded()]
     assert "stopped waiting for the other nodes" in caplog.text
+
+
+def test_the_workers_store_is_there_as_soon_as_the_round_is(node: Node) -> None:
+    """Before the old workers of this node have stopped: those of other nodes may be faster."""
+    node.hear(0.0, view(Role.WAITING))
+    assert node.told.served == []
+    node.hear(1.0, view(Role.MEMBER, generation=3, rank=0, size=2))
+    assert node.told.served == [3]
 
 
 @pytest.mark.parametrize("needed_for", ["hosting", "serves_workers"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import subprocess
 import sys
 import threading
@@ -69,6 +70,25 @@ def test_another_process_that_holds_it_is_waited_for_until_it_ends(tmp_path: Pat
         holder.kill()
         waiting.join(30)
         assert entered.is_set()
+
+
+def test_a_fork_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    with locked(path), ThreadPoolExecutor(1) as pool:
+        pid = pool.submit(forked, path).result()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def forked(path: str) -> int:
+    """Return the number of a child that ends with 7 when it has had the lock."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with locked(path):
+                os._exit(7)
+        finally:
+            os._exit(1)
+    return pid
 
 
 def test_what_goes_wrong_inside_gives_it_back(tmp_path: Path) -> None:

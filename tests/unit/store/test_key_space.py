@@ -272,6 +272,23 @@ def test_waiting_again_keeps_the_promise(space: KeySpace) -> None:
     assert forgotten(space)
 
 
+def test_a_promise_ends_when_it_is_old(space: KeySpace) -> None:
+    space.push(b"q", b"1")
+    assert space.wait(A, [b"q"])  # It only wanted to know.
+    space.end_old_promises()
+    assert space.pop(B, b"q") == (0, b"")
+    assert not space.wait(C, [b"q"])
+    space.end_old_promises()
+    assert woken(space) == [C]
+    assert space.pop(B, b"q") == (0, b"")
+    assert space.pop(C, b"q") == (1, b"1")
+    space.push(b"q", b"2")
+    assert space.wait(C, [b"q"])
+    space.end_old_promises()
+    assert space.pop(C, b"q") == (1, b"2")
+    assert forgotten(space)
+
+
 # Barriers
 
 
@@ -342,6 +359,19 @@ def test_what_is_held_has_a_limit_and_nothing_changes_beyond_it() -> None:
     assert space.get(b"k") == b"v"
     assert forgotten(space)
     space.delete(b"k")
+    assert space.bytes_held == 0
+
+
+def test_who_goes_from_a_barrier_is_not_refused_that() -> None:
+    space = KeySpace(2 * ENTRY_BYTES + 2)
+    space.barrier(A, b"b", 2)
+    space.set(b"b", b"")
+    space.set(b"f", b"")
+    assert space.bytes_held == 2 * ENTRY_BYTES + 2  # There is no room for a digit.
+    space.leave(A)
+    assert space.get(b"b") == b"0"
+    space.delete(b"b")
+    space.delete(b"f")
     assert space.bytes_held == 0
 
 

@@ -321,6 +321,42 @@ def test_a_closed_connection_is_closed_even_if_another_process_has_a_copy(
 # Limits
 
 
+def test_who_only_looks_at_a_queue_keeps_nothing_from_others(
+    monkeypatch: pytest.MonkeyPatch, client: Client, other: Client
+) -> None:
+    monkeypatch.setattr(tcp_loop, "PROMISE_S", 0.01)
+    client.ask(op(14, blob(b"/q"), blob(b"item")), b"")
+    client.send(op(6, keys(b"/q")))
+    client.hear(STOP_WAITING)  # And then it asks for nothing more.
+    other.send(op(6, keys(b"/q")))
+    other.hear(STOP_WAITING)
+    other.ask(op(15, blob(b"/q")), u64(1) + blob(b"item"))
+
+
+def test_whoever_most_is_kept_for_makes_room_for_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mib = 1024 * 1024
+    monkeypatch.setattr(tcp_loop, "BYTES_MAX", 60 * mib)
+    with TcpStoreServer(listener()) as server:
+        server.start()
+        with Client(server.port) as good, Client(server.port) as slow, Client(server.port) as third:
+            good.ask(op(1, blob(b"/k"), blob(bytes(6 * mib))), b"")
+            slow.send(op(10, keys(*[b"/k"] * 10)))  # It does not read the answer.
+            third.ask(b"", b"")
+            while loop_of(server)._kept_bytes < 40 * mib:
+                third.ask(b"", b"")
+            kept = loop_of(server)._kept_bytes
+            values = [blob(b"/%d" % number) + blob(bytes(6 * mib)) for number in range(6)]
+            large = op(11, u64(len(values)), *values)
+            few = 60 * mib - kept + mib  # Too much together, and less than what the other has.
+            good.send(large[:few])
+            while server.clients > 2:
+                third.ask(b"", b"")
+            good.send(large[few:])
+            good.ask(op(7), u64(7))
+
+
 def test_a_slow_reader_is_not_read_from_and_stalls_nobody(
     server: TcpStoreServer, client: Client, other: Client
 ) -> None:
@@ -416,6 +452,25 @@ def test_the_number_of_connections_has_a_limit(
     assert "it has 2 connections (ulimit -n" in caplog.text
 
 
+def test_the_stores_of_one_process_share_its_room(
+    monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The generation before may have all its connections still, and the agent needs some too."""
+    monkeypatch.setattr(tcp_loop, "CONNECTIONS_MAX", 2)
+    with TcpStoreServer(listener()) as newer, Client(server.port) as one:
+        newer.start()
+        one.ask(b"", b"")
+        with Client(server.port) as two, Client(newer.port) as late:
+            two.ask(b"", b"")
+            while not caplog.messages:
+                two.ask(b"", b"")
+            assert newer.clients == 0
+            two.socket.close()
+            late.ask(b"", b"")  # It had to wait, no more.
+            one.ask(b"", b"")
+    assert "with those of the generation before there are 2 (ulimit" in caplog.text
+
+
 def test_many_connections(server: TcpStoreServer) -> None:
     with ExitStack() as stack:
         clients = [stack.enter_context(Client(server.port)) for _ in range(300)]
@@ -505,6 +560,29 @@ def test_closing_one_that_was_never_used_or_never_started() -> None:
             Client(server.port)
         with pytest.raises(EnvironmentProblem, match=f"port {server.port}"):
             server.start()
+
+
+def test_a_server_may_be_closed_by_its_own_thread(
+    monkeypatch: pytest.MonkeyPatch,
+    server: TcpStoreServer,
+    client: Client,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The garbage collector runs there too, and may find that nobody needs the server."""
+    client.ask(b"", b"")
+
+    def close_then(*_: object) -> bytes:
+        server.close()
+        return b""
+
+    monkeypatch.setattr(tcp_loop, "answer", close_then)
+    client.send(PING)
+    assert client.is_closed()
+    server.close()
+    assert server._wake == -1
+    assert not caplog.messages
+    with pytest.raises(ConnectionRefusedError):
+        Client(server.port)
 
 
 def test_a_fault_of_ours_is_told_once_and_hangs_nobody(
