@@ -457,11 +457,15 @@ def test_the_stores_of_one_process_share_its_room(
 ) -> None:
     """The generation before may have all its connections still, and the agent needs some too."""
     monkeypatch.setattr(tcp_loop, "CONNECTIONS_MAX", 2)
-    with TcpStoreServer(listener()) as newer, Client(server.port) as one:
+    with (
+        TcpStoreServer(listener()) as newer,
+        Client(server.port) as one,
+        Client(server.port) as two,
+    ):
         newer.start()
         one.ask(b"", b"")
-        with Client(server.port) as two, Client(newer.port) as late:
-            two.ask(b"", b"")
+        two.ask(b"", b"")
+        with Client(newer.port) as late:
             while not caplog.messages:
                 two.ask(b"", b"")
             assert newer.clients == 0
