@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 DEFAULT_ENDPOINT = "localhost"
 DEFAULT_PORT = 29400
-DESCRIPTORS_MAX = 1 << 20  # What is asked for at most; each connection needs one.
 
 DESCRIPTION = """\
 Coordinate jobs on their own: let agents find each other here, and tell them who
@@ -96,6 +95,7 @@ def execute(args: argparse.Namespace) -> None:
     from holdfast.coordinator.connection import warn_if_open
     from holdfast.coordinator.security import TlsFiles
     from holdfast.rendezvous.endpoints import parse_rendezvous_endpoint
+    from holdfast.store.descriptors import raise_descriptor_limit
     from holdfast.wire.token import load_token
 
     try:
@@ -108,7 +108,7 @@ def execute(args: argparse.Namespace) -> None:
     if config.tls_cert or config.tls_key or config.tls_ca:
         tls = TlsFiles(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
         tls.for_server()  # Files that cannot be used are said before the port is taken.
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     listener = try_bind(host, port, is_host=True)
     assert listener is not None
     try:
@@ -196,13 +196,3 @@ def _announce(descriptor: int, port: int) -> None:
         raise UsageError(
             f"--ready-fd: {descriptor} cannot be written to: {error.strerror}"
         ) from None
-
-
-def _raise_descriptor_limit() -> None:
-    """Allow as many connections as the machine does: the usual limit is for thousand files."""
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -78,7 +78,7 @@ def resolve(host: str, port: int, timeout_s: float) -> list[Found]:
             answer.append(_look_up(host, port))
         except OSError as problem:
             answer.append(problem)
-        except UnicodeError:
+        except ValueError:  # It has a zero in it, or is no name in any encoding.
             answer.append(OSError("the name cannot be resolved"))
 
     looking = threading.Thread(target=look, name="holdfast-resolve", daemon=True)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import _socket as socket  # Its methods are called for every request; the wrapper adds nothing.
 import errno
 import os
-import resource
 import select
 import time
 
 from holdfast import messages
+from holdfast.store.descriptors import descriptor_limit, raise_descriptor_limit
 from holdfast.store.key_space import BYTES_MAX, KeySpace, Refused
 from holdfast.store.tcp_answers import WOKEN, answer
 from holdfast.store.tcp_parsing import Requests
@@ -89,10 +89,7 @@ class ServingLoop:
         self._numbers = 0
         self._kept_bytes = 0  # Of requests that are not complete, and of answers not read yet.
         self._warnings = 0
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit == resource.RLIM_INFINITY:
-            limit = CONNECTIONS_MAX
-        self._connections_max = min(CONNECTIONS_MAX, limit - min(DESCRIPTORS_LEFT, limit // 2))
+        self._connections_max = _connections_possible()
         _loops.append(self)
 
     def run(self) -> None:
@@ -315,7 +312,7 @@ class ServingLoop:
             except BlockingIOError:
                 return
             except OSError as error:
-                if error.errno in _GONE:
+                if error.errno in _GONE or (error.errno == errno.EMFILE and self._raise_limit()):
                     continue
                 self._warn(
                     "the store for the workers cannot take another connection now: "
@@ -330,15 +327,18 @@ class ServingLoop:
         connection = Connection(self._numbers, peer, address, now)
         self._numbers += 1
         if len(self.connections) >= self._connections_max:
-            self._warn(
-                f"the store for the workers has no room for {connection}: it has "
-                f"{self._connections_max} connections (ulimit -n of the agent sets the limit)"
-            )
+            limit = f"{self._connections_max} connections (ulimit -Hn of the agent sets the limit)"
+            self._warn(f"the store for the workers has no room for {connection}: it has {limit}")
+            peer.close()
+            return
+        try:
+            self._epoll.register(connection.descriptor, _IN)
+        except OSError as error:  # The kernel has no memory for it, or a limit of its own.
+            self._warn(f"the store for the workers cannot serve {connection}: {error.strerror}")
             peer.close()
             return
         self.connections[connection.number] = connection
         self._by_descriptor[connection.descriptor] = connection
-        self._epoll.register(connection.descriptor, _IN)
         if len(self._half_open) >= HALF_OPEN_MAX:
             oldest = next(iter(self._half_open))
             self._expel(oldest, "it said nothing yet, and others want to connect")
@@ -350,10 +350,12 @@ class ServingLoop:
         If the oldest that is half open had its time, it goes then.
         """
         in_all = sum(len(loop.connections) for loop in _loops)
+        if in_all >= self._connections_max:
+            self._raise_limit()
         if len(self.connections) < self._connections_max <= in_all:
             self._warn(
                 "the store for the workers cannot take another connection now: with those of the "
-                f"generation before there are {in_all} (ulimit -n of the agent sets the limit)"
+                f"generation before there are {in_all} (ulimit -Hn of the agent sets the limit)"
             )
             self._pause(now + NO_ROOM_S)
             return False
@@ -364,6 +366,11 @@ class ServingLoop:
             self._pause(oldest.since + HALF_OPEN_MIN_S)
             return False
         return True
+
+    def _raise_limit(self) -> bool:
+        is_higher = raise_descriptor_limit()
+        self._connections_max = _connections_possible()
+        return is_higher
 
     def _pause(self, until: float) -> None:
         self._accept_at = until
@@ -376,6 +383,11 @@ class ServingLoop:
     def _warn(self, text: str) -> None:
         self._warnings += 1
         (messages.warning if self._warnings <= WARNINGS_MAX else messages.debug)(text)
+
+
+def _connections_possible() -> int:
+    limit = descriptor_limit()
+    return min(CONNECTIONS_MAX, limit - min(DESCRIPTORS_LEFT, limit // 2))
 
 
 def _hang_up(peer: socket.socket) -> None:
