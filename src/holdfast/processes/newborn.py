@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_NAME = 15
+PR_SET_MM, PR_SET_MM_ARG_END = 35, 9
 NAME_BYTES_MAX = 15  # The kernel keeps no more of a process's name.
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -76,6 +77,7 @@ class Interpreter:
         sys.path_importer_cache.clear()  # Files may have come since.
         sys.modules["__main__"] = new_main()
         reseed_numpy()
+        reseed_torch()
         renew_multiprocessing()
         if self.collects:
             gc.enable()
@@ -174,6 +176,9 @@ class CommandLine:
         if self.start and self.size:
             line = b"".join(os.fsencode(word) + b"\0" for word in words)[: self.size - 1]
             ctypes.memmove(self.start, line.ljust(self.size, b"\0"), self.size)
+            # Where it is allowed to, mostly for root; else empty words follow.
+            end = self.start + max(1, len(line))
+            libc.prctl(PR_SET_MM, PR_SET_MM_ARG_END, ctypes.c_ulong(end), 0, 0)
 
 
 def renew_multiprocessing() -> None:
@@ -196,6 +201,19 @@ def reseed_numpy() -> None:
         if mtrand is not None and mtrand._rand._bit_generator._seed_seq is not None:
             mtrand._rand.seed()
     except Exception:  # noqa: BLE001 (parts of numpy that may change their names)
+        pass
+
+
+def reseed_torch() -> None:
+    """Likewise for torch's generator of the CPU, which has a seed by chance from its import on.
+
+    Such a seed has 53 bits; one of less than 32 was given by a module.
+    """
+    torch = sys.modules.get("torch")
+    try:
+        if torch is not None and torch.default_generator.initial_seed() >> 32:
+            torch.default_generator.seed()
+    except Exception:  # noqa: BLE001 (another module of that name, or parts that may change)
         pass
 
 

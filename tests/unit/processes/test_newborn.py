@@ -399,6 +399,17 @@ def test_numpys_generator_is_each_workers_own_unless_it_was_seeded(tmp_path: Pat
         assert forked == fresh
 
 
+@pytest.mark.torch
+def test_torchs_generator_is_each_workers_own_unless_it_was_seeded(tmp_path: Path) -> None:
+    program = "import torch; print(torch.rand(1).item())"
+    with Nest("-c", program, cwd=tmp_path, modules=["torch"]) as nest:
+        assert len({nest.run().out for _ in range(3)}) == 3
+    (tmp_path / "seeds.py").write_text("import torch; torch.manual_seed(7)")
+    with Nest("-c", f"import seeds; {program}", cwd=tmp_path, modules=["seeds"]) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+
+
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
 def test_workers_can_use_multiprocessing(tmp_path: Path, method: str) -> None:
     (tmp_path / "pool.py").write_text(
