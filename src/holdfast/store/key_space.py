@@ -108,6 +108,12 @@ class KeySpace:
         """Return a key's value; nothing if it has none, which looks like an empty one."""
         return self._values.get(key, b"")
 
+    def known(self, client: int, key: bytes) -> bytes | bytearray | None:
+        """Return a key's value, if it has one and nothing about the client needs looking after."""
+        if client in self._waits or self._promised:
+            return None
+        return self._values.get(key)
+
     def add(self, key: bytes, amount: int) -> int:
         """Add to a counter, 0 at first, and return what it is now."""
         old = self._values.get(key)

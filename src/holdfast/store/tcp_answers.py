@@ -49,6 +49,26 @@ _i64 = Struct("<q").pack
 _u32 = Struct("<I").pack
 
 
+_ONE = _u64(1)
+_length = int.from_bytes
+
+
+def answer_at_once(space: KeySpace, client: int, data: bytes) -> bytes | None:
+    """Return the answer to the two requests that workers make most, or nothing if it is neither.
+
+    These are GET, and WAIT for one key, of a key that is there: as `data`, whole and alone. What
+    is not so simple is for `answer`; that would say the same of these, in twice the time.
+    """
+    operation = data[0]
+    if operation == WAIT:
+        if data[1:9] == _ONE and _length(data[9:17], "little") == len(data) - 17:
+            return None if space.known(client, data[17:]) is None else WOKEN
+    elif operation == GET and _length(data[1:9], "little") == len(data) - 9:
+        value = space.known(client, data[9:])
+        return None if value is None else _u64(len(value)) + value
+    return None
+
+
 def answer(space: KeySpace, client: int, operation: int, fields: list[Any]) -> bytes:
     """Do it, and return what the client is answered now: nothing, if it has to wait.
 

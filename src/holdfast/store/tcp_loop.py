@@ -16,8 +16,8 @@ import time
 from holdfast import messages
 from holdfast.store.descriptors import descriptor_limit, raise_descriptor_limit
 from holdfast.store.key_space import BYTES_MAX, KeySpace, Refused
-from holdfast.store.tcp_answers import WOKEN, answer
-from holdfast.store.tcp_parsing import Requests
+from holdfast.store.tcp_answers import WOKEN, answer, answer_at_once
+from holdfast.store.tcp_peer import Connection
 
 RECEIVE_BYTES = 16 * 1024
 RECEIVE_LARGE_BYTES = 1024 * 1024  # At most, where a large value is known to come.
@@ -38,37 +38,6 @@ _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EINTR)
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 
 _loops: list[ServingLoop] = []  # Those of this process: they share its descriptors.
-
-
-class Connection:
-    """One client: its socket, what it has sent, and what it has not read yet."""
-
-    __slots__ = (
-        "address", "descriptor", "number", "receive", "requests", "send", "since", "socket",
-        "unfinished", "unsent",
-    )  # fmt: skip
-
-    def __init__(self, number: int, peer: socket.socket, address: object, now: float) -> None:
-        self.number = number
-        self.socket = peer
-        self.descriptor = peer.fileno()
-        self.receive = peer.recv
-        self.send = peer.send
-        self.address = address
-        self.requests = Requests()
-        self.since = now
-        self.unfinished = 0
-        self.unsent = bytearray()
-
-    def kept_bytes(self) -> int:
-        """How much is kept of its request that is not complete, and of answers it did not read."""
-        return self.unfinished + len(self.unsent)
-
-    def __str__(self) -> str:
-        match self.address:
-            case (str(host), int(port), *_):
-                return f"{host.removeprefix('::ffff:')}:{port}"
-        return "a client"
 
 
 class ServingLoop:
@@ -96,6 +65,7 @@ class ServingLoop:
         """Serve everybody."""
         poll, by_descriptor, serve = self._epoll.poll, self._by_descriptor, self._serve
         listener = self._listener.fileno()
+        space, at_once = self._space, answer_at_once
         while True:
             accept = False
             for descriptor, _events in poll(self._patience(), EVENTS_MAX):
@@ -117,6 +87,10 @@ class ServingLoop:
                     except OSError:
                         data = b""
                     if data:
+                        known = at_once(space, connection.number, data) if requests.idle else None
+                        if known is not None:
+                            self._send(connection, known)
+                            continue
                         requests.feed(data)
                         serve(connection)
                     else:

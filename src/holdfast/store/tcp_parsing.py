@@ -114,6 +114,11 @@ class Requests:
         return self._before + len(self._gathered)
 
     @property
+    def idle(self) -> bool:
+        """Whether the next byte begins a request of a client that has introduced itself."""
+        return self.validated and not self._needed and self._at >= len(self._data)
+
+    @property
     def wanted_bytes(self) -> int:
         """How much has to come before there can be anything new; 0 if that is not known."""
         return self._needed - len(self._gathered)
