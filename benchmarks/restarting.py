@@ -27,15 +27,20 @@ NS_PER_MS = 1e6
 def measure_restart(lab: Lab, launcher: str) -> Samples:
     """Kill a worker several times within one job."""
     flags = ("--max-restarts", str(KILLS))
+    return restarts(lab, launcher, Launch("stamp.py", WORKERS, flags=flags, held=True), KILLS)
+
+
+def restarts(lab: Lab, launcher: str, launch: Launch, kills: int) -> Samples:
+    """Kill one worker after the other; each time, see how long it takes until all are back."""
     samples = []
-    with lab.start(launcher, Launch("stamp.py", WORKERS, flags=flags, held=True)) as job:
-        stamps = job.wait_for_stamps(WORKERS)
-        for kill in range(KILLS):
+    with lab.start(launcher, launch) as job:
+        stamps = job.wait_for_stamps(launch.workers)
+        for kill in range(kills):
             time.sleep(random.uniform(*PAUSE_S))
-            victim = next(stamp for stamp in stamps if stamp.rank == kill % WORKERS)
+            victim = next(stamp for stamp in stamps if stamp.rank == kill % launch.workers)
             killed_ns = time.monotonic_ns()
             os.kill(victim.pid, signal.SIGKILL)
-            stamps = job.wait_for_stamps(WORKERS, generation=kill + 1)
+            stamps = job.wait_for_stamps(launch.workers, generation=kill + 1)
             samples.append((max(stamp.reached_ns for stamp in stamps) - killed_ns) / NS_PER_MS)
         job.let_go()
         job.wait()

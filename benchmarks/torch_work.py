@@ -7,9 +7,6 @@ nothing of the kind. In the others both start them in the same way.
 from __future__ import annotations
 
 import json
-import os
-import random
-import signal
 import subprocess
 import time
 from functools import partial
@@ -17,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.figures import HOLDFAST
 from benchmarks.launching import WORKERS, BenchmarkError, Launch
+from benchmarks.restarting import restarts
 from benchmarks.waves import QUICK_NAMES
 
 if TYPE_CHECKING:
@@ -24,7 +22,6 @@ if TYPE_CHECKING:
 
 RESTARTED, STARTED = 2, 8
 KILLS = 4
-PAUSE_S = (0.15, 0.35)
 MEETINGS = 5
 LOAD_S = 2.0
 LOAD_S_MAX = 120.0
@@ -35,20 +32,8 @@ WARM = ("--preload", "torch")
 def measure_restart(lab: Lab, launcher: str) -> Samples:
     """Kill a worker that has imported torch, several times within one job."""
     flags = ("--max-restarts", str(KILLS), *(WARM if launcher == HOLDFAST else ()))
-    samples = []
     launch = Launch("stamp_torch.py", RESTARTED, flags=flags, held=True)
-    with lab.start(launcher, launch) as job:
-        stamps = job.wait_for_stamps(RESTARTED)
-        for kill in range(KILLS):
-            time.sleep(random.uniform(*PAUSE_S))
-            victim = next(stamp for stamp in stamps if stamp.rank == kill % RESTARTED)
-            killed_ns = time.monotonic_ns()
-            os.kill(victim.pid, signal.SIGKILL)
-            stamps = job.wait_for_stamps(RESTARTED, generation=kill + 1)
-            samples.append((max(stamp.reached_ns for stamp in stamps) - killed_ns) / NS_PER_MS)
-        job.let_go()
-        job.wait()
-    return {"restart": samples}
+    return restarts(lab, launcher, launch, KILLS)
 
 
 def measure_start(lab: Lab, launcher: str) -> Samples:

@@ -389,22 +389,20 @@ def test_random_numbers_are_each_workers_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
-def test_numpys_generator_is_each_workers_own_unless_it_was_seeded(tmp_path: Path) -> None:
-    program = "import numpy; print(numpy.random.rand())"
-    with Nest("-c", program, cwd=tmp_path, modules=["numpy.random"]) as nest:
+@pytest.mark.parametrize(
+    ("module", "draw", "seed"),
+    [
+        ("numpy.random", "numpy.random.rand()", "numpy.random.seed(7)"),
+        ("torch", "torch.rand(1).item()", "torch.manual_seed(7)"),
+    ],
+)
+def test_a_generator_is_each_workers_own_unless_it_was_seeded(
+    tmp_path: Path, module: str, draw: str, seed: str
+) -> None:
+    program = f"import {module}; print({draw})"
+    with Nest("-c", program, cwd=tmp_path, modules=[module]) as nest:
         assert len({nest.run().out for _ in range(3)}) == 3
-    (tmp_path / "seeds.py").write_text("import numpy; numpy.random.seed(7)")
-    with Nest("-c", f"import seeds; {program}", cwd=tmp_path, modules=["seeds"]) as nest:
-        fresh, forked = nest.both()
-        assert forked == fresh
-
-
-@pytest.mark.torch
-def test_torchs_generator_is_each_workers_own_unless_it_was_seeded(tmp_path: Path) -> None:
-    program = "import torch; print(torch.rand(1).item())"
-    with Nest("-c", program, cwd=tmp_path, modules=["torch"]) as nest:
-        assert len({nest.run().out for _ in range(3)}) == 3
-    (tmp_path / "seeds.py").write_text("import torch; torch.manual_seed(7)")
+    (tmp_path / "seeds.py").write_text(f"import {module}; {seed}")
     with Nest("-c", f"import seeds; {program}", cwd=tmp_path, modules=["seeds"]) as nest:
         fresh, forked = nest.both()
         assert forked == fresh
