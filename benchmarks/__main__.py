@@ -30,9 +30,10 @@ rows: {", ".join(NAMES)}
 groups of rows: {", ".join(GROUPS)}
 
 examples:
-  python -m benchmarks                            everything, about 20 minutes
-  python -m benchmarks --quick                    few rounds and no row of minutes, about 5 minutes
+  python -m benchmarks                            everything, about 35 minutes
+  python -m benchmarks --quick                    few rounds and no row of minutes, about 8 minutes
   python -m benchmarks --rows one-node            without the rows of many nodes, about 4 minutes
+  python -m benchmarks --rows torch               workers that import torch, about 12 minutes
   python -m benchmarks --rows whole first-line    two rows
   python -m benchmarks --rows whole --repeat 25   one row, with more rounds
   python -m benchmarks --rows whole --launchers holdfast bare

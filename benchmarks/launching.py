@@ -10,6 +10,7 @@ The measuring process adopts what a killed launcher leaves (it is a "child subre
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import select
 import shutil
@@ -26,7 +27,7 @@ from benchmarks.figures import BARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import Self
+    from typing import Any, Self
 
 WORKERS = Path(__file__).parent / "workers"
 # A command that takes longer than this hangs; 32 workers that import torch take a third of it.
@@ -230,6 +231,27 @@ class Lab:
     def start(self, launcher: str, launch: Launch) -> Job:
         """Start a job; use it in a `with`."""
         return Job(self, launcher, launch)
+
+    def figures_of(
+        self,
+        program: str,
+        words: tuple[object, ...],
+        limit_s: float,
+        env: dict[str, str] | None = None,
+    ) -> Any:
+        """Run a program that measures by itself; return the JSON it prints."""
+        done = subprocess.run(
+            [self.python, str(WORKERS / program), *map(str, words)],
+            env=self.env | (env or {}),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+        if done.returncode or not done.stdout:
+            line = " ".join(map(str, (program, *words)))
+            raise BenchmarkError(f"{line} failed:\n{done.stderr[-3000:]}")
+        return json.loads(done.stdout)
 
     def note_leftovers(self, launcher: str) -> None:
         """Count what a launcher that ended has left, and end it."""

@@ -5,12 +5,10 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.launching import WORKERS, BenchmarkError
+from benchmarks.launching import BenchmarkError
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
@@ -42,28 +40,14 @@ def measure_simulator(lab: Lab, _: str) -> Samples:
     samples: Samples = {}
     for name, profile in (("steps", "calm"), ("rough", "everything")):
         words = (SIMULATED_NODES, SIMULATED_MINUTES, SEEDS, profile)
-        found = _run(lab, "simulating.py", words, SIMULATION_S_MAX)
+        found = lab.figures_of("simulating.py", words, SIMULATION_S_MAX)
         samples[name] = [found["steps"] / found["cpu_s"]]
     return samples
 
 
 def _fleet(lab: Lab, count: int) -> dict[str, Any]:
-    found = _run(lab, "fleet.py", (count, int(FLEET_S_MAX)), FLEET_S_MAX * 2)
+    found = lab.figures_of("fleet.py", (count, int(FLEET_S_MAX)), FLEET_S_MAX * 2)
     if found is None:
         raise BenchmarkError(f"{count} agents had no round and no restarts after {FLEET_S_MAX:g} s")
     result: dict[str, Any] = found
     return result
-
-
-def _run(lab: Lab, program: str, words: tuple[int | str, ...], limit_s: float) -> Any:
-    done = subprocess.run(
-        [lab.python, str(WORKERS / program), *map(str, words)],
-        env=lab.env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
-    if done.returncode or not done.stdout:
-        raise BenchmarkError(f"{program} failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout)

@@ -6,14 +6,12 @@ nothing of the kind. In the others both start them in the same way.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import HOLDFAST
-from benchmarks.launching import WORKERS, BenchmarkError, Launch
+from benchmarks.launching import Launch
 from benchmarks.restarting import restarts
 from benchmarks.waves import QUICK_NAMES
 
@@ -63,17 +61,8 @@ def measure_meeting(workers: int, lab: Lab, launcher: str) -> Samples:
 
 def measure_load(clients: int, lab: Lab, launcher: str) -> Samples:
     """Keep a store busy with so many clients."""
-    done = subprocess.run(
-        [lab.python, str(WORKERS / "store_load.py"), launcher, str(clients), str(LOAD_S)],
-        env=lab.env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LOAD_S_MAX,
-    )
-    if done.returncode or not done.stdout:
-        raise BenchmarkError(f"{launcher}: store_load.py failed:\n{done.stderr[-3000:]}")
-    return {"speed": [json.loads(done.stdout)["per_s"]]}
+    found = lab.figures_of("store_load.py", (launcher, clients, LOAD_S), LOAD_S_MAX)
+    return {"speed": [found["per_s"]]}
 
 
 measure_meeting_8, measure_meeting_32 = (partial(measure_meeting, count) for count in (8, 32))

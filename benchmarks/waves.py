@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from functools import partial
 from typing import TYPE_CHECKING
 
 from benchmarks.figures import NEVER
-from benchmarks.launching import WORKERS, BenchmarkError
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
@@ -23,18 +20,9 @@ QUICK_NAMES = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 def measure_wave(handlers: int, lab: Lab, launcher: str) -> Samples:
     """Let so many handlers join one round."""
-    words = [launcher, str(handlers), str(PROCESSES), str(int(WAVE_S_MAX))]
-    done = subprocess.run(
-        [lab.python, str(WORKERS / "wave.py"), *words],
-        env=lab.env | QUICK_NAMES,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=WAVE_S_MAX * 2 + SET_UP_S_MAX,
-    )
-    if done.returncode or not done.stdout:
-        raise BenchmarkError(f"{launcher}: wave.py failed:\n{done.stderr[-3000:]}")
-    took_s = json.loads(done.stdout)["took_s"]
+    words = (launcher, handlers, PROCESSES, int(WAVE_S_MAX))
+    limit_s = WAVE_S_MAX * 2 + SET_UP_S_MAX
+    took_s = lab.figures_of("wave.py", words, limit_s, QUICK_NAMES)["took_s"]
     return {"wave": [NEVER if took_s is None else took_s]}
 
 
