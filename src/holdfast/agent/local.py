@@ -168,7 +168,6 @@ class LocalElasticAgent(SimpleElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to their end, as `SimpleElasticAgent.run`; leaves no process behind."""
         try:
-            self._begin_preloads()
             return super().run(role)
         finally:
             unkillable = self._pcontext is not None and self._pcontext.left_behind
@@ -179,6 +178,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             if self._keeper is not None:
                 self._keeper.close(wait=not unkillable)
                 self._keeper = None
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        self._begin_preloads()  # Only now are signals watched: nothing it starts outlives one.
+        return super()._invoke_run(role)
 
     # How the agent waits, and what it takes in.
 

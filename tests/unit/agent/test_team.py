@@ -70,7 +70,8 @@ class Node:
         self.team = Team(
             handler, WorkerGroup(spec), self.machine, exit_barrier_s=BARRIER_S, failures=dict
         )
-        self.begun = self.team._since
+        # A whole number: sums with it are exact, however long the machine has been up.
+        self.begun = self.team._since = float(int(self.team._since))
         self.machine.handle(0.0, supervision.Begun())
 
     def hear(self, at: float, *news: object) -> list[supervision.Event]:
