@@ -2,6 +2,7 @@
 #
 #   make demo PYTHON=python3.12     another interpreter (3.11 or newer)
 #   make test ARGS='-k keeper'      arguments for pytest; `make bench` takes them too
+#   make test JOBS=0                one test after the other, in one process
 #
 # Each set-up step leaves a stamp in the virtual environment and is repeated only when
 # pyproject.toml (or this file) changes. Plain pip of any age is enough.
@@ -10,6 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DOCS_VENV ?= .venv-docs
 ARGS ?=
+JOBS ?= 2
 
 # The peer that tests and benchmarks compare with. The exact pin matters: it also matches a
 # CPU-only build (2.13.0+cpu) where pip is told of one, and prefers it. A range would fetch
@@ -43,7 +45,7 @@ demo: $(VENV)/.holdfast ## Run a job that loses a worker and a node, gains one, 
 	@$(BIN)/python examples/demo.py
 
 test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
 	$(BIN)/ruff check .

@@ -50,7 +50,7 @@ if __name__ == "__main__":
 """
 
 
-def test_launching_from_python_returns_the_same(launchers: Launchers) -> None:
+def test_launching_is_the_same(launchers: Launchers) -> None:
     launchers.script("launching.py", LAUNCHING)
     told = {}
     for peer in ("torch", "holdfast"):
