@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.core.broken_jobs import close_broken
 from holdfast.core.job import CloseJob, Job, JobPhase, NodeLost, NodesLost, TimeUp
 from holdfast.core.liveness import STEPS_PER_SILENCE, AttendedClock, Liveness
 from holdfast.core.news import Ack, Beat, Ending, Phase, Role, Status, View
@@ -220,8 +221,10 @@ class Hosting:
         except Exception as error:  # (The other jobs must not suffer from one that is broken)
             if self._strict:
                 raise
-            told = self._break_off(rounds, error)
-            rounds = self.jobs[run_id]
+            self.broken[run_id] = what = f"{type(error).__name__}: {error}"
+            views, rounds = close_broken(rounds, what, self._rounds)
+            told = [*views]
+            self.jobs[run_id] = rounds
             job = rounds.job
         wait = rounds.wait if job.waiting else None
         if wait is None:
@@ -233,32 +236,6 @@ class Hosting:
         else:
             self._empty_since.setdefault(run_id, now)
         return told
-
-    def _break_off(self, rounds: Rounds, error: Exception) -> list[Answer]:
-        """Close a job whose state makes no sense any more; it has no round to go back to."""
-        run_id = rounds.job.run_id
-        what = f"{type(error).__name__}: {error}"
-        why = f"the coordinator cannot go on with this job; this is a bug in Holdfast ({what})"
-        self.broken[run_id] = what
-        try:
-            return [*rounds.handle(CloseJob(Ending.FAILED, why))]
-        except Exception:  # noqa: BLE001 (whatever it is, nodes must be told of the end)
-            # They are told when they ask: none is known any more, so each says its status again.
-            self.jobs[run_id] = self._rounds(
-                Job(
-                    run_id=run_id,
-                    settings=rounds.job.settings,
-                    phase=JobPhase.CLOSED,
-                    term=rounds.job.term + 1,
-                    round=rounds.job.round,
-                    generation=rounds.job.generation,
-                    restarts=rounds.job.restarts,
-                    outcome=Ending.FAILED,
-                    why=why,
-                    final=True,
-                )
-            )
-            return []
 
     # How many jobs there are.
 

@@ -1,0 +1,359 @@
+"""What the leader of a job does on etcd: reads the job, decides, and stores it: `Leadership`.
+
+::
+
+    FOLLOWING ── elected (`core.etcd_election`) ──► LOADING ── all is read ──► LEADING
+        ▲                                              │                          │
+        └──────────── another leads, or etcd cannot be reached ───────────────────┘
+
+What a leader decides counts once it is stored. It stores the job first and then what the nodes are
+told, each for itself; a successor finds out from the job what somebody was not told. Every write
+does nothing once another leads. Whenever the outcome of a write is not known, the session ends, and
+with the next one the leader, if it still is, reads everything again and goes on from there.
+
+One write is under way at a time, and takes all that was decided meanwhile.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from holdfast.core.etcd_calls import (
+    Answer,
+    Change,
+    Delete,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    Op,
+    Problem,
+    Request,
+    Trouble,
+    Txn,
+    TxnDone,
+    end_of_prefix,
+)
+from holdfast.core.etcd_election import Election
+from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, pack, unpack
+from holdfast.core.etcd_unstored import Unstored
+from holdfast.core.job import Job, NodeLost
+from holdfast.core.leading import Lead
+from holdfast.core.news import Status, View
+from holdfast.core.rounds import Rounds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.etcd_asking import Ask, Asking, Doing
+
+    Peer = tuple[str, int]
+
+JOB_KEEP_S = 600
+"""The lease of a job that nobody leads any more: so long its end is known, or it may be resumed."""
+JOB_KEEP_ALIVE_S = JOB_KEEP_S / 5
+STEPS_PER_LEASE = 5
+
+
+class Post(Enum):
+    """What a node is to the leadership."""
+
+    FOLLOWING = "following"
+    LOADING = "loading"
+    LEADING = "leading"
+
+
+class Leadership:
+    """One node's part in leading a job; `fail` is how it says that etcd cannot be relied on."""
+
+    def __init__(
+        self,
+        *,
+        asking: Asking,
+        places: Places,
+        run_id: str,
+        name: str,
+        lease_s: float,
+        fail: Callable[[Problem], list[Doing]],
+        strict: bool = False,
+        rounds: Callable[[Job], Rounds] = Rounds,
+    ) -> None:
+        self.post = Post.FOLLOWING
+        self.lead: Lead | None = None
+        self.stored: list[tuple[Job, tuple[View, ...]]] = []
+        """What was stored since somebody last took it from here; kept only if `is_observed`."""
+        self.is_observed = False
+        self.election = Election(
+            asking=asking, key=places.leader, name=name, won=self._load, lost=self._stop, fail=fail
+        )
+        self._asking = asking
+        self._places = places
+        self._run_id = run_id
+        self._lease_s = lease_s
+        self._fail = fail
+        self._strict = strict
+        self._make = rounds
+        self._own = 0
+        self._attempt = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self._attempt += 1  # Answers to what was asked before mean nothing from now on.
+        self.post = Post.FOLLOWING
+        self.lead = None
+        self._job_lease = 0
+        self._kept_at = 0.0
+        self._nodes_watch = 0
+        self._there: set[Peer] = set()
+        self._unstored: Unstored | None = None
+        self._writing = False
+
+    # What the session says.
+
+    def own_said(self, now: float, status: Status, call: int) -> list[Doing]:
+        """Take in what this node itself has just stored, before the watch brings it."""
+        self._own = status.info.incarnation
+        if self.lead is None:
+            return []
+        self.lead.own = self._own
+        self._there.add((status.info.node, self._own))
+        return self._decided(self.lead.said(now, status, call))
+
+    @property
+    def is_resigned(self) -> bool:
+        """Whether this node leads no more and never will."""
+        election = self.election
+        return not (election.is_open or election.is_campaigning or election.term)
+
+    def resign(self) -> list[Doing]:
+        """Make way for another leader, and lead no more; `is_resigned` is true once that is so."""
+        self.election.is_open = False
+        return self._go_on()
+
+    def tick(self, now: float) -> list[Doing]:
+        """See what time has brought."""
+        lead = self.lead
+        if lead is None:
+            return []
+        doing = self._decided(lead.tick(now))
+        if now - self._kept_at >= JOB_KEEP_ALIVE_S:
+            self._kept_at = now
+            doing.append(self._ask(KeepAlive(self._job_lease), self._job_kept))
+        return doing
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `tick` is wanted next, or None."""
+        if self.lead is None:
+            return None
+        at = self._kept_at + JOB_KEEP_ALIVE_S
+        deadline = self.lead.next_deadline(now)
+        return at if deadline is None else min(at, deadline)
+
+    # Taking over.
+
+    def _load(self) -> list[Doing]:
+        self._forget()
+        self.post = Post.LOADING
+        places = self._places
+        everything = Txn(
+            (self.election.still(),),
+            (Get(places.job), Get(places.call), all_below(places.nodes), all_below(places.views)),
+        )
+        return [self._ask(everything, self._loaded)]
+
+    def _loaded(self, _now: float, answer: Answer) -> list[Doing]:
+        if isinstance(answer, Problem):
+            return self._fail(answer)
+        assert isinstance(answer, TxnDone)
+        if not answer.succeeded:
+            return self.election.step_down()  # Who leads instead, the watch tells.
+        found = answer.results[0]
+        record = unpack(JobRecord, found[0].value) if found else None
+        if found and record is None:
+            why = (
+                f"what lies at {self._places.job.decode()} is no job of this version of "
+                "Holdfast's: another program or version uses the same place"
+            )
+            return self._fail(Problem(Trouble.REFUSED, why))
+
+        def begin(now: float, lease: Answer) -> list[Doing]:
+            if isinstance(lease, KeptAlive) and lease.ttl_s <= 0:
+                return [self._ask(Grant(JOB_KEEP_S), begin)]
+            if isinstance(lease, Problem):
+                return self._fail(lease)
+            if isinstance(lease, Granted):
+                self._job_lease = lease.lease
+            return self._begin(now, answer, record)
+
+        if record is not None:
+            self._job_lease = record.lease
+            return [self._ask(KeepAlive(record.lease), begin)]
+        return [self._ask(Grant(JOB_KEEP_S), begin)]
+
+    def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[Doing]:
+        _job, call, nodes, views = answer.results
+        there: list[tuple[Status, int]] = []
+        for one in sorted(nodes, key=lambda one: one.create_revision):
+            said = unpack(NodeRecord, one.value)
+            if said is not None and said.status.run_id == self._run_id:
+                there.append((said.status, said.call))
+        alive = {(status.info.node, status.info.incarnation) for status, _ in there}
+        self.lead = lead = Lead(
+            now,
+            self._inherit(record, alive),
+            step_s=self._lease_s / STEPS_PER_LEASE,
+            call=_number(call[0].value) if call else 0,
+            strict=self._strict,
+            rounds=self._make,
+        )
+        lead.own = self._own
+        self._unstored = unstored = Unstored(self._places, lead, self._job_lease)
+        shown: dict[Peer, int] = {}
+        for one in views:
+            peer = self._places.whose(one.key)
+            view = unpack(View, one.value)
+            if peer is None or peer not in alive:
+                unstored.remove(one.key)
+            elif view is not None:
+                shown[peer] = view.revision
+        self.post = Post.LEADING
+        self._kept_at = now
+        self._there = alive
+        key = self._places.nodes
+        watch = self._asking.watch(key, end_of_prefix(key), answer.revision + 1, self._nodes_said)
+        self._nodes_watch = watch.number
+        told = lead.begin(now, there, shown, self._gone())
+        return [watch, *self._decided(told)]
+
+    def _inherit(self, record: JobRecord | None, alive: set[Peer]) -> Job:
+        """Return the job to go on with; one of which nobody is left, and not even its end, is none.
+
+        Its nodes may still be there: all leases end if etcd or all machines were stopped for long.
+        They say which round they were in, and the job is made anew of that.
+        """
+        if record is not None:
+            job = record.job
+            known = ((node.info.node, node.info.incarnation) for node in job.nodes.values())
+            if job.outcome is not None or any(peer in alive for peer in known):
+                job.term = max(self.election.term, job.term + 1)
+                return job
+        return Job(run_id=self._run_id, term=self.election.term, silence_s=self._lease_s)
+
+    def _stop(self) -> list[Doing]:
+        doing: list[Doing] = [*self._asking.unwatch(self._nodes_watch)]
+        self._forget()
+        return doing
+
+    def _again(self) -> list[Doing]:
+        """Read everything again: what is stored is not what it was."""
+        return self._stop() + self._load()
+
+    # Leading.
+
+    def _nodes_said(self, now: float, changes: tuple[Change, ...]) -> list[Doing]:
+        lead, unstored = self.lead, self._unstored
+        assert lead is not None
+        assert unstored is not None
+        told: list[View] = []
+        lost: list[NodeLost] = []
+        for change in changes:
+            peer = self._places.whose(change.key)
+            if peer is None:
+                continue
+            if change.value is None:
+                self._there.discard(peer)
+                unstored.forget(*peer)
+                lost.append(NodeLost(*peer, self._gone()))
+                continue
+            record = unpack(NodeRecord, change.value)
+            if record is not None and record.status.run_id == self._run_id:
+                self._there.add(peer)
+                told += lead.said(now, record.status, record.call)
+        return self._decided(told + lead.lost(now, lost))
+
+    def _gone(self) -> str:
+        return f"no sign of life for {self._lease_s:g} s, or it ended"
+
+    def _decided(self, told: list[View]) -> list[Doing]:
+        for view in told:
+            if (view.node, view.incarnation) in self._there:
+                assert self._unstored is not None
+                self._unstored.tell(view)
+        return self._go_on()
+
+    def _go_on(self) -> list[Doing]:
+        """Store what there is to store, unless something is being stored; resign if that is all."""
+        election, lead = self.election, self.lead
+        if lead is None or self._writing:
+            return []
+        unstored = self._unstored
+        assert unstored is not None
+        if unstored.is_urgent or not (unstored.is_empty or not election.is_open):
+            return self._write(lead, unstored)
+        return [] if election.is_open else self._hand_over(lead)
+
+    def _write(self, lead: Lead, unstored: Unstored) -> list[Doing]:
+        ops, views = unstored.take()
+        self._writing = True
+        kept = (_copy(lead.job), tuple(views)) if self.is_observed else None
+
+        def written(_now: float, answer: Answer) -> list[Doing]:
+            self._writing = False
+            if isinstance(answer, Problem):
+                if answer.kind is Trouble.LEASE_GONE:  # The job's: begin anew with another.
+                    return self._again()
+                return self._fail(answer)
+            assert isinstance(answer, TxnDone)
+            if not answer.succeeded:
+                return self.election.step_down()
+            if kept is not None:
+                self.stored.append(kept)
+            return self._go_on()
+
+        return [self._ask(Txn((self.election.still(),), tuple(ops)), written)]
+
+    def _hand_over(self, lead: Lead) -> list[Doing]:
+        """Take the leader's key away, and with the last node of a job all that it does not need."""
+        places = self._places
+        ops: list[Op] = [Delete(places.leader)]
+        others = [peer for peer in self._there if peer[1] != self._own]
+        if not others:
+            ops += [Delete(key, end_of_prefix(key)) for key in (places.views, places.store)]
+            ops.append(Delete(places.call))
+            if lead.job.outcome is None:
+                ops.append(Delete(places.job))  # All nodes were told to go: it may begin anew.
+        self._writing = True
+
+        def resigned(_now: float, answer: Answer) -> list[Doing]:
+            self._writing = False
+            if isinstance(answer, Problem):
+                return self._fail(answer)
+            return self.election.step_down()
+
+        return [self._ask(Txn((self.election.still(),), tuple(ops)), resigned)]
+
+    def _job_kept(self, _now: float, answer: Answer) -> list[Doing]:
+        if isinstance(answer, Problem):
+            return self._fail(answer)
+        if isinstance(answer, KeptAlive) and answer.ttl_s <= 0 and self.lead is not None:
+            return self._again()
+        return []
+
+    def _ask(self, request: Request, then: Callable[[float, Answer], list[Doing]]) -> Ask:
+        attempt = self._attempt
+        return self._asking.ask(
+            request, lambda now, answer: then(now, answer) if attempt == self._attempt else []
+        )
+
+
+def _number(value: bytes) -> int:
+    return int(value) if value.isdigit() else 0
+
+
+def _copy(job: Job) -> Job:
+    """Return the job as it is now, for whoever looks at it later."""
+    record = unpack(JobRecord, pack(JobRecord(job, 0)))
+    assert record is not None
+    return record.job

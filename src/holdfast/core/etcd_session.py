@@ -1,0 +1,340 @@
+"""One node's session at etcd: a lease, what the node says, what it is told, and who leads.
+
+To `core.membership` a session is a link like one to a coordinator: it is opened, it carries what
+the node says, it brings views and signs of life, and it may be lost. Behind it:
+
+- the node's lease, which outlives the session: whoever comes back in time is not missed;
+- the node's record, stored with each status. That it is stored is what `Ack` says;
+- two watches, on what this node is told and on what all share (who leads, roll calls);
+- `core.etcd_leading`, since any node may have to lead.
+
+::
+
+    DOWN ── open ──► OPENING: lease, then look ──► UP
+     ▲                  │ a problem                 │ a problem, a watch ended
+     └──────────────────┴───────────────────────────┘
+
+A lease that ended while the node lives is replaced at once, and the node says its status again:
+what becomes of that, the leader decides. Nothing waits here but statements, in order, for the one
+before to be stored; and of those no more than `UNSAID_MAX`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from holdfast.core.etcd_asking import Asking, Doing
+from holdfast.core.etcd_calls import (
+    Answer,
+    Change,
+    Delete,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    Op,
+    Problem,
+    Put,
+    Revoke,
+    Trouble,
+    Txn,
+    TxnDone,
+    end_of_prefix,
+)
+from holdfast.core.etcd_keys import NodeRecord, Places, all_below, pack, unpack
+from holdfast.core.etcd_leading import Leadership
+from holdfast.core.news import Ack, Beat, NodeInfo, Status, View
+from holdfast.core.rounds import Rounds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from holdfast.core.job import Job
+
+UNSAID_MAX = 8
+"""Statements that wait to be stored; more come only if etcd is very slow, and older ones go."""
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """The session is there."""
+
+
+class Closed(msgspec.Struct, frozen=True):
+    """The session is gone, or could not be opened."""
+
+    why: str
+    permanent: bool = False
+    """Trying again does not help."""
+
+
+class Heard(msgspec.Struct, frozen=True):
+    """Something for the node: what it is told, or that what it said is stored."""
+
+    message: View | Ack
+
+
+class Left(msgspec.Struct, frozen=True):
+    """Nothing of this node is left in etcd."""
+
+
+Effect = Doing | Opened | Closed | Heard | Left
+
+
+class EtcdSession:
+    """The machine of one node; the effects of each call are to be performed in order."""
+
+    def __init__(
+        self,
+        *,
+        run_id: str,
+        info: NodeInfo,
+        prefix: str,
+        lease_s: float,
+        strict: bool = False,
+        rounds: Callable[[Job], Rounds] = Rounds,
+    ) -> None:
+        self.is_up = False
+        self.places = Places(prefix, run_id)
+        self._run_id = run_id
+        self._node = info.node
+        self._ttl_s = max(1, round(lease_s))
+        self._asking = Asking()
+        self._lease = 0
+        self._unsaid: deque[Status] = deque(maxlen=UNSAID_MAX)
+        self._stored: Status | None = None
+        self._key = b""  # Where the stored status lies.
+        self._call = 0
+        self._answer_due = False
+        self._putting = self._renewing = self._leaving = False
+        self.leadership = Leadership(
+            asking=self._asking,
+            places=self.places,
+            run_id=run_id,
+            name=info.node,
+            lease_s=lease_s,
+            fail=self._fail,
+            strict=strict,
+            rounds=rounds,
+        )
+
+    # What the node wants.
+
+    def open(self) -> list[Effect]:
+        """Begin a session."""
+        if self._lease:
+            return [self._asking.ask(KeepAlive(self._lease), self._leased)]
+        return [self._asking.ask(Grant(self._ttl_s), self._leased)]
+
+    def drop(self) -> list[Effect]:
+        """End the session without a word; the lease stays for as long as it lasts."""
+        self.is_up = False
+        self._putting = self._renewing = False
+        self._unsaid.clear()  # When there is a session again, the newest status says all.
+        return [*self.leadership.election.down(), *self._asking.forget()]
+
+    def send(self, message: Status | Beat) -> list[Effect]:
+        """Store what the node says, or show that it lives."""
+        if not self.is_up:
+            return []
+        if isinstance(message, Status):
+            self._unsaid.append(message)
+            return self._put_next()
+        if self._renewing or not self._lease:
+            return []
+        self._renewing = True
+        return [self._asking.ask(KeepAlive(self._lease), self._renewed)]
+
+    def leave(self) -> list[Effect]:
+        """Hand over what this node leads, and take away what is its own; `Left` says when."""
+        self._leaving = True
+        return [*self.leadership.resign(), *self._leave_if_resigned()]
+
+    def tick(self, now: float) -> list[Effect]:
+        """See what time has brought."""
+        return self._follow_up([*self.leadership.tick(now)])
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `tick` is wanted next, or None."""
+        return self.leadership.next_deadline(now)
+
+    # What etcd says.
+
+    def answered(self, now: float, number: int, answer: Answer) -> list[Effect]:
+        """Take in an answer."""
+        return self._follow_up(self._asking.answered(now, number, answer))
+
+    def changed(self, now: float, number: int, changes: tuple[Change, ...]) -> list[Effect]:
+        """Take in what a watch tells."""
+        return self._follow_up(self._asking.changed(now, number, changes))
+
+    def watch_ended(self, number: int, problem: Problem) -> list[Effect]:
+        """Take in that a watch is over: begin a session anew, which looks at everything again."""
+        if not self._asking.is_watching(number):
+            return []
+        if problem.kind is Trouble.COMPACTED:
+            problem = Problem(Trouble.UNREACHABLE, f"a watch fell behind: {problem.why}")
+        return [*self._fail(problem)]
+
+    def _follow_up(self, effects: list[Effect]) -> list[Effect]:
+        return effects + self._leave_if_resigned() if self._leaving else effects
+
+    # Opening.
+
+    def _leased(self, _now: float, answer: Answer) -> list[Effect]:
+        if isinstance(answer, KeptAlive) and answer.ttl_s <= 0:
+            self._lease = 0
+            return self.open()
+        if isinstance(answer, Problem):
+            return self._fail(answer)
+        if isinstance(answer, Granted):
+            self._lease = answer.lease
+        look = Txn((), (all_below(self.places.shared), all_below(self._views)))
+        return [self._asking.ask(look, self._looked)]
+
+    def _looked(self, _now: float, answer: Answer) -> list[Effect]:
+        if isinstance(answer, Problem):
+            return self._fail(answer)
+        assert isinstance(answer, TxnDone)
+        self.is_up = True
+        after = answer.revision + 1
+        shared, views = self.places.shared, self._views
+        effects: list[Effect] = [
+            self._asking.watch(views, end_of_prefix(views), after, self._told),
+            self._asking.watch(shared, end_of_prefix(shared), after, self._shared_changed),
+            Opened(),
+        ]
+        leader = None
+        for one in answer.results[0]:
+            if one.key == self.places.leader:
+                leader = one
+            elif one.key == self.places.call:
+                self._hear_call(one.value)
+        effects += self.leadership.election.up(self._lease, leader)
+        for one in answer.results[1]:
+            effects += self._hear_view(one.value)
+        return effects
+
+    @property
+    def _views(self) -> bytes:
+        return self.places.views_of(self._node)
+
+    # What the node says.
+
+    def _put_next(self) -> list[Effect]:
+        """Store the next statement, or the last one again if a roll call wants it."""
+        if self._putting or not self._lease or not self.is_up:
+            return []
+        if self._unsaid:
+            status = self._unsaid.popleft()
+        elif self._answer_due and self._stored is not None:
+            status = self._stored
+        else:
+            return []
+        self._answer_due = False
+        self._putting = True
+        record = NodeRecord(status, self._call)
+        key = self.places.node(status.info.node, status.info.incarnation)
+        ops: list[Op] = [Put(key, pack(record), self._lease)]
+        if self._key and self._key != key:
+            ops.append(Delete(self._key))  # It was this node's until it began anew.
+
+        def put(now: float, answer: Answer) -> list[Effect]:
+            self._putting = False
+            if isinstance(answer, Problem):
+                if answer.kind is Trouble.LEASE_GONE:
+                    if not self._unsaid:
+                        self._unsaid.append(status)
+                    return self._lease_again()
+                return self._fail(answer)
+            self._stored, self._key = status, key
+            effects: list[Effect] = [Heard(self._ack())]
+            effects += self.leadership.own_said(now, status, record.call)
+            return effects + self._put_next()
+
+        return [self._asking.ask(Txn((), tuple(ops)), put)]
+
+    def _renewed(self, _now: float, answer: Answer) -> list[Effect]:
+        self._renewing = False
+        if isinstance(answer, Problem):
+            return self._fail(answer)
+        assert isinstance(answer, KeptAlive)
+        if answer.ttl_s > 0:
+            return [Heard(self._ack())]
+        if not self._unsaid and not self._putting and self._stored is not None:
+            self._unsaid.append(self._stored)
+        return self._lease_again()
+
+    def _lease_again(self) -> list[Effect]:
+        """Get another lease for one that ended; the node lives, whatever others had to think."""
+        if not self._lease:
+            return []  # It is being got.
+        self._lease = 0
+        effects: list[Effect] = [*self.leadership.election.down()]
+        effects.append(self._asking.ask(Grant(self._ttl_s), self._leased_again))
+        return effects
+
+    def _leased_again(self, _now: float, answer: Answer) -> list[Effect]:
+        if isinstance(answer, Problem):
+            return self._fail(answer)
+        assert isinstance(answer, Granted)
+        self._lease = answer.lease
+        return [*self.leadership.election.leased(self._lease), *self._put_next()]
+
+    def _ack(self) -> Ack:
+        stored = self._stored
+        assert stored is not None or not self._key
+        info = stored.info if stored is not None else None
+        return Ack(
+            run_id=self._run_id,
+            node=self._node,
+            incarnation=info.incarnation if info is not None else 0,
+            seq=stored.seq if stored is not None else -1,
+        )
+
+    # What the node is told.
+
+    def _told(self, _now: float, changes: tuple[Change, ...]) -> list[Effect]:
+        effects: list[Effect] = []
+        for change in changes:
+            if change.value is not None:
+                effects += self._hear_view(change.value)
+        return effects
+
+    def _hear_view(self, value: bytes) -> list[Effect]:
+        view = unpack(View, value)
+        return [Heard(view)] if view is not None and view.run_id == self._run_id else []
+
+    def _shared_changed(self, _now: float, changes: tuple[Change, ...]) -> list[Effect]:
+        effects: list[Effect] = []
+        for change in changes:
+            if change.key == self.places.leader:
+                effects += self.leadership.election.leader_changed(change)
+            elif change.key == self.places.call and change.value is not None:
+                self._hear_call(change.value)
+                effects += self._put_next()
+        return effects
+
+    def _hear_call(self, value: bytes) -> None:
+        number = int(value) if value.isdigit() else 0
+        if number > self._call:
+            self._call, self._answer_due = number, True
+
+    # The end.
+
+    def _fail(self, problem: Problem) -> list[Any]:
+        """End the session because etcd cannot be relied on."""
+        permanent = problem.kind in (Trouble.DENIED, Trouble.REFUSED)
+        return [*self.drop(), Closed(problem.why, permanent)]
+
+    def _leave_if_resigned(self) -> list[Effect]:
+        if not self._leaving or not self.leadership.is_resigned:
+            return []
+        self._leaving = False
+        lease, self._lease = self._lease, 0
+        if not lease:
+            return [Left()]
+        return [self._asking.ask(Revoke(lease), lambda _now, _answer: [Left()])]

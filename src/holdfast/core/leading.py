@@ -1,0 +1,206 @@
+"""What the leader of one job makes of what its nodes say and of their ends: `Lead`.
+
+A leader is to its job what a coordinator is, but for two things. Nodes live as long as somebody
+else says so (etcd, by their leases), so nobody is watched here. And the job has been somebody
+else's before and may be again: `begin` takes over what the last leader left, and `is_changed` says
+when what must outlast this one has to be stored.
+
+**Roll calls.** Workers see the end of another machine at once and fail of it, seconds before that
+node's lease ends. So a failure is not blamed on anybody before all other members have shown that
+they live: the leader asks for a sign (`call` goes up), each answers with the number, and a member
+that does not is soon lost, which is then the reason for the restart.
+
+Pure: times are the caller's monotonic clock.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.broken_jobs import close_broken
+from holdfast.core.job import Job, JobPhase, NodeLost, NodesLost, TimeUp
+from holdfast.core.liveness import AttendedClock
+from holdfast.core.news import Beat, NodeInfo, Phase, Status, View
+from holdfast.core.rounds import Event, Rounds
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class Lead:
+    """One job, from when this leader took it over."""
+
+    def __init__(
+        self,
+        now: float,
+        job: Job,
+        *,
+        step_s: float,
+        call: int = 0,
+        strict: bool = False,
+        rounds: Callable[[Job], Rounds] = Rounds,
+    ) -> None:
+        self.rounds = rounds(job)
+        self.call = call
+        """The number of the newest roll call."""
+        self.own = 0
+        """The incarnation of the leader's own node, which need not answer."""
+        self.broken = ""
+        """Which invariant the job broke, for which it was closed."""
+        self.is_changed = False
+        """Whether the job must be stored; whoever does so sets it back."""
+        self._strict = strict
+        self._make = rounds
+        self._clock = AttendedClock(now, step_s)
+        self._wait: tuple[int, float] | None = None  # Its number, when it ends (attended).
+        self._held: dict[str, Status] = {}  # Failures that may be due to a loss, by node.
+        self._called_for = -1  # The generation that the newest roll call was for.
+        self._answered: dict[int, int] = {}  # The newest call heard, by incarnation.
+        self._note_wait(now)
+
+    @property
+    def job(self) -> Job:
+        """The state of the job."""
+        return self.rounds.job
+
+    def begin(
+        self,
+        now: float,
+        there: Iterable[tuple[Status, int]],
+        shown: dict[tuple[str, int], int],
+        gone: str,
+    ) -> list[View]:
+        """Take the job over: `there` are the nodes that live, in the order in which they came.
+
+        `shown` has the revision of the view that lies ready for each incarnation, and `gone` says
+        what became of those who are no longer there.
+        """
+        told: dict[tuple[str, int], View] = {}
+        alive = set()
+        for status, call in there:
+            alive.add((status.info.node, status.info.incarnation))
+            _gather(told, self.said(now, status, call))
+        lost = [
+            NodeLost(node.info.node, node.info.incarnation, gone)
+            for node in self.job.nodes.values()
+            if (node.info.node, node.info.incarnation) not in alive
+        ]
+        _gather(told, self.lost(now, lost))
+        for peer in alive - told.keys():  # What the last leader had no time to tell.
+            beat = Beat(
+                run_id=self.job.run_id,
+                node=peer[0],
+                incarnation=peer[1],
+                seq=0,
+                term=self.job.term,
+                revision=shown.get(peer, -1),
+            )
+            view = self.rounds.behind(beat)
+            if view is not None:
+                told[peer] = view
+        return [*told.values()]
+
+    def said(self, now: float, status: Status, call: int) -> list[View]:
+        """Take in what a node says, and which roll call it has heard."""
+        info = status.info
+        self._answered[info.incarnation] = call
+        if self._may_be_due_to_a_loss(status):
+            if self._called_for != status.generation:
+                self._called_for = status.generation
+                self.call += 1
+            self._held[info.node] = status
+            return self._release(now)
+        return self._tell(now, status) + self._release(now)
+
+    def lost(self, now: float, those: list[NodeLost]) -> list[View]:
+        """Take in that nodes are gone, all at once."""
+        if not those:
+            return []
+        for one in those:
+            self._answered.pop(one.incarnation, None)
+        return self._tell(now, NodesLost(tuple(those))) + self._release(now)
+
+    def tick(self, now: float) -> list[View]:
+        """See what time has brought."""
+        if self._wait is None or self._clock.look(now) < self._wait[1]:
+            return []
+        return self._tell(now, TimeUp(self._wait[0]))
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `tick` is wanted next, or None while there is nothing to wait for."""
+        if self._wait is None:
+            return None
+        rest = self._wait[1] - self._clock.look(now)
+        # Looking at least every step is what makes the whole of the time count.
+        return now + max(0.0, min(rest, self._clock.step_s))
+
+    # Failures that may be another's.
+
+    def _may_be_due_to_a_loss(self, status: Status) -> bool:
+        job, info = self.job, status.info
+        return (
+            status.phase is Phase.FAILED
+            and job.phase is JobPhase.ACTIVE
+            and status.generation == job.generation
+            and self.rounds.seats.incarnation_of(info.node) == info.incarnation
+            and 0 <= self.rounds.seq_of(info.node, info.incarnation) < status.seq
+        )
+
+    def _awaited(self) -> list[NodeInfo]:
+        """Return the members of whom it is not known whether they live."""
+        job = self.job
+        if job.phase is not JobPhase.ACTIVE:
+            return []
+        return [
+            info
+            for info in job.members
+            if info.node not in self._held
+            and info.node not in job.succeeded
+            and info.incarnation != self.own
+            and self._answered.get(info.incarnation, 0) < self.call
+        ]
+
+    def _release(self, now: float) -> list[View]:
+        """Let the job have the failures that are held back, once everybody's fate is known."""
+        if not self._held or self._awaited():
+            return []
+        held, self._held = self._held, {}
+        told: dict[tuple[str, int], View] = {}
+        for node, status in held.items():
+            if self.rounds.seq_of(node, status.info.incarnation) >= 0:  # Else it has gone itself.
+                _gather(told, self._tell(now, status))
+        return [*told.values()]
+
+    # The job.
+
+    def _tell(self, now: float, event: Event) -> list[View]:
+        before = self._mark()
+        try:
+            told = self.rounds.handle(event)
+            if not self.broken:
+                self.rounds.check()
+        except Exception as error:  # (a job that makes no sense must end in words)
+            if self._strict:
+                raise
+            self.broken = f"{type(error).__name__}: {error}"
+            told, self.rounds = close_broken(self.rounds, self.broken, self._make)
+        self._note_wait(now)
+        self.is_changed = self.is_changed or self._mark() != before
+        return told
+
+    def _mark(self) -> object:
+        """Return what differs after a change that must outlast this leader."""
+        job = self.job
+        return job.revision, job.wait_seq, job.phase, len(job.succeeded), *job.nodes
+
+    def _note_wait(self, now: float) -> None:
+        wait = self.rounds.wait
+        if wait is None:
+            self._wait = None
+        elif self._wait is None or self._wait[0] != wait.seq:
+            self._wait = (wait.seq, self._clock.look(now) + wait.delay_s)
+
+
+def _gather(told: dict[tuple[str, int], View], views: list[View]) -> None:
+    """Keep the newest view of each incarnation."""
+    for view in views:
+        told[view.node, view.incarnation] = view
