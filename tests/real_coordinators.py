@@ -12,7 +12,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.coordinator.connection import NodeConnection, draw_incarnation
+from holdfast.coordinator.connection import NodeConnection
+from holdfast.coordinator.node_line import draw_incarnation
 from holdfast.core.membership import Times
 from holdfast.core.news import JobSettings, NodeInfo, Role, View
 from holdfast.wire.frames import FrameReader, encode_frame

@@ -15,12 +15,11 @@ callbacks, which must not block:
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from holdfast.coordinator.dialing import Dialer, LinkProblem
-from holdfast.coordinator.dialing import Link as Connection
+from holdfast.coordinator.dialing import LinkProblem
 from holdfast.coordinator.store_calls import StoreCalls
 from holdfast.core.membership import (
     DropLink,
@@ -38,8 +37,7 @@ from holdfast.core.membership import (
     Tell,
     Tick,
 )
-from holdfast.core.news import Ack, Failure, Phase, Role, View
-from holdfast.wire.frames import encode_frame
+from holdfast.core.news import Ack, Beat, Failure, Phase, Role, Status, View
 from holdfast.wire.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX, clip
 from holdfast.wire.messages import StoreResult
 
@@ -66,13 +64,40 @@ class Refused(msgspec.Struct, frozen=True):
     why: str
 
 
+class Carries(Protocol):
+    """A link, to a coordinator or to what stands for one; `dialing.Link` says what is what."""
+
+    ended: asyncio.Future[None]
+    on_message: Callable[[Any], None] | None
+    on_closed: Callable[[str], None] | None
+
+    def say(self, message: Status | Beat) -> None:
+        """Carry what the node says."""
+
+    def send(self, frame: bytes) -> None:
+        """Carry a frame of the coordinator's store."""
+
+    def close(self, why: str) -> None:
+        """End once everything is said."""
+
+    def drop(self) -> object:
+        """End now."""
+
+
+class Dials(Protocol):
+    """Opens links."""
+
+    async def dial(self) -> Carries:
+        """Return a link, or raise `LinkProblem`."""
+
+
 class NodeClient:
     """Keeps one node in touch with its coordinator, from `start` until `close`."""
 
     def __init__(
         self,
         membership: Membership,
-        dialer: Dialer,
+        dialer: Dials,
         *,
         on_view: Callable[[View], None],
         on_gave_up: Callable[[GaveUp], None],
@@ -93,7 +118,7 @@ class NodeClient:
         self._on_away, self._on_back = on_away, on_back
         self._away: asyncio.TimerHandle | None = None
         self._told_away = False
-        self._link: Connection | None = None
+        self._link: Carries | None = None
         self._opening: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
@@ -182,7 +207,8 @@ class NodeClient:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Send(message):
-                self.send(encode_frame(message))
+                if self._link is not None:
+                    self._link.say(message)
             case Tell(view):
                 self._on_view(view)
             case OpenLink():

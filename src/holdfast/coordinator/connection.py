@@ -1,39 +1,26 @@
 """An agent's connection to its coordinator, for code that blocks: `NodeConnection`.
 
-One daemon thread runs everything that must go on whatever the agent does: the client that keeps the
-node in touch and, if this process could bind the endpoint, the coordinator itself. The agent says
-what its node does (`say`) and hears what is new: `fileno()` is readable while there is something to
-`take`. Several views that came meanwhile are one, the newest; a view says all there is to know.
+The thread that keeps the node in touch (`node_line`) also runs the coordinator itself, if this
+process could bind the endpoint.
 
 If the coordinator goes away and the endpoint is this machine's, the client's thread binds it and
 coordinates from then on; the other nodes connect to it, and it learns from them where the job was.
-
-Whatever goes wrong in the thread and was not expected comes out of `take` as a `GaveUp`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
-import secrets
 import threading
-import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from holdfast import messages
 from holdfast.coordinator import addresses, binding
-from holdfast.coordinator.client import GaveUp, NodeClient
 from holdfast.coordinator.dialing import Dialer
 from holdfast.coordinator.key_values import DEFAULT_TIMEOUT_S, KeyValueStore
-from holdfast.coordinator.loop_thread import LoopThread
-from holdfast.coordinator.news_box import News, NewsBox
+from holdfast.coordinator.node_line import NodeLine
 from holdfast.coordinator.server import CoordinatorServer
-from holdfast.core.membership import Membership, Times
-from holdfast.core.news import Failure, JobSettings, NodeInfo, Phase, Status, View
 from holdfast.errors import HoldfastError, UsageError
-from holdfast.wire.errors import BadMessage
-from holdfast.wire.messages import StoreCall, StoreResult, check
 
 if TYPE_CHECKING:
     import socket
@@ -41,19 +28,11 @@ if TYPE_CHECKING:
 
     from holdfast.coordinator.addresses import Address
     from holdfast.coordinator.security import TlsFiles
-
-INCARNATION_BITS = 63
-START_S = 10.0
-DRAIN_S = 5.0
-"""How long a coordinator whose job is over waits for nodes to hear of it."""
-SLACK_S = 5.0
+    from holdfast.core.membership import Times
+    from holdfast.core.news import JobSettings, NodeInfo
+    from holdfast.wire.messages import StoreCall, StoreResult
 
 _warned = threading.Event()
-
-
-def draw_incarnation() -> int:
-    """Return a number that no other agent has drawn."""
-    return secrets.randbits(INCARNATION_BITS)
 
 
 def warn_if_open(listener: socket.socket, token: bytes | None, host: str) -> None:
@@ -69,7 +48,7 @@ def warn_if_open(listener: socket.socket, token: bytes | None, host: str) -> Non
     )
 
 
-class NodeConnection:
+class NodeConnection(NodeLine):
     """One node's connection, from `start` until `close`."""
 
     def __init__(
@@ -86,23 +65,13 @@ class NodeConnection:
         tls: TlsFiles | None,
         reconnect_grace_s: float = 0.2,
     ) -> None:
-        self.run_id = run_id
-        self.hosting = False
-        self.view: View | None = None
+        super().__init__(run_id=run_id, info=info, settings=settings, times=times)
         self._host, self._port = endpoint_host, endpoint_port
-        self._info, self._settings, self._times = info, settings, times
         self._is_host, self._token, self._tls = is_host, token, tls
         self._grace_s = reconnect_grace_s
         self._server_tls: ssl.SSLContext | None = None
         self._client_tls: ssl.SSLContext | None = None
-        self._incarnation = info.incarnation
-        self._lock = threading.Lock()  # For the incarnation and its view.
-        self._box = NewsBox()
-        self._thread: LoopThread | None = None
-        self._client: NodeClient | None = None
         self._server: CoordinatorServer | None = None
-        self._closed = False
-        self._ending = False
 
     # From start to end.
 
@@ -129,52 +98,14 @@ class NodeConnection:
                 "any free port",
                 hint="give the port that it reports",
             )
-        self._box.open()
-        self._thread = LoopThread("holdfast-coordinator", self._broken)
         try:
-            self._thread.start()
-            self._thread.ask(self._begin(listener), START_S)
+            self._launch(self._begin(listener))
         except BaseException:
             if listener is not None:
                 listener.close()
-            self.close()
             raise
 
-    def leave(self, limit_s: float) -> bool:
-        """Say that this node goes; return whether the coordinator is known to have heard it.
-
-        Waits for that no longer than `limit_s`, and not at all while there is no link.
-        """
-        self._ending = True
-        if self._client is None or self._thread is None or not self._thread.runs:
-            return False
-        try:
-            return self._thread.ask(self._client.leave(limit_s), limit_s + SLACK_S)
-        except (TimeoutError, RuntimeError):
-            return False
-
-    def close(self, drain_s: float = DRAIN_S) -> None:
-        """Close the connection and end the thread; may be called more than once.
-
-        A process that coordinates lets the nodes of a job that is over hear of that first, for
-        `drain_s` at most.
-        """
-        if self._closed:
-            return
-        self._closed = self._ending = True
-        try:
-            if self._thread is not None:
-                self._thread.ask(self._end(drain_s), drain_s + SLACK_S)
-        except Exception as error:  # noqa: BLE001 (an end must come to an end)
-            messages.debug(
-                f"coordinator at {self.where}: the connection did not end well: {error!r}"
-            )
-        finally:
-            if self._thread is not None:
-                self._thread.stop()
-            self._box.close()
-
-    # What the agent hears and says.
+    # Where it is.
 
     @property
     def endpoint(self) -> tuple[str, int]:
@@ -185,48 +116,6 @@ class NodeConnection:
     def where(self) -> str:
         """The endpoint as a person writes it."""
         return addresses.written(self._host, self._port)
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while there is something to `take`."""
-        return self._box.fileno()
-
-    def take(self) -> list[News]:
-        """Return what is new since the last call."""
-        return self._box.take()
-
-    def say(
-        self,
-        phase: Phase,
-        generation: int,
-        failure: Failure | None = None,
-        report: bytes = b"",
-    ) -> None:
-        """Tell the coordinator what this node does now."""
-        if self._client is not None and self._thread is not None:
-            self._thread.post(self._client.say, phase, generation, failure, report)
-
-    def rejoin(self) -> int:
-        """Begin anew as another incarnation, after this one was fenced; return its number."""
-        with self._lock:
-            self._incarnation = draw_incarnation()
-            self._box.forget_view()  # It was for the one before.
-            self.view = None
-        if self._client is not None and self._thread is not None:
-            self._thread.post(self._client.rejoin, self._incarnation)
-        return self._incarnation
-
-    def problem(self) -> str:
-        """Return why there is no link to the coordinator and since when, or nothing."""
-        client = self._client
-        if client is None:
-            return f"not connected to the coordinator at {self.where}"
-        if client.refused:
-            return f"coordinator at {self.where}: {client.refused}"
-        since = client.down_since
-        if since is None:
-            return ""
-        why = client.membership.last_problem or "connecting"
-        return f"no coordinator at {self.where} for {time.monotonic() - since:.1f} s: {why}"
 
     # The job's store.
 
@@ -261,24 +150,7 @@ class NodeConnection:
             server_name=self._tls.server_name if self._tls is not None else None,
             when_refused=self._take_over if self._may_host else None,
         )
-        membership = Membership(
-            loop.time(),
-            run_id=self.run_id,
-            info=self._info,
-            settings=self._settings,
-            times=self._times,
-            draw=random.random,
-        )
-        self._client = NodeClient(
-            membership,
-            dialer,
-            on_view=self._told,
-            on_gave_up=self._box.put_fault,
-            on_refused=self._box.put_fault,
-            on_away=self._tell_away,
-            on_back=lambda: messages.notice(f"the coordinator at {self.where} is back"),
-        )
-        self._client.start()
+        self._connect(loop.time(), dialer)
 
     def _serve(self, listener: socket.socket, *, follows_another: bool = False) -> None:
         warn_if_open(listener, self._token, self._host)
@@ -308,13 +180,6 @@ class NodeConnection:
         self._serve(listener, follows_another=True)
         return True
 
-    def _tell_away(self, why: str) -> None:
-        if not self._ending:
-            messages.notice(
-                f"lost the coordinator at {self.where} ({why}); workers go on without it for up "
-                f"to {self._times.away_s:g} s"
-            )
-
     async def _end(self, drain_s: float) -> None:
         if self._client is not None:
             await self._client.close()
@@ -329,15 +194,6 @@ class NodeConnection:
                 )
             await self._server.stop()
 
-    def _told(self, view: View) -> None:
-        with self._lock:
-            if view.incarnation == self._incarnation:
-                self.view = view
-                self._box.put_view(view)
-
-    def _broken(self, what: str) -> None:
-        self._box.put_fault(GaveUp(f"this side of the connection is broken: {what}"))
-
     # What may be.
 
     @property
@@ -346,10 +202,3 @@ class NodeConnection:
         if self._is_host is False:
             return False
         return self._tls is None or self._tls.can_serve or bool(self._is_host)
-
-    def _check(self) -> None:
-        """Raise for values that no coordinator would take, before any is asked."""
-        try:
-            check(Status(seq=0, run_id=self.run_id, info=self._info, settings=self._settings))
-        except BadMessage as error:
-            raise UsageError(f"this node cannot join {self.run_id!r}: {error}") from None

@@ -130,6 +130,10 @@ class Link(asyncio.BufferedProtocol):
         if not self.ended.done():
             self.ended.set_result(None)
 
+    def say(self, message: Message) -> None:
+        """Send a message."""
+        self.send(encode_frame(message))
+
     def send(self, frame: bytes) -> None:
         """Send a frame; one that cannot be sent any more is lost, as its connection is."""
         if self._open and self._transport is not None:

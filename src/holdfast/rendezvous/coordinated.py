@@ -12,7 +12,8 @@ import select
 import time
 
 from holdfast.coordinator.client import GaveUp, Refused
-from holdfast.coordinator.connection import NodeConnection, draw_incarnation
+from holdfast.coordinator.connection import NodeConnection
+from holdfast.coordinator.node_line import draw_incarnation
 from holdfast.coordinator.security import TlsFiles
 from holdfast.core.membership import Times
 from holdfast.core.news import JobSettings, NodeInfo, Phase, Role, View

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast import messages
-from holdfast.coordinator.connection import draw_incarnation
+from holdfast.coordinator.node_line import draw_incarnation
 from holdfast.core.news import JobSettings, NodeInfo, Role, View
 from holdfast.rendezvous import complaints
 from holdfast.rendezvous.attendant import Attendant

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.coordinator.client import GaveUp, Refused
-from holdfast.coordinator.connection import draw_incarnation
 from holdfast.coordinator.news_box import News, NewsBox
+from holdfast.coordinator.node_line import draw_incarnation
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.membership import CLOSED_AWAY_S
 from holdfast.core.news import Failure, JobSettings, NodeInfo, Phase, Role, View
