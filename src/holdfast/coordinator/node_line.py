@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from holdfast.coordinator.client import Dials
+    from holdfast.store.interface import RoundStore
 
 INCARNATION_BITS = 63
 START_S = 10.0
@@ -66,6 +67,10 @@ class NodeLine:
     @property
     def where(self) -> str:
         """The endpoint as a person writes it."""
+        raise NotImplementedError
+
+    def store(self, scope: str) -> RoundStore:
+        """Return the store of this job's nodes; scopes know nothing of each other's keys."""
         raise NotImplementedError
 
     # From start to end.

@@ -99,6 +99,8 @@ class EtcdSession:
     ) -> None:
         self.is_up = False
         self.places = Places(prefix, run_id)
+        self.address = ""
+        """Where other nodes reach this one, if its own info does not say."""
         self._run_id = run_id
         self._node = info.node
         self._ttl_s = max(1, round(lease_s))
@@ -236,7 +238,7 @@ class EtcdSession:
             return []
         self._answer_due = False
         self._putting = True
-        record = NodeRecord(status, self._call)
+        record = NodeRecord(self._addressed(status), self._call)
         key = self.places.node(status.info.node, status.info.incarnation)
         ops: list[Op] = [Put(key, pack(record), self._lease)]
         if self._key and self._key != key:
@@ -252,10 +254,16 @@ class EtcdSession:
                 return self._fail(answer)
             self._stored, self._key = status, key
             effects: list[Effect] = [Heard(self._ack())]
-            effects += self.leadership.own_said(now, status, record.call)
+            effects += self.leadership.own_said(now, record.status, record.call)
             return effects + self._put_next()
 
         return [self._asking.ask(Txn((), tuple(ops)), put)]
+
+    def _addressed(self, status: Status) -> Status:
+        if status.info.address or not self.address:
+            return status
+        info = msgspec.structs.replace(status.info, address=self.address)
+        return msgspec.structs.replace(status, info=info)
 
     def _renewed(self, _now: float, answer: Answer) -> list[Effect]:
         self._renewing = False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.parameters import RendezvousParameters
 
 COORDINATED = ("c10d", "static")
-MEETING = ("c10d", "static", "file", "etcd-v2")
+MEETING = ("c10d", "static", "file", "etcd", "etcd-v2")
 SHARED = ("file", "etcd-v2")
 ETCD = ("etcd", "etcd-v2")
 
@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
     name: str
     kind: str
-    """`seconds`, `count`, `number`, `switch`, `path`, `text`, or the words that are accepted."""
+    """`seconds`, `count`, `number`, `switch`, `path`, `text`, `secret`, or the accepted words."""
     default: Any
     backends: tuple[str, ...]
     meaning: str
@@ -46,9 +46,9 @@ class Key(NamedTuple):
 KEYS = (
     Key("join_timeout", "seconds", timeouts.JOIN_S, MEETING,
         "how long a node waits for a round with enough nodes"),
-    Key("last_call_timeout", "seconds", timeouts.LAST_CALL_S, (*MEETING, "etcd"),
+    Key("last_call_timeout", "seconds", timeouts.LAST_CALL_S, MEETING,
         "how long a round that could form waits for more nodes, from the last that joined"),
-    Key("settle", "seconds", timeouts.LAST_CALL_S, (*MEETING, "etcd"),
+    Key("settle", "seconds", timeouts.LAST_CALL_S, MEETING,
         "Holdfast's name for last_call_timeout", "last_call_timeout"),
     Key("close_timeout", "seconds", timeouts.CLOSE_S, SHARED,
         "how long closing the job, or leaving it, may take"),
@@ -62,7 +62,7 @@ KEYS = (
         "the join_timeout of static, where that is not given"),
     Key("rank", "number", None, ("static",),
         "the node's number, as given by --node-rank"),
-    Key("read_timeout", "seconds", None, ("c10d", "etcd-v2"),
+    Key("read_timeout", "seconds", None, ("c10d", *ETCD),
         "how long one answer of the coordinator or store may take"),
     Key("is_host", "switch", None, ("c10d",),
         "whether this node serves the coordinator; else whoever can bind the endpoint does"),
@@ -77,7 +77,7 @@ KEYS = (
     Key("tls_cert", "path", None, COORDINATED, "the certificate to show, in PEM"),
     Key("tls_key", "path", None, COORDINATED, "the key of the certificate, in PEM"),
     Key("tls_ca", "path", None, COORDINATED, "the certificates to trust, in PEM"),
-    Key("tls_server_name", "text", None, COORDINATED,
+    Key("tls_server_name", "text", None, (*COORDINATED, *ETCD),
         "the name the coordinator's certificate is for, if not the endpoint's host"),
     Key("rank_order", "stable|host|label", "stable", MEETING,
         "how nodes are ranked: as they came, or grouped by host or by label"),
@@ -88,12 +88,15 @@ KEYS = (
     Key("worker_store", "switch", None, MEETING,
         "whether the worker of rank 0 serves the workers' store, as by --worker-store"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
-    Key("ssl_cert", "path", None, ("etcd-v2",), "the certificate to show to etcd"),
-    Key("ssl_cert_key", "path", None, ("etcd-v2",), "the key of that certificate"),
-    Key("ca_cert", "path", None, ("etcd-v2",), "the certificates to trust etcd by"),
-    Key("cert", "path", None, ("etcd",), "the certificate to show to etcd"),
-    Key("key", "path", None, ("etcd",), "the key of that certificate"),
-    Key("cacert", "path", None, ("etcd",), "the certificates to trust etcd by"),
+    Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
+    Key("key", "path", None, ETCD, "the key of that certificate"),
+    Key("cacert", "path", None, ETCD, "the certificates to trust etcd by"),
+    Key("ssl_cert", "path", None, ETCD, "another name for cert", "cert"),
+    Key("ssl_cert_key", "path", None, ETCD, "another name for key", "key"),
+    Key("ca_cert", "path", None, ETCD, "another name for cacert", "cacert"),
+    Key("user", "text", None, ETCD, "who to be for etcd, as by HOLDFAST_ETCD_USER"),
+    Key("password", "secret", None, ETCD,
+        "the password of that user; HOLDFAST_ETCD_PASSWORD is not seen by others on the machine"),
     Key("etcd_prefix", "text", "/torchelastic/p2p", ("etcd",), "where in etcd jobs are kept"),
 )  # fmt: skip
 
@@ -198,6 +201,15 @@ def warn_of_unused(backend: str, given: set[str], kin: set[str]) -> None:
             messages.warning(f"--rdzv-conf: {name} has no effect with --rdzv-backend {backend}")
 
 
+def value_of(params: RendezvousParameters, name: str) -> Any:
+    """Read one setting; an alias and what it stands for count as one."""
+    values = {one.name: _value(params, one) for one in KEYS if name in (one.name, one.alias_of)}
+    given = {one for one in values if params.get(one) is not None}
+    for one in given - {name}:
+        _take_alias(KEY_OF[one], values, given)
+    return values[name]
+
+
 def _value(params: RendezvousParameters, key: Key) -> Any:
     value = params.get(key.name)
     if value is None:
@@ -215,6 +227,8 @@ def _value(params: RendezvousParameters, key: Key) -> Any:
             return _at_least(0, params, key)
         case "path" | "text":
             return _text(value, key)
+        case "secret":
+            return str(value)  # No message ever shows it.
         case words:
             word = str(value).strip().lower()
             if word not in words.split("|"):
@@ -242,10 +256,14 @@ def _text(value: object, key: Key) -> str:
 def _take_alias(key: Key, values: dict[str, Any], given: set[str]) -> None:
     if key.alias_of in given and values[key.name] != values[key.alias_of]:
         raise UsageError(
-            f"--rdzv-conf: {key.name}={values[key.name]:g} and {key.alias_of}="
-            f"{values[key.alias_of]:g} are the same setting; give one of them"
+            f"--rdzv-conf: {key.name}={_shown(values[key.name])} and {key.alias_of}="
+            f"{_shown(values[key.alias_of])} are the same setting; give one of them"
         )
     values[key.alias_of] = values[key.name]
+
+
+def _shown(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _check_together(params: RendezvousParameters, values: dict[str, Any]) -> None:

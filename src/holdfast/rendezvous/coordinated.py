@@ -11,9 +11,10 @@ import os
 import select
 import time
 
+from holdfast.coordinator.addresses import written
 from holdfast.coordinator.client import GaveUp, Refused
 from holdfast.coordinator.connection import NodeConnection
-from holdfast.coordinator.node_line import draw_incarnation
+from holdfast.coordinator.node_line import NodeLine, draw_incarnation
 from holdfast.coordinator.security import TlsFiles
 from holdfast.core.membership import Times
 from holdfast.core.news import JobSettings, NodeInfo, Phase, Role, View
@@ -33,6 +34,7 @@ from holdfast.wire.token import load_token
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.rendezvous.parameters import RendezvousParameters
+
 
 DEFAULT_PORT = 29400
 LEAVE_S = 2.0  # How long a node that goes waits to be heard.
@@ -61,16 +63,18 @@ def create_static_handler(params: RendezvousParameters) -> CoordinatedHandler:
 class CoordinatedHandler(RendezvousHandler):
     """A node's rendezvous with a coordinator, which may be in this very process."""
 
+    decider = "the coordinator"
+
     def __init__(self, params: RendezvousParameters, *, fixed_rank: int = -1) -> None:
         self._params = params
         self._config = config.parse(params)
         self._fixed_rank = fixed_rank
-        self._address = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
         self._worker_store: WorkerStore | None = None
-        self._connection: NodeConnection | None = None
+        self._connection: NodeLine | None = None
         self._generation = -1
         self._stood_by = False
         self.node_id = self._make_node_id()
+        self._address()  # What cannot be an endpoint is refused now.
 
     @property
     def decides_for_all(self) -> bool:
@@ -100,17 +104,15 @@ class CoordinatedHandler(RendezvousHandler):
     @property
     def endpoint(self) -> str:
         """The coordinator's endpoint as text."""
-        host, port = self._connection.endpoint if self._connection else self._address
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return self._connection.where if self._connection else written(*self._address())
 
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
-    ) -> NodeConnection:
+    ) -> NodeLine:
         """Begin to take part in the job, as a node of this shape; once."""
         if self._connection is not None:
             return self._connection
         params, conf = self._params, self._config
-        token = load_token(os.environ, conf.token_file)
         self._worker_store = WorkerStore(ports=PORTS, served=self.use_agent_store)
         settings = JobSettings(
             min_nodes=params.min_nodes,
@@ -131,6 +133,13 @@ class CoordinatedHandler(RendezvousHandler):
             ports=self._worker_store.numbers,
             fixed_rank=self._fixed_rank,
         )
+        self._connection = self._connect(info, settings)
+        return self._connection
+
+    def _connect(self, info: NodeInfo, settings: JobSettings) -> NodeLine:
+        """Return a connection that is started."""
+        conf = self._config
+        token = load_token(os.environ, conf.token_file)
         times = Times(
             beat_s=conf.keep_alive_interval,
             silence_s=conf.lost_after_s,
@@ -146,8 +155,8 @@ class CoordinatedHandler(RendezvousHandler):
                 server_name=conf.tls_server_name,
             )
         connection = NodeConnection(
-            *self._address,
-            run_id=params.run_id,
+            *self._address(),
+            run_id=self._params.run_id,
             info=info,
             settings=settings,
             times=times,
@@ -157,7 +166,6 @@ class CoordinatedHandler(RendezvousHandler):
             reconnect_grace_s=conf.reconnect_grace,
         )
         connection.start()
-        self._connection = connection
         return connection
 
     # TorchElastic's interface.
@@ -228,6 +236,9 @@ class CoordinatedHandler(RendezvousHandler):
 
     # Common parts.
 
+    def _address(self) -> tuple[str, int]:
+        return parse_rendezvous_endpoint(self._params.endpoint, DEFAULT_PORT)
+
     def _make_node_id(self) -> str:
         if self._config.node_id:
             return self._config.node_id
@@ -241,7 +252,7 @@ class CoordinatedHandler(RendezvousHandler):
         self._take(self._connection)
         return self._connection.view
 
-    def _take(self, connection: NodeConnection) -> None:
+    def _take(self, connection: NodeLine) -> None:
         for news in connection.take():
             match news:
                 case GaveUp():
@@ -251,9 +262,9 @@ class CoordinatedHandler(RendezvousHandler):
 
     def unreachable(self, gave_up: GaveUp) -> str:
         """Return which coordinator could not be reached, since when and why, in one line."""
-        return complaints.unreachable(f"the coordinator at {self.endpoint}", gave_up)
+        return complaints.unreachable(f"{self.decider} at {self.endpoint}", gave_up)
 
-    def _is_new_round(self, connection: NodeConnection, view: View) -> bool:
+    def _is_new_round(self, connection: NodeLine, view: View) -> bool:
         match view.role:
             case Role.MEMBER:
                 self._stood_by = False
@@ -270,7 +281,7 @@ class CoordinatedHandler(RendezvousHandler):
                 raise RendezvousClosedError(f"the job {view.run_id!r} is over: {view.why}")
         return False
 
-    def _await_news(self, connection: NodeConnection, deadline: float) -> None:
+    def _await_news(self, connection: NodeLine, deadline: float) -> None:
         rest = None if self._stood_by else deadline - time.monotonic()
         if rest is not None and rest <= 0:
             raise RendezvousTimeoutError(self.too_few(connection))
@@ -279,7 +290,7 @@ class CoordinatedHandler(RendezvousHandler):
         poll.poll(None if rest is None else max(1, int(rest * 1000)))
         self._take(connection)
 
-    def too_few(self, connection: NodeConnection) -> str:
+    def too_few(self, connection: NodeLine) -> str:
         """Return what was waited for in vain, in one line."""
-        problem = connection.problem() or f"no word from the coordinator at {self.endpoint}"
+        problem = connection.problem() or f"no word from {self.decider} at {self.endpoint}"
         return complaints.too_few(connection.view, problem, self.endpoint, self.join_timeout_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from holdfast.errors import NotYetSupported, UsageError
+from holdfast.errors import UsageError
 from holdfast.rendezvous import plugins
 from holdfast.rendezvous.handler import RendezvousHandler
 from holdfast.rendezvous.parameters import RendezvousParameters
@@ -91,9 +91,9 @@ def _create_file(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _create_on_etcd(params: RendezvousParameters) -> RendezvousHandler:
-    raise NotYetSupported(
-        f"--rdzv-backend: {params.backend!r} is not supported yet; accepted: c10d, static, file"
-    )
+    from holdfast.rendezvous.etcd_handler import create_etcd_handler
+
+    return create_etcd_handler(params)
 
 
 rendezvous_handler_registry: RendezvousHandlerRegistry = RegistryWithPlugins()

@@ -14,6 +14,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING
 
 from holdfast import messages
+from holdfast.coordinator.connection import NodeConnection
 from holdfast.coordinator.key_values import SLACK_S, KeyValueStore
 from holdfast.core.news import Ending, Failure, Phase, Role
 from holdfast.rendezvous.coordinated import CoordinatedHandler
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from datetime import timedelta
 
-    from holdfast.coordinator.connection import NodeConnection
+    from holdfast.coordinator.node_line import NodeLine
     from holdfast.core.news import View
     from holdfast.rendezvous.handler import RendezvousInfo
     from holdfast.wire.messages import StoreResult
@@ -140,7 +141,7 @@ class PluginNode(CoordinatedHandler):
         if view.rank == 0:
             RoundKeys(self, scope, self.join_timeout_s).set(ALL_HERE, "")
 
-    def _is_new_round(self, connection: NodeConnection, view: View) -> bool:
+    def _is_new_round(self, connection: NodeLine, view: View) -> bool:
         if view.role is Role.STANDBY and not self._stood_by:
             messages.notice("the round is full: standing by to replace a node")
         return super()._is_new_round(connection, view)
@@ -150,7 +151,9 @@ class RoundKeys(KeyValueStore):
     """The keys of a round, for as long as it lasts; then a call raises `RoundOver`."""
 
     def __init__(self, node: PluginNode, scope: str, timeout_s: float) -> None:
-        super().__init__(node.enter(), scope, timeout_s)
+        connection = node.enter()
+        assert isinstance(connection, NodeConnection)
+        super().__init__(connection, scope, timeout_s)
         self._node = node
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
