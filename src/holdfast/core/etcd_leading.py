@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+import msgspec
+
 from holdfast.core.etcd_calls import (
     Answer,
     Change,
@@ -36,12 +38,12 @@ from holdfast.core.etcd_calls import (
     end_of_prefix,
 )
 from holdfast.core.etcd_election import Election
-from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, pack, unpack
+from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, unpack
 from holdfast.core.etcd_unstored import Unstored
 from holdfast.core.job import Job, NodeLost
 from holdfast.core.leading import Lead
 from holdfast.core.news import Status, View
-from holdfast.core.rounds import Rounds
+from holdfast.core.rounds import Event, Rounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +67,15 @@ class Post(Enum):
     LEADING = "leading"
 
 
+class Written(msgspec.Struct, frozen=True):
+    """A transaction of the leader's, and what it stands for."""
+
+    txn: Txn
+    lead: Lead
+    decisions: list[tuple[Event, Job]]
+    views: list[View]
+
+
 class Leadership:
     """One node's part in leading a job; `fail` is how it says that etcd cannot be relied on."""
 
@@ -82,9 +93,10 @@ class Leadership:
     ) -> None:
         self.post = Post.FOLLOWING
         self.lead: Lead | None = None
-        self.stored: list[tuple[Job, tuple[View, ...]]] = []
-        """What was stored since somebody last took it from here; kept only if `is_observed`."""
         self.is_observed = False
+        """Whether somebody wants to know of all decisions."""
+        self.writing: Written | None = None
+        """What the newest transaction stores, if that is so."""
         self.election = Election(
             asking=asking, key=places.leader, name=name, won=self._load, lost=self._stop, fail=fail
         )
@@ -209,6 +221,8 @@ class Leadership:
             rounds=self._make,
         )
         lead.own = self._own
+        lead.is_new = record is None or lead.job is not record.job
+        lead.decisions = [] if self.is_observed else None
         self._unstored = unstored = Unstored(self._places, lead, self._job_lease)
         shown: dict[Peer, int] = {}
         for one in views:
@@ -297,7 +311,10 @@ class Leadership:
     def _write(self, lead: Lead, unstored: Unstored) -> list[Doing]:
         ops, views = unstored.take()
         self._writing = True
-        kept = (_copy(lead.job), tuple(views)) if self.is_observed else None
+        txn = Txn((self.election.still(),), tuple(ops))
+        if lead.decisions is not None:
+            self.writing = Written(txn, lead, lead.decisions, views)
+            lead.decisions = []
 
         def written(_now: float, answer: Answer) -> list[Doing]:
             self._writing = False
@@ -308,11 +325,9 @@ class Leadership:
             assert isinstance(answer, TxnDone)
             if not answer.succeeded:
                 return self.election.step_down()
-            if kept is not None:
-                self.stored.append(kept)
             return self._go_on()
 
-        return [self._ask(Txn((self.election.still(),), tuple(ops)), written)]
+        return [self._ask(txn, written)]
 
     def _hand_over(self, lead: Lead) -> list[Doing]:
         """Take the leader's key away, and with the last node of a job all that it does not need."""
@@ -350,10 +365,3 @@ class Leadership:
 
 def _number(value: bytes) -> int:
     return int(value) if value.isdigit() else 0
-
-
-def _copy(job: Job) -> Job:
-    """Return the job as it is now, for whoever looks at it later."""
-    record = unpack(JobRecord, pack(JobRecord(job, 0)))
-    assert record is not None
-    return record.job

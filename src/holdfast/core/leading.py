@@ -15,6 +15,8 @@ Pure: times are the caller's monotonic clock.
 
 from __future__ import annotations
 
+import msgspec
+
 from holdfast.core.broken_jobs import close_broken
 from holdfast.core.job import Job, JobPhase, NodeLost, NodesLost, TimeUp
 from holdfast.core.liveness import AttendedClock
@@ -44,10 +46,14 @@ class Lead:
         """The number of the newest roll call."""
         self.own = 0
         """The incarnation of the leader's own node, which need not answer."""
+        self.is_new = False
+        """Whether the job began with this leader, as far as is known."""
         self.broken = ""
         """Which invariant the job broke, for which it was closed."""
         self.is_changed = False
         """Whether the job must be stored; whoever does so sets it back."""
+        self.decisions: list[tuple[Event, Job]] | None = None
+        """What happened, and the job after it, if somebody wants to know and empties it."""
         self._strict = strict
         self._make = rounds
         self._clock = AttendedClock(now, step_s)
@@ -185,6 +191,9 @@ class Lead:
             told, self.rounds = close_broken(self.rounds, self.broken, self._make)
         self._note_wait(now)
         self.is_changed = self.is_changed or self._mark() != before
+        if self.decisions is not None:
+            job = self.job
+            self.decisions.append((event, msgspec.structs.replace(job, nodes=dict(job.nodes))))
         return told
 
     def _mark(self) -> object:

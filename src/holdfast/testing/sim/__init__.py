@@ -49,6 +49,7 @@ class Result(Fact):
     profile: str
     nodes: int
     minutes: float
+    on_etcd: bool
     violation: str
     """What went wrong, or nothing."""
     invariant: str
@@ -68,7 +69,7 @@ class Result(Fact):
         """What shows this very run again."""
         return (
             f"holdfast simulate --seed {self.seed} --profile {self.profile} --nodes {self.nodes} "
-            f"--minutes {self.minutes:g} --story"
+            f"--minutes {self.minutes:g}{' --on-etcd' * self.on_etcd} --story"
         )
 
 
@@ -78,6 +79,7 @@ def simulate(
     nodes: int = NODES,
     minutes: float = MINUTES,
     profile: str = "everything",
+    on_etcd: bool = False,
     rules: Rules | None = None,
     checkers: Sequence[type[Checker]] = CHECKERS,
     whole_story: bool = False,
@@ -97,6 +99,7 @@ def simulate(
         rules=rules or Rules(),
         story=story,
         checkers=checkers,
+        on_etcd=on_etcd,
     )
     violation = invariant = ""
     collects = gc.isenabled()
@@ -120,6 +123,7 @@ def simulate(
         profile=profile,
         nodes=nodes,
         minutes=minutes,
+        on_etcd=on_etcd,
         violation=violation,
         invariant=invariant,
         seconds=world.now,

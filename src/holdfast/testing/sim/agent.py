@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from random import Random
 
     from holdfast.core.membership import Effect as MembershipEffect
-    from holdfast.core.news import View
+    from holdfast.core.news import Beat, Status, View
     from holdfast.core.supervision import Effect, Event, Outcome
-    from holdfast.testing.sim.ledger import JobTruth, RoundTruth
+    from holdfast.testing.sim.ledger import JobTruth, RoundTruth, Teller
     from holdfast.testing.sim.network import Link
     from holdfast.testing.sim.world import World
 
@@ -173,25 +173,43 @@ class Agent(Process):
         for effect in effects:
             kind = type(effect)
             if kind is Send:
-                if self.link is not None:
-                    self.world.network.send_up(self.link, effect.message)  # type: ignore[union-attr]
+                self._send(effect.message)  # type: ignore[union-attr]
             elif isinstance(effect, Tell):
                 view = effect.view
                 self.world.told(self, view)
                 self.told = view
                 self.happens(Told(view))
             elif isinstance(effect, OpenLink):
-                self.world.network.open(self)
+                self._open()
             elif isinstance(effect, DropLink):
                 self.world.note(self, "drops its link: {0.why}", effect)
-                if self.link is not None:
-                    self.world.network.close_from_agent(self.link)
-                    self.link = None
+                self._drop()
             elif isinstance(effect, GiveUp):
                 self.world.note(self, "has waited {0.away_s:.1f} s for a coordinator", effect)
                 self.happens(LeftAlone(effect.why))
             if not self.alive:
                 return
+
+    # The link.
+
+    def teller(self, _view: View) -> Teller:
+        """Return whose word a view is that was just told."""
+        assert self.link is not None
+        return self.link.coordinator
+
+    def _send(self, message: Status | Beat) -> None:
+        if self.link is not None:
+            self.world.network.send_up(self.link, message)
+
+    def _open(self) -> None:
+        self.world.network.open(self)
+
+    def _drop(self) -> None:
+        if self.link is not None:
+            self.world.network.close_from_agent(self.link)
+            self.link = None
+
+    # The workers' machine.
 
     def happens(self, event: Event) -> None:
         """Give the workers' machine an event, and do what it asks for."""
@@ -222,8 +240,7 @@ class Agent(Process):
         elif isinstance(effect, Finish):
             self.outcome = effect.outcome
             world.note(self, "ends: {0.value}", effect.outcome)
-            self._end()
-            world.ends(self)
+            self._depart()
 
     def _in_words(self, effect: Say) -> Said:
         """Return what is said, with the failure and, once all workers are gone, its report."""
@@ -232,9 +249,12 @@ class Agent(Process):
         report = b"" if self.workers.there else f"report of {self.node}".encode()
         return Said(effect.phase, effect.generation, self.failure, report)
 
+    def _depart(self) -> None:
+        """End of its own accord."""
+        self._end()
+        self.world.ends(self)
+
     def _end(self) -> None:
         self.alive = False
         self.workers.vanish()
-        if self.link is not None:
-            self.world.network.close_from_agent(self.link)
-            self.link = None
+        self._drop()

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.supervision import SIGINT
+from holdfast.testing.sim.etcd_agent import EtcdAgent
+from holdfast.testing.sim.etcd_place import EtcdPlace
 from holdfast.testing.sim.network import Weather
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 SIGTERM = 15
 LAG_S = 0.15
 OUTAGE_S = (0.05, 12.0)
+PAUSE_S_MAX = 20.0
 REFILLS_S = (0.0, 7.0, 14.0)
 
 
@@ -34,8 +37,9 @@ class Chaos:
         self._profile = profile
         self._rng = rng
         self._until_s = until_s
-        self._kinds = list(profile.weights)
-        self._weights = list(profile.weights.values())
+        weights = {**profile.weights, **(profile.on_etcd if world.on_etcd else {})}
+        self._kinds = list(weights)
+        self._weights = list(weights.values())
 
     def begin(self) -> None:
         """Make the weather, and plan the first fault."""
@@ -72,6 +76,8 @@ class Chaos:
         world.coordinator.resume()
         if not world.coordinator.alive:
             world.start_coordinator()
+        if world.on_etcd:
+            self._place.make_room()
         for delay_s in REFILLS_S:
             world.schedule(world.now + delay_s, self._refill, None)
 
@@ -133,8 +139,8 @@ class Chaos:
 
     # Agents.
 
-    def _kill(self, *, host_too: bool = False) -> None:
-        agent = self._someone()
+    def _kill(self, agent: Agent | None = None, *, host_too: bool = False) -> None:
+        agent = agent or self._someone()
         if agent is None:
             return
         self._world.disturb()
@@ -174,12 +180,13 @@ class Chaos:
             for one in agent.job.agents:  # Which of them goes depends on who came last.
                 one.superseded = one.superseded or one.node == agent.node
 
-    def _pause(self) -> None:
-        agent = self._someone()
+    def _pause(self, agent: Agent | None = None, *, shortest_s: float = 0.1) -> None:
+        agent = agent or self._someone()
         if agent is not None and not agent.paused:
             self._world.disturb()
             agent.pause()
-            self._world.schedule(self._world.now + self._between(0.1, 20.0), agent.resume, None)
+            at = self._world.now + self._between(shortest_s, PAUSE_S_MAX)
+            self._world.schedule(at, agent.resume, None)
 
     # The network.
 
@@ -189,6 +196,7 @@ class Chaos:
             return
         self._world.disturb()
         agent.cut_out, agent.cut_in = bool(ways & 1), bool(ways & 2)
+        self._world.coordinator.cut(agent)
         self._world.note(agent, f"is cut off ({('', 'out', 'in', 'both ways')[ways]})")
         self._world.schedule(self._world.now + self._between(0.1, 40.0), self._heal, agent)
 
@@ -227,5 +235,49 @@ class Chaos:
             self._world.disturb()
             coordinator.pause()
             self._world.schedule(
-                self._world.now + self._between(0.1, 20.0), coordinator.resume, None
+                self._world.now + self._between(0.1, PAUSE_S_MAX), coordinator.resume, None
             )
+
+    # What only etcd knows.
+
+    def _someone_who_leads(self) -> Agent | None:
+        living = [agent for job in self._world.jobs.values() for agent in job.living]
+        leaders = [one for one in living if isinstance(one, EtcdAgent) and one.leads]
+        return self._someone(leaders)
+
+    def _leader(self) -> None:
+        """Kill the agent that leads a job, whoever that is."""
+        agent = self._someone_who_leads()
+        if agent is not None:
+            self._kill(agent)
+
+    def _pause_leader(self) -> None:
+        """Stop the agent that leads, often for longer than its lease."""
+        agent = self._someone_who_leads()
+        if agent is not None:
+            self._pause(agent, shortest_s=3.0)
+
+    def _compact(self) -> None:
+        """Let etcd forget its history."""
+        self._place.compact()
+
+    def _break_links(self) -> None:
+        """Break the connections of an agent, with whatever was on its way."""
+        agent = self._someone()
+        if isinstance(agent, EtcdAgent):
+            self._world.disturb()
+            self._place.network.kill_links(agent)
+
+    def _fill(self) -> None:
+        """Let etcd run out of space for a while."""
+        self._world.disturb()
+        self._place.fill()
+        self._world.schedule(
+            self._world.now + self._between(0.5, 10.0), self._place.make_room, None
+        )
+
+    @property
+    def _place(self) -> EtcdPlace:
+        place = self._world.coordinator
+        assert isinstance(place, EtcdPlace)
+        return place

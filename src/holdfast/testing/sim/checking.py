@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from holdfast.core.news import View
     from holdfast.core.supervision import StopWorkers
     from holdfast.testing.sim.agent import Agent
-    from holdfast.testing.sim.coordinator import Coordinator
-    from holdfast.testing.sim.ledger import Decision, JobTruth
+    from holdfast.testing.sim.ledger import Decision, JobTruth, Teller
     from holdfast.testing.sim.world import World
 
 HOOKS = (
@@ -54,7 +53,7 @@ class Checker:
     def decided(self, decision: Decision) -> None:
         """A coordinator changed the state of a job."""
 
-    def made(self, coordinator: Coordinator, view: View) -> None:
+    def made(self, coordinator: Teller, view: View) -> None:
         """A coordinator sends a view."""
 
     def told(self, agent: Agent, view: View) -> None:
@@ -72,7 +71,7 @@ class Checker:
     def ends(self, agent: Agent) -> None:
         """An agent ended of its own accord; `agent.outcome` says how."""
 
-    def coordinator_back(self, _coordinator: Coordinator) -> None:
+    def coordinator_back(self) -> None:
         """Another coordinator came up on the endpoint."""
 
     def settled(self, job: JobTruth) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.news import Beat, Status, View
+from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.process import Process
 
 if TYPE_CHECKING:
     from random import Random
 
+    from holdfast.core.job import Job
     from holdfast.core.news import Ack
+    from holdfast.testing.sim.ledger import JobTruth
     from holdfast.testing.sim.network import Link
     from holdfast.testing.sim.world import World
 
@@ -67,7 +70,7 @@ class Coordinator(Process):
         self._took(link, peer)
         world.note(self, "heard {0.info.node}: {0.phase.value}, generation {0.generation}", message)
         answers = self.hosting.received(now, message, link.agent.address)
-        world.decided(self, message.run_id, message)
+        world.decided(self, self.job(message.run_id), message)
         self._send(answers)
         self.arm(self.hosting.next_deadline(now))
 
@@ -91,7 +94,7 @@ class Coordinator(Process):
         now = self.clock
         answers = self.hosting.tick(now)
         for run_id in self.hosting.jobs:
-            self.world.decided(self, run_id, None)
+            self.world.decided(self, self.job(run_id), None)
         self._send(answers)
         self.arm(self.hosting.next_deadline(now))
 
@@ -104,6 +107,27 @@ class Coordinator(Process):
                 self.hosting.link_closed(now, *peer)
         link.peers = []
         self.arm(self.hosting.next_deadline(now))
+
+    def job(self, run_id: str) -> Job | None:
+        """Return a job as it stands, if it is known."""
+        rounds = self.hosting.jobs.get(run_id)
+        return rounds.job if rounds is not None else None
+
+    def knows_end_of(self, job: JobTruth) -> bool:
+        """Return whether it can tell late nodes that a job is over."""
+        return self.number in job.closed_by
+
+    def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> Agent:
+        """Return an agent that can talk to it."""
+        return Agent(self.world, job, node, host, rng)
+
+    def cut(self, _agent: Agent) -> None:
+        """Take note that an agent was cut off; it is noticed when nothing comes."""
+
+    def return_as(self, number: int, rng: Random) -> Coordinator:
+        """Return the one that comes up on the endpoint after this one, and knows nothing."""
+        self.host_up = True  # Whatever is sent to this one is now refused.
+        return Coordinator(self.world, number, rng)
 
     def die(self, *, host_too: bool) -> None:
         """End without a word; with the host, even without the kernel's."""

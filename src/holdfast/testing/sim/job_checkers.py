@@ -11,8 +11,7 @@ from holdfast.testing.sim.checking import Checker
 if TYPE_CHECKING:
     from holdfast.core.news import View
     from holdfast.testing.sim.agent import Agent
-    from holdfast.testing.sim.coordinator import Coordinator
-    from holdfast.testing.sim.ledger import Decision
+    from holdfast.testing.sim.ledger import Decision, Teller
     from holdfast.testing.sim.world import World
 
 STOPPED_AFTER_CLOSE_S = 12.0  # The slowest stop, after the slowest start.
@@ -99,7 +98,7 @@ class ClosedIsFinal(Checker):
         else:
             self.violated(f"{job.run_id} was closed and nobody asked for it")
 
-    def made(self, coordinator: Coordinator, view: View) -> None:
+    def made(self, coordinator: Teller, view: View) -> None:
         """See that nobody is told to run in a closed job."""
         closed_by = self.world.job_of(view.run_id).closed_by
         if view.role is Role.MEMBER and coordinator.number in closed_by:
@@ -136,8 +135,7 @@ class FencedStaysOut(Checker):
 
     def told(self, agent: Agent, view: View) -> None:
         """Take note of who knows that it is out; another coordinator knows nothing of it."""
-        assert agent.link is not None
-        by = agent.link.coordinator.number
+        by = agent.teller(view).number
         if view.role in (Role.FENCED, Role.REFUSED):
             self._fenced[view.incarnation] = by
         elif self._fenced.get(view.incarnation, by) != by:

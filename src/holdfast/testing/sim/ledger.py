@@ -5,7 +5,7 @@ A coordinator that dies takes its knowledge with it; the ledger keeps what each 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.job import JobPhase
 
@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from holdfast.core.job import Job
     from holdfast.core.news import JobSettings, NodeInfo, Status
     from holdfast.testing.sim.agent import Agent
-    from holdfast.testing.sim.coordinator import Coordinator
+
+
+class Teller(Protocol):
+    """Whoever decides about a job and tells its nodes, over one life."""
+
+    number: int
+    """No other life has it."""
 
 
 class JobTruth:
@@ -95,7 +101,7 @@ class Decision:
     __slots__ = ("adopted", "after", "before", "coordinator", "job", "status", "truth")
 
     def __init__(
-        self, coordinator: Coordinator, job: Job, status: Status | None, before: Seen | None
+        self, coordinator: Teller, job: Job, status: Status | None, before: Seen | None
     ) -> None:
         self.coordinator = coordinator
         self.job = job
@@ -118,7 +124,7 @@ class Ledger:
         self.rounds: dict[tuple[int, str, int, int], RoundTruth] = {}
         self._seen: dict[tuple[int, str], Seen] = {}
 
-    def decide(self, coordinator: Coordinator, job: Job, status: Status | None) -> Decision | None:
+    def decide(self, coordinator: Teller, job: Job, status: Status | None) -> Decision | None:
         """Write a decision down, if it was one."""
         key = (coordinator.number, job.run_id)
         before = self._seen.get(key)
@@ -131,7 +137,7 @@ class Ledger:
         return decision
 
     def round_of(
-        self, coordinator: Coordinator, run_id: str, round_term: int, number: int
+        self, coordinator: Teller, run_id: str, round_term: int, number: int
     ) -> RoundTruth | None:
         """Return the round that a coordinator means by these numbers."""
         return self.rounds.get((coordinator.number, run_id, round_term, number))

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.testing.sim.etcd_place import EtcdPlace
+
 if TYPE_CHECKING:
     from random import Random
 
@@ -148,6 +150,7 @@ class Network:
         """Connect an agent, which is told what came of it."""
         at = self.delay_s(agent) * 2
         coordinator = self.world.coordinator
+        assert not isinstance(coordinator, EtcdPlace)
         unheard = agent.cut_out or agent.cut_in or not coordinator.host_up
         if unheard:
             agent.after(CONNECT_TIMEOUT_S, agent.link_failed, "timed out")

@@ -25,6 +25,8 @@ class Profile(Fact):
     jitter_s: float = 0.0
     lag_share: float = 0.0
     """So many of the nodes are slow to answer."""
+    on_etcd: Mapping[str, float] = {}
+    """How likely faults are that there are only on etcd."""
 
     @property
     def weather(self) -> Weather:
@@ -38,6 +40,7 @@ class Profile(Fact):
 
 
 _WORKERS = {"fail": 2.0, "cascade": 1.0, "hang": 0.3, "ruin": 0.05}
+_ETCD = {"leader": 1.0, "pause_leader": 0.7, "compact": 1.0, "break_links": 1.0, "fill": 0.2}
 _NODES = {"kill": 3.0, "power_off": 1.0, "join": 3.0, "leave": 1.0}
 
 PROFILES: dict[str, Profile] = {
@@ -60,19 +63,28 @@ PROFILES: dict[str, Profile] = {
             "nodes are cut off, one by one or many at once, in one direction or both",
             {"cut": 4.0, "cut_many": 2.0, "cut_one_way": 3.0, "fail": 1.0, "join": 1.0},
             3.0,
+            on_etcd={"break_links": 2.0, "compact": 1.0},
         ),
-        Profile("crashes", "agents and their hosts die; some return", {**_NODES, **_WORKERS}, 2.0),
+        Profile(
+            "crashes",
+            "agents and their hosts die; some return",
+            {**_NODES, **_WORKERS},
+            2.0,
+            on_etcd={"leader": 2.0},
+        ),
         Profile(
             "coordinator",
             "the coordinator dies and returns, also several times in a row",
             {"coordinator": 4.0, "coordinator_host": 0.7, "fail": 0.7, "kill": 0.4, "join": 0.4},
             8.0,
+            on_etcd={**_ETCD, "leader": 2.0},
         ),
         Profile(
             "pauses",
             "agents and the coordinator are stopped for a while and go on",
             {"pause": 4.0, "pause_coordinator": 2.0, "fail": 1.0, "join": 1.0},
             3.0,
+            on_etcd={"pause_leader": 2.0},
         ),
         Profile(
             "churn",
@@ -101,6 +113,7 @@ PROFILES: dict[str, Profile] = {
             reordering=0.1,
             jitter_s=0.5,
             lag_share=0.1,
+            on_etcd=_ETCD,
         ),
     )
 }

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from holdfast.core.news import View
     from holdfast.core.supervision import StopWorkers
     from holdfast.testing.sim.agent import Agent
-    from holdfast.testing.sim.coordinator import Coordinator
     from holdfast.testing.sim.ledger import JobTruth
     from holdfast.testing.sim.world import World
 
@@ -32,7 +31,7 @@ class NoNeedlessRestart(Checker):
         self._watch_until = 0.0
         self._calm_since = 0.0
 
-    def coordinator_back(self, _coordinator: Coordinator) -> None:
+    def coordinator_back(self) -> None:
         """Watch what comes of it, if nothing else was going on."""
         world = self.world
         calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
@@ -58,23 +57,23 @@ class RoundForms(Checker):
 
     def settled(self, job: JobTruth) -> None:
         """Compare who runs with who could."""
-        rounds = self.world.coordinator.hosting.jobs.get(job.run_id)
+        known = self.world.coordinator.job(job.run_id)
         living = job.living
         settings = job.settings
         if len(living) < settings.min_nodes or job.closed_by:
             return
-        if rounds is None or rounds.job.phase is not JobPhase.ACTIVE:
-            phase = "unknown" if rounds is None else rounds.job.phase.value
+        if known is None or known.phase is not JobPhase.ACTIVE:
+            phase = "unknown" if known is None else known.phase.value
             self.violated(f"{job.run_id} is {phase} though {len(living)} nodes are there")
         names = {agent.node for agent in living}
-        members = [info.node for info in rounds.job.members]
+        members = [info.node for info in known.members]
         missing = [node for node in members if node not in names]
         if missing:
             self.violated(f"{missing} are in the round of {job.run_id} and gone")
         wanted = min(settings.max_nodes, max(settings.min_nodes, len(names) - settings.spares))
         if len(members) < wanted:
             self.violated(f"{len(members)} nodes of {len(names)} run, {wanted} could")
-        generation = rounds.job.generation
+        generation = known.generation
         for agent in living:
             if agent.node in members:
                 running = agent.teamwork.state in (State.RUNNING, State.LEAVING)
@@ -95,8 +94,8 @@ class JobEnds(Checker):
 
     def told(self, agent: Agent, view: View) -> None:
         """Take note whose word it is that the job is over."""
-        if view.role is Role.CLOSED and agent.link is not None:
-            self._closed_to[agent] = agent.link.coordinator.number
+        if view.role is Role.CLOSED:
+            self._closed_to[agent] = agent.teller(view).number
 
     def ends(self, agent: Agent) -> None:
         """Compare with how other nodes of the job ended."""
@@ -114,7 +113,7 @@ class JobEnds(Checker):
         A coordinator that closed a job and died takes the news with it; nodes that had not heard
         of it wait for others (in production, until `join_timeout`).
         """
-        if job.closed_by and self.world.coordinator.number not in job.closed_by:
+        if job.closed_by and not self.world.coordinator.knows_end_of(job):
             return
         left = [agent.node for agent in job.agents if agent.alive]
         if left:

@@ -17,10 +17,10 @@ from holdfast.core.membership import Membership, Times
 from holdfast.core.news import JobSettings, Role
 from holdfast.core.rounds import Rounds
 from holdfast.core.teamwork import Teamwork
-from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.chaos import Chaos
 from holdfast.testing.sim.checking import HOOKS, Checker
 from holdfast.testing.sim.coordinator import Coordinator
+from holdfast.testing.sim.etcd_place import EtcdPlace
 from holdfast.testing.sim.job_checkers import (
     BudgetKept,
     ClosedIsFinal,
@@ -43,9 +43,11 @@ from holdfast.testing.sim.story import Shown, Story
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from holdfast.core.job import Job
     from holdfast.core.news import Status, View
     from holdfast.core.supervision import StopWorkers
-    from holdfast.testing.sim.ledger import RoundTruth
+    from holdfast.testing.sim.agent import Agent
+    from holdfast.testing.sim.ledger import RoundTruth, Teller
     from holdfast.testing.sim.profiles import Profile
 
 SETTLED_S = 30.0  # So long after the last fault all must run again.
@@ -103,7 +105,9 @@ class World:
         rules: Rules,
         story: Story,
         checkers: Sequence[type[Checker]] = CHECKERS,
+        on_etcd: bool = False,
     ) -> None:
+        self.on_etcd = on_etcd
         self.now = 0.0
         self.steps = 0
         self.digest = seed
@@ -125,7 +129,11 @@ class World:
         chaos_rng = seeded(f"{seed}/{profile.name}/chaos")
         self.chaos = Chaos(self, profile, chaos_rng, self.chaos_until_s)
         self._watch([checker(self) for checker in checkers])
-        self.coordinator = self._new_coordinator()
+        self.coordinators_started += 1
+        rng = seeded(self._rng.getrandbits(64))
+        self.coordinator: Coordinator | EtcdPlace = (
+            EtcdPlace(self, rng) if on_etcd else Coordinator(self, 1, rng)
+        )
 
     def _watch(self, checkers: list[Checker]) -> None:
         """Note who wants to know of what; whoever does not is not asked."""
@@ -221,7 +229,7 @@ class World:
 
         Where nobody is left who knows that, it would be another job of the same name.
         """
-        if job.closed_by and self.coordinator.number not in job.closed_by:
+        if job.closed_by and not self.coordinator.knows_end_of(job):
             return False
         return len(job.living) < self._nodes + NODES_BEYOND
 
@@ -231,7 +239,8 @@ class World:
             return
         self.agents_started += 1
         rng = seeded(self._rng.getrandbits(64))
-        agent = Agent(self, job, node or f"n{self.agents_started}", str(self.agents_started), rng)
+        host = str(self.agents_started)
+        agent = self.coordinator.new_agent(job, node or f"n{host}", host, rng)
         self.chaos.greet(agent)
         self.disturb()
         job.agents.append(agent)
@@ -242,10 +251,6 @@ class World:
         incarnation = self._rng.getrandbits(48)
         self.ledger.agent_of[incarnation] = agent
         return incarnation
-
-    def _new_coordinator(self) -> Coordinator:
-        self.coordinators_started += 1
-        return Coordinator(self, self.coordinators_started, seeded(self._rng.getrandbits(64)))
 
     def kill_coordinator(self, *, host_too: bool) -> None:
         """Let the coordinator die."""
@@ -258,10 +263,11 @@ class World:
         """Let another one come up on the endpoint, which knows nothing."""
         if self.coordinator.alive:
             return
-        self.coordinator.host_up = True  # Whatever is sent to the one before is now refused.
-        self.coordinator = self._new_coordinator()
+        self.coordinators_started += 1
+        rng = seeded(self._rng.getrandbits(64))
+        self.coordinator = self.coordinator.return_as(self.coordinators_started, rng)
         for hook in self._hooks["coordinator_back"]:
-            hook(self.coordinator)
+            hook()
 
     def disturb(self) -> None:
         """Take note that something happened that may cost a restart."""
@@ -275,23 +281,20 @@ class World:
 
     def round_meant(self, agent: Agent, view: View) -> RoundTruth | None:
         """Return the round that a view, just told to an agent, speaks of."""
-        assert agent.link is not None
-        return self.ledger.round_of(
-            agent.link.coordinator, view.run_id, view.round_term, view.round
-        )
+        teller = agent.teller(view)
+        return self.ledger.round_of(teller, view.run_id, view.round_term, view.round)
 
-    def decided(self, coordinator: Coordinator, run_id: str, status: Status | None) -> None:
+    def decided(self, coordinator: Teller, job: Job | None, status: Status | None) -> None:
         """Write down what became of a job, if anything."""
-        rounds = coordinator.hosting.jobs.get(run_id)
-        if rounds is None:
+        if job is None:
             return
-        decision = self.ledger.decide(coordinator, rounds.job, status)
+        decision = self.ledger.decide(coordinator, job, status)
         if decision is not None:
-            self.note(coordinator, JOB_LINE, (run_id, rounds.job.why, decision.after))
+            self.note(coordinator, JOB_LINE, (job.run_id, job.why, decision.after))
             for hook in self._hooks["decided"]:
                 hook(decision)
 
-    def made(self, coordinator: Coordinator, view: View) -> None:
+    def made(self, coordinator: Teller, view: View) -> None:
         """Show a view to the checkers as it is sent."""
         for hook in self._hooks["made"]:
             hook(coordinator, view)

@@ -1,0 +1,396 @@
+"""An etcd cluster as whoever asks one of its endpoints sees it, without processes or a network.
+
+The one thing to know: it has no clock and does nothing by itself. Time is an argument, and a lease
+ends when `expire` is called, or when it is asked to go on after its time, as etcd's own do.
+`tests/unit/testing/test_sim_etcd_real.py` gives the same requests to a real etcd and compares.
+
+It counts what it does in `load`, so that a test can say what a round costs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from holdfast.core.etcd_calls import (
+    Answer,
+    Change,
+    Compare,
+    Delete,
+    Field,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    KeyValue,
+    Op,
+    Problem,
+    Put,
+    Request,
+    Revoke,
+    Revoked,
+    Trouble,
+    Txn,
+    TxnDone,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Sink = Callable[[int, tuple[Change, ...]], None]
+    """Takes the changes of one revision."""
+
+FIRST_REVISION = 1  # Of an etcd that nobody has written to.
+FIRST_LEASE = 1001  # Unlike any revision or time of a short run, so that none passes for another.
+LEASE_S_MIN = 2  # etcd makes shorter ones so long: 1.5 times its election timeout, rounded up.
+LEASE_S_MAX = 9_000_000_000
+ELECTION_S = 1.0  # A new leader of etcd adds its election timeout to the whole time of a lease.
+OPS_MAX = 128  # In one list of a transaction; etcd's default, as is the next.
+REQUEST_BYTES_MAX = 1_572_864
+HISTORY_REVISIONS_MAX = 200_000  # After so many, the older half is compacted.
+ALL_AFTER = b"\0"  # As the end of a range.
+
+LEASE_NOT_FOUND = Problem(Trouble.LEASE_GONE, "requested lease not found")
+NO_SPACE = Problem(Trouble.NO_SPACE, "database space exceeded")
+COMPACTED = Problem(Trouble.COMPACTED, "required revision has been compacted")
+FUTURE = Problem(Trouble.REFUSED, "required revision is a future revision")
+EMPTY_KEY = Problem(Trouble.REFUSED, "key is not provided")
+DUPLICATE_KEY = Problem(Trouble.REFUSED, "duplicate key given in txn request")
+TOO_MANY_OPS = Problem(Trouble.REFUSED, "too many operations in txn request")
+TOO_LARGE = Problem(Trouble.REFUSED, "request is too large")
+TTL_TOO_LARGE = Problem(Trouble.REFUSED, "too large lease TTL")
+
+
+class Load:
+    """What was asked of an etcd, and what that cost it, since its first moment."""
+
+    def __init__(self) -> None:
+        self.writes = 0
+        """Revisions made, also those by leases that ended."""
+        self.requests: Counter[str] = Counter()
+        """By kind: `write` and `read` for transactions that changed something or did not,
+        `grant`, `keep_alive`, `revoke`, and `problem` for whatever was answered with one."""
+        self.bytes_in = 0
+        """Keys and values in requests."""
+        self.bytes_out = 0
+        """Keys and values in answers and in what watches were told."""
+
+
+class _Lease:
+    __slots__ = ("ends_at", "keys", "ttl_s")
+
+    def __init__(self, ttl_s: int, ends_at: float) -> None:
+        self.ttl_s = ttl_s
+        self.ends_at = ends_at
+        self.keys: set[bytes] = set()
+
+
+class _Subscription:
+    __slots__ = ("end", "key", "sink", "start")
+
+    def __init__(self, key: bytes, end: bytes, start: int, sink: Sink) -> None:
+        self.key = key
+        self.end = end
+        self.start = start
+        self.sink = sink
+
+
+def in_range(one: bytes, key: bytes, end: bytes) -> bool:
+    """Return whether a key is in the range that `key` and `end` stand for in a request."""
+    if not end:
+        return one == key
+    return one >= key and (end == ALL_AFTER or one < end)
+
+
+class SimEtcd:
+    """The keys, leases, history and watches of one etcd."""
+
+    def __init__(self, *, revision: int = FIRST_REVISION) -> None:
+        self.revision = revision
+        """The newest."""
+        self.compacted = 0
+        """Watches that begin before this revision are refused; 0 before any compaction."""
+        self.full = False
+        """Whether etcd has run out of its space."""
+        self.load = Load()
+        self._stored: dict[bytes, KeyValue] = {}
+        self._keys: list[bytes] = []  # Of `_stored`, in order.
+        self._leases: dict[int, _Lease] = {}
+        self._leases_granted = 0
+        self._history: list[tuple[int, tuple[Change, ...]]] = []
+        self._known_from = revision + 1  # The revision of the first entry of the history.
+        self._subscriptions: dict[int, _Subscription] = {}
+        self._subscribed = 0
+
+    # Requests.
+
+    def perform(self, now: float, request: Request) -> Answer:
+        """Carry out a request, as a whole or not at all."""
+        answer: Answer
+        if isinstance(request, Txn):
+            before = self.revision
+            answer = self._transact(request)
+            kind = "write" if self.revision > before else "read"
+        elif isinstance(request, Grant):
+            answer, kind = self._grant(now, request.ttl_s), "grant"
+        elif isinstance(request, KeepAlive):
+            answer, kind = self._keep_alive(now, request.lease), "keep_alive"
+        else:
+            answer, kind = self._revoke(request), "revoke"
+        self.load.requests["problem" if isinstance(answer, Problem) else kind] += 1
+        return answer
+
+    def _transact(self, request: Txn) -> TxnDone | Problem:
+        problem = self._objection(request)
+        if problem is not None:
+            return problem
+        succeeded = all(self._holds(one) for one in request.compare)
+        ops = request.success if succeeded else request.failure
+        for op in ops:
+            if isinstance(op, Put) and op.lease and op.lease not in self._leases:
+                return LEASE_NOT_FOUND
+        revision = self.revision + 1
+        changes: list[Change] = []
+        results: list[tuple[KeyValue, ...]] = []
+        deleted: list[int] = []
+        for op in ops:
+            before = len(changes)
+            found: tuple[KeyValue, ...] = ()
+            if isinstance(op, Get):
+                found = self._read(op)
+            elif isinstance(op, Put):
+                changes.append(self._put(op, revision))
+            else:
+                changes += [self._drop(key, revision) for key in self._range(op.key, op.end)]
+            results.append(found)
+            deleted.append(len(changes) - before if isinstance(op, Delete) else 0)
+        self._commit(changes)
+        return TxnDone(self.revision, succeeded, tuple(results), tuple(deleted))
+
+    def _objection(self, request: Txn) -> Problem | None:
+        """Say why etcd would not even look at a transaction, whichever way it would go."""
+        branches = (request.success, request.failure)
+        if max(len(request.compare), *map(len, branches)) > OPS_MAX:
+            return TOO_MANY_OPS
+        size = sum(len(one.key) for one in request.compare)
+        puts, named = False, True
+        for ops in branches:
+            written: set[bytes] = set()
+            for op in ops:
+                size += len(op.key)
+                named = named and bool(op.key or (not isinstance(op, Put) and op.end))
+                if isinstance(op, Put):
+                    size += len(op.value)
+                    puts = True
+                    if op.key in written or _deletes(ops, op.key):
+                        return DUPLICATE_KEY
+                    written.add(op.key)
+        self.load.bytes_in += size
+        if not all(one.key for one in request.compare) or not named:
+            return EMPTY_KEY
+        if size > REQUEST_BYTES_MAX:
+            return TOO_LARGE
+        return NO_SPACE if puts and self.full else None
+
+    def _holds(self, compare: Compare) -> bool:
+        stored = self._stored.get(compare.key)
+        if stored is None:
+            return compare.field is not Field.VALUE and compare.equals == 0
+        if compare.field is Field.VALUE:
+            return compare.equals == stored.value
+        if compare.field is Field.VERSION:
+            return compare.equals == stored.version
+        if compare.field is Field.CREATE:
+            return compare.equals == stored.create_revision
+        return compare.equals == stored.mod_revision
+
+    # Keys.
+
+    def _range(self, key: bytes, end: bytes) -> list[bytes]:
+        """Return the keys there are in a range, in order."""
+        if not end:
+            return [key] if key in self._stored else []
+        low = bisect_left(self._keys, key)
+        high = len(self._keys) if end == ALL_AFTER else bisect_left(self._keys, end)
+        return self._keys[low:high]
+
+    def _read(self, op: Get) -> tuple[KeyValue, ...]:
+        found = tuple(self._stored[key] for key in self._range(op.key, op.end))
+        if op.keys_only:
+            found = tuple(
+                KeyValue(
+                    key=one.key,
+                    create_revision=one.create_revision,
+                    mod_revision=one.mod_revision,
+                    version=one.version,
+                    lease=one.lease,
+                )
+                for one in found
+            )
+        self.load.bytes_out += sum(len(one.key) + len(one.value) for one in found)
+        return found
+
+    def _put(self, op: Put, revision: int) -> Change:
+        before = self._stored.get(op.key)
+        if before is None:
+            insort(self._keys, op.key)
+        elif before.lease:
+            self._leases[before.lease].keys.discard(op.key)
+        if op.lease:
+            self._leases[op.lease].keys.add(op.key)
+        created = before.create_revision if before else revision
+        self._stored[op.key] = KeyValue(
+            key=op.key,
+            value=op.value,
+            create_revision=created,
+            mod_revision=revision,
+            version=before.version + 1 if before else 1,
+            lease=op.lease,
+        )
+        return Change(op.key, op.value, revision, created)
+
+    def _drop(self, key: bytes, revision: int) -> Change:
+        stored = self._stored.pop(key)
+        del self._keys[bisect_left(self._keys, key)]
+        if stored.lease:
+            self._leases[stored.lease].keys.discard(key)
+        return Change(key, None, revision)
+
+    # Leases.
+
+    def _grant(self, now: float, ttl_s: int) -> Granted | Problem:
+        if self.full:
+            return NO_SPACE  # A lease is a write, too.
+        if ttl_s > LEASE_S_MAX:
+            return TTL_TOO_LARGE
+        ttl_s = max(ttl_s, LEASE_S_MIN)
+        number = FIRST_LEASE + self._leases_granted
+        self._leases_granted += 1
+        self._leases[number] = _Lease(ttl_s, now + ttl_s)
+        return Granted(number, ttl_s)
+
+    def _keep_alive(self, now: float, number: int) -> KeptAlive:
+        lease = self._leases.get(number)
+        if lease is None:
+            return KeptAlive(0)
+        if lease.ends_at <= now:
+            self._end(number)  # etcd answers when it has ended it, which it is about to do.
+            return KeptAlive(0)
+        lease.ends_at = now + lease.ttl_s
+        return KeptAlive(lease.ttl_s)
+
+    def _revoke(self, request: Revoke) -> Revoked:
+        if request.lease in self._leases:
+            self._end(request.lease)
+        return Revoked()
+
+    def _end(self, number: int) -> None:
+        keys, revision = sorted(self._leases[number].keys), self.revision + 1
+        changes = [self._drop(key, revision) for key in keys]
+        del self._leases[number]
+        self._commit(changes)
+
+    def next_expiry(self) -> float | None:
+        """Return when the first of the leases ends if nobody keeps it alive."""
+        return min((lease.ends_at for lease in self._leases.values()), default=None)
+
+    def expire(self, now: float) -> None:
+        """End all leases whose time is over, each in a revision of its own if it has keys."""
+        over = [(one.ends_at, number) for number, one in self._leases.items() if one.ends_at <= now]
+        for _, number in sorted(over):
+            self._end(number)
+
+    def failover(self, now: float) -> None:
+        """Let another of etcd's servers lead, or the only one start again: leases begin anew."""
+        for lease in self._leases.values():
+            lease.ends_at = now + lease.ttl_s + ELECTION_S
+
+    # History and watches.
+
+    def _commit(self, changes: list[Change]) -> None:
+        """Make a revision of what was just changed, if anything was, and tell of it."""
+        if not changes:
+            return
+        self.revision += 1
+        self.load.writes += 1
+        self._history.append((self.revision, tuple(changes)))
+        if len(self._history) > HISTORY_REVISIONS_MAX:
+            self.compact(self.revision - HISTORY_REVISIONS_MAX // 2)
+        for one in list(self._subscriptions.values()):
+            if self.revision >= one.start:
+                self._tell(one, self.revision, self._history[-1][1])
+
+    def _tell(self, one: _Subscription, revision: int, changes: tuple[Change, ...]) -> None:
+        seen = tuple(change for change in changes if in_range(change.key, one.key, one.end))
+        if seen:
+            self.load.bytes_out += sum(len(each.key) + len(each.value or b"") for each in seen)
+            one.sink(revision, seen)
+
+    def changes_since(
+        self, key: bytes, end: bytes, revision: int
+    ) -> list[tuple[int, tuple[Change, ...]]] | Problem:
+        """Return what happened to the keys of a range in this revision and all after it."""
+        if revision < self.compacted:
+            return COMPACTED
+        found = []
+        for at, changes in self._history[max(0, revision - self._known_from) :]:
+            seen = tuple(change for change in changes if in_range(change.key, key, end))
+            if seen:
+                found.append((at, seen))
+        return found
+
+    def subscribe(self, key: bytes, end: bytes, start_revision: int, sink: Sink) -> int | Problem:
+        """Have `sink` called for each revision that changes a key of the range, in order.
+
+        Revisions from `start_revision` on that are already there come before this returns; 0
+        begins with the next one. The number returned is for `unsubscribe`.
+        """
+        start = start_revision or self.revision + 1
+        if start < self.compacted:
+            return COMPACTED
+        one = _Subscription(key, end, start, sink)
+        for revision, changes in self._history[max(0, start - self._known_from) :]:
+            self._tell(one, revision, changes)
+        self._subscribed += 1
+        self._subscriptions[self._subscribed] = one
+        return self._subscribed
+
+    def unsubscribe(self, number: int) -> None:
+        """Tell this sink no more; one that is gone already is fine."""
+        self._subscriptions.pop(number, None)
+
+    def compact(self, revision: int) -> Problem | None:
+        """Forget what happened before this revision; what is stored stays.
+
+        Watches that are told of everything as it happens miss nothing. One that begins with this
+        very revision is not refused, yet before etcd 3.5.16 does not hear what was deleted in it.
+        """
+        if revision <= self.compacted:
+            return COMPACTED
+        if revision > self.revision:
+            return FUTURE
+        self.compacted = revision
+        del self._history[: max(0, revision - self._known_from)]
+        if self._known_from <= revision:
+            self._known_from = revision
+            self._history[0] = (revision, _left_of(self._history[0][1]))
+        return None
+
+
+def _left_of(changes: tuple[Change, ...]) -> tuple[Change, ...]:
+    """Return what a compaction leaves of the changes of its own revision."""
+    last = {change.key: change for change in changes}
+    return tuple(one for one in changes if one.value is not None and last[one.key] is one)
+
+
+def _deletes(ops: tuple[Op, ...], key: bytes) -> bool:
+    """Return whether a list of operations has a deletion that etcd sees to meet this key.
+
+    It does not see that of an open range, and does then what is asked for, in order.
+    """
+    return any(
+        isinstance(op, Delete) and op.end != ALL_AFTER and in_range(key, op.key, op.end)
+        for op in ops
+    )
