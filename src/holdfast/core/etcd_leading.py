@@ -8,8 +8,10 @@
 
 What a leader decides counts once it is stored. It stores the job first and then what the nodes are
 told, each for itself; a successor finds out from the job what somebody was not told. Every write
-does nothing once another leads. Whenever the outcome of a write is not known, the session ends, and
-with the next one the leader, if it still is, reads everything again and goes on from there.
+does nothing once another leads, or if the job is not what it was when it was decided about: a write
+of which nobody knows what became may be carried out late. Whenever the outcome of a write is not
+known, the session ends, and with the next one the leader, if it still is, reads everything again
+and goes on from there.
 
 One write is under way at a time, and takes all that was decided meanwhile.
 """
@@ -23,7 +25,9 @@ import msgspec
 from holdfast.core.etcd_calls import (
     Answer,
     Change,
+    Compare,
     Delete,
+    Field,
     Get,
     Grant,
     Granted,
@@ -31,6 +35,7 @@ from holdfast.core.etcd_calls import (
     KeptAlive,
     Op,
     Problem,
+    Put,
     Request,
     Trouble,
     Txn,
@@ -116,6 +121,7 @@ class Leadership:
         self.post = Post.FOLLOWING
         self.lead = None
         self._job_lease = 0
+        self._job_revision = 0  # Of the job as it is stored, 0 if it is not.
         self._kept_at = 0.0
         self._nodes_watch = 0
         self._there: set[Peer] = set()
@@ -182,6 +188,7 @@ class Leadership:
         if not answer.succeeded:
             return self.election.step_down()  # Who leads instead, the watch tells.
         found = answer.results[0]
+        self._job_revision = found[0].mod_revision if found else 0
         record = unpack(JobRecord, found[0].value) if found else None
         if found and record is None:
             why = (
@@ -311,7 +318,10 @@ class Leadership:
     def _write(self, lead: Lead, unstored: Unstored) -> list[Doing]:
         ops, views = unstored.take()
         self._writing = True
-        txn = Txn((self.election.still(),), tuple(ops))
+        places = self._places
+        unchanged = Compare(places.job, Field.MOD, self._job_revision)
+        txn = Txn((self.election.still(), unchanged), tuple(ops), (Get(places.leader),))
+        stores_job = any(isinstance(op, Put) and op.key == places.job for op in ops)
         if lead.decisions is not None:
             self.writing = Written(txn, lead, lead.decisions, views)
             lead.decisions = []
@@ -324,10 +334,23 @@ class Leadership:
                 return self._fail(answer)
             assert isinstance(answer, TxnDone)
             if not answer.succeeded:
-                return self.election.step_down()
+                return self._superseded(answer)
+            if stores_job:
+                self._job_revision = answer.revision
             return self._go_on()
 
         return [self._ask(txn, written)]
+
+    def _superseded(self, answer: TxnDone) -> list[Doing]:
+        """Find out why a write was not made.
+
+        If this node still leads, it was overtaken by a write of its own of which it had given up
+        hope: etcd carries out what it was sent, however late.
+        """
+        leader = answer.results[0]
+        if leader and leader[0].create_revision == self.election.term:
+            return self._again()
+        return self.election.step_down()
 
     def _hand_over(self, lead: Lead) -> list[Doing]:
         """Take the leader's key away, and with the last node of a job all that it does not need."""

@@ -29,7 +29,10 @@ from holdfast.core.etcd_asking import Asking, Doing
 from holdfast.core.etcd_calls import (
     Answer,
     Change,
+    Compare,
     Delete,
+    Field,
+    Get,
     Grant,
     Granted,
     KeepAlive,
@@ -108,7 +111,8 @@ class EtcdSession:
         self._lease = 0
         self._unsaid: deque[Status] = deque(maxlen=UNSAID_MAX)
         self._stored: Status | None = None
-        self._key = b""  # Where the stored status lies.
+        self._key = b""  # Where the stored status lies, and the revision that made it.
+        self._key_revision = 0
         self._call = 0
         self._answer_due = False
         self._putting = self._renewing = self._leaving = False
@@ -240,24 +244,37 @@ class EtcdSession:
         self._putting = True
         record = NodeRecord(self._addressed(status), self._call)
         key = self.places.node(status.info.node, status.info.incarnation)
+        # What is sent may be carried out late: then it must not undo what came after it.
         ops: list[Op] = [Put(key, pack(record), self._lease)]
         if self._key and self._key != key:
             ops.append(Delete(self._key))  # It was this node's until it began anew.
+
+        mine = Compare(key, Field.MOD, self._key_revision if self._key == key else 0)
 
         def put(now: float, answer: Answer) -> list[Effect]:
             self._putting = False
             if isinstance(answer, Problem):
                 if answer.kind is Trouble.LEASE_GONE:
-                    if not self._unsaid:
-                        self._unsaid.append(status)
+                    self._unsay(status)
                     return self._lease_again()
                 return self._fail(answer)
-            self._stored, self._key = status, key
+            assert isinstance(answer, TxnDone)
+            self._key = key
+            if not answer.succeeded:  # It went with its lease, or an earlier put came late.
+                self._key_revision = answer.results[0][0].mod_revision if answer.results[0] else 0
+                self._unsay(status)
+                return self._put_next()
+            self._stored, self._key_revision = status, answer.revision
             effects: list[Effect] = [Heard(self._ack())]
             effects += self.leadership.own_said(now, record.status, record.call)
             return effects + self._put_next()
 
-        return [self._asking.ask(Txn((), tuple(ops)), put)]
+        return [self._asking.ask(Txn((mine,), tuple(ops), (Get(key),)), put)]
+
+    def _unsay(self, status: Status) -> None:
+        """Have a status stored after all, unless there are newer ones."""
+        if not self._unsaid:
+            self._unsaid.append(status)
 
     def _addressed(self, status: Status) -> Status:
         if status.info.address or not self.address:
@@ -294,7 +311,6 @@ class EtcdSession:
 
     def _ack(self) -> Ack:
         stored = self._stored
-        assert stored is not None or not self._key
         info = stored.info if stored is not None else None
         return Ack(
             run_id=self._run_id,

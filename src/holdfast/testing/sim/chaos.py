@@ -242,7 +242,7 @@ class Chaos:
 
     def _someone_who_leads(self) -> Agent | None:
         living = [agent for job in self._world.jobs.values() for agent in job.living]
-        leaders = [one for one in living if isinstance(one, EtcdAgent) and one.leads]
+        leaders: list[Agent] = [one for one in living if isinstance(one, EtcdAgent) and one.leads]
         return self._someone(leaders)
 
     def _leader(self) -> None:
