@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.core import views
+from holdfast.core.etcd_calls import KeyValue
+from holdfast.core.etcd_election import Election
+from holdfast.core.etcd_keys import pack
+from holdfast.core.etcd_leading import Leadership
+from holdfast.core.etcd_session import EtcdSession
 from holdfast.core.hosting import Hosting
 from holdfast.core.job import JobPhase, NodeLost
 from holdfast.core.membership import Membership
-from holdfast.core.news import Ending, Role
+from holdfast.core.news import Ending, Role, View
 from holdfast.core.rounds import Rounds
 from holdfast.core.supervision import Reason
 from holdfast.core.teamwork import Teamwork
 
 if TYPE_CHECKING:
+    from holdfast.core.etcd_asking import Doing
+    from holdfast.core.etcd_calls import Change, Compare, TxnDone
+    from holdfast.core.etcd_keys import JobRecord
     from holdfast.core.job import Node
     from holdfast.core.membership import Effect as MembershipEffect
-    from holdfast.core.news import NodeInfo, Status, View
+    from holdfast.core.news import NodeInfo, Status
     from holdfast.core.supervision import Effect
 
 
@@ -198,3 +206,52 @@ class NobodyIsEverLost(Hosting):
     def tick(self, now: float) -> list[object]:  # type: ignore[override]
         self._liveness.overdue(now)
         return [*super().tick(now)]
+
+
+class DeposedLeadersWrite(EtcdSession):
+    """A leader writes whatever it decided, though another leads."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.leadership.__class__ = Unfenced
+
+
+class Unfenced(Leadership):
+    def _fence(self) -> tuple[Compare, ...]:
+        return ()
+
+
+class NobodyIsToldAgain(EtcdSession):
+    """Whoever takes over takes it that all were told what was decided."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.leadership.__class__ = Trusting
+
+
+class Trusting(Leadership):
+    def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[Doing]:
+        job, call, nodes, _views = answer.results
+        shown = tuple(
+            KeyValue(key=self._places.view(*peer), value=pack(TOLD))
+            for one in nodes
+            if (peer := self._places.whose(one.key))
+        )
+        results = (job, call, nodes, shown)
+        return super()._begin(now, msgspec.structs.replace(answer, results=results), record)
+
+
+TOLD = View(run_id="", node="", incarnation=0, term=0, revision=2**50, role=Role.WAITING)
+
+
+class NobodyLeadsAgain(EtcdSession):
+    """A leader that is gone has no successor among those who were there."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**how)
+        self.leadership.election.__class__ = NotInterested
+
+
+class NotInterested(Election):
+    def leader_changed(self, change: Change) -> list[Doing]:
+        return []

@@ -24,6 +24,14 @@ from holdfast.testing.sim.round_checkers import (
 
 SEEDS_MAX = 40
 
+ON_ETCD: list[tuple[Rules, type[Checker], str]] = [
+    (Rules(session=broken.DeposedLeadersWrite), GenerationGrows, "pauses"),
+    (Rules(session=broken.NobodyIsToldAgain), RoundForms, "lossy"),
+    (Rules(session=broken.NobodyLeadsAgain), RoundForms, "crashes"),
+    (Rules(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
+    (Rules(rounds=broken.LossesCost), BudgetKept, "crashes"),
+]
+
 CASES: list[tuple[Rules, type[Checker], str]] = [
     (Rules(rounds=broken.FreeRestarts), BudgetKept, "calm"),
     (Rules(rounds=broken.LossesCost), BudgetKept, "crashes"),
@@ -56,9 +64,28 @@ def name_of(rules: Rules) -> str:
     ("rules", "checker", "profile"), CASES, ids=[name_of(rules) for rules, _, _ in CASES]
 )
 def test_broken_rules_are_caught(rules: Rules, checker: type[Checker], profile: str) -> None:
+    is_caught(rules, checker, profile, on_etcd=False)
+
+
+@pytest.mark.parametrize(
+    ("rules", "checker", "profile"), ON_ETCD, ids=[name_of(rules) for rules, _, _ in ON_ETCD]
+)
+def test_rules_that_are_broken_on_etcd_are_caught(
+    rules: Rules, checker: type[Checker], profile: str
+) -> None:
+    is_caught(rules, checker, profile, on_etcd=True)
+
+
+def is_caught(rules: Rules, checker: type[Checker], profile: str, *, on_etcd: bool) -> None:
     for seed in range(SEEDS_MAX):
         result = simulate(
-            seed, nodes=5, minutes=1.7, profile=profile, rules=rules, checkers=[checker]
+            seed,
+            nodes=9 if on_etcd else 5,
+            minutes=1.7,
+            profile=profile,
+            on_etcd=on_etcd,
+            rules=rules,
+            checkers=[checker],
         )
         if result.violation:
             assert result.invariant == checker.__name__

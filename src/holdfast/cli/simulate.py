@@ -35,6 +35,8 @@ examples:
       one run with all kinds of faults
   holdfast simulate --seed 7 --profile coordinator --story
       what happens when the coordinator dies, line by line
+  holdfast simulate --seed 7 --profile coordinator --on-etcd --story
+      what happens when etcd, or the node that leads, dies
   holdfast simulate --seeds 1:10000
       many runs, with a profile and a number of nodes that depend on the seed
 
@@ -80,6 +82,12 @@ def build_parser() -> argparse.ArgumentParser:
         + "; ".join(f"{name}: {profile.about}" for name, profile in PROFILES.items()),
     )
     parser.add_argument(
+        "--on-etcd",
+        action="store_true",
+        help="the job lies on a simulated etcd and its nodes lead themselves; the faults of the "
+        "coordinator are etcd's",
+    )
+    parser.add_argument(
         "--story", action="store_true", help="print all that happens, not only before a failure"
     )
     return parser
@@ -111,6 +119,7 @@ def execute(args: argparse.Namespace) -> int:
             nodes=args.nodes or nodes,
             minutes=args.minutes,
             profile=args.profile or profile,
+            on_etcd=args.on_etcd,
             whole_story=args.story,
             progress=progress.within,
         )

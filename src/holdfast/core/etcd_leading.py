@@ -44,7 +44,7 @@ from holdfast.core.etcd_calls import (
 )
 from holdfast.core.etcd_election import Election
 from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, unpack
-from holdfast.core.etcd_unstored import Unstored
+from holdfast.core.etcd_unstored import OPS_MAX, Unstored
 from holdfast.core.job import Job, NodeLost
 from holdfast.core.leading import Lead
 from holdfast.core.news import Status, View
@@ -98,6 +98,7 @@ class Leadership:
     ) -> None:
         self.post = Post.FOLLOWING
         self.lead: Lead | None = None
+        self.ops_max = OPS_MAX
         self.is_observed = False
         """Whether somebody wants to know of all decisions."""
         self.writing: Written | None = None
@@ -230,7 +231,7 @@ class Leadership:
         lead.own = self._own
         lead.is_new = record is None or lead.job is not record.job
         lead.decisions = [] if self.is_observed else None
-        self._unstored = unstored = Unstored(self._places, lead, self._job_lease)
+        self._unstored = unstored = Unstored(self._places, lead, self._job_lease, self.ops_max)
         shown: dict[Peer, int] = {}
         for one in views:
             peer = self._places.whose(one.key)
@@ -313,14 +314,13 @@ class Leadership:
         assert unstored is not None
         if unstored.is_urgent or not (unstored.is_empty or not election.is_open):
             return self._write(lead, unstored)
-        return [] if election.is_open else self._hand_over(lead)
+        return [] if election.is_open else self._hand_over()
 
     def _write(self, lead: Lead, unstored: Unstored) -> list[Doing]:
         ops, views = unstored.take()
         self._writing = True
         places = self._places
-        unchanged = Compare(places.job, Field.MOD, self._job_revision)
-        txn = Txn((self.election.still(), unchanged), tuple(ops), (Get(places.leader),))
+        txn = Txn(self._fence(), tuple(ops), (Get(places.leader),))
         stores_job = any(isinstance(op, Put) and op.key == places.job for op in ops)
         if lead.decisions is not None:
             self.writing = Written(txn, lead, lead.decisions, views)
@@ -341,6 +341,11 @@ class Leadership:
 
         return [self._ask(txn, written)]
 
+    def _fence(self) -> tuple[Compare, ...]:
+        """Return what must hold for a write to be made."""
+        unchanged = Compare(self._places.job, Field.MOD, self._job_revision)
+        return self.election.still(), unchanged
+
     def _superseded(self, answer: TxnDone) -> list[Doing]:
         """Find out why a write was not made.
 
@@ -352,16 +357,8 @@ class Leadership:
             return self._again()
         return self.election.step_down()
 
-    def _hand_over(self, lead: Lead) -> list[Doing]:
-        """Take the leader's key away, and with the last node of a job all that it does not need."""
-        places = self._places
-        ops: list[Op] = [Delete(places.leader)]
-        others = [peer for peer in self._there if peer[1] != self._own]
-        if not others:
-            ops += [Delete(key, end_of_prefix(key)) for key in (places.views, places.store)]
-            ops.append(Delete(places.call))
-            if lead.job.outcome is None:
-                ops.append(Delete(places.job))  # All nodes were told to go: it may begin anew.
+    def _hand_over(self) -> list[Doing]:
+        """Take the leader's key away."""
         self._writing = True
 
         def resigned(_now: float, answer: Answer) -> list[Doing]:
@@ -370,7 +367,7 @@ class Leadership:
                 return self._fail(answer)
             return self.election.step_down()
 
-        return [self._ask(Txn((self.election.still(),), tuple(ops)), resigned)]
+        return [self._ask(Txn((self.election.still(),), (Delete(self._places.leader),)), resigned)]
 
     def _job_kept(self, _now: float, answer: Answer) -> list[Doing]:
         if isinstance(answer, Problem):

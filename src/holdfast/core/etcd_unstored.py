@@ -23,11 +23,12 @@ WRITE_BYTES_MAX = 1_000_000  # In one transaction; etcd takes 1.5 MiB unless tol
 class Unstored:
     """The decisions of one leader that wait to be stored."""
 
-    def __init__(self, places: Places, lead: Lead, lease: int) -> None:
+    def __init__(self, places: Places, lead: Lead, lease: int, ops_max: int = OPS_MAX) -> None:
         self._places = places
         self._lead = lead
         self._lease = lease
         self._call = lead.call
+        self._ops_max = ops_max
         self._views: dict[Peer, View] = {}
         self._unneeded: list[bytes] = []
 
@@ -66,7 +67,7 @@ class Unstored:
             ops.append(Put(places.call, str(lead.call).encode(), self._lease))
             self._call = lead.call
         views: list[View] = []
-        while self._views and len(ops) < OPS_MAX:
+        while self._views and len(ops) < self._ops_max:
             peer, view = next(iter(self._views.items()))
             record = pack(view)
             if ops and size + len(record) > WRITE_BYTES_MAX:
@@ -75,6 +76,6 @@ class Unstored:
             views.append(view)
             ops.append(Put(places.view(*peer), record, self._lease))
             size += len(record)
-        while self._unneeded and len(ops) < OPS_MAX:
+        while self._unneeded and len(ops) < self._ops_max:
             ops.append(Delete(self._unneeded.pop()))
         return ops, views

@@ -61,6 +61,7 @@ class Lead:
         self._held: dict[str, Status] = {}  # Failures that may be due to a loss, by node.
         self._called_for = -1  # The generation that the newest roll call was for.
         self._answered: dict[int, int] = {}  # The newest call heard, by incarnation.
+        self._late: dict[int, Status] = {}  # Came when all was over but for the report.
         self._note_wait(now)
 
     @property
@@ -81,9 +82,9 @@ class Lead:
         what became of those who are no longer there.
         """
         told: dict[tuple[str, int], View] = {}
-        alive = set()
+        alive: dict[tuple[str, int], None] = {}  # In order, so that equal runs are equal.
         for status, call in there:
-            alive.add((status.info.node, status.info.incarnation))
+            alive[status.info.node, status.info.incarnation] = None
             _gather(told, self.said(now, status, call))
         lost = [
             NodeLost(node.info.node, node.info.incarnation, gone)
@@ -91,7 +92,9 @@ class Lead:
             if (node.info.node, node.info.incarnation) not in alive
         ]
         _gather(told, self.lost(now, lost))
-        for peer in alive - told.keys():  # What the last leader had no time to tell.
+        for peer in alive:
+            if peer in told:
+                continue
             beat = Beat(
                 run_id=self.job.run_id,
                 node=peer[0],
@@ -100,7 +103,7 @@ class Lead:
                 term=self.job.term,
                 revision=shown.get(peer, -1),
             )
-            view = self.rounds.behind(beat)
+            view = self.rounds.behind(beat)  # What the last leader had no time to tell.
             if view is not None:
                 told[peer] = view
         return [*told.values()]
@@ -115,7 +118,11 @@ class Lead:
                 self.call += 1
             self._held[info.node] = status
             return self._release(now)
-        return self._tell(now, status) + self._release(now)
+        told = self._tell(now, status) + self._release(now)
+        is_known = self.rounds.seq_of(info.node, info.incarnation) >= 0
+        if self.job.outcome is not None and not self.job.final and not is_known:
+            self._late[info.incarnation] = status
+        return told
 
     def lost(self, now: float, those: list[NodeLost]) -> list[View]:
         """Take in that nodes are gone, all at once."""
@@ -123,6 +130,7 @@ class Lead:
             return []
         for one in those:
             self._answered.pop(one.incarnation, None)
+            self._late.pop(one.incarnation, None)
         return self._tell(now, NodesLost(tuple(those))) + self._release(now)
 
     def tick(self, now: float) -> list[View]:
@@ -189,6 +197,10 @@ class Lead:
                 raise
             self.broken = f"{type(error).__name__}: {error}"
             told, self.rounds = close_broken(self.rounds, self.broken, self._make)
+        if self._late and self.job.final:
+            late, self._late = self._late, {}
+            for status in late.values():
+                told += self.rounds.handle(status)
         self._note_wait(now)
         self.is_changed = self.is_changed or self._mark() != before
         if self.decisions is not None:

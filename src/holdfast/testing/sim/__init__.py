@@ -87,8 +87,8 @@ def simulate(
 ) -> Result:
     """Run one job, or a few in a row, and return how it went; the story of a failure is in it.
 
-    `minutes` is virtual time, the quiet at the end included. `rules` are the machines under test,
-    `checkers` what is demanded of them. `progress` is called now and then.
+    `minutes` is virtual time, the quiet at the end included; `on_etcd`, nodes lead themselves.
+    `rules` are the machines under test, `checkers` what is demanded of them.
     """
     story = Story(lines_max=None if whole_story else STORY_LINES_MAX)
     world = World(
@@ -115,9 +115,8 @@ def simulate(
     except Exception as error:  # noqa: BLE001 (whatever a machine raises is a finding)
         violation, invariant = f"{type(error).__name__}: {error}", _where(error)
         story.note(world.now, "ERROR", f"{invariant}: {violation}".replace("{", "{{"))
-    finally:
-        if collects:
-            gc.enable()
+    if collects:
+        gc.enable()
     return Result(
         seed=seed,
         profile=profile,

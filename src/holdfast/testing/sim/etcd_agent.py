@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.etcd_asking import Ask, Unwatch, Watch
-from holdfast.core.etcd_session import Closed, EtcdSession, Heard, Left, Opened
+from holdfast.core.etcd_session import Closed, Heard, Left, Opened
 from holdfast.core.membership import LinkClosed, LinkOpened, Tick
 from holdfast.testing.sim.agent import Agent
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 PREFIX = "/sim"
 LEASE_S = 5.0
 LEAVE_S = 2.0
+OPS_MAX = 4  # So that few nodes suffice for a leader to die between two portions.
 
 
 class EtcdAgent(Agent):
@@ -38,7 +39,7 @@ class EtcdAgent(Agent):
         super().__init__(world, job, node, host, rng)
         self._place = place
         self._departs = False
-        self.session = EtcdSession(
+        self.session = world.rules.session(
             run_id=job.run_id,
             info=self.info,
             prefix=PREFIX,
@@ -48,6 +49,7 @@ class EtcdAgent(Agent):
         )
         self.session.address = self.address
         self.session.leadership.is_observed = True
+        self.session.leadership.ops_max = OPS_MAX
 
     @property
     def leads(self) -> bool:

@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.etcd_session import EtcdSession
 from holdfast.core.facts import Fact
 from holdfast.core.hosting import Hosting
 from holdfast.core.membership import Membership, Times
@@ -90,6 +91,7 @@ class Rules(Fact):
     rounds: type[Rounds] = Rounds
     membership: type[Membership] = Membership
     teamwork: type[Teamwork] = Teamwork
+    session: type[EtcdSession] = EtcdSession
 
 
 class World:
