@@ -1,7 +1,7 @@
 """The rows of the benchmark: what each measures, how often, and what is to be reached.
 
-Here are those of one node; `benchmarks.torch_rows` has those of workers that use torch, and
-`benchmarks.node_rows` those of many nodes.
+Here are those of one node; `benchmarks.torch_rows` has those of workers that use torch,
+`benchmarks.node_rows` those of many nodes, and `benchmarks.etcd_rows` those on etcd.
 
 `measure` is one turn of one launcher and returns its samples by metric; `benchmarks.measuring`
 lets the launchers take turns.
@@ -10,6 +10,7 @@ lets the launchers take turns.
 from __future__ import annotations
 
 from benchmarks import idling, restarting, starting, teeing
+from benchmarks.etcd_rows import ETCD_ROWS
 from benchmarks.figures import BARE, HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 from benchmarks.node_rows import NODE_ROWS
@@ -126,10 +127,11 @@ ONE_NODE_ROWS = (
     ),
 )
 
-ROWS = (*ONE_NODE_ROWS, *TORCH_ROWS, *NODE_ROWS)
+ROWS = (*ONE_NODE_ROWS, *TORCH_ROWS, *NODE_ROWS, *ETCD_ROWS)
 # Names that stand for several rows.
 GROUPS = {
     "one-node": tuple(row.name for row in ONE_NODE_ROWS),
     "torch": tuple(row.name for row in TORCH_ROWS),
     "nodes": tuple(row.name for row in NODE_ROWS),
+    "etcd": tuple(row.name for row in ETCD_ROWS),
 }

@@ -33,7 +33,6 @@ from holdfast.core.etcd_calls import (
     Granted,
     KeepAlive,
     KeptAlive,
-    Op,
     Problem,
     Put,
     Request,

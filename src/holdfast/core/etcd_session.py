@@ -15,8 +15,9 @@ the node says, it brings views and signs of life, and it may be lost. Behind it:
      └──────────────────┴───────────────────────────┘
 
 A lease that ended while the node lives is replaced at once, and the node says its status again:
-what becomes of that, the leader decides. Nothing waits here but statements, in order, for the one
-before to be stored; and of those no more than `UNSAID_MAX`.
+what becomes of that, the leader decides. An etcd that answers and takes no writes is of no use, so
+after a write that was refused no session is open before one was taken. Nothing waits here but
+statements, in order, for the one before to be stored; and of those no more than `UNSAID_MAX`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from collections import deque
 
 import msgspec
 
-from holdfast.core.etcd_asking import Asking, Doing
+from holdfast.core.etcd_asking import Ask, Asking, Doing
 from holdfast.core.etcd_calls import (
     Answer,
     Change,
@@ -40,7 +41,6 @@ from holdfast.core.etcd_calls import (
     Op,
     Problem,
     Put,
-    Revoke,
     Trouble,
     Txn,
     TxnDone,
@@ -48,6 +48,7 @@ from holdfast.core.etcd_calls import (
 )
 from holdfast.core.etcd_keys import NodeRecord, Places, all_below, pack, unpack
 from holdfast.core.etcd_leading import Leadership
+from holdfast.core.etcd_leaving import leave
 from holdfast.core.news import Ack, Beat, NodeInfo, Status, View
 from holdfast.core.rounds import Rounds
 
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.job import Job
 
+RENEWALS_PER_LEASE = 3
 UNSAID_MAX = 8
 """Statements that wait to be stored; more come only if etcd is very slow, and older ones go."""
 
@@ -109,10 +111,12 @@ class EtcdSession:
         self._ttl_s = max(1, round(lease_s))
         self._asking = Asking()
         self._lease = 0
+        self._renewed_at = 0.0
         self._unsaid: deque[Status] = deque(maxlen=UNSAID_MAX)
         self._stored: Status | None = None
         self._key = b""  # Where the stored status lies, and the revision that made it.
         self._key_revision = 0
+        self._doubted: Status | None = None  # Whether etcd takes it must be seen first.
         self._call = 0
         self._answer_due = False
         self._putting = self._renewing = self._leaving = False
@@ -142,16 +146,22 @@ class EtcdSession:
         self._unsaid.clear()  # When there is a session again, the newest status says all.
         return [*self.leadership.election.down(), *self._asking.forget()]
 
-    def send(self, message: Status | Beat) -> list[Effect]:
+    def send(self, now: float, message: Status | Beat) -> list[Effect]:
         """Store what the node says, or show that it lives."""
         if not self.is_up:
             return []
-        if isinstance(message, Status):
-            self._unsaid.append(message)
-            return self._put_next()
+        if isinstance(message, Beat):
+            return self._renew(now)
+        self._unsaid.append(message)
+        # A node that has much to say beats less, and a lease is not renewed by what is stored.
+        late = now - self._renewed_at >= self._ttl_s / RENEWALS_PER_LEASE
+        return self._put_next() + (self._renew(now) if late else [])
+
+    def _renew(self, now: float) -> list[Effect]:
         if self._renewing or not self._lease:
             return []
         self._renewing = True
+        self._renewed_at = now
         return [self._asking.ask(KeepAlive(self._lease), self._renewed)]
 
     def leave(self) -> list[Effect]:
@@ -190,7 +200,8 @@ class EtcdSession:
 
     # Opening.
 
-    def _leased(self, _now: float, answer: Answer) -> list[Effect]:
+    def _leased(self, now: float, answer: Answer) -> list[Effect]:
+        self._renewed_at = now
         if isinstance(answer, KeptAlive) and answer.ttl_s <= 0:
             self._lease = 0
             return self.open()
@@ -198,6 +209,9 @@ class EtcdSession:
             return self._fail(answer)
         if isinstance(answer, Granted):
             self._lease = answer.lease
+        return [self._store(self._doubted)] if self._doubted is not None else self._look()
+
+    def _look(self) -> list[Effect]:
         look = Txn((), (all_below(self.places.shared), all_below(self._views)))
         return [self._asking.ask(look, self._looked)]
 
@@ -241,6 +255,9 @@ class EtcdSession:
         else:
             return []
         self._answer_due = False
+        return [self._store(status)]
+
+    def _store(self, status: Status) -> Ask:
         self._putting = True
         record = NodeRecord(self._addressed(status), self._call)
         key = self.places.node(status.info.node, status.info.incarnation)
@@ -254,22 +271,35 @@ class EtcdSession:
         def put(now: float, answer: Answer) -> list[Effect]:
             self._putting = False
             if isinstance(answer, Problem):
-                if answer.kind is Trouble.LEASE_GONE:
-                    self._unsay(status)
-                    return self._lease_again()
-                return self._fail(answer)
+                return self._not_stored(status, answer)
             assert isinstance(answer, TxnDone)
             self._key = key
             if not answer.succeeded:  # It went with its lease, or an earlier put came late.
                 self._key_revision = answer.results[0][0].mod_revision if answer.results[0] else 0
+                if not self.is_up:
+                    return [self._store(status)]
                 self._unsay(status)
                 return self._put_next()
             self._stored, self._key_revision = status, answer.revision
+            self._doubted = None
+            if not self.is_up:
+                return self._look()
             effects: list[Effect] = [Heard(self._ack())]
             effects += self.leadership.own_said(now, record.status, record.call)
             return effects + self._put_next()
 
-        return [self._asking.ask(Txn((mine,), tuple(ops), (Get(key),)), put)]
+        return self._asking.ask(Txn((mine,), tuple(ops), (Get(key),)), put)
+
+    def _not_stored(self, status: Status, problem: Problem) -> list[Effect]:
+        if problem.kind is not Trouble.LEASE_GONE:
+            if problem.kind is not Trouble.UNREACHABLE:
+                self._doubted = status
+            return self._fail(problem)
+        if not self.is_up:
+            self._lease = 0
+            return self.open()
+        self._unsay(status)
+        return self._lease_again()
 
     def _unsay(self, status: Status) -> None:
         """Have a status stored after all, unless there are newer ones."""
@@ -351,6 +381,8 @@ class EtcdSession:
 
     def _fail(self, problem: Problem) -> list[Any]:
         """End the session because etcd cannot be relied on."""
+        if problem.kind is not Trouble.UNREACHABLE and self._doubted is None:
+            self._doubted = self._stored
         permanent = problem.kind in (Trouble.DENIED, Trouble.REFUSED)
         return [*self.drop(), Closed(problem.why, permanent)]
 
@@ -359,6 +391,4 @@ class EtcdSession:
             return []
         self._leaving = False
         lease, self._lease = self._lease, 0
-        if not lease:
-            return [Left()]
-        return [self._asking.ask(Revoke(lease), lambda _now, _answer: [Left()])]
+        return [*leave(self._asking, self.places, self._key, lease, lambda: [Left()])]

@@ -89,7 +89,7 @@ class EtcdDialer:
     def send(self, link: EtcdLink, message: Status | Beat) -> None:
         """Pass on what the node says over its current link."""
         if link is self._link:
-            self._perform(self._session.send(message))
+            self._perform(self._session.send(self._loop.time(), message))
 
     def drop(self, link: EtcdLink) -> None:
         """End the session of a link, if it is the current one."""

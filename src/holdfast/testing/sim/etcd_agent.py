@@ -94,7 +94,7 @@ class EtcdAgent(Agent):
         return self._place.life_of(view)
 
     def _send(self, message: Status | Beat) -> None:
-        self._do_all(self.session.send(message))
+        self._do_all(self.session.send(self.clock, message))
 
     def _open(self) -> None:
         self._do_all(self.session.open())

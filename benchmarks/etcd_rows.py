@@ -1,0 +1,71 @@
+"""The rows of jobs on etcd. Here Holdfast is compared with itself; torchrun's etcd is API v2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks import etcd_work
+from benchmarks.figures import HOLDFAST, Metric, Target
+from benchmarks.measuring import Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.launching import Lab, Samples
+
+RATIO_MAX = 2.0
+
+
+def _compared(name: str, what: str, measure: Callable[[Lab, str], Samples], rounds: int) -> Row:
+    return Row(
+        name,
+        measure,
+        (
+            Metric("embedded", f"{what}, at an agent's coordinator", "s"),
+            Metric("etcd", "... on etcd", "s"),
+            Metric("trip", "... one round trip to etcd", "s"),
+            Metric(
+                "ratio", "... (on etcd - a round trip) / at the coordinator", "times",
+                (Target("limit", RATIO_MAX),),
+            ),
+        ),
+        (HOLDFAST,),
+        rounds=rounds,
+        quick_rounds=1,
+        warm_up=False,
+    )  # fmt: skip
+
+
+ETCD_ROWS = (
+    _compared(
+        "etcd-form-2", "2 agents, command to all in user code", etcd_work.measure_form_2, 3
+    ),
+    _compared(
+        "etcd-form-16", "16 agents, command to all in user code", etcd_work.measure_form_16, 2
+    ),
+    _compared(
+        "etcd-restart-16",
+        "worker killed, 16 agents -> all in the next generation",
+        etcd_work.measure_restart_16,
+        2,
+    ),
+    Row(
+        "etcd-writes",
+        etcd_work.measure_writes,
+        (
+            Metric("round", "writes to etcd for a round of 16, for each agent", "writes"),
+            Metric(
+                "idle", "... in a second in which nothing happens", "writes", (Target("limit", 0),)
+            ),
+            Metric("restart", "... for a restart, for each agent", "writes"),
+            Metric(
+                "growth", "... for a round, an agent's at 16 / at 4", "times",
+                (Target("limit", 1.5),),
+            ),
+        ),
+        (HOLDFAST,),
+        rounds=1,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+)  # fmt: skip

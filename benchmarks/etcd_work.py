@@ -1,0 +1,153 @@
+"""Rows about jobs on etcd, next to the same jobs at the coordinator of one of their agents.
+
+One turn runs both, one after the other and again, so that both meet the same machine; its sample is
+made of their medians. etcd is a real one, with its data on a disk, on the same machine as all the
+agents. Its round trip is that of a small write.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import statistics
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import HOLDFAST
+from benchmarks.gathering import NS_PER_S
+from benchmarks.nodes import Nodes
+from benchmarks.regrouping import PAUSE_S
+from holdfast.core.etcd_calls import Put, Txn, TxnDone
+from holdfast.etcd.server import EtcdServer
+
+if TYPE_CHECKING:
+    from benchmarks.launching import Lab, Samples
+    from holdfast.etcd.blocking import EtcdClient
+
+PAIRS = {2: 7, 16: 4}
+KILLS = 5
+TRIPS = 200
+IDLE_S = 10.0
+FEW, MANY = 4, 16
+
+_jobs = itertools.count()
+
+
+def measure_form(count: int, lab: Lab, launcher: str) -> Samples:
+    """So many agents, from the command to the last worker's first line."""
+    del launcher
+    embedded: list[float] = []
+    on_etcd: list[float] = []
+    with EtcdServer() as server:
+        trip_s = _round_trip_s(server.get_client())
+        for _ in range(PAIRS[count]):
+            embedded.append(_form_s(lab, count, ()))
+            on_etcd.append(_form_s(lab, count, _flags(server)))
+    return _compared(embedded, on_etcd, trip_s)
+
+
+def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
+    """Workers killed one after the other, to all workers of the next generation."""
+    del launcher
+    with EtcdServer() as server:
+        trip_s = _round_trip_s(server.get_client())
+        return _compared(_restart_s(lab, count, ()), _restart_s(lab, count, _flags(server)), trip_s)
+
+
+def measure_writes(lab: Lab, launcher: str) -> Samples:
+    """How often etcd is written to: for a round, while nothing happens, and for a restart."""
+    del launcher
+    with EtcdServer() as server:
+        client = server.get_client()
+        few, many = (_writes(lab, count, server, client) for count in (FEW, MANY))
+    return {
+        "round": [many[0] / MANY],
+        "idle": [many[1]],
+        "restart": [many[2] / MANY],
+        "growth": [(many[0] / MANY) / (few[0] / FEW)],
+    }
+
+
+def _flags(server: EtcdServer) -> tuple[str, ...]:
+    # A job that ended is known for a while under its name.
+    name = f"bench-{next(_jobs)}"
+    endpoint = server.get_endpoint()
+    return ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", name)
+
+
+def _form_s(lab: Lab, count: int, flags: tuple[str, ...]) -> float:
+    with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=flags) as job:
+        agents = job.start(count)
+        starts = job.formed(count)
+        begun_ns = min(agent.started_ns for agent in agents)
+        return (max(start.reached_ns for start in starts) - begun_ns) / NS_PER_S
+
+
+def _restart_s(lab: Lab, count: int, flags: tuple[str, ...]) -> list[float]:
+    flags = ("--max-restarts", str(KILLS), *flags)
+    with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=flags) as job:
+        job.start(count)
+        job.formed(count)
+        samples = []
+        for kill in range(KILLS):
+            time.sleep(random.uniform(*PAUSE_S))
+            samples.append(_kill_one(job, kill % count, count))
+        return samples
+
+
+def _kill_one(job: Nodes, node: int, count: int) -> float:
+    killed_ns = time.monotonic_ns()
+    os.kill(job.latest(job.agents[node]).pid, signal.SIGKILL)
+    starts = job.formed(count, since_ns=killed_ns)
+    return (max(one.reached_ns for one in starts) - killed_ns) / NS_PER_S
+
+
+def _writes(
+    lab: Lab, count: int, server: EtcdServer, client: EtcdClient
+) -> tuple[float, float, float]:
+    """Return the writes of the first round, of a second in which nothing happens, of a restart."""
+    flags = ("--max-restarts", "1", *_flags(server))
+    with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=flags) as job:
+        before = _revision(client)
+        job.start(count)
+        job.formed(count)
+        time.sleep(1.0)
+        formed = _revision(client)
+        time.sleep(IDLE_S)
+        idle = _revision(client)
+        _kill_one(job, 0, count)
+        time.sleep(1.0)
+        return formed - before, (idle - formed) / IDLE_S, _revision(client) - idle
+
+
+def _revision(client: EtcdClient) -> int:
+    answer = client.call(Txn())
+    assert isinstance(answer, TxnDone)
+    return answer.revision
+
+
+def _round_trip_s(client: EtcdClient) -> float:
+    trips = []
+    for number in range(TRIPS):
+        begun = time.perf_counter()
+        client.call(Txn((), (Put(b"/bench/trip", str(number).encode()),)))
+        trips.append(time.perf_counter() - begun)
+    return statistics.median(trips)
+
+
+def _compared(embedded: list[float], on_etcd: list[float], trip_s: float) -> Samples:
+    here, there = statistics.median(embedded), statistics.median(on_etcd)
+    return {
+        "embedded": embedded,
+        "etcd": on_etcd,
+        "trip": [trip_s],
+        "ratio": [(there - trip_s) / here],
+    }
+
+
+measure_form_2 = partial(measure_form, 2)
+measure_form_16 = partial(measure_form, 16)
+measure_restart_16 = partial(measure_restart, 16)
