@@ -266,10 +266,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _exits(self, context: PContext) -> list[supervision.WorkerExited]:
         generation = self._machine.generation
-        return [
+        exits = [
             supervision.WorkerExited(generation, ended.rank, ended.failed, ended.mendable)
             for ended in context.poll_events(time.monotonic())
         ]
+        for ended in exits:
+            self._teller.exited(ended.local_rank, failed=ended.failed)
+        return exits
 
     def _block(self, deadline: float | None) -> None:
         context = self._pcontext

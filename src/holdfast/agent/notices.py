@@ -1,4 +1,4 @@
-"""What an agent says to the person about its own workers: signals passed on, and restarts."""
+"""What an agent says to the person about its own workers: starts, restarts, signals passed on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from holdfast.core.supervision import Reason, State
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from holdfast.agent.workers import WorkerGroup
     from holdfast.core.supervision import Supervision
     from holdfast.processes.failures import ProcessFailure
 
@@ -51,4 +52,13 @@ def tell_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> N
             what = what[:NOTICE_CHARS_MAX] + " ..."
     messages.warning(
         f"{what}; restarting all workers (restart {budget.used} of {budget.max_restarts})"
+    )
+
+
+def tell_start(group: WorkerGroup, generation: int) -> None:
+    """Say which workers a generation has here."""
+    started = ", ".join(f"{worker.global_rank} (pid {worker.id})" for worker in group.workers)
+    messages.info(
+        f"generation {generation} on node {group.group_rank} of {group.group_world_size}: started "
+        f"ranks {started}; MASTER_ADDR={group.master_addr}, MASTER_PORT={group.master_port}"
     )

@@ -13,11 +13,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 
 from holdfast import messages
 from holdfast.agent import exchange, notices
+from holdfast.agent.elastic_agent import ElasticAgent
+from holdfast.agent.telling import RunTeller
 from holdfast.agent.workers import (
     DEFAULT_ROLE,
     RunResult,
@@ -25,6 +27,7 @@ from holdfast.agent.workers import (
     WorkerGroup,
     WorkerSpec,
     WorkerState,
+    place_workers,
 )
 from holdfast.core import supervision
 from holdfast.core.supervision import Outcome, Reason, State, Supervision
@@ -45,22 +48,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
+    from holdfast.agent.moments import Onlookers
     from holdfast.agent.team import Team
     from holdfast.processes.failures import ProcessFailure
 
 STORY_STEPS_TOLD = 20
-
-
-class ElasticAgent(ABC):
-    """Runs the workers of one node to their end."""
-
-    @abstractmethod
-    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers until they are done; raise if that cannot be."""
-
-    @abstractmethod
-    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
-        """Return the workers. The agent goes on changing what is returned."""
 
 
 class SimpleElasticAgent(ElasticAgent):
@@ -79,6 +71,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._signals = SignalWatch(())
         self._signals_to_handle: str | None = None
         self._round = 0
+        self._teller = RunTeller(self)
         self._begin_anew()
 
     def _begin_anew(self) -> None:
@@ -131,13 +124,17 @@ class SimpleElasticAgent(ElasticAgent):
         """
         begin = time.monotonic()
         self._begin_anew()
+        self._teller.began()
         death_sig = signal.SIGTERM
         try:
             with self._watch_signals():
                 try:
-                    return self._invoke_run(role)
+                    result = self._invoke_run(role)
+                    self._teller.ended(result)
+                    return result
                 except BaseException as problem:
                     self._abandoned = True
+                    self._teller.ended(None, problem)
                     if isinstance(problem, SignalException):
                         death_sig = problem.sigval
                     raise
@@ -146,6 +143,16 @@ class SimpleElasticAgent(ElasticAgent):
                         self._shut_down(death_sig)
         finally:
             self._total_execution_time = int(time.monotonic() - begin)
+
+    @property
+    def machine(self) -> Supervision:
+        """What decides about the workers; to look at, not to change."""
+        return self._machine
+
+    @property
+    def onlookers(self) -> Onlookers:
+        """Those who are told of the moments of a run."""
+        return self._teller.onlookers
 
     @property
     def restart_count(self) -> int:
@@ -224,12 +231,16 @@ class SimpleElasticAgent(ElasticAgent):
             case supervision.StartWorkers(generation):
                 if self._team is not None:
                     self._team.take_seat()
+                    self._teller.met()
+                    self._teller.ranked()
                 self._start_generation()
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
                 messages.info(f"stopping generation {generation}: {reason.value}")
+                self._teller.stopping(generation, reason.value)
                 unkillable = self._stop_generation(reason, signum)
                 self._worker_group.state = WorkerState.STOPPED
+                self._teller.stopped(generation)
                 return supervision.WorkersStopped(generation, unkillable)
             case supervision.KillWorkers():
                 self._kill_workers()
@@ -258,6 +269,9 @@ class SimpleElasticAgent(ElasticAgent):
                 break
             except exchange.RoundBroken:
                 messages.info("a node went away before the round began: joining again")
+            except Exception as problem:
+                self._teller.met(problem)
+                raise
         group = self._worker_group
         assert group.group_rank is not None
         assert group.group_world_size is not None
@@ -273,6 +287,7 @@ class SimpleElasticAgent(ElasticAgent):
             worker_group.store = info.store
             worker_group.group_rank = info.rank
             worker_group.group_world_size = info.world_size
+            self._teller.met()
             meeting_point = info.bootstrap_store_info
             worker_group.master_addr = spec.master_addr or meeting_point.master_addr
             worker_group.master_port = spec.master_port or meeting_point.master_port
@@ -283,31 +298,27 @@ class SimpleElasticAgent(ElasticAgent):
     def _assign_worker_ranks(
         self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
+        begun = time.monotonic()
         ranks = exchange.node_ranks(
             store, group_rank, group_world_size, spec, lambda: self._nodes_waiting() > 0
         )
-        return [
-            Worker(
-                local_rank,
-                ranks.first_rank + local_rank,
-                ranks.first_role_rank + local_rank,
-                ranks.world_size,
-                ranks.role_world_size,
-            )
-            for local_rank in range(spec.local_world_size)
-        ]
+        self._teller.ranked(time.monotonic() - begun)
+        return place_workers(
+            spec.local_world_size,
+            ranks.first_rank,
+            ranks.first_role_rank,
+            ranks.world_size,
+            ranks.role_world_size,
+        )
 
     def _start_generation(self) -> None:
         group = self._worker_group
+        begun = time.monotonic()
         for local_rank, worker_id in self._start_workers(group).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
-        started = ", ".join(f"{worker.global_rank} (pid {worker.id})" for worker in group.workers)
-        messages.info(
-            f"generation {self._machine.generation} on node {group.group_rank} of "
-            f"{group.group_world_size}: started ranks {started}; MASTER_ADDR={group.master_addr}, "
-            f"MASTER_PORT={group.master_port}"
-        )
+        self._teller.started(begun)
+        notices.tell_start(group, self._machine.generation)
 
     def _stop_generation(self, reason: Reason, signum: int) -> int:
         """Stop what is left; return how many processes cannot be killed."""
@@ -363,6 +374,7 @@ class SimpleElasticAgent(ElasticAgent):
         group = self._worker_group
         result = self._monitor_workers(group)
         group.state = result.state
+        self._teller.looked(result.state.name.lower())
         generation = self._machine.generation
         if result.state == WorkerState.HEALTHY:
             return []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 from holdfast import messages
-from holdfast.agent.workers import Worker
+from holdfast.agent.workers import place_workers
 from holdfast.coordinator.client import GaveUp, Refused
 from holdfast.core import supervision, teamwork
 from holdfast.core.news import Ending, Failure, Phase, Role, View
@@ -169,16 +169,13 @@ class Team:
         group.group_rank, group.group_world_size = view.rank, view.size
         group.master_addr = spec.master_addr or view.master_addr
         group.master_port = spec.master_port or view.master_port
-        group.workers = [
-            Worker(
-                local_rank,
-                view.first_rank + local_rank,
-                view.first_role_rank + local_rank,
-                view.world_size,
-                view.role_world_size,
-            )
-            for local_rank in range(spec.local_world_size)
-        ]
+        group.workers = place_workers(
+            spec.local_world_size,
+            view.first_rank,
+            view.first_role_rank,
+            view.world_size,
+            view.role_world_size,
+        )
 
     def _failure(self) -> tuple[Failure, bytes]:
         """Return this node's first failure in short, and whole if it may be the job's last."""

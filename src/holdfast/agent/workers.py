@@ -106,6 +106,16 @@ class Worker:
     __repr__ = __str__
 
 
+def place_workers(
+    count: int, first_rank: int, first_role_rank: int, world_size: int, role_world_size: int
+) -> list[Worker]:
+    """Return the workers of a node with their ranks, which follow one another."""
+    return [
+        Worker(one, first_rank + one, first_role_rank + one, world_size, role_world_size)
+        for one in range(count)
+    ]
+
+
 class WorkerState(str, Enum):  # noqa: UP042 (StrEnum's text differs from TorchElastic's)
     """How a group of workers is."""
 

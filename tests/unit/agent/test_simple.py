@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rendezvous_fakes import ToldRendezvous
 
-from holdfast.agent.simple import ElasticAgent, SimpleElasticAgent
+from holdfast.agent.elastic_agent import ElasticAgent
+from holdfast.agent.simple import SimpleElasticAgent
 from holdfast.agent.workers import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.errors import InternalError
 from holdfast.processes.failures import ProcessFailure

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.agent.simple import ElasticAgent, SimpleElasticAgent
+from holdfast.agent.elastic_agent import ElasticAgent
+from holdfast.agent.simple import SimpleElasticAgent
 from holdfast.agent.workers import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.elastic.agent.server import (  # noqa: F401 (also reached as attributes)
     api,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.agent.simple import ElasticAgent, SimpleElasticAgent
+from holdfast.agent.elastic_agent import ElasticAgent
+from holdfast.agent.simple import SimpleElasticAgent
 from holdfast.agent.workers import (
     DEFAULT_ROLE,
     RunResult,

@@ -1,0 +1,167 @@
+"""Turns what an agent does into the moments that onlookers are told: `RunTeller`.
+
+The agent says in passing what happens; here it is put together with what the agent knows of itself.
+While nobody looks on, nothing is put together at all.
+"""
+
+from __future__ import annotations
+
+from holdfast.agent import moments
+from holdfast.agent.moments import Moment, Onlookers, WorkerEnd, WorkerFact
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.agent.simple import SimpleElasticAgent
+    from holdfast.agent.workers import RunResult, Worker
+
+
+class RunTeller:
+    """Tells the onlookers of one agent."""
+
+    def __init__(self, agent: SimpleElasticAgent) -> None:
+        self.onlookers = Onlookers()
+        self._agent = agent
+        self._began_at = 0.0
+        self._since = 0.0  # When the node began to look for its place among the others.
+
+    def tell(self, moment: Moment) -> None:
+        """Tell everybody."""
+        self.onlookers.tell(moment)
+
+    def began(self) -> None:
+        """A run begins."""
+        at, wall = moments.now()
+        self._began_at = self._since = at
+        if not self.onlookers:
+            return
+        spec = self._agent.get_worker_group().spec
+        handler = spec.rdzv_handler
+        self.tell(
+            moments.Began(
+                at,
+                wall,
+                handler.get_run_id(),
+                spec.role,
+                handler.get_backend(),
+                spec.get_entrypoint_name(),
+                spec.local_world_size,
+                spec.max_restarts,
+            )
+        )
+
+    def met(self, error: BaseException | None = None) -> None:
+        """The node has its place among the others, or could not get one."""
+        if self.onlookers:
+            at, wall = moments.now()
+            rank, size = self._place()
+            took_s = at - self._since
+            self.tell(moments.Met(at, wall, took_s, rank, size, _traceback(error)))
+
+    def ranked(self, took_s: float = 0.0, error: BaseException | None = None) -> None:
+        """The workers have their ranks."""
+        if self.onlookers:
+            at, wall = moments.now()
+            rank, size = self._place()
+            self.tell(moments.Ranked(at, wall, took_s, rank, size, _traceback(error)))
+
+    def started(self, since: float) -> None:
+        """All workers of a generation are started."""
+        if not self.onlookers:
+            return
+        at, wall = moments.now()
+        rank, size = self._place()
+        machine = self._agent.machine
+        workers = tuple(_fact(one) for one in self._agent.get_worker_group().workers)
+        self.tell(
+            moments.Started(
+                at, wall, at - since, machine.generation, machine.restart_count, rank, size, workers
+            )
+        )
+        self.looked("healthy")
+
+    def looked(self, state: str) -> None:
+        """It is known how the workers are."""
+        if self.onlookers:
+            left = self._agent.machine.budget.left
+            self.tell(moments.Looked(moments.now()[0], state, left))
+
+    def exited(self, local_rank: int, *, failed: bool) -> None:
+        """A worker has ended by itself."""
+        if self.onlookers:
+            at, wall = moments.now()
+            worker = _fact(self._agent.get_worker_group().workers[local_rank])
+            self.tell(moments.Exited(at, wall, self._agent.machine.generation, worker, failed))
+
+    def stopping(self, generation: int, reason: str) -> None:
+        """What is left of a generation is being stopped."""
+        if self.onlookers:
+            self.tell(moments.Stopping(moments.now()[0], generation, reason))
+
+    def stopped(self, generation: int) -> None:
+        """Nothing of a generation is left."""
+        self._since = moments.now()[0]
+        if self.onlookers:
+            self.tell(moments.Stopped(self._since, generation))
+
+    def ended(self, result: RunResult | None, error: BaseException | None = None) -> None:
+        """The run has ended, with a result or with an error."""
+        if not self.onlookers:
+            return
+        at, wall = moments.now()
+        rank, size = self._place()
+        machine = self._agent.machine
+        spec = self._agent.get_worker_group().spec
+        self.tell(
+            moments.Ended(
+                at,
+                wall,
+                at - self._began_at,
+                result.state.name.lower() if result is not None else "",
+                machine.restart_count,
+                machine.budget.left,
+                spec.max_restarts,
+                rank,
+                size,
+                self._ends(result) if result is not None else (),
+                _traceback(error),
+            )
+        )
+
+    def _place(self) -> tuple[int | None, int | None]:
+        group = self._agent.get_worker_group()
+        return group.group_rank, group.group_world_size
+
+    def _ends(self, result: RunResult) -> tuple[WorkerEnd, ...]:
+        ends = []
+        for worker in self._agent.get_worker_group().workers:
+            failure = result.failures.get(worker.global_rank)
+            if failure is not None and not failure.consequence:
+                error = _json(failure.error_file_data)
+                ends.append(WorkerEnd(_fact(worker), "failed", failure.exitcode, error))
+            elif result.is_failed():
+                code = failure.exitcode if failure is not None else None
+                ends.append(WorkerEnd(_fact(worker), "terminated", code))
+            else:
+                ends.append(WorkerEnd(_fact(worker), "succeeded", 0))
+        return tuple(ends)
+
+
+def _fact(worker: Worker) -> WorkerFact:
+    pid = worker.id if isinstance(worker.id, int) else 0
+    return WorkerFact(
+        worker.local_rank, worker.global_rank, worker.role_rank, worker.role_world_size, pid
+    )
+
+
+def _json(data: object) -> str:
+    import json
+
+    return json.dumps(data, default=str)
+
+
+def _traceback(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    import traceback
+
+    return "".join(traceback.format_exception(error))

@@ -1,0 +1,121 @@
+"""What onlookers of a real agent are told, from beginning to end."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.agent.local import LocalElasticAgent
+from holdfast.agent.moments import (
+    Began,
+    Ended,
+    Exited,
+    Looked,
+    Met,
+    Moment,
+    Ranked,
+    Started,
+    Stopped,
+    Stopping,
+)
+from holdfast.agent.workers import WorkerSpec
+from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.single_node import SingleNodeHandler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FAILS_ONCE = "import os, sys; sys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0') * 3)"
+
+
+def run(folder: Path, script: str, *, max_restarts: int = 0, workers: int = 1) -> list[Moment]:
+    told: list[Moment] = []
+    handler = SingleNodeHandler("job-1")
+    spec = WorkerSpec(
+        "trainer", workers, handler, entrypoint=sys.executable, args=("-c", script),
+        max_restarts=max_restarts,
+    )  # fmt: skip
+    agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(folder)))
+    agent.onlookers.add(told.append)
+    try:
+        agent.run()
+    finally:
+        handler.shutdown()
+    return told
+
+
+def kinds(told: list[Moment]) -> list[type]:
+    return [type(one) for one in told]
+
+
+def test_a_run_that_succeeds(tmp_path: Path) -> None:
+    told = run(tmp_path, "pass", workers=2)
+    began, met, ranked, started, looked, *exits, stopping, stopped, ended = told
+    assert [type(one) for one in exits] == [Exited, Exited]
+    assert kinds(told[:5]) == [Began, Met, Ranked, Started, Looked]
+    assert kinds(told[-3:]) == [Stopping, Stopped, Ended]
+    assert isinstance(began, Began)
+    assert (began.run_id, began.role, began.local_world_size) == ("job-1", "trainer", 2)
+    assert isinstance(met, Met)
+    assert (met.group_rank, met.group_world_size, met.error) == (0, 1, "")
+    assert isinstance(ranked, Ranked)
+    assert isinstance(started, Started)
+    assert [one.global_rank for one in started.workers] == [0, 1]
+    assert {one.pid for one in started.workers} == {
+        one.worker.pid for one in exits if isinstance(one, Exited)
+    }
+    assert isinstance(looked, Looked)
+    assert looked.state == "healthy"
+    assert isinstance(stopping, Stopping)
+    assert isinstance(stopped, Stopped)
+    assert isinstance(ended, Ended)
+    assert (ended.state, ended.error) == ("succeeded", "")
+    assert [(one.state, one.exit_code) for one in ended.ends] == [("succeeded", 0)] * 2
+    times = [one.at for one in told if hasattr(one, "at")]
+    assert times == sorted(times)
+
+
+def test_a_restart_is_told_from_the_failure_to_the_next_start(tmp_path: Path) -> None:
+    told = run(tmp_path, FAILS_ONCE, max_restarts=1)
+    first_exit = next(at for at, one in enumerate(told) if isinstance(one, Exited))
+    assert kinds(told[first_exit : first_exit + 6]) == [
+        Exited, Stopping, Stopped, Met, Ranked, Started,
+    ]  # fmt: skip
+    exited, started = told[first_exit], told[first_exit + 5]
+    assert isinstance(exited, Exited)
+    assert exited.failed
+    assert isinstance(started, Started)
+    assert (started.generation, started.restart_count) == (1, 1)
+
+
+def test_a_run_that_fails_says_how_each_worker_ended(tmp_path: Path) -> None:
+    script = "import os, signal, sys; os.environ['RANK'] == '1' and sys.exit(5); signal.pause()"
+    ended = run(tmp_path, script, workers=2)[-1]
+    assert isinstance(ended, Ended)
+    assert ended.state == "failed"
+    first, second = ended.ends
+    assert (first.state, second.state, second.exit_code) == ("terminated", "failed", 5)
+
+
+def test_a_run_that_a_signal_ends_is_told_with_the_error(tmp_path: Path) -> None:
+    told: list[Moment] = []
+    spec = WorkerSpec(
+        "trainer", 1, SingleNodeHandler("job-1"), entrypoint=sys.executable,
+        args=("-c", "import os, signal; os.kill(os.getppid(), 0); signal.pause()"),
+    )  # fmt: skip
+    agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(tmp_path)))
+    agent.onlookers.add(told.append)
+    agent.onlookers.add(
+        lambda moment: signal.raise_signal(signal.SIGTERM) if isinstance(moment, Started) else None
+    )
+    with pytest.raises(SignalException):
+        agent.run()
+    spec.rdzv_handler.shutdown()
+    ended = told[-1]
+    assert isinstance(ended, Ended)
+    assert ended.state == ""
+    assert "SignalException" in ended.error
