@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from stores import ALL, TorchsClients, opened, param
+from stores import ALL, Shared, TorchsClients, opened, param
+
+from real_etcd import running_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,10 +61,20 @@ def tcp_store(torchs_clients: TorchsClients) -> Any:
     return torchs_clients.own
 
 
+@pytest.fixture(scope="module")
+def etcd_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of an etcd that takes more than 1.5 MiB at a time."""
+    with running_etcd(tmp_path_factory.mktemp("etcd"), f"--max-request-bytes={1 << 24}") as etcd:
+        yield etcd.port
+
+
 @pytest.fixture(params=[param(name) for name in ALL])
 def store(
-    request: pytest.FixtureRequest, tmp_path: Path, torchs_clients: TorchsClients
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    torchs_clients: TorchsClients,
+    etcd_port: int,
 ) -> Iterator[Any]:
     """A store of each kind; those of a test with `over` are fewer."""
-    with opened(request.param, tmp_path, torchs_clients) as made:
+    with opened(request.param, tmp_path, Shared(torchs_clients, etcd_port)) as made:
         yield made

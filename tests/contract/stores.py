@@ -1,7 +1,8 @@
 """The stores that the suites run over, by name, and what torch's are known to lack.
 
 The names are in the tests' ids: `memory`, `TCPStore on ours` and so on. A "part" is a `PrefixStore`
-of ours, a "client" a `TCPStore` of ours; the names in capitals are torch's.
+of ours, a "client" a `TCPStore` of ours; the names in capitals are torch's. All tests of a file
+share one etcd, which takes values as large as the other stores do; each has a prefix of its own.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
+from holdfast.etcd.blocking import EtcdClient
+from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.store import EtcdStore
 from holdfast.store import FileStore, MemoryStore, PrefixStore, TCPStore
 
 if TYPE_CHECKING:
@@ -19,8 +23,9 @@ if TYPE_CHECKING:
 
 IN_PROCESS = ["memory", "part of memory"]
 IN_FOLDER = ["file", "part of file"]
+IN_ETCD = ["etcd", "part of etcd"]
 SERVED = ["client", "part of client"]
-OURS = [*IN_PROCESS, *IN_FOLDER, *SERVED]
+OURS = [*IN_PROCESS, *IN_FOLDER, *IN_ETCD, *SERVED]
 CLIENT_ON_TORCHS = "client on TCPStore"
 TORCHS = ["HashStore", "FileStore", "PrefixStore", "TCPStore", "TCPStore on ours"]
 NEED_TORCH = {CLIENT_ON_TORCHS, *TORCHS}
@@ -49,6 +54,13 @@ class TorchsClients(NamedTuple):
     """Its server is ours."""
 
 
+class Shared(NamedTuple):
+    """What the stores of many tests are clients of."""
+
+    torchs: TorchsClients
+    etcd_port: int
+
+
 def over(names: list[str], without: str = "") -> pytest.MarkDecorator:
     """Run a test over stores of these names, other than those with a gap."""
     lacking = GAPS[without] if without else {}
@@ -62,24 +74,28 @@ def param(name: str) -> Any:
 
 
 @contextmanager
-def opened(name: str, folder: Path, torchs_clients: TorchsClients) -> Iterator[Any]:
+def opened(name: str, folder: Path, shared: Shared) -> Iterator[Any]:
     """Make a store without any keys, and leave nothing of it behind."""
     match name:
         case "memory":
             yield MemoryStore()
         case "file":
             yield FileStore(folder)
+        case "etcd":
+            client = EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", shared.etcd_port),)))
+            with EtcdStore(client, str(folder), closes_client=True) as store:
+                yield store
         case "client":
             with TCPStore("127.0.0.1", 0, is_master=True) as store:
                 yield store
         case "client on TCPStore":
-            with TCPStore("localhost", torchs_clients.own.port) as store:
+            with TCPStore("localhost", shared.torchs.own.port) as store:
                 yield PrefixStore(str(folder), store)
         case kind if kind in TORCHS:
-            yield torchs(name, folder, torchs_clients)
+            yield torchs(name, folder, shared.torchs)
         case _:
             assert name.startswith("part of ")
-            with opened(name.removeprefix("part of "), folder, torchs_clients) as whole:
+            with opened(name.removeprefix("part of "), folder, shared) as whole:
                 yield PrefixStore("part/of", whole)
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast.etcd.blocking import EtcdClient
+from holdfast.etcd.settings import EtcdSettings
 from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
+from holdfast.rendezvous.etcd_backend import EtcdRendezvousBackend
 from holdfast.rendezvous.file_backend import FileRendezvousBackend
 from holdfast.store.file_store import FileStore
 from holdfast.store.memory import MemoryStore
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.rendezvous.backend import RendezvousBackend
 
-OURS = ["memory store", "file store", "tcp store", "file"]
+OURS = ["memory store", "file store", "tcp store", "file", "etcd"]
 TORCHS = ["HashStore", "FileStore", "TCPStore"]
 
 
@@ -40,11 +43,14 @@ def store_of(kind: str, folder: Path, tcp_store: Any) -> Any:
 
 @pytest.fixture(params=[*OURS, *(pytest.param(one, marks=pytest.mark.torch) for one in TORCHS)])
 def another(
-    request: pytest.FixtureRequest, tmp_path: Path, tcp_store: Any
+    request: pytest.FixtureRequest, tmp_path: Path, tcp_store: Any, etcd_port: int
 ) -> Iterator[Callable[[], RendezvousBackend]]:
     """Make backends of the same place, as different nodes would."""
     if request.param == "file":
         yield lambda: FileRendezvousBackend(tmp_path / "state")
+    elif request.param == "etcd":
+        with closing(EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd_port),)))) as client:
+            yield lambda: EtcdRendezvousBackend(client, "job", str(tmp_path))
     elif request.param == "tcp store":
         with ExitStack() as stores:
             server = stores.enter_context(TCPStore("localhost", 0, is_master=True))

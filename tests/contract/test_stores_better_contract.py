@@ -8,13 +8,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from stores import CLIENT_ON_TORCHS, IN_FOLDER, IN_PROCESS, OURS, over
+from stores import CLIENT_ON_TORCHS, IN_ETCD, IN_FOLDER, IN_PROCESS, OURS, over
 
 from holdfast.store import DistStoreError, QueueEmptyError, StoreTimeoutError
 
 LONG = timedelta(minutes=1)
 SHORT = timedelta(milliseconds=50)
 OUR_CLIENTS_TOO = [*OURS, CLIENT_ON_TORCHS]
+UNSERVED = [*IN_PROCESS, *IN_FOLDER, *IN_ETCD]  # Those that torch's protocol sets no limits to.
 
 
 @over(OUR_CLIENTS_TOO)
@@ -54,7 +55,7 @@ def test_a_key_that_was_set_and_deleted_is_still_waited_for(store: Any) -> None:
             waiting.result(60)
 
 
-@over([*IN_PROCESS, *IN_FOLDER])
+@over(UNSERVED)
 def test_a_queue_is_no_value(store: Any) -> None:
     """On a server, `get` returns nothing for the queue's name: the protocol does not tell."""
     store.queue_push("queue", "one")
@@ -138,7 +139,7 @@ def test_a_clone_has_a_timeout_of_its_own(store: Any) -> None:
     assert (clone.timeout, store.timeout) == (SHORT, before)
 
 
-@over([*IN_PROCESS, *IN_FOLDER])
+@over(UNSERVED)
 @pytest.mark.parametrize("value", ["", "one", "-", "é", "9" * 5000])
 def test_what_is_no_number_is_not_added_to(store: Any, value: str) -> None:
     """Torch's server hangs up then."""
@@ -148,7 +149,7 @@ def test_what_is_no_number_is_not_added_to(store: Any, value: str) -> None:
     assert store.get("key") == value.encode()
 
 
-@over([*IN_PROCESS, *IN_FOLDER])
+@over(UNSERVED)
 def test_a_counter_does_not_turn_around(store: Any) -> None:
     """Torch's becomes negative."""
     assert store.add("count", 2**63 - 1) == 2**63 - 1
@@ -157,7 +158,7 @@ def test_a_counter_does_not_turn_around(store: Any) -> None:
     assert store.add("count", -1) == 2**63 - 2
 
 
-@over([*IN_PROCESS, *IN_FOLDER])
+@over(UNSERVED)
 def test_a_key_that_has_another_use_is_no_barrier(store: Any) -> None:
     store.set("key", "value")
     with pytest.raises(DistStoreError, match="is no number"):
@@ -165,7 +166,7 @@ def test_a_key_that_has_another_use_is_no_barrier(store: Any) -> None:
     assert store.get("key") == b"value"
 
 
-@over([*IN_PROCESS, *IN_FOLDER])
+@over(UNSERVED)
 def test_times_may_be_seconds(store: Any) -> None:
     with pytest.raises(StoreTimeoutError):
         store.wait(["key"], 0.001)

@@ -5,8 +5,8 @@ that cannot be used. An unknown key is warned of, with the nearest known one, an
 as it is by TorchElastic. Times are seconds and may be fractional.
 
 Two keys need a word. `settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join
-timeout of `static` alone: every launch sets it, to 900 unless the person says, so elsewhere it
-would always shadow the default of `join_timeout`.
+timeout of `static` and etcd alone: every launch sets it, to 900 unless the person says, so
+elsewhere it would always shadow the default of `join_timeout`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COORDINATED = ("c10d", "static")
 MEETING = ("c10d", "static", "file", "etcd", "etcd-v2")
-SHARED = ("file", "etcd-v2")
+SHARED = ("file",)
 ETCD = ("etcd", "etcd-v2")
 
 
@@ -58,8 +58,8 @@ KEYS = (
         "the time between two signs of life of a node"),
     Key("keep_alive_max_attempt", "count", 5, MEETING,
         "a node is lost after so many intervals without a sign of life"),
-    Key("timeout", "seconds", None, ("static", "etcd"),
-        "the join_timeout of static, where that is not given"),
+    Key("timeout", "seconds", None, ("static", *ETCD),
+        "the join_timeout of static and etcd, where that is not given"),
     Key("rank", "number", None, ("static",),
         "the node's number, as given by --node-rank"),
     Key("read_timeout", "seconds", None, ("c10d", *ETCD),
@@ -78,7 +78,7 @@ KEYS = (
     Key("tls_key", "path", None, COORDINATED, "the key of the certificate, in PEM"),
     Key("tls_ca", "path", None, COORDINATED, "the certificates to trust, in PEM"),
     Key("tls_server_name", "text", None, (*COORDINATED, *ETCD),
-        "the name the coordinator's certificate is for, if not the endpoint's host"),
+        "the name the coordinator's or etcd's certificate is for, if not the endpoint's host"),
     Key("rank_order", "stable|host|label", "stable", MEETING,
         "how nodes are ranked: as they came, or grouped by host or by label"),
     Key("label", "text", "", MEETING, "the node's place, for rank_order=label"),
@@ -97,7 +97,7 @@ KEYS = (
     Key("user", "text", None, ETCD, "who to be for etcd, as by HOLDFAST_ETCD_USER"),
     Key("password", "secret", None, ETCD,
         "the password of that user; HOLDFAST_ETCD_PASSWORD is not seen by others on the machine"),
-    Key("etcd_prefix", "text", "/torchelastic/p2p", ("etcd",), "where in etcd jobs are kept"),
+    Key("etcd_prefix", "text", "/torchelastic/p2p", ETCD, "where in etcd jobs are kept"),
 )  # fmt: skip
 
 BACKENDS = ("c10d", "static", "file", "etcd", "etcd-v2")

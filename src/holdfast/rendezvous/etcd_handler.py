@@ -18,11 +18,12 @@ from holdfast.rendezvous.etcd_settings import etcd_settings_of
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.core.news import JobSettings, NodeInfo
+    from holdfast.etcd.settings import EtcdSettings
     from holdfast.rendezvous.parameters import RendezvousParameters
 
 FIRST_CONTACT_S = 30.0
-"""How long an etcd that was never reached is waited for: unlike a coordinator, it is there before
-the job is."""
+"""How long an etcd that was never reached is waited for, where `read_timeout` does not say: unlike
+a coordinator, it is there before the job is."""
 BEATS_PER_LEASE = 3
 
 
@@ -40,8 +41,8 @@ class EtcdHandler(CoordinatedHandler):
 
     decider = "etcd"
 
-    def __init__(self, params: RendezvousParameters) -> None:
-        self._etcd = etcd_settings_of(params)
+    def __init__(self, params: RendezvousParameters, *, etcd: EtcdSettings | None = None) -> None:
+        self._etcd = etcd or etcd_settings_of(params)
         super().__init__(params)
 
     @property
@@ -60,7 +61,7 @@ class EtcdHandler(CoordinatedHandler):
             beat_s=lease_s / BEATS_PER_LEASE,
             silence_s=lease_s,
             away_s=conf.coordinator_timeout,
-            first_contact_s=FIRST_CONTACT_S,
+            first_contact_s=conf.read_timeout or FIRST_CONTACT_S,
         )
         connection = EtcdLine(
             self._etcd,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from holdfast import messages
 from holdfast.coordinator.dialing import LinkProblem
 from holdfast.core.etcd_asking import Ask, Unwatch, Watch
 from holdfast.core.etcd_session import Closed, Effect, EtcdSession, Heard, Left, Opened
@@ -182,10 +183,19 @@ class EtcdDialer:
         link, self._link = self._link, None
         if link is None:
             return
+        why = why if permanent else self._of_each_endpoint(why)
+        messages.debug(f"the session at etcd ended: {why}")
         if not link.ready.done():
             link.ready.set_exception(LinkProblem(why, permanent=permanent))
         elif link.on_closed is not None:
             link.on_closed(why)
+
+    def _of_each_endpoint(self, why: str) -> str:
+        """Return what is wrong with each of several endpoints, if none of them can be reached."""
+        tried = self._etcd.tried
+        if not len(tried) == len(self._etcd.settings.endpoints) > 1:
+            return why
+        return "; ".join(f"{endpoint}: {what}" for endpoint, what in sorted(tried.items()))
 
     def _schedule(self) -> None:
         at = self._session.next_deadline(self._loop.time())

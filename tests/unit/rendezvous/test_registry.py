@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 from rendezvous_fakes_for_registry import AnyHandler, FakeEntryPoint
 
-from holdfast.errors import NotYetSupported, UsageError
+from holdfast import messages
+from holdfast.errors import UsageError
 from holdfast.rendezvous import plugins
 from holdfast.rendezvous.coordinated import CoordinatedHandler
+from holdfast.rendezvous.etcd_handler import EtcdHandler
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
@@ -71,9 +73,14 @@ def test_names_that_are_there_from_the_start_are_taken(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["etcd", "etcd-v2"])
-def test_etcd_is_still_to_come(name: str) -> None:
-    with pytest.raises(NotYetSupported, match=rf"^--rdzv-backend: '{name}' is not supported yet"):
-        get_rendezvous_handler(params(name))
+def test_both_names_of_etcd_are_the_same(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(messages.NOTICE, "holdfast")
+    handler = get_rendezvous_handler(params(name, etcd_prefix="/jobs", timeout=7, cert=None))
+    assert type(handler) is EtcdHandler
+    assert (handler.get_backend(), handler.join_timeout_s) == (name, 7.0)
+    assert handler.endpoint == "localhost:2379"
+    said = ["etcd-v2 is the same as etcd here" in message for message in caplog.messages]
+    assert said == ([True] if name == "etcd-v2" else [])
 
 
 def test_torchruns_name_for_our_rendezvous_is_c10d_here(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,8 @@
+"""An etcd of one's own, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.etcd.process import hold_port as find_free_port
+from holdfast.etcd.server import EtcdServer, stop_etcd
+
+__all__ = ["EtcdServer", "find_free_port", "stop_etcd"]

@@ -1,0 +1,7 @@
+"""A store in etcd, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.etcd.store import EtcdStore
+
+__all__ = ["EtcdStore"]

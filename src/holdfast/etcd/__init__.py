@@ -1,0 +1,1 @@
+"""A client of etcd v3 over its HTTP gateway, and a server started for one job."""

@@ -1,0 +1,284 @@
+"""A client of etcd for asyncio; it belongs to one running loop.
+
+The one thing to know: all of a client is at one endpoint at a time. When that does not answer, or
+says that it has no leader, the client leaves it for the next: its idle connections are dropped and
+its watches end, since they share its fate, and whoever watches opens the watch again elsewhere. So
+a watch at an etcd that stands still is noticed as soon as a call is.
+
+A call asks one endpoint after another within its limit, as long as it is sure that nothing was done
+yet or that doing it twice does no harm. Otherwise no answer is `Trouble.UNREACHABLE`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from holdfast.core.etcd_calls import Answer, Change, Problem, Request, Trouble
+from holdfast.errors import HoldfastError
+from holdfast.etcd import gateway
+from holdfast.etcd.connecting import open_connection
+from holdfast.etcd.failover import Tries
+from holdfast.etcd.http import ConnectionProblem, HttpConnection, Reply
+from holdfast.etcd.refusals import Handling, Refusal
+from holdfast.etcd.settings import EtcdSettings, written
+from holdfast.etcd.watching import WatchHandle
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+CONNECTIONS_MAX = 8
+"""Calls that one client has under way at a time; others wait. Watches come on top of that."""
+CLOSE_S = 1.0
+
+CLOSED = Problem(Trouble.UNREACHABLE, "the client is closed")
+
+
+class AsyncEtcd:
+    """Calls and watches, until `close`."""
+
+    def __init__(self, settings: EtcdSettings) -> None:
+        self.settings = settings
+        self._loop = asyncio.get_running_loop()
+        self.local_address = ""
+        """Our end of the newest connection."""
+        self.tried: dict[str, str] = {}
+        """What was last wrong with each endpoint; one that answers is not in here."""
+        self._current = 0
+        self._tls: ssl.SSLContext | None = None
+        self._token: str | None = None
+        self._renewing = asyncio.Lock()
+        self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._idle: list[HttpConnection] = []
+        self._open: set[HttpConnection] = set()
+        self._watches: set[WatchHandle] = set()
+        self._closed = False
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint in use now, as a person writes it."""
+        return self._name(self._current)
+
+    # Calls.
+
+    async def call(self, request: Request, *, limit_s: float | None = None) -> Answer:
+        """Return etcd's answer, or a `Problem`; nothing is raised but `CancelledError`.
+
+        The limit, `settings.call_s` if none is given, is for all endpoints together. An endpoint
+        that lets it pass is left, with all watches there: do not make it shorter than etcd may
+        take on a bad day.
+        """
+        limit_s = self.settings.call_s if limit_s is None else limit_s
+        deadline = self._loop.time() + limit_s
+        if self._slots.locked():
+            try:
+                async with asyncio.timeout(limit_s):
+                    await self._slots.acquire()
+            except TimeoutError:
+                why = f"{CONNECTIONS_MAX} other calls were under way for {limit_s:.3g} s"
+                return Problem(Trouble.UNREACHABLE, why)
+        else:
+            await self._slots.acquire()
+        try:
+            return await self._call(request, deadline)
+        finally:
+            self._slots.release()
+
+    async def _call(self, request: Request, deadline: float) -> Answer:
+        path, body = gateway.encode(request)
+        tries = self._tries(deadline, may_repeat=gateway.may_repeat(request))
+        while (at := await self._next(tries)) is not None:
+            try:
+                token = await self._token_at(at, tries)
+                reply = await self._ask(at, tries, path, body, token)
+            except ConnectionProblem as problem:
+                self._failed(at, tries, problem)
+                continue
+            answer = gateway.decode(request, reply.status, reply.body)
+            if not isinstance(answer, Refusal):
+                self._works(at)
+                return answer
+            self._refused(at, tries, answer, token)
+        return tries.problem
+
+    async def _ask(self, at: int, tries: Tries, path: str, body: bytes, token: str) -> Reply:
+        connection = self._take_idle(at) or await self._connect(at, tries)
+        try:
+            limit_s = tries.answer_s(self._loop.time())
+            return await connection.ask(path, body, token, limit_s=limit_s)
+        finally:
+            self._give_back(at, connection)
+
+    def _take_idle(self, at: int) -> HttpConnection | None:
+        while at == self._current and self._idle:
+            connection = self._idle.pop()
+            if connection.is_idle:
+                return connection
+        return None
+
+    def _give_back(self, at: int, connection: HttpConnection) -> None:
+        if at == self._current and connection.is_idle and not self._closed:
+            self._idle.append(connection)
+        else:
+            connection.abort("it is not used any more")
+
+    async def _connect(self, at: int, tries: Tries) -> HttpConnection:
+        if self._closed:
+            raise ConnectionProblem(CLOSED.why)
+        host, port = self.settings.endpoints[at]
+        if self.settings.tls and self._tls is None:
+            try:
+                self._tls = self.settings.tls_context()
+            except HoldfastError as error:
+                raise ConnectionProblem(str(error), Trouble.DENIED) from None
+        connection = await open_connection(
+            host,
+            port,
+            tls=self._tls,
+            server_name=self.settings.server_name,
+            limit_s=tries.connect_s(self._loop.time()),
+        )
+        self._open.add(connection)
+        connection.on_ended = self._open.discard
+        if self._closed:
+            connection.abort(CLOSED.why)
+            await connection.ended
+            raise ConnectionProblem(CLOSED.why)
+        self.local_address = connection.local_address
+        return connection
+
+    # Users.
+
+    async def _token_at(self, at: int, tries: Tries) -> str:
+        """Return the token to ask with; raise `ConnectionProblem` if there is none to be had."""
+        if not self.settings.user:
+            return ""
+        if self._token is not None:
+            return self._token
+        limit_s = tries.answer_s(self._loop.time())
+        try:
+            async with asyncio.timeout(limit_s), self._renewing:
+                if self._token is None:
+                    self._token = await self._authenticate(at, tries)
+                return self._token
+        except TimeoutError:
+            raise ConnectionProblem(f"no token within {limit_s:.3g} s") from None
+
+    async def _authenticate(self, at: int, tries: Tries) -> str:
+        body = gateway.encode_user(self.settings.user, self.settings.password)
+        try:
+            reply = await self._ask(at, tries, gateway.AUTHENTICATE, body, "")
+        except ConnectionProblem as problem:
+            # Whatever was to be asked has not been asked yet.
+            raise ConnectionProblem(problem.why, problem.kind) from None
+        token = gateway.decode_token(reply.status, reply.body)
+        if isinstance(token, Refusal):
+            raise ConnectionProblem(token.problem.why, token.problem.kind)
+        return token
+
+    # Watches.
+
+    def watch(
+        self,
+        key: bytes,
+        end: bytes,
+        start_revision: int,
+        on_changes: Callable[[int, tuple[Change, ...]], None],
+        on_ended: Callable[[Problem], None],
+    ) -> WatchHandle:
+        """Watch a key, or all from `key` up to `end`, from a revision on.
+
+        `on_changes` gets the revision of the last change and all changes of one transaction or
+        more, in order; `on_ended` why it ended, once, and not after `cancel` or `close`. Both must
+        not block. Whoever watches again does so from the last revision + 1, and after a pause: an
+        endpoint that is down refuses at once.
+        """
+        handle = WatchHandle(gateway.encode_watch(key, end, start_revision), on_changes, on_ended)
+        self._watches.add(handle)
+        handle.task = asyncio.get_running_loop().create_task(self._follow(handle))
+        handle.task.add_done_callback(lambda _: self._watches.discard(handle))
+        return handle
+
+    async def _follow(self, handle: WatchHandle) -> None:
+        tries = self._tries(self._loop.time() + self.settings.call_s, may_repeat=True)
+        while (at := await self._next(tries)) is not None:
+            connection = None
+            try:
+                token = await self._token_at(at, tries)
+                connection = await self._connect(at, tries)
+                self._works(at)
+                said = await handle.follow(connection, token, tries.answer_s(self._loop.time()))
+            except ConnectionProblem as problem:
+                self._failed(at, tries, problem)
+                continue
+            finally:
+                if connection is not None:
+                    connection.abort("the watch has ended")
+            if isinstance(said, Problem):
+                handle.end(said)
+                return
+            self._refused(at, tries, said, token)
+        handle.end(tries.problem)
+
+    # Endpoints.
+
+    def _tries(self, deadline: float, *, may_repeat: bool) -> Tries:
+        return Tries(len(self.settings.endpoints), deadline, may_repeat=may_repeat)
+
+    async def _next(self, tries: Tries) -> int | None:
+        at = tries.next_endpoint(self._loop.time(), self._current)
+        if tries.pause_s:
+            await asyncio.sleep(tries.pause_s)
+            if tries.is_late(self._loop.time()):
+                return None
+        return at
+
+    def _failed(self, at: int, tries: Tries, problem: ConnectionProblem) -> None:
+        tries.failed(at, Problem(problem.kind, problem.why), written=problem.written)
+        self._leave(at, problem.why)
+
+    def _refused(self, at: int, tries: Tries, refusal: Refusal, token: str) -> None:
+        if tries.refused(at, refusal, can_renew=bool(self.settings.user)):
+            if self._token == token:  # Else somebody has got a new one already.
+                self._token = None
+        elif refusal.handling in (Handling.ELSEWHERE, Handling.UNSURE):
+            self._leave(at, refusal.problem.why)
+
+    def _name(self, at: int) -> str:
+        return written(*self.settings.endpoints[at])
+
+    def _works(self, at: int) -> None:
+        """Use the endpoint that answered, where the one in use did not."""
+        if self.tried:
+            self.tried.pop(self._name(at), None)
+        if at != self._current:
+            self._switch(at, "another endpoint is in use")
+
+    def _leave(self, at: int, why: str) -> None:
+        self.tried[self._name(at)] = why
+        if at == self._current:  # Else somebody was faster.
+            self._switch((at + 1) % len(self.settings.endpoints), why)
+
+    def _switch(self, to: int, why: str) -> None:
+        """Go on to another endpoint; whatever there is at this one shares its fate."""
+        self._current = to
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.abort(why)
+        for handle in tuple(self._watches):
+            handle.drop(why)
+
+    async def close(self) -> None:
+        """End everything; calls under way are answered with a `Problem`."""
+        self._closed = True
+        tasks = [handle.task for handle in self._watches if handle.task is not None]
+        for handle in tuple(self._watches):
+            handle.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        left = tuple(self._open)
+        for connection in left:
+            connection.abort(CLOSED.why)
+        if left:
+            await asyncio.wait([one.ended for one in left], timeout=CLOSE_S)

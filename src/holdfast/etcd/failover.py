@@ -1,0 +1,110 @@
+"""Which endpoint a call asks next, and when it has asked enough. Pure: it is told the time.
+
+The one thing to know: a request that may have been carried out is not sent again, unless doing it
+twice does no harm. Where an endpoint answers that there is no leader now, all are asked again after
+a pause, until the limit; where nobody answers at all, the call ends after one round, because its
+caller knows better how long to go on.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.etcd_calls import Problem, Trouble
+from holdfast.etcd.refusals import Handling, Refusal
+
+CONNECT_S = 2.0
+"""For one endpoint to take a connection, TLS included. A packet that was lost is sent again after a
+second, so that one lost packet is no failure."""
+LEADERLESS_PAUSE_S = 0.1
+"""Before all endpoints are asked again where none has a leader; elections take about a second."""
+TRY_S_MIN = 0.01
+"""An endpoint that gets less than this is not asked: it would only be blamed."""
+SHARE_S_MIN = 0.001
+
+NO_TIME = Problem(Trouble.UNREACHABLE, "there was no time to ask")
+
+
+class Tries:
+    """The endpoints that one call asked, and what came of it."""
+
+    def __init__(self, endpoints: int, deadline: float, *, may_repeat: bool) -> None:
+        self.over = False
+        self.pause_s = 0.0
+        """How long to wait before the next endpoint is asked."""
+        self._endpoints = endpoints
+        self._deadline = deadline
+        self._may_repeat = may_repeat
+        self._asked: set[int] = set()
+        self._leaderless: Problem | None = None
+        self._ask_again = False
+        self._renewed = False
+        self._problem: Problem | None = None
+
+    @property
+    def problem(self) -> Problem:
+        """Why there is no answer."""
+        return self._leaderless or self._problem or NO_TIME
+
+    def next_endpoint(self, now: float, current: int) -> int | None:
+        """Return whom to ask: the one in use, or the next that was not asked; None at the end."""
+        self.pause_s = 0.0
+        if self.over or self.is_late(now):
+            return None
+        if len(self._asked) == self._endpoints:
+            if not self._ask_again or self.is_late(now + LEADERLESS_PAUSE_S):
+                return None
+            self._asked.clear()
+            self._ask_again = False
+            self.pause_s = LEADERLESS_PAUSE_S
+        return next(
+            at
+            for at in ((current + i) % self._endpoints for i in range(self._endpoints))
+            if at not in self._asked
+        )
+
+    def is_late(self, now: float) -> bool:
+        """Whether there is no time left to ask anybody."""
+        return self._deadline - now <= (0 if self._problem is None else TRY_S_MIN)
+
+    def connect_s(self, now: float) -> float:
+        """Return how long to wait for a connection, so that the others get their turn too."""
+        share_s = (self._deadline - now) / (self._endpoints - len(self._asked))
+        return max(min(share_s, CONNECT_S), SHARE_S_MIN)
+
+    def answer_s(self, now: float) -> float:
+        """Return how long to wait for an answer; nobody else is asked if none comes, it is all."""
+        left_s = self._deadline - now
+        if self._may_repeat:
+            left_s /= self._endpoints - len(self._asked)
+        return max(left_s, SHARE_S_MIN)
+
+    def failed(self, at: int, problem: Problem, *, written: bool) -> None:
+        """Take in that an endpoint gave no answer."""
+        self._asked.add(at)
+        self._note(problem)
+        if written and not self._may_repeat:
+            self._leaderless, self.over = None, True
+
+    def refused(self, at: int, refusal: Refusal, *, can_renew: bool) -> bool:
+        """Take in an answer that is no success; return whether to get a new token."""
+        handling = refusal.handling
+        if handling is Handling.RENEW_TOKEN and can_renew and not self._renewed:
+            self._renewed = True
+            return True
+        self._asked.add(at)
+        self._note(refusal.problem)
+        if handling is Handling.ELSEWHERE or (handling is Handling.UNSURE and self._may_repeat):
+            if refusal.problem.kind is Trouble.UNREACHABLE:
+                self._leaderless, self._ask_again = refusal.problem, True
+        else:
+            self._leaderless, self._problem = None, refusal.problem
+            self.over = True
+        return False
+
+    def _note(self, problem: Problem) -> None:
+        """Keep what says most: as long as one endpoint may come back, it is not for good."""
+        if (
+            self._problem is None
+            or self._problem.kind is not Trouble.UNREACHABLE
+            or problem.kind is Trouble.UNREACHABLE
+        ):
+            self._problem = problem

@@ -1,0 +1,305 @@
+"""One connection to one endpoint: HTTP/1.1, one request at a time, spoken by h11.
+
+The one thing to know: every way it can fail is a `ConnectionProblem`, which says in one line why,
+and whether the request may have reached etcd. A connection that has failed once is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.coordinator import addresses
+from holdfast.core.etcd_calls import Trouble
+from holdfast.errors import EnvironmentProblem
+from holdfast.etcd.refusals import TLS_ONLY
+from holdfast.wire.errors import quoted
+
+try:
+    import h11
+except ImportError:
+    raise EnvironmentProblem(
+        "etcd needs the package h11", hint="pip install 'holdfast[etcd]'"
+    ) from None
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+"""What is taken of one answer, and of one line of a watch. Etcd takes 1.5 MiB in one request unless
+it is told otherwise, but a range may hold many of those."""
+HEAD_BYTES_MAX = 64 * 1024
+
+MAYBE_NO_TLS = (
+    "it closed the connection during the TLS handshake (if it does not speak TLS, write http:// "
+    "before it)"
+)
+
+_OK = 200
+
+
+class ConnectionProblem(Exception):
+    """A connection could not be made or kept."""
+
+    def __init__(
+        self, why: str, kind: Trouble = Trouble.UNREACHABLE, *, written: bool = False
+    ) -> None:
+        super().__init__(why)
+        self.why = why
+        self.kind = kind
+        self.written = written
+        """Whether some of a request was sent, so that it may have been carried out."""
+
+
+class Reply(NamedTuple):
+    """What the other side answered."""
+
+    status: int
+    body: bytes
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection from `open_connection` until `abort`, or until it fails."""
+
+    def __init__(self, host_header: str, *, is_tls: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done when the socket is closed."""
+        self.local_address = ""
+        self.on_ended: Callable[[HttpConnection], None] | None = None
+        self._loop = loop
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._host_header = host_header
+        self._is_tls = is_tls
+        self._heard = False
+        self._transport: asyncio.Transport | None = None
+        self._problem: ConnectionProblem | None = None
+        self._reply: asyncio.Future[Reply] | None = None
+        self._on_line: Callable[[bytes], None] | None = None
+        self._status = 0
+        self._body = bytearray()
+        self._looked_at = 0  # So far there is no end of a line in `_body`.
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether another request can be sent."""
+        return (
+            self._problem is None
+            and self._reply is None
+            and self._http.our_state is h11.IDLE
+            and self._http.their_state is h11.IDLE
+        )
+
+    # Requests.
+
+    async def ask(
+        self,
+        path: str,
+        body: bytes,
+        token: str = "",
+        *,
+        limit_s: float,
+    ) -> Reply:
+        """Send a request and return the whole answer, or raise `ConnectionProblem`."""
+        reply = self._send(path, body, token)
+        timer = self._loop.call_later(limit_s, self._silent, limit_s)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self.abort("the call was cancelled")
+            raise
+        finally:
+            timer.cancel()
+
+    async def stream(
+        self,
+        path: str,
+        body: bytes,
+        token: str,
+        on_line: Callable[[bytes], None],
+    ) -> Reply:
+        """Send a request and give every line of the answer to `on_line`, as long as it goes on.
+
+        Return when it ends, or with the whole of an answer that is no success. `on_line` may
+        call `abort`. Raises `ConnectionProblem`.
+        """
+        self._on_line = on_line
+        reply = self._send(path, body, token)
+        try:
+            return await reply
+        finally:
+            self.abort("the stream has ended")
+
+    def abort(self, why: str, kind: Trouble = Trouble.UNREACHABLE) -> None:
+        """End the connection now; who waits for an answer gets this for a reason."""
+        self._fail(ConnectionProblem(why, kind))
+
+    def _send(self, path: str, body: bytes, token: str) -> asyncio.Future[Reply]:
+        if self._problem is not None:
+            raise ConnectionProblem(self._problem.why, self._problem.kind)
+        assert self.is_idle, "one request at a time"
+        assert self._transport is not None
+        headers = [
+            ("Host", self._host_header),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            # A member that has lost its leader says so at once, instead of after a while.
+            ("Grpc-Metadata-Hasleader", "true"),
+        ]
+        if token:
+            headers.append(("Authorization", token))
+        http = self._http
+        head = http.send(h11.Request(method="POST", target=path, headers=headers))
+        data = http.send(h11.Data(data=body))
+        end = http.send(h11.EndOfMessage())
+        self._reply = self._loop.create_future()
+        self._transport.write(b"".join((head or b"", data or b"", end or b"")))
+        return self._reply
+
+    def _silent(self, limit_s: float) -> None:
+        self._fail(ConnectionProblem(f"no answer within {limit_s:.3g} s"))
+
+    # What comes in.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        address = transport.get_extra_info("sockname")
+        self.local_address = addresses.plain(str(address[0])) if address else ""
+
+    def data_received(self, data: bytes) -> None:
+        """Take in some of an answer."""
+        if self._problem is not None:
+            return
+        self._heard = True
+        try:
+            self._http.receive_data(data)
+            while self._take(self._http.next_event()):
+                pass
+        except h11.RemoteProtocolError as error:
+            why = f"it does not speak HTTP: {quoted(str(error))}"
+            if data.startswith(b"\x15\x03"):  # The first bytes of an alert.
+                why = TLS_ONLY
+            self._fail(ConnectionProblem(why, Trouble.REFUSED))
+
+    def eof_received(self) -> bool:
+        """Take in that there will be no more; some answers end by that."""
+        if self._problem is None:
+            try:
+                self._http.receive_data(b"")
+                while self._take(self._http.next_event()):
+                    pass
+            except h11.RemoteProtocolError:
+                self._fail(self._loss(None))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say why, unless it was us."""
+        if self._problem is None:
+            self._fail(self._loss(exc))
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self.on_ended is not None:
+            self.on_ended(self)
+
+    def _take(self, event: object) -> bool:
+        """Take in an event; return whether to ask for the next."""
+        kind = type(event)
+        if kind is h11.Data:
+            self._body += event.data  # type: ignore[attr-defined]
+            if self._on_line is not None and self._status == _OK:
+                self._split(self._on_line)
+            if len(self._body) > ANSWER_BYTES_MAX:
+                why = f"it answers with more than {ANSWER_BYTES_MAX // 2**20} MiB"
+                self._fail(ConnectionProblem(why, Trouble.REFUSED))
+            return self._problem is None
+        if kind is h11.Response:
+            if self._reply is None:
+                self._fail(ConnectionProblem("it answers what was not asked", Trouble.REFUSED))
+                return False
+            self._status = event.status_code  # type: ignore[attr-defined]
+            return True
+        if kind is h11.InformationalResponse:
+            return True
+        if kind is h11.EndOfMessage:
+            self._finish()
+            return self._problem is None and self._http.our_state is h11.IDLE
+        if kind is h11.ConnectionClosed:
+            self._fail(self._loss(None))
+        return False
+
+    def _finish(self) -> None:
+        reply, self._reply = self._reply, None
+        body = bytes(self._body)
+        self._body.clear()
+        self._looked_at = 0
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+        else:
+            self._fail(ConnectionProblem("it closed the connection"))
+        if reply is not None and not reply.done():
+            reply.set_result(Reply(self._status, body))
+
+    def _split(self, on_line: Callable[[bytes], None]) -> None:
+        while (end := self._body.find(b"\n", self._looked_at)) >= 0:
+            line = bytes(self._body[:end])
+            del self._body[: end + 1]
+            self._looked_at = 0
+            if line and self._problem is None:
+                on_line(line)
+        self._looked_at = len(self._body)
+
+    def _loss(self, error: Exception | None) -> ConnectionProblem:
+        closed = isinstance(error, ConnectionResetError | ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        if isinstance(error, ssl.SSLError) and not closed:
+            return tls_problem(error)
+        if error is not None and not closed:
+            return ConnectionProblem(f"the connection was lost: {words_of(error)}")
+        if self._heard or self._reply is None:
+            return ConnectionProblem("it closed the connection")
+        hint = "" if self._is_tls else " (if it speaks TLS, write https:// before it)"
+        return ConnectionProblem(f"it closed the connection without an answer{hint}")
+
+    def _fail(self, problem: ConnectionProblem) -> None:
+        if self._problem is not None:
+            return
+        self._problem = problem
+        reply, self._reply = self._reply, None
+        if reply is not None and not reply.done():
+            problem.written = True
+            reply.set_exception(problem)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def tls_problem(error: ssl.SSLError) -> ConnectionProblem:
+    """Return in words why TLS failed, and whether trying again can help."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ConnectionProblem(MAYBE_NO_TLS)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        if error.verify_code in (62, 64):  # The name, or the address, is not in the certificate.
+            why = f"its certificate is for another host: {quoted(error.verify_message)}"
+        else:
+            why = f"its certificate is not trusted: {quoted(error.verify_message)} (check the CA)"
+        return ConnectionProblem(why, Trouble.DENIED)
+    reason = error.reason or ""
+    if reason in _NOT_TLS:
+        return ConnectionProblem("it does not speak TLS: write http:// before it", Trouble.DENIED)
+    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
+        why = f"it wants a client certificate that its CA has signed: {quoted(reason)}"
+        return ConnectionProblem(why, Trouble.DENIED)
+    return ConnectionProblem(f"TLS failed: {quoted(str(error))}")
+
+
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
+
+
+def words_of(error: Exception) -> str:
+    """Return an error of the system as a person reads it."""
+    number = getattr(error, "errno", None) or 0
+    # Where there is a number asyncio says something of its own; below 0 are a resolver's.
+    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+    return quoted(text[:1].lower() + text[1:])

@@ -1,0 +1,145 @@
+"""What the tests of etcd's client share: requests, and servers that are no etcd."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.etcd_calls import Change, Get, Problem, Put, Txn, TxnDone
+from holdfast.etcd.client import AsyncEtcd
+from holdfast.etcd.settings import EtcdSettings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from holdfast.core.etcd_calls import Request
+    from holdfast.etcd.watching import WatchHandle
+    from real_etcd import Etcd
+
+LOCAL = "127.0.0.1"
+SHORT_S = 0.3  # For calls that are to find out that nobody answers.
+
+
+def put(key: bytes, value: bytes = b"", lease: int = 0) -> Txn:
+    return Txn(success=(Put(key, value, lease),))
+
+
+def get(key: bytes) -> Txn:
+    return Txn(success=(Get(key),))
+
+
+@contextlib.asynccontextmanager
+async def client_of(*ports: int, **settings: Any) -> AsyncIterator[AsyncEtcd]:
+    """Use a client; afterwards it must have left nothing in the loop."""
+    client = AsyncEtcd(EtcdSettings(endpoints=tuple((LOCAL, one) for one in ports), **settings))
+    try:
+        yield client
+    finally:
+        await client.close()
+        assert not client._open
+        assert not [one for one in asyncio.all_tasks() if AsyncEtcd.__name__ in repr(one)]
+
+
+async def done(client: AsyncEtcd, request: Request) -> TxnDone:
+    answer = await client.call(request)
+    assert isinstance(answer, TxnDone), answer
+    return answer
+
+
+async def problem(client: AsyncEtcd, request: Request, limit_s: float | None = None) -> Problem:
+    answer = await client.call(request, limit_s=limit_s)
+    assert isinstance(answer, Problem), answer
+    return answer
+
+
+class Watched:
+    """A watch whose news are kept in the order they came."""
+
+    def __init__(self, client: AsyncEtcd, key: bytes, end: bytes = b"", start: int = 1) -> None:
+        self._news: asyncio.Queue[tuple[Change, ...] | Problem] = asyncio.Queue()
+        self.revisions: list[int] = []
+        self.handle: WatchHandle = client.watch(
+            key, end, start, self._changed, self._news.put_nowait
+        )
+
+    def _changed(self, revision: int, changes: tuple[Change, ...]) -> None:
+        self.revisions.append(revision)
+        self._news.put_nowait(changes)
+
+    async def changes(self) -> tuple[Change, ...]:
+        news = await self._news.get()
+        assert not isinstance(news, Problem), news
+        return news
+
+    async def problem(self) -> Problem:
+        """Return why it ended, whatever came before, and that it was told once."""
+        while not isinstance(news := await self._news.get(), Problem):
+            pass
+        assert self.handle.task is not None
+        await self.handle.task
+        assert self._news.empty()
+        return news
+
+    @property
+    def is_silent(self) -> bool:
+        return self._news.empty()
+
+
+@contextlib.asynccontextmanager
+async def server(
+    answer: Callable[[bytes], Awaitable[bytes | None]], *, once: bool = False
+) -> AsyncIterator[int]:
+    """Listen; each connection's bytes are given to `answer`, until it returns None."""
+    handlers: set[asyncio.Task[Any]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        handlers.add(task)
+        try:
+            while data := await reader.read(65536):
+                said = await answer(data)
+                if said is None:
+                    break
+                writer.write(said)
+                if once:
+                    break
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            handlers.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    listening = await asyncio.start_server(handle, LOCAL, 0)
+    try:
+        yield listening.sockets[0].getsockname()[1]
+    finally:
+        listening.close()
+        for task in tuple(handlers):
+            task.cancel()
+        await asyncio.gather(*handlers)
+
+
+@contextlib.asynccontextmanager
+async def saying(words: bytes | None, *, once: bool = False) -> AsyncIterator[int]:
+    """Listen, and answer everything with the same bytes, or by closing the connection."""
+
+    async def answer(_: bytes) -> bytes | None:
+        return words
+
+    async with server(answer, once=once) as port:
+        yield port
+
+
+def http(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+def freeze(etcd: Etcd) -> None:
+    """Stop etcd and wait until it has: a thread of it may still answer for a moment."""
+    etcd.pause()
+    os.waitid(os.P_PID, etcd.pid, os.WSTOPPED | os.WNOWAIT)

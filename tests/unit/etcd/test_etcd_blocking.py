@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from etcd_clients import LOCAL, freeze
+
+from holdfast.core.etcd_calls import Change, Get, Put, Trouble, Txn
+from holdfast.etcd import blocking
+from holdfast.etcd.blocking import EtcdClient
+from holdfast.etcd.errors import EtcdError
+from holdfast.etcd.settings import EtcdSettings
+from real_etcd import Etcd, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+def client_of(*ports: int) -> EtcdClient:
+    return EtcdClient(EtcdSettings(endpoints=tuple((LOCAL, one) for one in ports)))
+
+
+def test_calls(etcd: Etcd) -> None:
+    with client_of(etcd.port) as client:
+        assert client.get(b"a") is None
+        revision = client.put(b"a", b"1")
+        found = client.get(b"a")
+        assert found is not None
+        assert (found.value, found.mod_revision) == (b"1", revision)
+        lease = client.grant(60)
+        client.put(b"b", b"2", lease.lease)
+        assert client.keep_alive(lease.lease) == 60
+        client.revoke(lease.lease)
+        assert client.keep_alive(lease.lease) == 0
+        assert client.get(b"b") is None
+        assert client.txn(Txn(success=(Get(b"a"), Get(b"b")))).results == ((found,), ())
+        assert client.endpoint == etcd.endpoint
+        assert client.local_address == LOCAL
+
+
+def test_nothing_is_started_before_the_first_call(etcd: Etcd) -> None:
+    client = client_of(etcd.port)
+    before = threading.active_count()
+    assert client.endpoint == etcd.endpoint
+    assert client.local_address == ""
+    client.close()
+    client.close()
+    assert threading.active_count() == before
+
+
+def test_problems_are_raised_with_the_endpoints(etcd: Etcd) -> None:
+    with client_of(etcd.port) as client:
+        with pytest.raises(EtcdError, match=f"etcd at {etcd.endpoint}: .*duplicate") as caught:
+            client.call(Txn(success=(Put(b"a", b""), Put(b"a", b""))))
+        assert caught.value.kind is Trouble.REFUSED
+        with pytest.raises(EtcdError) as caught:
+            client.put(b"a", b"", lease=12345)
+        assert caught.value.kind is Trouble.LEASE_GONE
+
+
+def test_two_threads_at_once(etcd: Etcd) -> None:
+    rounds = 50
+    with client_of(etcd.port) as client:
+        together = threading.Barrier(2)
+        found: dict[int, list[bytes]] = {}
+
+        def work(number: int) -> None:
+            together.wait(PATIENCE_S)
+            key = b"threads/%d" % number
+            mine = []
+            for n in range(rounds):
+                client.put(key, b"%d" % n)
+                got = client.get(key)
+                mine.append(got.value if got is not None else b"")
+            found[number] = mine
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(PATIENCE_S)
+        assert found == {n: [b"%d" % one for one in range(rounds)] for n in range(2)}
+
+
+def test_a_watch(etcd: Etcd) -> None:
+    with client_of(etcd.port) as client:
+        now = client.put(b"watched", b"0")
+        with client.watch(b"watched", b"", now) as watch:
+            assert watch.next(PATIENCE_S) == (Change(b"watched", b"0", now, now),)
+            with pytest.raises(TimeoutError, match=r"no change within 0\.01 s"):
+                watch.next(0.01)
+            later = client.put(b"watched", b"1")
+            assert watch.next() == (Change(b"watched", b"1", later, now),)
+        with pytest.raises(EtcdError, match="the watch is closed"):
+            watch.next()
+        # Another one, which ends with the client and wakes who waits.
+        watch = client.watch(b"watched", b"", later + 1)
+        threading.Timer(0.05, client.close).start()
+        with pytest.raises(EtcdError, match="the client is closed"):
+            watch.next(PATIENCE_S)
+        watch.close()
+        with pytest.raises(EtcdError, match="the client is closed"):
+            client.watch(b"watched", b"", 1)
+
+
+def test_a_watch_ends_with_an_error_once_all_before_it_was_taken(etcd: Etcd) -> None:
+    with client_of(etcd.port) as client:
+        client.put(b"compacted", b"0")
+        now = client.put(b"compacted", b"1")
+        etcd.compact(now)
+        with client.watch(b"compacted", b"", 1) as watch:
+            for _ in range(2):
+                with pytest.raises(EtcdError) as caught:
+                    watch.next(PATIENCE_S)
+                assert caught.value.kind is Trouble.COMPACTED
+
+
+def test_changes_that_nobody_takes_are_kept_up_to_a_limit(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocking, "UNREAD_MAX", 3)
+    with client_of(etcd.port) as client:
+        now = client.put(b"unread", b"0")
+        with client.watch(b"unread", b"", now) as watch, client.watch(b"unread", b"", now) as taken:
+            assert taken.next(PATIENCE_S)
+            for n in range(1, 6):
+                client.put(b"unread", b"%d" % n)
+                assert taken.next(PATIENCE_S)[0].value == b"%d" % n
+            kept: list[Change] = []
+
+            def take_all() -> None:
+                while True:
+                    kept.extend(watch.next(PATIENCE_S))
+
+            with pytest.raises(EtcdError, match="more than 3 changes were not taken"):
+                take_all()
+            assert [one.value for one in kept] == [b"%d" % n for n in range(len(kept))]
+
+
+def test_a_call_that_is_under_way_when_the_client_closes_ends(tmp_path: Path) -> None:
+    with running_etcd(tmp_path) as etcd, client_of(etcd.port) as client:
+        client.put(b"a", b"1")
+        freeze(etcd)
+        threading.Timer(0.05, client.close).start()
+        with pytest.raises(EtcdError, match="the client is closed"):
+            client.put(b"a", b"2")
+        etcd.resume()
+    with pytest.raises(EtcdError, match="the client is closed"):
+        client.put(b"a", b"3")
+
+
+def test_all_endpoints_that_were_tried_are_told_of(etcd: Etcd) -> None:
+    with socket.socket() as bound, socket.create_server((LOCAL, 0)) as silent:
+        bound.bind((LOCAL, 0))  # And does not listen.
+        dead, hanging = (one.getsockname()[1] for one in (bound, silent))
+        with client_of(dead, hanging) as client:
+            with pytest.raises(EtcdError) as caught:
+                client.call(Txn(success=(Get(b"a"),)), limit_s=0.2)
+            assert f"{LOCAL}:{dead}: connection refused; {LOCAL}:{hanging}: no answer" in str(
+                caught.value
+            )

@@ -1,0 +1,266 @@
+"""Calls, against a real etcd and against servers that are none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from etcd_clients import LOCAL, SHORT_S, client_of, done, get, http, problem, put, saying, server
+from msgspec.structs import replace
+
+from holdfast.core.etcd_calls import (
+    Compare,
+    Delete,
+    Field,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    KeyValue,
+    Put,
+    Revoke,
+    Revoked,
+    Trouble,
+    Txn,
+    TxnDone,
+    end_of_prefix,
+)
+from holdfast.etcd import client as client_module
+from holdfast.etcd import http as etcd_http
+from holdfast.etcd.client import CONNECTIONS_MAX, AsyncEtcd
+from real_etcd import SMALL_QUOTA, Etcd, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+def test_values_are_put_read_and_deleted(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            prefix = b"values/\xff\0"
+            wrote = await done(client, put(prefix + b"a", b"\0\xff"))
+            await done(client, put(prefix + b"b"))
+            many = Txn(success=(Get(prefix, end_of_prefix(prefix)), Get(prefix + b"c")))
+            read = await done(client, many)
+            a = KeyValue(
+                key=prefix + b"a",
+                value=b"\0\xff",
+                create_revision=wrote.revision,
+                mod_revision=wrote.revision,
+                version=1,
+            )
+            assert read.results[0][0] == a
+            assert [one.key for one in read.results[0]] == [prefix + b"a", prefix + b"b"]
+            assert read.results[1] == ()
+            everything = await done(client, Txn(success=(Get(b"", b"\0", keys_only=True),)))
+            assert replace(a, value=b"") in everything.results[0]
+            gone = await done(client, Txn(success=(Delete(prefix, end_of_prefix(prefix)),)))
+            assert gone.deleted == (2,)
+            assert gone.revision == read.revision + 1
+
+    asyncio.run(talk())
+
+
+def test_a_transaction_compares_every_field(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            first = await done(client, put(b"compared", b"1"))
+            second = await done(client, put(b"compared", b"2"))
+            holding: list[tuple[Field, int | bytes]] = [
+                (Field.CREATE, first.revision),
+                (Field.MOD, second.revision),
+                (Field.VERSION, 2),
+                (Field.VALUE, b"2"),
+            ]
+            for field, value in holding:
+                for equals in (value, b"0" if field is Field.VALUE else 0):
+                    txn = Txn(
+                        compare=(Compare(b"compared", field, equals),),
+                        success=(Get(b"compared"), Put(b"other", b"")),
+                        failure=(Get(b"compared"),),
+                    )
+                    answer = await done(client, txn)
+                    assert answer.succeeded is (equals == value), (field, equals)
+                    assert len(answer.results) == (2 if answer.succeeded else 1)
+            absent = [Compare(b"not there", one, 0) for one in list(Field)[:3]]
+            assert (await done(client, Txn(compare=tuple(absent)))).succeeded
+            all_but_one = tuple(Compare(b"compared", *one) for one in holding[:3])
+            wrong = Compare(b"compared", Field.VALUE, b"3")
+            assert not (await done(client, Txn(compare=(*all_but_one, wrong)))).succeeded
+
+    asyncio.run(talk())
+
+
+def test_leases(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            granted = await client.call(Grant(60))
+            assert isinstance(granted, Granted)
+            assert granted.ttl_s == 60
+            assert await client.call(KeepAlive(granted.lease)) == KeptAlive(60)
+            await done(client, put(b"leased", b"1", granted.lease))
+            assert (await done(client, get(b"leased"))).results[0][0].lease == granted.lease
+            for _ in range(2):
+                assert await client.call(Revoke(granted.lease)) == Revoked()
+            assert await client.call(KeepAlive(granted.lease)) == KeptAlive(0)
+            assert (await done(client, get(b"leased"))).results == ((),)
+            refused = await problem(client, put(b"leased", b"1", granted.lease))
+            assert refused.kind is Trouble.LEASE_GONE
+
+    asyncio.run(talk())
+
+
+def test_what_etcd_does_not_do_is_refused_and_the_client_goes_on(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            large = await problem(client, put(b"large", b"x" * 1_600_000))
+            assert (large.kind, large.why) == (Trouble.REFUSED, "request is too large")
+            twice = await problem(client, Txn(success=(Put(b"a", b""), Put(b"a", b""))))
+            assert twice.kind is Trouble.REFUSED
+            assert "duplicate key" in twice.why
+            await done(client, get(b"large"))
+            assert client.tried == {}
+
+    asyncio.run(talk())
+
+
+def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            calls = [done(client, put(b"many/%d" % n)) for n in range(10 * CONNECTIONS_MAX)]
+            answers = await asyncio.gather(*calls)
+            assert len({one.revision for one in answers}) == len(calls)
+            assert len(client._open) == len(client._idle) == CONNECTIONS_MAX
+            assert client.endpoint == etcd.endpoint
+            assert client.local_address == LOCAL
+
+    asyncio.run(talk())
+
+
+def test_an_answer_that_is_too_large_is_refused(
+    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_http, "ANSWER_BYTES_MAX", 100_000)
+
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            await done(client, put(b"big", b"x" * 100_000))
+            refused = await problem(client, get(b"big"))
+            assert refused.kind is Trouble.REFUSED
+            assert "more than" in refused.why
+            await done(client, get(b"small"))
+
+    asyncio.run(talk())
+
+
+def test_no_space(tmp_path: Path) -> None:
+    with running_etcd(tmp_path, SMALL_QUOTA) as full:
+        full.fill_up()
+
+        async def talk() -> None:
+            async with client_of(full.port) as client:
+                refused = await problem(client, put(b"a", b"1"))
+                assert (refused.kind, refused.why) == (
+                    Trouble.NO_SPACE,
+                    "database space exceeded",
+                )
+                # What makes room, and what keeps a node alive, goes on.
+                assert (await done(client, get(b"filling"))).results[0]
+                assert (await done(client, Txn(success=(Delete(b"filling"),)))).deleted == (1,)
+                assert await client.call(KeepAlive(1)) == KeptAlive(0)
+
+        asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "why"),
+    [
+        (http(b"404 page not found\n", "404 Not Found"), Trouble.REFUSED, "older than 3.4"),
+        (http(b"<html>hello</html>"), Trouble.REFUSED, "not what an etcd says"),
+        (b"220 mail.example ESMTP\r\n\r\n", Trouble.REFUSED, "does not speak HTTP"),
+        (None, Trouble.UNREACHABLE, "without an answer"),
+        (b"", Trouble.UNREACHABLE, "no answer within"),
+    ],
+)
+def test_servers_that_are_no_etcd(words: bytes | None, kind: Trouble, why: str) -> None:
+    async def talk() -> None:
+        async with saying(words) as port, client_of(port) as client:
+            refused = await problem(client, put(b"a"), SHORT_S)
+            assert refused.kind is kind
+            assert why in refused.why
+            assert list(client.tried) in ([], [f"{LOCAL}:{port}"])
+
+    asyncio.run(talk())
+
+
+def test_calls_beyond_those_under_way_wait_for_no_longer_than_their_limit() -> None:
+    async def talk() -> None:
+        async with saying(b"") as port, client_of(port) as client:
+            blocking = [
+                asyncio.ensure_future(client.call(put(b"a"))) for _ in range(CONNECTIONS_MAX)
+            ]
+            await asyncio.sleep(0)
+            waiting = await problem(client, put(b"a"), 0.05)
+            assert "other calls were under way" in waiting.why
+            await client.close()
+            for answer in await asyncio.gather(*blocking):
+                assert answer == client_module.CLOSED
+
+    asyncio.run(talk())
+
+
+def test_a_call_may_be_cancelled(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            for turns in range(8):  # Wherever it is: waiting, connecting or asking.
+                call = asyncio.ensure_future(client.call(put(b"cancelled")))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait([call])
+            await done(client, get(b"cancelled"))
+
+    asyncio.run(talk())
+
+
+def test_a_closed_client_says_so() -> None:
+    async def talk() -> None:
+        with socket.socket() as bound:
+            bound.bind((LOCAL, 0))
+            async with client_of(bound.getsockname()[1]) as client:
+                await client.close()
+                assert await client.call(get(b"a")) == client_module.CLOSED
+
+    asyncio.run(talk())
+
+
+def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
+    connections = 0
+
+    async def answer(_: bytes) -> bytes:
+        nonlocal connections
+        connections += 1
+        return http(b'{"header":{"revision":"%d"}}' % connections)
+
+    async def talk() -> None:
+        async with server(answer, once=True) as port, client_of(port) as client:
+            for n in (1, 2, 3):
+                assert await client.call(Txn()) == TxnDone(n, succeeded=False)
+                await asyncio.gather(*(one.ended for one in client._open))
+
+    asyncio.run(talk())
+
+
+def test_a_client_needs_a_running_loop() -> None:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        AsyncEtcd(None)  # type: ignore[arg-type]

@@ -1,0 +1,157 @@
+"""How the client gets in: certificates, users and passwords, with a real etcd."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from etcd_clients import Watched, client_of, done, get, http, problem, put, server
+
+from certificates import make_ca, make_certificate
+from holdfast.core.etcd_calls import Delete, Grant, Granted, Problem, Trouble, Txn
+from real_etcd import Etcd, Tls, make_tls, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd"), tls=tls) as etcd:
+        yield etcd
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """One that demands passwords: `user` may do all below `u/`."""
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        etcd.enable_auth("user", "secret", b"u/")
+        yield etcd
+
+
+async def refused(etcd: Etcd, request: Txn, **settings: Any) -> Problem:
+    """Return why a call does not work; a watch must be refused in the same way."""
+    async with client_of(etcd.port, **settings) as client:
+        why = await problem(client, request)
+        watched = await Watched(client, b"x").problem()
+        assert watched.kind is why.kind
+        return why
+
+
+def test_both_sides_show_certificates(secure: Etcd, tls: Tls) -> None:
+    settings = {"tls": True, "ca": tls.ca, "cert": tls.client.cert, "key": tls.client.key}
+
+    async def talk() -> None:
+        for name in ("", "localhost"):
+            async with client_of(secure.port, server_name=name, **settings) as client:
+                now = (await done(client, put(b"a", b"1"))).revision
+                (change,) = await Watched(client, b"a", b"", now).changes()
+                assert change.value == b"1"
+                await asyncio.gather(*(done(client, put(b"b/%d" % n)) for n in range(20)))
+
+    asyncio.run(talk())
+
+
+def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_path: Path) -> None:
+    other = make_ca(tmp_path, "other-ca")
+    foreign = make_certificate(other, "foreign")
+    ours = {"cert": tls.client.cert, "key": tls.client.key}
+    cases: list[tuple[dict[str, str], str]] = [
+        ({"ca": tls.ca}, "it wants a client certificate"),
+        ({"ca": tls.ca, "cert": foreign.cert, "key": foreign.key}, "it wants a client certificate"),
+        ({"ca": other.cert, **ours}, "its certificate is not trusted"),
+        ({"ca": tls.ca, **ours, "server_name": "elsewhere"}, "is for another host"),
+        ({"ca": "/nonexistent/ca.pem"}, "tls_ca: /nonexistent/ca.pem cannot be read"),
+    ]
+    for settings, why in cases:
+        found = asyncio.run(refused(secure, put(b"a"), tls=True, **settings))
+        assert found.kind is Trouble.DENIED, found
+        assert why in found.why
+        assert "\n" not in found.why
+
+
+def test_with_and_without_tls_mixed_up(secure: Etcd, plain: Etcd, tls: Tls) -> None:
+    found = asyncio.run(refused(secure, put(b"a")))
+    assert "if it speaks TLS, write https://" in found.why
+    found = asyncio.run(refused(plain, put(b"a"), tls=True, ca=tls.ca))
+    assert "if it does not speak TLS, write http://" in found.why
+
+
+def test_a_user_with_a_password(plain: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(plain.port, user="user", password="secret") as client:
+            calls = [done(client, put(b"u/%d" % n)) for n in range(10)]
+            now = (await asyncio.gather(*calls))[0].revision
+            (change, *_) = await Watched(client, b"u/", b"u0", now).changes()
+            assert change.key.startswith(b"u/")
+            assert isinstance(await client.call(Grant(60)), Granted)
+            not_ours = await problem(client, put(b"x"))
+            assert not_ours == Problem(Trouble.DENIED, "permission denied")
+            assert await Watched(client, b"x").problem() == not_ours
+            await done(client, Txn(success=(Delete(b"u/", b"u0"),)))
+
+    asyncio.run(talk())
+
+
+def test_many_calls_at_once_ask_for_one_token() -> None:
+    asked: list[bytes] = []
+
+    async def answer(data: bytes) -> bytes:
+        asked.append(data.split(b" ", 2)[1])
+        await asyncio.sleep(0)
+        is_token = asked[-1] == b"/v3/auth/authenticate"
+        return http(b'{"token":"t"}' if is_token else b'{"header":{"revision":"1"}}')
+
+    async def talk() -> None:
+        async with server(answer) as port, client_of(port, user="u", password="p") as client:
+            await asyncio.gather(*(done(client, Txn()) for _ in range(8)))
+
+    asyncio.run(talk())
+    assert len(asked) == 9
+    assert asked.count(b"/v3/auth/authenticate") == 1
+
+
+def test_a_token_that_has_ended_is_replaced(plain: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(plain.port, user="user", password="secret") as client:
+            now = (await done(client, put(b"u/a"))).revision
+            good = client._token
+            for request in (get(b"u/a"), put(b"u/a")):
+                client._token = "no-token.1"
+                await done(client, request)
+                assert client._token not in (good, "no-token.1")
+            client._token = "no-token.2"
+            await Watched(client, b"u/a", b"", now).changes()
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "it wants a user and a password"),
+        ({"user": "user", "password": "wrong"}, "wrong user or password"),
+        ({"user": "nobody", "password": "secret"}, "wrong user or password"),
+    ],
+)
+def test_wrong_users_are_denied_in_one_line(
+    plain: Etcd, settings: dict[str, str], why: str
+) -> None:
+    found = asyncio.run(refused(plain, put(b"u/a"), **settings))
+    assert found == Problem(Trouble.DENIED, why)
+
+
+def test_a_password_does_no_harm_where_none_is_asked_for(secure: Etcd, tls: Tls) -> None:
+    async def talk() -> None:
+        settings = {"tls": True, "ca": tls.ca, "cert": tls.client.cert, "key": tls.client.key}
+        async with client_of(secure.port, user="u", password="p", **settings) as client:
+            await done(client, put(b"a"))
+
+    asyncio.run(talk())

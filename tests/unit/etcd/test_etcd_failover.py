@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from holdfast.core.etcd_calls import Problem, Trouble
+from holdfast.etcd.failover import CONNECT_S, LEADERLESS_PAUSE_S, NO_TIME, Tries
+from holdfast.etcd.refusals import Handling, Refusal
+
+AWAY = Problem(Trouble.UNREACHABLE, "connection refused")
+DENIED = Problem(Trouble.DENIED, "its certificate is not trusted")
+NO_LEADER = Refusal(Problem(Trouble.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
+TIMED_OUT = Refusal(Problem(Trouble.UNREACHABLE, "request timed out"), Handling.UNSURE)
+STALE = Refusal(Problem(Trouble.DENIED, "invalid auth token"), Handling.RENEW_TOKEN)
+TOO_LARGE = Refusal(Problem(Trouble.REFUSED, "request is too large"))
+
+
+def tries(endpoints: int = 3, *, may_repeat: bool = False) -> Tries:
+    return Tries(endpoints, 10.0, may_repeat=may_repeat)
+
+
+def test_every_endpoint_is_asked_once_from_the_one_in_use_on() -> None:
+    t = tries()
+    for current, expected in ((1, 1), (2, 2), (2, 0)):
+        assert t.next_endpoint(0.0, current) == expected
+        t.failed(expected, AWAY, written=False)
+    assert t.next_endpoint(0.0, 1) is None
+    assert t.problem == AWAY
+
+
+def test_what_was_sent_is_not_sent_again_unless_that_does_no_harm() -> None:
+    t = tries()
+    t.failed(0, AWAY, written=True)
+    assert t.next_endpoint(0.0, 1) is None
+    t = tries(may_repeat=True)
+    t.failed(0, AWAY, written=True)
+    assert t.next_endpoint(0.0, 1) == 1
+
+
+def test_an_answer_that_leaves_open_what_was_done_ends_a_call_that_would_do_it_twice() -> None:
+    t = tries()
+    assert not t.refused(0, TIMED_OUT, can_renew=False)
+    assert t.next_endpoint(0.0, 1) is None
+    assert t.problem == TIMED_OUT.problem
+    t = tries(may_repeat=True)
+    t.refused(0, TIMED_OUT, can_renew=False)
+    assert t.next_endpoint(0.0, 1) == 1
+
+
+def test_while_there_is_no_leader_all_are_asked_again_until_the_limit() -> None:
+    t = tries(2)
+    t.refused(0, NO_LEADER, can_renew=False)
+    assert (t.next_endpoint(1.0, 1), t.pause_s) == (1, 0.0)
+    t.failed(1, AWAY, written=False)
+    assert (t.next_endpoint(1.0, 0), t.pause_s) == (0, LEADERLESS_PAUSE_S)
+    t.refused(0, NO_LEADER, can_renew=False)
+    assert t.next_endpoint(9.999, 1) is None  # An endpoint needs some time to be asked.
+    assert t.is_late(9.999)
+    assert t.problem == NO_LEADER.problem  # That says more than what the other one had.
+    # Where it has gone away altogether, one more round is all.
+    assert t.next_endpoint(9.0, 1) == 1
+    t.failed(1, AWAY, written=False)
+    assert t.next_endpoint(9.0, 0) == 0
+    t.failed(0, AWAY, written=False)
+    assert t.next_endpoint(9.0, 1) == 1
+    t.failed(1, AWAY, written=False)
+    assert t.next_endpoint(9.0, 0) is None
+
+
+def test_nobody_is_asked_after_a_pause_that_took_all_the_time() -> None:
+    t = tries(1)
+    t.refused(0, NO_LEADER, can_renew=False)
+    assert t.next_endpoint(10.0 - LEADERLESS_PAUSE_S, 0) is None
+    assert t.problem == NO_LEADER.problem
+
+
+def test_a_refusal_for_good_ends_the_call() -> None:
+    t = tries()
+    t.refused(0, NO_LEADER, can_renew=False)
+    t.refused(1, TOO_LARGE, can_renew=True)
+    assert t.next_endpoint(0.0, 2) is None
+    assert t.problem == TOO_LARGE.problem
+
+
+def test_a_token_is_renewed_once() -> None:
+    t = tries()
+    assert t.refused(0, STALE, can_renew=True)
+    assert t.next_endpoint(0.0, 0) == 0
+    assert not t.refused(0, STALE, can_renew=True)
+    assert t.next_endpoint(0.0, 1) is None
+    assert t.problem == STALE.problem
+    t = tries()
+    assert not t.refused(0, STALE, can_renew=False)
+
+
+def test_it_is_not_for_good_as_long_as_one_endpoint_may_come_back() -> None:
+    for order in ((AWAY, DENIED), (DENIED, AWAY)):
+        t = tries(2)
+        for at, problem in enumerate(order):
+            t.failed(at, problem, written=False)
+        assert t.problem == AWAY
+    t = tries(1)
+    t.failed(0, DENIED, written=False)
+    assert t.problem == DENIED
+
+
+def test_the_limit_is_shared() -> None:
+    t = tries()
+    assert t.connect_s(0.0) == CONNECT_S
+    assert t.connect_s(7.0) == 1.0
+    assert t.answer_s(7.0) == 3.0  # Nobody else is asked if none comes.
+    t.failed(0, AWAY, written=False)
+    assert t.connect_s(9.0) == 0.5
+    t = tries(may_repeat=True)
+    assert t.answer_s(7.0) == 1.0
+    assert t.answer_s(11.0) > 0
+
+
+def test_a_call_that_comes_too_late_asks_nobody() -> None:
+    t = tries()
+    assert t.next_endpoint(10.0, 0) is None
+    assert t.problem == NO_TIME

@@ -1,0 +1,308 @@
+"""`EtcdServer` with a real etcd: it starts, answers, ends, and leaves only what is the caller's."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.etcd_calls import Get, Txn, TxnDone
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.etcd.process import BINARY_VARIABLE, find_binary
+from holdfast.etcd.server import EtcdServer, is_healthy, stop_etcd
+
+PATIENCE_S = 20.0  # Only a test that fails waits for so long.
+
+OWNER = """
+import os, sys, threading, time
+from holdfast.etcd.server import EtcdServer
+server = EtcdServer()
+starting = threading.Thread(target=server.start)
+starting.start()
+starting.join()
+print(server._process.pid, server.get_port(), flush=True)
+"""
+WAIT = "sys.stdin.readline()\n"
+FORK = """
+child = os.fork()
+if not child:
+    sys.exit()  # With all that is done when a program ends.
+assert os.waitpid(child, 0)[1] == 0
+from holdfast.etcd.server import is_healthy
+assert is_healthy(server.get_port()), "a child's end was the server's, too"
+"""
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Let temporary folders be made in one that is looked at afterwards."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """Let a script stand in for etcd."""
+    program = tmp_path / "some-etcd"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(stat.S_IRWXU)
+    monkeypatch.setenv(BINARY_VARIABLE, str(program))
+    return program
+
+
+def pid_of(server: EtcdServer) -> int:
+    assert server._process is not None
+    return server._process.pid
+
+
+def put(server: EtcdServer, key: bytes, value: bytes) -> None:
+    client = server.get_client()
+    client.put(key, value)
+    client.close()
+
+
+def got(server: EtcdServer, key: bytes) -> bytes | None:
+    client = server.get_client()
+    answer = client.call(Txn(success=(Get(key),)))
+    client.close()
+    assert isinstance(answer, TxnDone)
+    return answer.results[0][0].value if answer.results[0] else None
+
+
+def refuses(port: int) -> bool:
+    with socket.socket() as reaching:
+        return reaching.connect_ex(("127.0.0.1", port)) != 0
+
+
+def test_it_answers_from_start_to_stop(temporary: Path) -> None:
+    server = EtcdServer()
+    assert server.get_port() == -1
+    server.start()
+    assert server.get_endpoint() == f"{server.get_host()}:{server.get_port()}"
+    put(server, b"key", b"value")
+    assert got(server, b"key") == b"value"
+    server.stop()
+    assert refuses(server.get_port())
+    assert not list(temporary.iterdir())
+
+
+def test_it_has_no_client_before_it_runs() -> None:
+    with pytest.raises(UsageError, match=r"call start\(\)"):
+        EtcdServer().get_client()
+
+
+def test_stop_needs_no_start_and_can_be_called_again() -> None:
+    server = EtcdServer()
+    server.stop()
+    server.start()
+    server.stop()
+    server.stop()
+
+
+def test_one_that_runs_is_not_started_again() -> None:
+    with EtcdServer() as server:
+        with pytest.raises(UsageError, match=f"runs already, at {server.get_endpoint()}"):
+            server.start()
+        assert is_healthy(server.get_port())
+
+
+def test_one_that_was_killed_can_be_started_again(temporary: Path) -> None:
+    with EtcdServer() as server:
+        assert server._process is not None
+        server._process.kill()
+        server.start()
+        assert is_healthy(server.get_port())
+        assert len(list(temporary.iterdir())) == 1
+
+
+def test_two_at_once_know_nothing_of_each_other() -> None:
+    with EtcdServer() as one, EtcdServer() as other:
+        put(one, b"key", b"value")
+        assert got(other, b"key") is None
+
+
+def test_the_folder_of_the_caller_stays_with_all_that_was_stored(
+    tmp_path: Path, temporary: Path
+) -> None:
+    folder = tmp_path / "kept" / "data"
+    with EtcdServer(str(folder)) as server:
+        put(server, b"key", b"value")
+    assert list(folder.iterdir())
+    with EtcdServer(str(folder)) as server:
+        assert got(server, b"key") == b"value"
+    assert not list(temporary.iterdir())
+
+
+def test_the_folder_of_the_caller_stays_when_no_start_succeeds(
+    tmp_path: Path, temporary: Path
+) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "member").write_text("in etcd's way")
+    with pytest.raises(EnvironmentProblem, match=r"etcd ended with exit code 1: .*member"):
+        EtcdServer(str(folder)).start(num_retries=1)
+    assert (folder / "member").read_text() == "in etcd's way"
+    assert not list(temporary.iterdir())
+
+
+def test_one_that_dies_is_tried_again_and_then_quoted(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = named(tmp_path, monkeypatch, "echo >&2 out of luck; echo once >> $0.runs; exit 7")
+    with pytest.raises(RuntimeError) as died:
+        EtcdServer().start(num_retries=2)
+    assert str(died.value) == f"{program} ended with exit code 7: out of luck"
+    assert Path(f"{program}.runs").read_text() == "once\nonce\n"
+    assert not list(temporary.iterdir())
+
+
+def test_one_that_dies_once_is_forgiven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named(
+        tmp_path, monkeypatch, f'[ -e $0.ran ] && exec {find_binary()} "$@"; touch $0.ran; exit 1'
+    )
+    with EtcdServer() as server:
+        assert is_healthy(server.get_port())
+
+
+def test_one_that_is_never_ready_costs_no_more_than_the_time_given(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = named(tmp_path, monkeypatch, "echo once >> $0.runs; exec sleep infinity")
+    with pytest.raises(TimeoutError, match=r"some-etcd was not ready within 0\.3 s"):
+        EtcdServer().start(timeout=0.3)
+    assert Path(f"{program}.runs").read_text() == "once\n"
+    assert not list(temporary.iterdir())
+
+
+def test_without_etcd_it_says_what_to_install(
+    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BINARY_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match="install"):
+        EtcdServer().start()
+    assert not list(temporary.iterdir())
+
+
+def test_one_that_does_not_tell_is_asked_for_its_health(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named(tmp_path, monkeypatch, f'unset NOTIFY_SOCKET; exec {find_binary()} "$@"')
+    with EtcdServer() as server:
+        assert is_healthy(server.get_port())
+    assert not is_healthy(server.get_port())
+
+
+def test_what_it_writes_goes_where_the_caller_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named(tmp_path, monkeypatch, "echo >&2 out of luck; exit 7")
+    with (tmp_path / "errors").open("w") as errors, pytest.raises(RuntimeError, match=r"code 7$"):
+        EtcdServer().start(num_retries=1, stderr=errors)
+    assert (tmp_path / "errors").read_text() == "out of luck\n"
+    with pytest.raises(RuntimeError, match="out of luck"):
+        EtcdServer().start(num_retries=1, stderr=subprocess.PIPE)
+
+
+def test_its_port_stays_its_own(tmp_path: Path) -> None:
+    """Nobody can be given it, not even between two lives of etcd."""
+    with EtcdServer() as server:
+        assert server._process is not None
+        server._process.kill()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind((server.get_host(), server.get_port()))
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind((server.get_host(), server.get_port()))
+
+
+def test_threads_may_stop_it_at_the_same_time() -> None:
+    server = EtcdServer()
+    server.start()
+    stopping = [threading.Thread(target=server.stop) for _ in range(4)]
+    for one in stopping:
+        one.start()
+    for one in stopping:
+        one.join()
+        assert refuses(server.get_port())
+
+
+def test_one_that_is_dropped_ends(temporary: Path) -> None:
+    server = EtcdServer()
+    server.start()
+    pidfd = os.pidfd_open(pid_of(server))
+    del server
+    gc.collect()
+    assert select.select([pidfd], [], [], 0)[0]
+    os.close(pidfd)
+    assert not list(temporary.iterdir())
+
+
+# The end of the program that owns it.
+
+
+def owned(script: str) -> tuple[subprocess.Popen[str], int]:
+    """Run a program that starts a server; return it with a descriptor of its etcd."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER + script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    pid = owner.stdout.readline().split()[0]
+    return owner, os.pidfd_open(int(pid))
+
+
+def test_it_is_gone_when_its_owner_is_killed() -> None:
+    owner, pidfd = owned(WAIT)
+    with owner:
+        owner.send_signal(signal.SIGKILL)
+        assert select.select([pidfd], [], [], PATIENCE_S)[0], "etcd still runs"
+        os.close(pidfd)
+
+
+def test_it_is_gone_with_its_folder_when_its_owner_forgets_it(temporary: Path) -> None:
+    owner, pidfd = owned(WAIT)
+    assert list(temporary.iterdir())
+    with owner:
+        owner.communicate("", PATIENCE_S)
+    assert owner.returncode == 0
+    assert select.select([pidfd], [], [], 0)[0], "etcd still runs"
+    os.close(pidfd)
+    assert not list(temporary.iterdir())
+
+
+def test_it_does_not_end_with_a_child_that_was_forked() -> None:
+    owner, pidfd = owned(WAIT + FORK)
+    with owner:
+        owner.communicate("\n", PATIENCE_S)
+    os.close(pidfd)
+    assert owner.returncode == 0
+
+
+# The function for a process of one's own.
+
+
+def test_a_process_of_ones_own_is_stopped_and_the_folder_named_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    with subprocess.Popen(["sleep", "infinity"]) as sleeping:
+        stop_etcd(sleeping, str(folder))
+        assert sleeping.returncode == -signal.SIGTERM
+        stop_etcd(sleeping)
+    stop_etcd(None)
+    assert not folder.exists()

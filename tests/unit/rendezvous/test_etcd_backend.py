@@ -1,0 +1,196 @@
+"""What only this backend does; what all do is in tests/contract."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.etcd.blocking import EtcdClient
+from holdfast.etcd.settings import EtcdSettings
+from holdfast.rendezvous import etcd_backend
+from holdfast.rendezvous.dynamic import create_handler
+from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+from holdfast.rendezvous.etcd_backend import MAGIC, EtcdRendezvousBackend, create_backend
+from holdfast.rendezvous.parameters import RendezvousParameters
+from real_etcd import PATIENCE_S, Etcd, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(etcd: Etcd) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),))) as made:
+        yield made
+        for lease in etcd.leases():
+            made.revoke(lease)
+
+
+def won(backend: EtcdRendezvousBackend, state: bytes, token: object = None) -> Any:
+    answer = backend.set_state(state, token)
+    assert answer is not None
+    assert answer[0::2] == (state, True)
+    return answer[1]
+
+
+def test_the_key_and_the_token(etcd: Etcd, client: EtcdClient) -> None:
+    backend = EtcdRendezvousBackend(client, "job", "/some")
+    assert backend.name == "etcd-v2"
+    token = won(backend, b"\x00state")
+    assert etcd.get(b"/some/job") == MAGIC + b"\x00state"
+    found = client.get(b"/some/job")
+    assert found is not None
+    assert token == found.mod_revision
+    won(EtcdRendezvousBackend(client, "without"), b"")
+    assert etcd.get(b"without") == MAGIC
+
+
+def test_a_job_has_an_id(client: EtcdClient) -> None:
+    with pytest.raises(UsageError, match="--rdzv-id"):
+        EtcdRendezvousBackend(client, "")
+
+
+@pytest.mark.parametrize("token", ["text", b"text", (1, 2), -1, 1 << 63, object()])
+def test_a_token_of_another_kind_never_fits(client: EtcdClient, token: object) -> None:
+    backend = EtcdRendezvousBackend(client, "job", "/tokens")
+    assert backend.set_state(b"one", token) is None
+    mine = won(backend, b"one")
+    assert backend.set_state(b"two", token) == (b"one", mine, False)
+
+
+def test_a_token_may_be_text_with_the_number_in_it(client: EtcdClient) -> None:
+    backend = EtcdRendezvousBackend(client, "job", "/text")
+    won(backend, b"two", str(won(backend, b"one")))
+
+
+def test_a_value_of_somebody_else_is_told_of(etcd: Etcd, client: EtcdClient) -> None:
+    revision = etcd.put(b"/foreign/job", b"c3RhdGU=")
+    backend = EtcdRendezvousBackend(client, "job", "/foreign")
+    for call in (backend.get_state, lambda: backend.set_state(b"mine")):
+        with pytest.raises(RendezvousStateError, match="'/foreign/job' in etcd is not a rendez"):
+            call()
+    won(backend, b"mine", revision)
+
+
+def ttl_of(etcd: Etcd, lease: int) -> int:
+    return int(etcd.raw("/v3/lease/timetolive", {"ID": str(lease)})["grantedTTL"])
+
+
+@pytest.mark.parametrize(("ttl", "granted"), [(None, 7200), (0, 7200), (-5, 7200), (60, 60)])
+def test_a_state_goes_by_itself(
+    etcd: Etcd, client: EtcdClient, ttl: int | None, granted: int
+) -> None:
+    won(EtcdRendezvousBackend(client, "job", "/ttl", ttl), b"one")
+    (lease,) = etcd.leases()
+    assert ttl_of(etcd, lease) == granted
+    client.revoke(lease)
+    assert etcd.keys(b"/ttl") == []
+
+
+def test_however_often_a_state_is_written_there_is_one_lease(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(etcd_backend, "RENEWALS_PER_TTL", float("inf"))  # At every write.
+    backend = EtcdRendezvousBackend(client, "job", "/leases")
+    token = None
+    for number in range(5):
+        token = won(backend, b"%d" % number, token)
+        backend.set_state(b"lost")
+    assert len(etcd.leases()) == 1
+
+
+@pytest.mark.parametrize("renewals", [1, float("inf")])
+def test_a_lease_that_was_lost_is_replaced(
+    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch, renewals: float
+) -> None:
+    """It is noticed when it is renewed, or else by the write."""
+    monkeypatch.setattr(etcd_backend, "RENEWALS_PER_TTL", renewals)
+    backend = EtcdRendezvousBackend(client, "job", "/lost")
+    won(backend, b"one")
+    client.revoke(etcd.leases()[0])
+    assert backend.get_state() is None
+    won(backend, b"two")
+    assert len(etcd.leases()) == 1
+
+
+def test_an_etcd_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+    with running_etcd(tmp_path) as etcd:
+        params = RendezvousParameters("etcd-v2", etcd.endpoint, "job", 1, 2)
+        backend, store = create_backend(params)
+        with store:
+            token = won(backend, b"one")
+            etcd.stop()
+            for call in (backend.get_state, lambda: backend.set_state(b"two", token)):
+                with pytest.raises(
+                    RendezvousConnectionError,
+                    match=rf"'/torch/elastic/rendezvous/job' .*: etcd at {etcd.endpoint}: ",
+                ) as caught:
+                    call()
+                assert "\n" not in str(caught.value)
+            etcd.start()
+            assert backend.get_state() == (b"one", token)
+            won(backend, b"two", token)
+
+
+def test_the_places_of_a_backend_and_a_store_made_from_parameters(etcd: Etcd) -> None:
+    params = RendezvousParameters("etcd-v2", f"http://{etcd.endpoint}", "job", 1, 2)
+    backend, store = create_backend(params)
+    with store:
+        won(backend, b"one")
+        store.set("key", "value")
+        assert etcd.keys(b"/torch/") == [
+            b"/torch/elastic/rendezvous/job",
+            b"/torch/elastic/store/\x1fkkey\x1fv",
+        ]
+        for lease in etcd.leases():
+            assert ttl_of(etcd, lease) == 7200
+            store.client.revoke(lease)
+        assert etcd.keys(b"/torch/") == []  # Nothing stays for ever.
+
+
+def test_an_etcd_that_is_not_there_is_noticed_at_once(tmp_path: Path) -> None:
+    one, other = Etcd(tmp_path), Etcd(tmp_path)
+    try:
+        both = f"{one.endpoint},{other.endpoint}"
+        with pytest.raises(RendezvousConnectionError, match=rf"etcd at {both}: "):
+            create_backend(RendezvousParameters("etcd-v2", both, "job", 1, 2))
+    finally:
+        one.close()
+        other.close()
+
+
+def test_a_job_without_an_id_leaves_no_client(etcd: Etcd) -> None:
+    with pytest.raises(UsageError, match="--rdzv-id"):
+        create_backend(RendezvousParameters("etcd-v2", etcd.endpoint, "", 1, 2))
+
+
+def test_nodes_meet(etcd: Etcd, client: EtcdClient) -> None:
+    """The fixture removes what they leave behind."""
+
+    def meet(number: int) -> tuple[int, int, bytes]:
+        params = RendezvousParameters(
+            "etcd-v2", etcd.endpoint, "meeting", 2, 2, local_addr="localhost", node_id=f"n{number}"
+        )
+        backend, store = create_backend(params)
+        with store:
+            handler = create_handler(store, backend, params)
+            try:
+                info = handler.next_rendezvous()
+                info.store.set(f"from {info.rank}", str(info.rank))
+                return info.rank, info.world_size, info.store.get(f"from {1 - info.rank}")
+            finally:
+                handler.shutdown()
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [one.result(PATIENCE_S) for one in [pool.submit(meet, 0), pool.submit(meet, 1)]]
+    assert sorted(found) == [(0, 2, b"1"), (1, 2, b"0")]

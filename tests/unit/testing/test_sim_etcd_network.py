@@ -1,0 +1,507 @@
+"""What happens between simulated agents and their etcd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.core.etcd_calls import (
+    Answer,
+    Change,
+    Get,
+    Grant,
+    Granted,
+    KeyValue,
+    Problem,
+    Put,
+    Trouble,
+    Txn,
+    TxnDone,
+)
+from holdfast.testing.sim import PROFILES, Rules, World
+from holdfast.testing.sim import etcd_network as module
+from holdfast.testing.sim.etcd import ELECTION_S, SimEtcd
+from holdfast.testing.sim.etcd_network import (
+    CALL_S,
+    HELD_CHANGES_MAX,
+    LATE_S,
+    LEASE_LOOK_S,
+    NOT_THERE,
+    NOTICED_S,
+    RESET,
+    TIMED_OUT,
+    EtcdNetwork,
+)
+from holdfast.testing.sim.network import Weather
+from holdfast.testing.sim.process import Process
+from holdfast.testing.sim.story import Story
+from holdfast.testing.sim.world import seeded
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SOON_S = 0.1
+KEY = b"key"
+
+
+class Asker(Process):
+    """An agent that only takes note of what it is told."""
+
+    def __init__(self, world: World, name: str = "asker") -> None:
+        super().__init__(world, name, seeded(name))
+        self.cut_in = self.cut_out = False
+        self.lag_s = 0.0
+        self.answers: list[tuple[int, Answer]] = []
+        self.changes: list[tuple[int, int, tuple[Change, ...]]] = []
+        self.ends: list[tuple[int, Problem]] = []
+        self.told_at: list[float] = []
+
+    def answered(self, parcel: tuple[int, Answer]) -> None:
+        self.answers.append(parcel)
+        self.told_at.append(self.world.now)
+
+    def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
+        assert not any(number == parcel[0] for number, _ in self.ends)
+        self.changes.append(parcel)
+        self.told_at.append(self.world.now)
+
+    def watch_ended(self, parcel: tuple[int, Problem]) -> None:
+        self.ends.append(parcel)
+        self.told_at.append(self.world.now)
+
+    @property
+    def revisions(self) -> list[int]:
+        return [revision for _, revision, _ in self.changes]
+
+
+class Scene:
+    """One agent and one etcd in a world where nothing else happens."""
+
+    def __init__(self, seed: int = 1) -> None:
+        self.world = World(
+            seed, nodes=1, seconds=100.0, profile=PROFILES["calm"], rules=Rules(), story=Story()
+        )
+        self.etcd = SimEtcd()
+        self.network = EtcdNetwork(self.world, self.etcd, seeded(seed))
+        self.agent = Asker(self.world)
+        self._asked = 0
+
+    def pass_s(self, seconds: float) -> None:
+        self.world.run(self.world.now + seconds)
+
+    def ask(self, *ops: Put | Get) -> int:
+        self._asked += 1
+        self.network.ask(self.agent, self._asked, Txn(success=ops))
+        return self._asked
+
+    def put(self, value: bytes = b"") -> int:
+        return self.ask(Put(KEY, value))
+
+    def change(self, values: Iterable[bytes] = (b"",)) -> None:
+        """Let somebody else, who is near, write."""
+        for value in values:
+            self.etcd.perform(self.world.now, Txn(success=(Put(KEY, value),)))
+
+    def watch(self, number: int = 1, start_revision: int = 0) -> None:
+        self.network.watch(self.agent, number, KEY, b"", start_revision)
+        self.pass_s(SOON_S)
+
+    @property
+    def stored(self) -> tuple[KeyValue, ...]:
+        answer = self.etcd.perform(self.world.now, Txn(success=(Get(KEY),)))
+        assert isinstance(answer, TxnDone)
+        return answer.results[0]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+# Calls.
+
+
+def test_a_call_takes_a_way_there_and_a_way_back(scene: Scene) -> None:
+    scene.world.network.weather = Weather(delay_s=1.0)
+    scene.agent.lag_s = -0.5  # So that a way takes from a quarter to three quarters of a second.
+    scene.put()
+    scene.pass_s(0.24)
+    assert scene.etcd.revision == 1
+    scene.pass_s(0.52)
+    assert scene.etcd.revision == 2
+    scene.pass_s(0.8)
+    assert scene.agent.answers == [(1, TxnDone(2, True, ((),), (0,)))]  # noqa: FBT003
+    assert 0.5 <= scene.agent.told_at[0] <= 1.5
+
+
+def test_calls_may_overtake_each_other(scene: Scene) -> None:
+    numbers = [scene.put() for _ in range(30)]
+    scene.pass_s(SOON_S)
+    arrived = [number for number, _ in scene.agent.answers]
+    assert sorted(arrived) == numbers
+    assert arrived != numbers
+
+
+def test_a_stopped_agent_finds_its_answers_when_it_goes_on(scene: Scene) -> None:
+    scene.put()
+    scene.agent.pause()
+    scene.pass_s(20.0)
+    assert scene.stored
+    assert scene.agent.answers == []
+    scene.agent.resume()
+    assert [number for number, _ in scene.agent.answers] == [1]
+
+
+def test_a_request_goes_on_without_the_agent_that_made_it(scene: Scene) -> None:
+    scene.put()
+    scene.agent.alive = False
+    scene.pass_s(CALL_S)
+    assert scene.stored
+    assert scene.agent.answers == []
+
+
+def test_an_answer_into_a_cut_is_lost_though_all_was_done(scene: Scene) -> None:
+    scene.agent.cut_in = True
+    scene.put()
+    scene.pass_s(CALL_S - 0.01)
+    assert scene.stored
+    assert scene.agent.answers == []
+    scene.pass_s(0.02)
+    assert scene.agent.answers == [(1, TIMED_OUT)]
+
+
+def test_a_request_into_a_cut_is_lost_or_arrives_when_it_has_healed(scene: Scene) -> None:
+    scene.agent.cut_out = True
+    numbers = [scene.put() for _ in range(40)]
+    scene.pass_s(CALL_S + 0.01)
+    assert sorted(scene.agent.answers) == [(number, TIMED_OUT) for number in numbers]
+    assert scene.etcd.revision == 1
+    scene.agent.cut_out = False
+    scene.pass_s(LATE_S)
+    assert 1 < scene.etcd.revision < 20
+    assert len(scene.agent.answers) == 40, "of which nobody is told"
+
+
+def test_loss_leaves_open_whether_a_request_was_carried_out(scene: Scene) -> None:
+    scene.world.network.weather = Weather(loss=0.3)
+    for _ in range(100):
+        scene.put()
+    scene.pass_s(CALL_S + 0.01)
+    good = [one for _, one in scene.agent.answers if isinstance(one, TxnDone)]
+    assert len(scene.agent.answers) == 100
+    assert 20 < len(good) < scene.etcd.revision - 1 < 90
+
+
+def test_what_comes_later_than_the_limit_is_not_waited_for(scene: Scene) -> None:
+    scene.world.network.weather = Weather(delay_s=1.8)
+    for _ in range(50):
+        scene.put()
+    scene.pass_s(20.0)
+    assert scene.etcd.revision == 51
+    assert len(scene.agent.answers) == 50
+    assert TIMED_OUT in [answer for _, answer in scene.agent.answers]
+    assert max(scene.agent.told_at) <= CALL_S
+
+
+# Outages.
+
+
+def test_an_etcd_that_is_gone_refuses_at_once(scene: Scene) -> None:
+    scene.network.go_down()
+    scene.put()
+    scene.network.watch(scene.agent, 1, KEY, b"", 0)
+    scene.pass_s(SOON_S)
+    assert scene.agent.answers == [(1, NOT_THERE)]
+    assert scene.agent.ends == [(1, NOT_THERE)]
+    assert scene.etcd.revision == 1
+
+
+def test_hosts_that_are_gone_say_nothing(scene: Scene) -> None:
+    scene.watch(1)
+    scene.network.go_down(host_too=True)
+    scene.put()
+    scene.network.watch(scene.agent, 2, KEY, b"", 0)
+    scene.pass_s(NOTICED_S[0] - 0.01)
+    assert scene.agent.told_at == []
+    scene.pass_s(NOTICED_S[1])
+    assert scene.agent.answers == [(1, TIMED_OUT)]
+    assert sorted(scene.agent.ends) == [(1, RESET), (2, TIMED_OUT)]
+
+
+def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> None:
+    scene.network.ask(scene.agent, 1, Grant(5))
+    scene.pass_s(SOON_S)
+    ((_, granted),) = scene.agent.answers
+    assert isinstance(granted, Granted)
+    scene.ask(Put(KEY, b"", granted.lease))
+    scene.pass_s(4.0)
+    scene.network.go_down()
+    scene.pass_s(10.0)
+    assert scene.etcd.revision == 2, "no lease ends while nobody looks"
+    scene.network.come_back()
+    scene.pass_s(5.0 + ELECTION_S - 0.01)
+    assert scene.stored
+    scene.pass_s(LEASE_LOOK_S + 0.02)
+    assert not scene.stored
+
+
+def test_while_etcd_elects_a_leader_requests_wait(scene: Scene) -> None:
+    scene.network.elect(1.0)
+    scene.put()
+    scene.pass_s(0.9)
+    assert scene.etcd.revision == 1
+    scene.pass_s(0.2)
+    assert [type(answer) for _, answer in scene.agent.answers] == [TxnDone]
+    scene.network.elect(3.0)
+    scene.put()
+    scene.pass_s(CALL_S + 0.01)
+    assert scene.agent.answers[1:] == [(2, TIMED_OUT)]
+    assert scene.etcd.revision == 2
+    scene.pass_s(1.0)
+    assert scene.etcd.revision == 3
+    assert len(scene.agent.answers) == 2
+
+
+def test_a_new_leader_of_etcd_gives_leases_their_whole_time(scene: Scene) -> None:
+    scene.network.ask(scene.agent, 1, Grant(5))
+    scene.pass_s(4.0)
+    scene.network.elect(3.0)
+    assert scene.etcd.next_expiry() == 4.0 + 3.0 + 5.0 + ELECTION_S
+
+
+def test_that_etcd_is_gone_is_noticed_late_through_a_cut(scene: Scene) -> None:
+    scene.watch()
+    scene.agent.cut_in = True
+    scene.network.go_down()
+    scene.network.go_down(host_too=True)
+    scene.pass_s(NOTICED_S[0] - 0.01)
+    assert scene.agent.ends == []
+    scene.pass_s(NOTICED_S[1])
+    assert scene.agent.ends == [(1, RESET)]
+
+
+def test_killed_links_lose_answers_and_end_watches(scene: Scene) -> None:
+    scene.watch()
+    scene.put()
+    scene.network.kill_links(scene.agent)
+    scene.pass_s(SOON_S)
+    scene.put()
+    scene.pass_s(SOON_S)
+    assert scene.agent.ends == [(1, RESET)]
+    assert scene.agent.answers[0] == (1, RESET)
+    assert isinstance(scene.agent.answers[1][1], TxnDone)
+    assert scene.agent.changes == []
+
+
+# Leases.
+
+
+def test_a_lease_that_nobody_keeps_ends_soon_after_its_time(scene: Scene) -> None:
+    for number in range(3):
+        scene.network.ask(scene.agent, number, Grant(2 + number))
+    scene.pass_s(SOON_S)
+    leases = [one.lease for _, one in scene.agent.answers if isinstance(one, Granted)]
+    for lease in leases:
+        scene.ask(Put(b"of %d" % lease, b"", lease))
+    scene.pass_s(SOON_S)
+    made = scene.etcd.revision
+    for ended in range(3):
+        scene.world.run(2.0 + ended)
+        assert scene.etcd.revision == made + ended
+        scene.world.run(2.0 + ended + LEASE_LOOK_S + 0.01)
+        assert scene.etcd.revision == made + ended + 1
+    assert scene.etcd.next_expiry() is None
+
+
+# Watches.
+
+
+def test_a_watch_keeps_its_order_in_any_weather(scene: Scene) -> None:
+    scene.watch()
+    scene.world.network.weather = Weather(loss=0.3, duplication=0.3, reordering=0.5, jitter_s=1.0)
+    for _ in range(100):
+        scene.change()
+        scene.pass_s(0.01)
+    scene.pass_s(5.0)
+    assert scene.agent.revisions == list(range(2, 102))
+    assert scene.agent.ends == []
+
+
+def test_what_a_watch_missed_comes_as_one(scene: Scene) -> None:
+    scene.change((b"1", b"2", b"3"))
+    scene.etcd.perform(0.0, Txn(success=(Put(b"other", b""),)))
+    scene.watch(7, start_revision=3)
+    missed = (Change(KEY, b"2", 3, 2), Change(KEY, b"3", 4, 2))
+    assert scene.agent.changes == [(7, 5, missed)]
+    scene.change((b"4",))
+    scene.pass_s(SOON_S)
+    assert scene.agent.changes[1:] == [(7, 6, (Change(KEY, b"4", 6, 2),))]
+
+
+def test_a_watch_from_before_a_compaction_is_refused(scene: Scene) -> None:
+    scene.change((b"1", b"2", b"3"))
+    scene.etcd.compact(3)
+    scene.watch(start_revision=2)
+    assert [problem.kind for _, problem in scene.agent.ends] == [Trouble.COMPACTED]
+
+
+def test_a_watch_that_the_agent_ended_is_heard_of_no_more(scene: Scene) -> None:
+    scene.watch()
+    scene.change()
+    scene.network.unwatch(scene.agent, 1)
+    scene.network.unwatch(scene.agent, 1)
+    scene.change()
+    scene.network.watch(scene.agent, 1, KEY, b"", 0)
+    scene.network.unwatch(scene.agent, 1)  # Before it has begun.
+    scene.network.kill_links(scene.agent)
+    scene.change()
+    scene.pass_s(5.0)
+    assert scene.agent.told_at == []
+
+
+def test_a_watch_that_was_ended_before_it_began_costs_nothing(scene: Scene) -> None:
+    scene.network.watch(scene.agent, 1, KEY, b"", 0)
+    scene.network.unwatch(scene.agent, 1)
+    scene.pass_s(SOON_S)
+    scene.change()
+    assert scene.etcd.load.bytes_out == 0
+
+
+def test_a_number_may_be_used_again_before_the_end_of_its_watch_is_noticed(scene: Scene) -> None:
+    scene.watch()
+    scene.network.kill_links(scene.agent)
+    scene.network.unwatch(scene.agent, 1)
+    scene.watch()
+    scene.change()
+    scene.pass_s(SOON_S)
+    assert scene.agent.ends == []
+    assert scene.agent.revisions == [2]
+
+
+def test_a_stopped_agent_hears_all_in_order_when_it_goes_on(scene: Scene) -> None:
+    scene.watch()
+    scene.agent.pause()
+    scene.change((b"1", b"2", b"3"))
+    scene.pass_s(10.0)
+    scene.network.go_down()
+    scene.pass_s(1.0)
+    assert scene.agent.told_at == []
+    scene.agent.resume()
+    assert scene.agent.revisions == [2, 3, 4]
+    assert scene.agent.ends == [(1, RESET)]
+
+
+def test_a_short_cut_holds_up_what_a_watch_says(scene: Scene) -> None:
+    scene.watch()
+    scene.network.cut(scene.agent)
+    scene.agent.cut_in = True
+    scene.change((b"1", b"2"))
+    scene.pass_s(NOTICED_S[0] / 2)
+    scene.agent.cut_in = False
+    scene.change((b"3",))
+    assert scene.agent.changes == []
+    scene.pass_s(NOTICED_S[1])
+    assert scene.agent.revisions == [2, 3, 4]
+    assert scene.agent.ends == []
+
+
+@pytest.mark.parametrize("way", ["cut_in", "cut_out"])
+def test_a_cut_that_lasts_ends_a_watch_even_if_nothing_happens(scene: Scene, way: str) -> None:
+    scene.watch()
+    setattr(scene.agent, way, True)
+    scene.network.cut(scene.agent)
+    scene.pass_s(NOTICED_S[0] - 0.01)
+    assert scene.agent.ends == []
+    scene.pass_s(NOTICED_S[1])
+    assert scene.agent.ends == [(1, TIMED_OUT)]
+    scene.change()
+    scene.pass_s(5.0)
+    assert scene.agent.changes == []
+
+
+def test_a_cut_that_lasts_ends_a_watch_that_has_something_to_say(scene: Scene) -> None:
+    scene.watch()
+    scene.change()
+    scene.agent.cut_in = True
+    scene.change()
+    scene.pass_s(NOTICED_S[1] + 0.01)
+    assert scene.agent.revisions == [2], "what was on its way came"
+    assert scene.agent.ends == [(1, TIMED_OUT)]
+    scene.network.watch(scene.agent, 1, KEY, b"", 3)
+    scene.pass_s(CALL_S + 0.01)
+    assert scene.agent.ends == [(1, TIMED_OUT)] * 2
+    scene.agent.cut_in, scene.agent.ends = False, []
+    scene.watch(start_revision=3)
+    assert scene.agent.revisions == [2, 3], "it goes on where it ended"
+
+
+def test_what_a_cut_holds_up_has_a_limit(scene: Scene) -> None:
+    scene.watch()
+    scene.agent.cut_in = True
+    scene.change([b""] * (HELD_CHANGES_MAX + 1))
+    scene.agent.cut_in = False
+    scene.pass_s(2 * NOTICED_S[1])
+    assert scene.agent.changes == []
+    assert scene.agent.ends == [(1, RESET)]
+
+
+def test_a_watch_of_an_agent_that_is_gone_costs_nothing(scene: Scene) -> None:
+    scene.watch()
+    scene.agent.alive = False
+    scene.change()
+    sent = scene.etcd.load.bytes_out
+    scene.change()
+    assert scene.etcd.load.bytes_out == sent
+
+
+# All of it.
+
+
+def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float], int]:
+    """Go through calls and a watch in bad weather; a watch that ends begins again."""
+    scene = Scene(seed)
+    agent, network, rng = scene.agent, scene.network, seeded(seed)
+    scene.world.network.weather = Weather(loss=0.1, jitter_s=2.5)
+    watches = 1
+    scene.watch(watches, 2)
+    for _ in range(300):
+        chance = rng.random()
+        scene.put()
+        if chance < 0.05:
+            agent.cut_in, agent.cut_out = rng.random() < 0.5, rng.random() < 0.5
+            network.cut(agent)
+        elif chance < 0.15:
+            agent.cut_in = agent.cut_out = False
+        elif chance < 0.17:
+            network.kill_links(agent)
+        elif chance < 0.2:
+            network.go_down(host_too=rng.random() < 0.5)
+        elif chance < 0.3:
+            network.come_back()
+        elif chance < 0.32:
+            network.elect(3.0 * rng.random())
+        scene.pass_s(rng.random())
+        if len(agent.ends) == watches:
+            watches += 1
+            network.watch(agent, watches, KEY, b"", max([1, *agent.revisions]) + 1)
+    agent.cut_in = agent.cut_out = False
+    network.come_back()
+    scene.world.network.weather = Weather()
+    scene.pass_s(3 * module.LATE_S)
+    if len(agent.ends) == watches:
+        watches += 1
+        scene.watch(watches, max([1, *agent.revisions]) + 1)
+    seen = [change.mod_revision for _, _, changes in agent.changes for change in changes]
+    assert watches > 3
+    assert seen == list(range(2, scene.etcd.revision + 1)), "all of it, once, and in order"
+    return agent.answers, agent.revisions, agent.told_at, scene.etcd.revision
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_call_is_answered_once_and_no_change_is_missed(seed: int) -> None:
+    answers, revisions, told_at, revision = trouble(seed)
+    assert sorted(number for number, _ in answers) == list(range(1, 301))
+    done = [one.revision for _, one in answers if isinstance(one, TxnDone)]
+    assert len(set(done)) == len(done) < revision - 1, "some were done and nobody knows"
+    assert trouble(seed) == (answers, revisions, told_at, revision), "the seed decides it all"
