@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 import signal
 import ssl
 import time
@@ -168,7 +169,10 @@ class Etcd:
 
     def pause(self) -> None:
         """Stop it as a machine that hangs would; its connections stay."""
-        self._running().signal(signal.SIGSTOP)
+        running = self._running()
+        running.signal(signal.SIGSTOP)
+        # It has stopped once it can be waited for; until then it may still answer.
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
         self.paused = True
 
     def resume(self) -> None:

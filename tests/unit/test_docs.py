@@ -32,6 +32,7 @@ README_LINES_MAX = 120
 # shown as a line may then stand anywhere in a line.
 MIXED_CHARS_MIN = 10
 RUN = "<!-- run -->"
+MEETING_PLACES = ("c10d", "static", "file", "etcd")  # etcd-v2 is another name for etcd.
 PORT = "29400"  # In a block that is run, it stands for any port that is free.
 ANYTHING = "..."
 KNOWN_FLAGS = {"-h", "--help"} | {
@@ -175,26 +176,21 @@ def test_every_key_of_the_report_is_documented(tmp_path: Path) -> None:
 
 def row_of(key: Key) -> str:
     """Return how a setting of the rendezvous stands in its table."""
-    here = [name for name in ("c10d", "static", "file") if name in key.backends]
+    here = [name for name in MEETING_PLACES if name in key.backends]
     words = " or ".join(f"`{word}`" for word in key.kind.split("|"))
     takes = words if "|" in key.kind else key.kind
     known = key.default not in (None, "")
     number = isinstance(key.default, float)
     default = (f"`{key.default:g}`" if number else f"`{key.default}`") if known else ""
-    where = "all" if len(here) == 3 else ", ".join(here)
+    where = "all" if len(here) == len(MEETING_PLACES) else ", ".join(here)
     return f"| `{key.name}` | {takes} | {default} | {where} | {key.meaning} |"
 
 
 def test_every_setting_of_the_rendezvous_is_documented() -> None:
     page = DOCS / "reference" / "rendezvous-settings.md"
-    usable = [key for key in KEYS if set(key.backends) & {"c10d", "static", "file"}]
     lines = page.read_text().splitlines()
-    assert [row for row in map(row_of, usable) if row not in lines] == []
-    assert table_keys(page) == {key.name for key in usable}
-    for_later = prose_of(page).partition("## For etcd")[2]
-    assert [
-        key.name for key in KEYS if key not in usable and f"`{key.name}`" not in for_later
-    ] == []
+    assert [row for row in map(row_of, KEYS) if row not in lines] == []
+    assert table_keys(page) == {key.name for key in KEYS}
 
 
 # Blocks.

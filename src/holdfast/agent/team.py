@@ -90,7 +90,7 @@ class Team:
                     self._unreachable = self._handler.unreachable(news)
                     events.append(teamwork.LeftAlone(news.why))
                 case Refused(why):
-                    raise RendezvousConnectionError(f"{self._handler.endpoint}: {why}")
+                    raise RendezvousConnectionError(self._handler.refused(why))
         # What was just told may be what was waited for; the machine has yet to take it in.
         return events or self._waited(now)
 
@@ -237,7 +237,7 @@ class Team:
         if not refused:
             return None
         assert view is not None
-        return RendezvousConnectionError(f"{self._handler.endpoint}: {view.why}")
+        return RendezvousConnectionError(self._handler.refused(view.why))
 
     # What the person is told.
 

@@ -214,11 +214,11 @@ FLAGS = (
     _switch(RENDEZVOUS, "--standalone", "one node, with nothing shared with other jobs"),
     Flag(
         RENDEZVOUS, "--rdzv-backend", "static", "NAME",
-        "how nodes find each other: c10d, static, file, or the name of a plug-in (static)",
+        "how nodes find each other: c10d, static, file, etcd, or the name of a plug-in (static)",
     ),
     Flag(
         RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]",
-        "where nodes meet: the agent that can bind it coordinates the job",
+        "where nodes meet: the agent that can bind it coordinates the job; the members of etcd",
     ),
     Flag(RENDEZVOUS, "--rdzv-id", "none", "ID", "name of the job, the same on every node (none)"),
     Flag(RENDEZVOUS, "--rdzv-conf", "", "K=V,...", "settings of the rendezvous"),
@@ -264,6 +264,9 @@ Examples:
     holdfast run --nproc-per-node 4 --tee 3 --log-dir logs train.py
   Two to four nodes, which may come and go; the same line on each of them:
     holdfast run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 \\
+        --rdzv-id my-job --max-restarts 3 train.py
+  The same on etcd, so that no machine of the job is needed for it to go on:
+    holdfast run --nnodes 2:4 --rdzv-backend etcd --rdzv-endpoint db0,db1,db2 \\
         --rdzv-id my-job --max-restarts 3 train.py
   A program that is not Python:
     holdfast run --nproc-per-node 2 --no-python ./simulate --steps 10

@@ -35,6 +35,14 @@ CLOSE_S = 1.0
 CLOSED = Problem(Trouble.UNREACHABLE, "the client is closed")
 
 
+class TokenRefused(Exception):
+    """There is no token for this user and password."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.problem.why)
+        self.refusal = refusal
+
+
 class AsyncEtcd:
     """Calls and watches, until `close`."""
 
@@ -94,6 +102,9 @@ class AsyncEtcd:
                 reply = await self._ask(at, tries, path, body, token)
             except ConnectionProblem as problem:
                 self._failed(at, tries, problem)
+                continue
+            except TokenRefused as error:  # By an endpoint that speaks for all of them.
+                self._refused(at, tries, error.refusal, "")
                 continue
             answer = gateway.decode(request, reply.status, reply.body)
             if not isinstance(answer, Refusal):
@@ -174,7 +185,7 @@ class AsyncEtcd:
             raise ConnectionProblem(problem.why, problem.kind) from None
         token = gateway.decode_token(reply.status, reply.body)
         if isinstance(token, Refusal):
-            raise ConnectionProblem(token.problem.why, token.problem.kind)
+            raise TokenRefused(token)
         return token
 
     # Watches.
@@ -211,6 +222,9 @@ class AsyncEtcd:
                 said = await handle.follow(connection, token, tries.answer_s(self._loop.time()))
             except ConnectionProblem as problem:
                 self._failed(at, tries, problem)
+                continue
+            except TokenRefused as error:
+                self._refused(at, tries, error.refusal, "")
                 continue
             finally:
                 if connection is not None:

@@ -258,7 +258,11 @@ class CoordinatedHandler(RendezvousHandler):
                 case GaveUp():
                     raise RendezvousConnectionError(self.unreachable(news))
                 case Refused(why):
-                    raise RendezvousConnectionError(f"{self.endpoint}: {why}")
+                    raise RendezvousConnectionError(self.refused(why))
+
+    def refused(self, why: str) -> str:
+        """Return that this node cannot be in the job, and why, in one line."""
+        return f"{self.endpoint}: {why}"
 
     def unreachable(self, gave_up: GaveUp) -> str:
         """Return which coordinator could not be reached, since when and why, in one line."""
@@ -274,7 +278,7 @@ class CoordinatedHandler(RendezvousHandler):
             case Role.FENCED:
                 connection.rejoin()
             case Role.REFUSED:
-                raise RendezvousConnectionError(f"{self.endpoint}: {view.why}")
+                raise RendezvousConnectionError(self.refused(view.why))
             case Role.CLOSED if self._stood_by:
                 raise RendezvousGracefulExitError
             case Role.CLOSED:

@@ -50,6 +50,10 @@ class EtcdHandler(CoordinatedHandler):
         """The endpoints of etcd as text."""
         return self._etcd.where
 
+    def refused(self, why: str) -> str:
+        """Return that this node cannot be in the job, and why, in one line."""
+        return f"etcd at {self.endpoint}: {why}"
+
     @property
     def lease_s(self) -> float:
         """How long a node is silent before it is lost. etcd counts whole seconds."""

@@ -99,7 +99,7 @@ class EtcdRendezvousHandler(EtcdHandler):
         deadline = time.monotonic() + self._config.close_timeout
         while (view := connection.view) is None or view.role is not Role.CLOSED:
             if view is not None and view.role is Role.REFUSED:
-                raise RendezvousConnectionError(f"{self.endpoint}: {view.why}")
+                raise RendezvousConnectionError(self.refused(view.why))
             try:
                 self._await_news(connection, deadline)
             except RendezvousTimeoutError:

@@ -217,6 +217,6 @@ def test_the_examples_of_the_help_are_command_lines_that_parse(
         parse("--help")
     told = capsys.readouterr().out.replace("\\\n", "")
     examples = re.findall(r"^    holdfast run (.+)$", told, flags=re.MULTILINE)
-    assert len(examples) == 6
+    assert len(examples) == 7
     for example in examples:
         assert parse(*example.split()).training_script

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -146,6 +147,17 @@ def test_wrong_users_are_denied_in_one_line(
 ) -> None:
     found = asyncio.run(refused(plain, put(b"u/a"), **settings))
     assert found == Problem(Trouble.DENIED, why)
+
+
+def test_a_wrong_password_is_told_though_another_endpoint_is_dead(plain: Etcd) -> None:
+    async def talk() -> Problem:
+        with socket.socket() as dead:  # Bound, so that nobody else gets the port; it refuses.
+            dead.bind(("127.0.0.1", 0))
+            ports = (dead.getsockname()[1], plain.port)
+            async with client_of(*ports, user="user", password="wrong") as client:
+                return await problem(client, put(b"u/a"))
+
+    assert asyncio.run(talk()) == Problem(Trouble.DENIED, "wrong user or password")
 
 
 def test_a_password_does_no_harm_where_none_is_asked_for(secure: Etcd, tls: Tls) -> None:

@@ -8,6 +8,7 @@ from holdfast.core.news import Ack, Beat, JobSettings, View
 from holdfast.core.rounds import Rounds
 from holdfast.testing.sim import PROFILES, Result, Rules, World, mixed, simulate
 from holdfast.testing.sim.agent import Agent
+from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.ledger import JobTruth
 from holdfast.testing.sim.network import CONNECT_TIMEOUT_S, Link, Weather
 from holdfast.testing.sim.process import Process
@@ -43,11 +44,13 @@ def linked(world: World) -> tuple[Agent, Link, list[object]]:
     job = JobTruth("job-1", JobSettings(min_nodes=1, max_nodes=1), 1e9)
     world.jobs["job-1"] = job
     agent = Agent(world, job, "n1", "1", seeded(4))
-    link = Link(1, agent, world.coordinator)
+    coordinator = world.coordinator
+    assert isinstance(coordinator, Coordinator)
+    link = Link(1, agent, coordinator)
     agent.link = link
     arrived: list[object] = []
     agent.receive = arrived.append  # type: ignore[assignment,method-assign]
-    world.coordinator.receive = arrived.append  # type: ignore[assignment,method-assign]
+    coordinator.receive = arrived.append  # type: ignore[assignment,method-assign]
     return agent, link, arrived
 
 
