@@ -31,6 +31,7 @@ MARK = b"hf1"
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """What a record may be when unpacked; far above what etcd lets anybody store packed."""
 PACKED_FROM_BYTES = 4096
+CALL_DIGITS_MAX = 18  # A number of 64 bits, whatever its digits.
 
 T = TypeVar("T")
 
@@ -121,6 +122,11 @@ def unpack(kind: type[T], value: bytes) -> T | None:
         else:
             return None
         record: T = _decoders[kind].decode(body)
-    except (msgspec.MsgspecError, zlib.error):
-        return None
+    except (msgspec.MsgspecError, zlib.error, ValueError, RecursionError):
+        return None  # The last two are for text that is none, and for what is nested too deeply.
     return record
+
+
+def call_of(value: bytes) -> int:
+    """Return the number of a roll call as it is stored, or 0 if it is none that can be read."""
+    return int(value) if value.isdigit() and len(value) <= CALL_DIGITS_MAX else 0

@@ -6,6 +6,7 @@
         ▲                                              │                          │
         └──────────── another leads, or etcd cannot be reached ───────────────────┘
 
+It is read again until it is known who of its nodes lives (`core.etcd_takeover`).
 What a leader decides counts once it is stored. It stores the job first and then what the nodes are
 told, each for itself; a successor finds out from the job what somebody was not told. Every write
 does nothing once another leads, or if the job is not what it was when it was decided about: a write
@@ -33,6 +34,7 @@ from holdfast.core.etcd_calls import (
     Granted,
     KeepAlive,
     KeptAlive,
+    Op,
     Problem,
     Put,
     Request,
@@ -42,7 +44,8 @@ from holdfast.core.etcd_calls import (
     end_of_prefix,
 )
 from holdfast.core.etcd_election import Election
-from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, unpack
+from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, call_of, unpack
+from holdfast.core.etcd_takeover import TakeoverCall, inherit
 from holdfast.core.etcd_unstored import OPS_MAX, Unstored
 from holdfast.core.job import Job, NodeLost
 from holdfast.core.leading import Lead
@@ -112,6 +115,7 @@ class Leadership:
         self._fail = fail
         self._strict = strict
         self._make = rounds
+        self._roll = TakeoverCall(places)
         self._own = 0
         self._attempt = 0
         self._forget()
@@ -148,7 +152,8 @@ class Leadership:
     def resign(self) -> list[Doing]:
         """Make way for another leader, and lead no more; `is_resigned` is true once that is so."""
         self.election.is_open = False
-        return self._go_on()
+        waits = self.post is Post.LOADING and self._nodes_watch
+        return self._hand_over() if waits else self._go_on()
 
     def tick(self, now: float) -> list[Doing]:
         """See what time has brought."""
@@ -196,6 +201,10 @@ class Leadership:
                 "Holdfast's: another program or version uses the same place"
             )
             return self._fail(Problem(Trouble.REFUSED, why))
+        number = call_of(answer.results[1][0].value) if answer.results[1] else 0
+        if self._roll.waits(self.election.term, record, answer.results[2], number, self._own):
+            assert record is not None
+            return self._call_roll(answer.revision, self._roll.unsaid(number, record.lease))
 
         def begin(now: float, lease: Answer) -> list[Doing]:
             if isinstance(lease, KeptAlive) and lease.ttl_s <= 0:
@@ -211,6 +220,24 @@ class Leadership:
             return [self._ask(KeepAlive(record.lease), begin)]
         return [self._ask(Grant(JOB_KEEP_S), begin)]
 
+    def _call_roll(self, revision: int, unsaid: tuple[Op, ...]) -> list[Doing]:
+        """Wait until it is known which of the job's nodes live; then read everything again."""
+        key = self._places.nodes
+        watch = self._asking.watch(key, end_of_prefix(key), revision + 1, self._roll_heard)
+        self._nodes_watch = watch.number
+        if not unsaid:
+            return [watch]
+        return [watch, self._ask(Txn((self.election.still(),), unsaid), self._roll_called)]
+
+    def _roll_called(self, _now: float, answer: Answer) -> list[Doing]:
+        if isinstance(answer, Problem):
+            return self._again() if answer.kind is Trouble.LEASE_GONE else self._fail(answer)
+        assert isinstance(answer, TxnDone)
+        return [] if answer.succeeded else self.election.step_down()
+
+    def _roll_heard(self, _now: float, changes: tuple[Change, ...]) -> list[Doing]:
+        return self._again() if self._roll.is_answered(changes) else []
+
     def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[Doing]:
         _job, call, nodes, views = answer.results
         there: list[tuple[Status, int]] = []
@@ -221,9 +248,9 @@ class Leadership:
         alive = {(status.info.node, status.info.incarnation) for status, _ in there}
         self.lead = lead = Lead(
             now,
-            self._inherit(record, alive),
+            inherit(record, alive, self.election.term, self._run_id, self._lease_s),
             step_s=self._lease_s / STEPS_PER_LEASE,
-            call=_number(call[0].value) if call else 0,
+            call=call_of(call[0].value) if call else 0,
             strict=self._strict,
             rounds=self._make,
         )
@@ -247,20 +274,6 @@ class Leadership:
         self._nodes_watch = watch.number
         told = lead.begin(now, there, shown, self._gone())
         return [watch, *self._decided(told)]
-
-    def _inherit(self, record: JobRecord | None, alive: set[Peer]) -> Job:
-        """Return the job to go on with; one of which nobody is left, and not even its end, is none.
-
-        Its nodes may still be there: all leases end if etcd or all machines were stopped for long.
-        They say which round they were in, and the job is made anew of that.
-        """
-        if record is not None:
-            job = record.job
-            known = ((node.info.node, node.info.incarnation) for node in job.nodes.values())
-            if job.outcome is not None or any(peer in alive for peer in known):
-                job.term = max(self.election.term, job.term + 1)
-                return job
-        return Job(run_id=self._run_id, term=self.election.term, silence_s=self._lease_s)
 
     def _stop(self) -> list[Doing]:
         doing: list[Doing] = [*self._asking.unwatch(self._nodes_watch)]
@@ -380,7 +393,3 @@ class Leadership:
         return self._asking.ask(
             request, lambda now, answer: then(now, answer) if attempt == self._attempt else []
         )
-
-
-def _number(value: bytes) -> int:
-    return int(value) if value.isdigit() else 0

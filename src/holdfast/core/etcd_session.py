@@ -46,7 +46,7 @@ from holdfast.core.etcd_calls import (
     TxnDone,
     end_of_prefix,
 )
-from holdfast.core.etcd_keys import NodeRecord, Places, all_below, pack, unpack
+from holdfast.core.etcd_keys import NodeRecord, Places, all_below, call_of, pack, unpack
 from holdfast.core.etcd_leading import Leadership
 from holdfast.core.etcd_leaving import leave
 from holdfast.core.news import Ack, Beat, NodeInfo, Status, View
@@ -193,7 +193,7 @@ class EtcdSession:
             return []
         if problem.kind is Trouble.COMPACTED:
             problem = Problem(Trouble.UNREACHABLE, f"a watch fell behind: {problem.why}")
-        return [*self._fail(problem)]
+        return self._follow_up(self._fail(problem))
 
     def _follow_up(self, effects: list[Effect]) -> list[Effect]:
         return effects + self._leave_if_resigned() if self._leaving else effects
@@ -259,10 +259,11 @@ class EtcdSession:
 
     def _store(self, status: Status) -> Ask:
         self._putting = True
+        lease = self._lease
         record = NodeRecord(self._addressed(status), self._call)
         key = self.places.node(status.info.node, status.info.incarnation)
         # What is sent may be carried out late: then it must not undo what came after it.
-        ops: list[Op] = [Put(key, pack(record), self._lease)]
+        ops: list[Op] = [Put(key, pack(record), lease)]
         if self._key and self._key != key:
             ops.append(Delete(self._key))  # It was this node's until it began anew.
 
@@ -282,6 +283,9 @@ class EtcdSession:
                 return self._put_next()
             self._stored, self._key_revision = status, answer.revision
             self._doubted = None
+            if lease != self._lease:  # It went with its lease, whose end was heard of first.
+                self._unsay(status)
+                return self._put_next()
             if not self.is_up:
                 return self._look()
             effects: list[Effect] = [Heard(self._ack())]
@@ -373,7 +377,7 @@ class EtcdSession:
         return effects
 
     def _hear_call(self, value: bytes) -> None:
-        number = int(value) if value.isdigit() else 0
+        number = call_of(value)
         if number > self._call:
             self._call, self._answer_due = number, True
 
@@ -391,4 +395,5 @@ class EtcdSession:
             return []
         self._leaving = False
         lease, self._lease = self._lease, 0
-        return [*leave(self._asking, self.places, self._key, lease, lambda: [Left()])]
+        effects = self.drop()  # Whatever else is under way, or fails, does not matter any more.
+        return effects + leave(self._asking, self.places, self._key, lease, lambda: [Left()])

@@ -30,11 +30,14 @@ class Unstored:
         self._call = lead.call
         self._ops_max = ops_max
         self._views: dict[Peer, View] = {}
-        self._unneeded: list[bytes] = []
+        self._unneeded: dict[bytes, None] = {}  # Keys to delete.
 
     def tell(self, view: View) -> None:
         """Have a node told something."""
-        self._views[view.node, view.incarnation] = view
+        peer = (view.node, view.incarnation)
+        self._views[peer] = view
+        # It may be back with its view not yet taken away; etcd refuses both for one key at once.
+        self._unneeded.pop(self._places.view(*peer), None)
 
     def forget(self, node: str, incarnation: int) -> None:
         """Take away what an incarnation that is gone was told, or was to be."""
@@ -43,7 +46,7 @@ class Unstored:
 
     def remove(self, key: bytes) -> None:
         """Have a key deleted."""
-        self._unneeded.append(key)
+        self._unneeded[key] = None
 
     @property
     def is_urgent(self) -> bool:
@@ -77,5 +80,5 @@ class Unstored:
             ops.append(Put(places.view(*peer), record, self._lease))
             size += len(record)
         while self._unneeded and len(ops) < self._ops_max:
-            ops.append(Delete(self._unneeded.pop()))
+            ops.append(Delete(self._unneeded.popitem()[0]))
         return ops, views

@@ -106,12 +106,14 @@ class Lead:
             view = self.rounds.behind(beat)  # What the last leader had no time to tell.
             if view is not None:
                 told[peer] = view
+                self.is_changed = True  # Its number must not be given to another view.
         return [*told.values()]
 
     def said(self, now: float, status: Status, call: int) -> list[View]:
         """Take in what a node says, and which roll call it has heard."""
         info = status.info
         self._answered[info.incarnation] = call
+        self.call = max(self.call, call)  # The number may have gone with the lease of the job.
         if self._may_be_due_to_a_loss(status):
             if self._called_for != status.generation:
                 self._called_for = status.generation
@@ -167,11 +169,15 @@ class Lead:
         return [
             info
             for info in job.members
-            if info.node not in self._held
+            if not self._failed_in(job.generation, info.node)
             and info.node not in job.succeeded
             and info.incarnation != self.own
             and self._answered.get(info.incarnation, 0) < self.call
         ]
+
+    def _failed_in(self, generation: int, node: str) -> bool:
+        held = self._held.get(node)
+        return held is not None and held.generation == generation
 
     def _release(self, now: float) -> list[View]:
         """Let the job have the failures that are held back, once everybody's fate is known."""
