@@ -1,7 +1,8 @@
 """The rows of the benchmark: what each measures, how often, and what is to be reached.
 
 Here are those of one node; `benchmarks.torch_rows` has those of workers that use torch,
-`benchmarks.node_rows` those of many nodes, and `benchmarks.etcd_rows` those on etcd.
+`benchmarks.node_rows` those of many nodes, `benchmarks.etcd_rows` those on etcd, and
+`benchmarks.worker_sdk` those of `holdfast.worker`.
 
 `measure` is one turn of one launcher and returns its samples by metric; `benchmarks.measuring`
 lets the launchers take turns.
@@ -15,6 +16,7 @@ from benchmarks.figures import BARE, HOLDFAST, TORCHRUN, Metric, Target
 from benchmarks.measuring import Row
 from benchmarks.node_rows import NODE_ROWS
 from benchmarks.torch_rows import TORCH_ROWS
+from benchmarks.worker_sdk import WORKER_ROWS
 
 ALL = (TORCHRUN, HOLDFAST, BARE)
 BOTH = (TORCHRUN, HOLDFAST)
@@ -127,11 +129,12 @@ ONE_NODE_ROWS = (
     ),
 )
 
-ROWS = (*ONE_NODE_ROWS, *TORCH_ROWS, *NODE_ROWS, *ETCD_ROWS)
+ROWS = (*ONE_NODE_ROWS, *TORCH_ROWS, *NODE_ROWS, *ETCD_ROWS, *WORKER_ROWS)
 # Names that stand for several rows.
 GROUPS = {
     "one-node": tuple(row.name for row in ONE_NODE_ROWS),
     "torch": tuple(row.name for row in TORCH_ROWS),
     "nodes": tuple(row.name for row in NODE_ROWS),
     "etcd": tuple(row.name for row in ETCD_ROWS),
+    "worker": tuple(row.name for row in WORKER_ROWS),
 }

@@ -17,6 +17,7 @@ from real_teams import OBEY, Cluster, free_port
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from etcd_teams import MakeTeam
     from real_teams import Start
 
 
@@ -26,8 +27,8 @@ def finish(*starts: Start) -> None:
 
 
 @pytest.mark.parametrize("nnodes", ["2", "1:2"])
-def test_nodes_form_a_job_and_end_it_together(tmp_path: Path, nnodes: str) -> None:
-    with Cluster(tmp_path, OBEY, nnodes=nnodes) as cluster:
+def test_nodes_form_a_job_and_end_it_together(tmp_path: Path, team: MakeTeam, nnodes: str) -> None:
+    with team(tmp_path, OBEY, nnodes=nnodes) as cluster:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
         finish(*starts.values())
@@ -42,8 +43,8 @@ def test_a_job_forms_with_default_settings_once_no_more_nodes_come(tmp_path: Pat
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_one_node_of_several_possible_ones_runs_alone(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="1:4") as cluster:
+def test_one_node_of_several_possible_ones_runs_alone(tmp_path: Path, team: MakeTeam) -> None:
+    with team(tmp_path, OBEY, nnodes="1:4") as cluster:
         cluster.start("a")
         assert cluster.generation(1)["a"].world == 1
         cluster.start("b")
@@ -61,8 +62,10 @@ with open(f"shape-{RANK}", "w") as shape:
 """
 
 
-def test_nodes_of_different_shapes_and_roles_agree_on_all_ranks(tmp_path: Path) -> None:
-    with Cluster(tmp_path, SHAPES, "--max-restarts=2", nnodes="3") as cluster:
+def test_nodes_of_different_shapes_and_roles_agree_on_all_ranks(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    with team(tmp_path, SHAPES, "--max-restarts=2", nnodes="3") as cluster:
         cluster.start("a", "--nproc-per-node=2", "--role=trainer")
         cluster.start("b", "--nproc-per-node=1", "--role=reader")
         cluster.start("c", "--nproc-per-node=3", "--role=trainer")
@@ -120,8 +123,10 @@ def test_several_joiners_cost_one_restart(tmp_path: Path) -> None:
         assert cluster.is_quiet()
 
 
-def test_nodes_above_the_maximum_stand_by_and_end_well_with_the_job(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+def test_nodes_above_the_maximum_stand_by_and_end_well_with_the_job(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
         cluster.start_all("c", "d")
@@ -135,8 +140,8 @@ def test_nodes_above_the_maximum_stand_by_and_end_well_with_the_job(tmp_path: Pa
             assert "error" not in ends[name][1]
 
 
-def test_a_standby_that_is_told_to_stop_disturbs_nobody(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+def test_a_standby_that_is_told_to_stop_disturbs_nobody(tmp_path: Path, team: MakeTeam) -> None:
+    with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_all("a", "b")
         starts = cluster.generation(2)
         cluster.start("spare")
@@ -187,10 +192,10 @@ def test_spares_are_kept_back_until_one_is_needed(tmp_path: Path) -> None:
     ("signum", "code", "who"), [(signal.SIGTERM, 143, "the host"), (signal.SIGINT, 130, "another")]
 )
 def test_a_node_that_is_told_to_stop_leaves_and_the_others_regroup(
-    tmp_path: Path, signum: signal.Signals, code: int, who: str
+    tmp_path: Path, team: MakeTeam, signum: signal.Signals, code: int, who: str
 ) -> None:
     """Leaving costs no restart: with none allowed, the job goes on all the same."""
-    with Cluster(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3") as cluster:
+    with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3") as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
         cluster.generation(3)
@@ -225,8 +230,8 @@ def test_a_signal_while_waiting_for_nodes_ends_the_wait(tmp_path: Path) -> None:
         assert cluster.codes() == {"a": 128 + signal.SIGTERM}
 
 
-def test_too_few_nodes_end_the_wait_with_one_clear_line(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="2", conf="join_timeout=0.5") as cluster:
+def test_too_few_nodes_end_the_wait_with_one_clear_line(tmp_path: Path, team: MakeTeam) -> None:
+    with team(tmp_path, OBEY, nnodes="2", conf="join_timeout=0.5") as cluster:
         cluster.start("a")
         code, said = cluster.end()["a"]
         assert code == 78

@@ -15,10 +15,12 @@ from real_teams import OBEY, Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from etcd_teams import MakeTeam
 
-def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path) -> None:
+
+def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path, team: MakeTeam) -> None:
     """Two restarts are allowed, and workers fail on three nodes: the third one ends the job."""
-    with Cluster(tmp_path, OBEY, "--max-restarts=2", nnodes="3") as cluster:
+    with team(tmp_path, OBEY, "--max-restarts=2", nnodes="3") as cluster:
         cluster.start_all("a", "b", "c")
         for restart, name in enumerate("abc"):
             starts = cluster.generation(3)
@@ -32,8 +34,10 @@ def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path) -> None:
             assert "c was told to fail" in said
 
 
-def test_workers_that_fail_on_all_nodes_at_once_cost_one_restart(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="3") as cluster:
+def test_workers_that_fail_on_all_nodes_at_once_cost_one_restart(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    with team(tmp_path, OBEY, "--max-restarts=1", nnodes="3") as cluster:
         cluster.start_all("a", "b", "c")
         for start in cluster.generation(3).values():
             start.fail()
@@ -44,8 +48,8 @@ def test_workers_that_fail_on_all_nodes_at_once_cost_one_restart(tmp_path: Path)
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
-def test_every_node_tells_of_the_failure_that_ended_the_job(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="3") as cluster:
+def test_every_node_tells_of_the_failure_that_ended_the_job(tmp_path: Path, team: MakeTeam) -> None:
+    with team(tmp_path, OBEY, nnodes="3") as cluster:
         for name in "abc":
             cluster.start(name, f"--log-dir={tmp_path / name}")
         starts = cluster.generation(3)

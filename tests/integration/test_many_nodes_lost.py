@@ -13,13 +13,15 @@ from real_teams import OBEY, QUICK, SILENCE_S, SOON_SILENT, Cluster, descendants
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from etcd_teams import MakeTeam
+
 KILLED = -signal.SIGKILL
 FREEZING = f"{QUICK},{SOON_SILENT}"
 FROZEN_S = SILENCE_S + 1
 
 
-def test_survivors_of_a_killed_node_regroup_in_their_order(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="2:4") as cluster:
+def test_survivors_of_a_killed_node_regroup_in_their_order(tmp_path: Path, team: MakeTeam) -> None:
+    with team(tmp_path, OBEY, nnodes="2:4") as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c", "d")
         before = cluster.generation(4)
@@ -114,8 +116,10 @@ def test_with_too_few_left_the_others_stop_and_wait_for_a_replacement(tmp_path: 
         assert cluster.codes() == {"a": 0, "b": KILLED, "new": 0}
 
 
-def test_a_killed_worker_restarts_all_nodes_workers_in_the_same_round(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, "--max-restarts=2", nnodes="2:3") as cluster:
+def test_a_killed_worker_restarts_all_nodes_workers_in_the_same_round(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    with team(tmp_path, OBEY, "--max-restarts=2", nnodes="2:3") as cluster:
         cluster.start_all("a", "b", "c")
         before = cluster.generation(3)
         os.kill(before["b"].pid, signal.SIGKILL)
@@ -142,8 +146,10 @@ def test_a_killed_keeper_is_answered_like_a_worker_that_failed(tmp_path: Path) -
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="2:3", conf=FREEZING) as cluster:
+def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    with team(tmp_path, OBEY, nnodes="2:3", conf=FREEZING) as cluster:
         cluster.start_host("a")
         cluster.start_all("b", "c")
         before = cluster.generation(3)

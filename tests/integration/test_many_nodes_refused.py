@@ -12,6 +12,8 @@ from real_teams import OBEY, Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from etcd_teams import MakeTeam
+
 ELSEWHERE = "is_host=false"
 
 
@@ -114,9 +116,9 @@ def test_a_job_may_be_run_again_under_its_name_once_its_coordinator_is_gone(
         cluster.end()
 
 
-def test_two_agents_with_one_name_take_turns(tmp_path: Path) -> None:
+def test_two_agents_with_one_name_take_turns(tmp_path: Path, team: MakeTeam) -> None:
     """A node id is given to an agent that is started again; whoever had it before gives way."""
-    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+    with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
         cluster.start("old", conf="node_id=twin")
         before = cluster.generation(2)

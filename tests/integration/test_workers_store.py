@@ -16,6 +16,8 @@ from real_teams import Cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from real_etcd import Etcd
+
 STORE = """
 from holdfast.store.connecting import from_environment
 store = from_environment()
@@ -83,10 +85,10 @@ def test_workers_of_several_nodes_meet_in_the_store_of_the_first(tmp_path: Path)
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static", "file"])
-def test_every_backend_has_it(tmp_path: Path, backend: str) -> None:
+@pytest.mark.parametrize("backend", ["c10d", "static", "file", "etcd"])
+def test_every_backend_has_it(tmp_path: Path, backend: str, etcd: Etcd) -> None:
     (tmp_path / "shared").mkdir()
-    endpoint = str(tmp_path / "shared") if backend == "file" else ""
+    endpoint = {"file": str(tmp_path / "shared"), "etcd": etcd.endpoint}.get(backend, "")
     with Cluster(tmp_path, MEET, nnodes="2", backend=backend, endpoint=endpoint) as cluster:
         for number, name in enumerate("ab"):
             cluster.start(name, *(("--node-rank", str(number)) if backend == "static" else ()))

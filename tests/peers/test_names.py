@@ -32,13 +32,12 @@ HOMES = {
     "torch.distributed.elastic": "holdfast.elastic",
     "torch.distributed.launcher": "holdfast.launcher",
     "torch.distributed.run": "holdfast.run",
+    "torch.numa": "holdfast.numa",
 }
 
 STILL_TO_COME = {
     "torch.distributed.elastic.agent.server.health_check_server",
     "torch.distributed.elastic.control_plane",
-    "torch.distributed.elastic.events",
-    "torch.distributed.elastic.timer",
 }
 
 # Modules that will have no counterpart, each with its reason.
@@ -116,9 +115,16 @@ LEFT_OUT = {
     "elastic.rendezvous.etcd_store:cas_delay": PAUSE,
     "elastic.rendezvous.registry:log": LOGGER,
     "elastic.rendezvous.static_tcp_rendezvous:logger": LOGGER,
+    "elastic.timer.api:logger": LOGGER,
+    "elastic.timer.debug_info_logging:logger": LOGGER,
+    "elastic.timer.file_based_local_timer:logger": LOGGER,
+    "elastic.timer.local_timer:logger": LOGGER,
     "elastic.utils.data.elastic_distributed_sampler:T": VARIABLE,
     "elastic.utils.distributed:logger": LOGGER,
     "launcher.api:logger": LOGGER,
+    "torch.numa.binding:K": VARIABLE,
+    "torch.numa.binding:V": VARIABLE,
+    "torch.numa.binding:logger": LOGGER,
     "run:logger": LOGGER,
 }
 

@@ -13,6 +13,7 @@ import pytest
 import holdfast.run
 from holdfast.errors import CannotStart, NotYetSupported, UsageError
 from holdfast.launcher.config import LaunchConfig
+from holdfast.numa import AffinityMode, NumaOptions
 from holdfast.processes.logs import DefaultLogsSpecs
 from holdfast.processes.std import Std
 
@@ -260,6 +261,13 @@ def test_defaults_from_the_environment_become_plain_text(monkeypatch: pytest.Mon
     assert {type(text) for text in texts} == {str}
 
 
+def test_the_way_of_binding_is_strict() -> None:
+    assert config_of("train.py").numa_options is None
+    options = config_of("--numa-binding", "core-complex", "train.py").numa_options
+    assert options == NumaOptions(AffinityMode.CORE_COMPLEX)
+    assert not options.should_fall_back_if_binding_fails
+
+
 def test_log_settings_reach_the_logs_specs(tmp_path: Path) -> None:
     flags = ("--log-dir", "logs", "-r", "1", "-t", "0:2", "--local-ranks-filter", "1")
     specs = config_of(*flags, "train.py").logs_specs
@@ -309,7 +317,6 @@ def test_what_cannot_work_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("command", "problem"),
     [
-        ("--numa-binding node train.py", "--numa-binding: "),
         ("--event-log-handler console train.py", "--event-log-handler: "),
     ],
 )

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 
-from holdfast.errors import UsageError
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,22 +51,10 @@ def worker_environment(
         env["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
     if spec.virtual_local_rank:
         env["LOCAL_RANK"] = "0"
-        env["CUDA_VISIBLE_DEVICES"] = one_device(inherited, worker.local_rank)
+        from holdfast.core.visible_devices import one_device_each
+
+        env.update(one_device_each(inherited, worker.local_rank))
     return env
-
-
-def one_device(inherited: Mapping[str, str], local_rank: int) -> str:
-    """Return the device of one worker, out of those the agent may see."""
-    visible = inherited.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return str(local_rank)
-    devices = [device.strip() for device in visible.split(",")]
-    if local_rank >= len(devices):
-        raise UsageError(
-            f"--virtual-local-rank: worker {local_rank} has no device, "
-            f"CUDA_VISIBLE_DEVICES={visible!r} names {len(devices)}"
-        )
-    return devices[local_rank]
 
 
 def substitute_local_rank(arg: Any, local_rank: int | str) -> Any:

@@ -13,6 +13,7 @@ import time
 
 from holdfast import messages
 from holdfast.agent import environment
+from holdfast.agent.companions import Companions
 from holdfast.agent.simple import SimpleElasticAgent
 from holdfast.agent.uninterruptible import StuckWorkers
 from holdfast.agent.workers import (
@@ -29,6 +30,7 @@ from holdfast.processes import sweeping
 from holdfast.processes.keeping import Keeper
 from holdfast.processes.starting import start_processes
 from holdfast.processes.waiting import min_of, wait_for
+from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.processes.logs import LogsSpecs
     from holdfast.processes.warm import WarmStart
 
+LAST_END_CHARS_MAX = 500
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 
@@ -71,14 +74,17 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._logs_specs = logs_specs
         self._start_method = start_method
         self._log_line_prefix_template = log_line_prefix_template
-        self._health_check_server = health_check_server
         self._stop_signal = stop_signal
         self._capture_stderr = capture_stderr
         self._worker_env = dict(worker_env or {})
         self._preload = tuple(preload)
         self._warm: WarmStart | None = None
+        self._companions = Companions(
+            spec.rdzv_handler.get_run_id(), self.onlookers, health_check_server
+        )
         self._keeper: Keeper | None = None
         self._pcontext: PContext | None = None
+        self._previous: tuple[int, str] | None = None  # World size of the last generation, its end.
         if uninterruptible_state_timeout is None:
             uninterruptible_state_timeout = environment.timeout_from_environment(
                 UNINTERRUPTIBLE_ENV
@@ -96,6 +102,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         envs: dict[int, dict[str, str]] = {}
         prefixes: dict[int, str] = {}
         inherited = {**os.environ, **self._worker_env}
+        watchdogs = self._companions.watchdogs
+        watchdogs.begin(range(spec.local_world_size), inherited)
         for worker in worker_group.workers:
             rank = worker.local_rank
             envs[rank] = self._worker_env | environment.worker_environment(
@@ -105,6 +113,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 restart_count=self._machine.restart_count,
                 inherited=inherited,
             )
+            envs[rank] |= watchdogs.environment(rank) | self._last_generation()
             args[rank] = tuple(environment.substitute_local_rank(arg, rank) for arg in spec.args)
             if self._log_line_prefix_template:
                 prefixes[rank] = environment.log_line_prefix(
@@ -119,7 +128,30 @@ class LocalElasticAgent(SimpleElasticAgent):
                 self._pcontext = self._start_context(args, envs, prefixes)
         else:
             self._pcontext = self._start_context(args, envs, prefixes)
+        watchdogs.started(self._pcontext.pids(), self._pcontext.stderrs)
         return dict(self._pcontext.pids())
+
+    def progress(self) -> list[tuple[int, int | None, float | None, str]]:
+        """Return rank, step, age of the last sign of life and section of workers that tell."""
+        workers, now = self._worker_group.workers, time.monotonic()
+        return [
+            (
+                workers[rank].global_rank,
+                said.step,
+                now - said.heartbeat_ns / 1e9 if said.heartbeat_ns else None,
+                said.sections[-1].name if said.sections else "",
+            )
+            for rank, said in self._companions.watchdogs.progress()
+        ]
+
+    def _last_generation(self) -> dict[str, str]:
+        """Return what the workers may know of the generation before theirs."""
+        if self._previous is None:
+            return {}
+        size, why = self._previous
+        view = getattr(self._machine, "view", None)  # What was told says more.
+        why = (view.why if view is not None else "") or why
+        return {PREVIOUS_WORLD_SIZE_ENV: str(size), LAST_END_ENV: why[:LAST_END_CHARS_MAX]}
 
     def _start_context(
         self,
@@ -167,11 +199,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to their end, as `SimpleElasticAgent.run`; leaves no process behind."""
+        self._companions.begin()
         try:
             return super().run(role)
         finally:
             unkillable = self._pcontext is not None and self._pcontext.left_behind
             self._release_context()
+            self._companions.end()
             if self._warm is not None:
                 self._warm.close()
                 self._warm = None
@@ -197,7 +231,13 @@ class LocalElasticAgent(SimpleElasticAgent):
             if self._asks_for_nodes() or self._watches_by_hook:
                 look_again = time.monotonic() + self._worker_group.spec.monitor_interval
                 deadline = min_of(deadline, look_again)
-        wait_for(deadline, self._signals.fileno(), *descriptors)
+        self._wait(deadline, *descriptors)
+
+    def _wait(self, deadline: float | None, *descriptors: int) -> None:
+        companions = self._companions
+        deadline = companions.next_deadline(deadline)
+        wait_for(deadline, self._signals.fileno(), *descriptors, *companions.descriptors())
+        companions.look(time.monotonic())
 
     def _observe(self) -> list[supervision.Event]:
         context = self._pcontext
@@ -215,6 +255,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _stop_generation(self, reason: Reason, signum: int) -> int:
         context = self._pcontext
         assert context is not None
+        self._previous = (self._worker_group.workers[0].world_size, reason.value)
         chosen = signal.Signals(signum) if signum else self._stop_signal
         if reason is Reason.SIGNAL:
             self._shut_down(chosen)
@@ -240,7 +281,9 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _by_global_rank(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
         workers = self._worker_group.workers
         return {
-            workers[rank].global_rank: self._stuck.explain(failure)
+            workers[rank].global_rank: self._companions.watchdogs.explain(
+                self._stuck.explain(failure)
+            )
             for rank, failure in failures.items()
         }
 
@@ -276,7 +319,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _block(self, deadline: float | None) -> None:
         context = self._pcontext
-        wait_for(deadline, self._signals.fileno(), *([context.fileno()] if context else []))
+        self._wait(deadline, *([context.fileno()] if context else []))
 
     def _obtain_keeper(self) -> Keeper | None:
         """Return the keeper of all generations; None where each start makes one of its own."""
@@ -289,6 +332,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._keeper is None:
             self._keeper = Keeper.start()
         return self._keeper
+
+    # Where it waits for others than its own loop.
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        with self._companions.away("the rendezvous"):
+            super()._rendezvous(worker_group)
+
+    def _exit_barrier(self) -> None:
+        with self._companions.away("the other nodes' ends"):
+            super()._exit_barrier()
 
     def _begin_preloads(self) -> None:
         """Have the modules imported while this node meets the others."""
@@ -313,7 +366,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         keeper = self._obtain_keeper() if self._warm is not None else None
         if self._warm is not None and keeper is not None:
             # What the user's modules do as they are imported may take for ever.
-            with self._signals.raising():
+            with self._signals.raising(), self._companions.away("imports"):
                 self._warm.await_ready(keeper)
 
     def _release_context(self) -> None:

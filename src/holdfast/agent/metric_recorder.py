@@ -26,6 +26,12 @@ START = "LocalElasticAgent._start_workers"
 STOP = "LocalElasticAgent._stop_workers"
 MONITOR = "LocalElasticAgent._monitor_workers"
 
+# What a look at the workers finds where they are stopped for this reason.
+SEEN_AT_STOP = {
+    Reason.SUCCEEDED.value: "succeeded",
+    Reason.WORKER_FAILED.value: "failed",
+    Reason.UNHEALTHY.value: "unhealthy",
+}
 # There nothing is told of these stops: the workers are gone, or it is the agent that ends.
 UNTOLD_STOPS = (Reason.SUCCEEDED.value, Reason.SIGNAL.value)
 
@@ -38,79 +44,103 @@ class MetricRecorder:
     def __init__(self, put: Callable[[str, int], None] = put_metric) -> None:
         self._put = put
         self._role = ""
+        self._max_restarts = self._remaining = 0
+        self._seen = ""
+        self._forget()
+
+    def _forget(self) -> None:
         self._met: moments.Met | None = None
-        self._initializing_since: float | None = None
         self._stopping: moments.Stopping | None = None
+        # Since when what is being done is done, as far as it is.
+        self._starting_since: float | None = None
+        self._initializing_since: float | None = None
         self._restarting_since: float | None = None
 
     def __call__(self, moment: moments.Moment) -> None:
         """Emit what there is to emit for a moment."""
         match moment:
             case moments.Began():
-                self.__init__(self._put)  # type: ignore[misc] # Nothing is left of a run before.
+                self._forget()
                 self._role = moment.role
-                self._initializing_since = moment.at
+                self._max_restarts = moment.max_restarts
             case moments.Met():
                 self._take_meeting(moment)
             case moments.Ranked():
-                self._call(ASSIGN_RANKS, moment.took_s, failed=bool(moment.error))
-                self._end_meeting(moment.took_s, failed=bool(moment.error))
+                self._take_ranks(moment)
             case moments.Started():
-                self._take_start(moment)
+                self._end_meeting(0.0)
+                self._call(START, moment.took_s)
+                self._end_calls(moment.at)
+                self._remaining = self._max_restarts - moment.restart_count
+                self._seen = ""
             case moments.Looked():
-                self._call(MONITOR, 0.0)
-                self._worker("remaining_restarts", moment.remaining_restarts)
-                self._worker(moment.state, 1)
+                self._look(moment.state, moment.remaining_restarts)
             case moments.Stopping():
                 self._stopping = moment
+                seen = SEEN_AT_STOP.get(moment.reason, self._seen)
+                if seen != self._seen:  # Nobody had to look: the news came by itself.
+                    self._look(seen, self._remaining)
             case moments.Stopped():
                 self._take_stop(moment)
             case moments.Ended():
                 self._take_end(moment)
 
     def _take_meeting(self, met: moments.Met) -> None:
-        self._end_meeting(0.0)  # One before it, that nobody got ranks after.
-        self._met = met
-        if met.error:
-            self._end_meeting(0.0, failed=True)
+        self._starting_since = None
+        if self._initializing_since is None:
+            self._initializing_since = met.at - met.took_s
+        before = self._met
+        if before is not None:  # This node had a place, but its workers got no ranks.
+            self._call(ASSIGN_RANKS, met.at - before.at, failed=True)
+            self._end_meeting(met.at - before.at, failed=True)
+        if not met.error:
+            self._met = met
+        elif before is None:
+            self._call(RENDEZVOUS, met.took_s, failed=True)
+
+    def _take_ranks(self, ranked: moments.Ranked) -> None:
+        failed = bool(ranked.error)
+        self._call(ASSIGN_RANKS, ranked.took_s, failed=failed)
+        self._end_meeting(ranked.took_s, failed=failed)
+        self._starting_since = None if failed else ranked.at
 
     def _end_meeting(self, ranking_s: float, *, failed: bool = False) -> None:
         met, self._met = self._met, None
         if met is not None:
             self._call(RENDEZVOUS, met.took_s + ranking_s, failed=failed)
 
-    def _take_start(self, started: moments.Started) -> None:
-        self._end_meeting(0.0)
-        self._call(START, started.took_s)
-        self._end_nested(started.at, failed=False)
-
     def _take_stop(self, stopped: moments.Stopped) -> None:
         stopping, self._stopping = self._stopping, None
-        self._initializing_since = stopped.at
         if stopping is None or stopping.reason in UNTOLD_STOPS:
-            self._initializing_since = None
             return
         self._restarting_since = stopping.at
         self._call(STOP, stopped.at - stopping.at)
 
     def _take_end(self, ended: moments.Ended) -> None:
-        if ended.error:
-            if self._met is not None:
-                self._end_meeting(0.0, failed=True)
-            self._end_nested(ended.at, failed=True)
-        else:
+        if not ended.error:
             self._put_outcome(ended)
+        elif self._initializing_since is not None:
+            self._end_meeting(0.0, failed=True)
+            if self._starting_since is not None:
+                self._call(START, ended.at - self._starting_since, failed=True)
+            self._end_calls(ended.at, failed=True)
         self._call(RUN, ended.took_s, failed=bool(ended.error))
 
-    def _end_nested(self, at: float, *, failed: bool) -> None:
-        """Tell of what the start of the workers, or the end, is the end of."""
+    def _end_calls(self, at: float, *, failed: bool = False) -> None:
+        """Tell of that which the start of the workers is the last part of."""
         for name, since in (
             (INITIALIZE, self._initializing_since),
             (RESTART, self._restarting_since),
         ):
             if since is not None:
                 self._call(name, at - since, failed=failed)
-        self._initializing_since = self._restarting_since = None
+        self._forget()
+
+    def _look(self, state: str, remaining: int) -> None:
+        self._seen = state
+        self._call(MONITOR, 0.0)
+        self._worker("remaining_restarts", remaining)
+        self._worker(state, 1)
 
     def _put_outcome(self, ended: moments.Ended) -> None:
         failed = ended.state != "succeeded"

@@ -59,6 +59,7 @@ class Met(Moment):
     group_world_size: int | None
     error: str = ""
     """A traceback, if it did not end well."""
+    restart_count: int = 0
 
 
 class Ranked(Moment):
@@ -70,6 +71,7 @@ class Ranked(Moment):
     group_rank: int | None
     group_world_size: int | None
     error: str = ""
+    restart_count: int = 0
 
 
 class Started(Moment):

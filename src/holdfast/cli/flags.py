@@ -201,7 +201,16 @@ FLAGS = (
     ),
     Flag(
         OUTPUT, "--event-log-handler", "null", "NAME",
-        "where events of the job are recorded (null)",
+        "who gets the events of the job, besides the log directory: null, console, logging, otel "
+        "or a plug-in (null)",
+    ),
+    Flag(
+        OUTPUT, "--metrics-port", None, "PORT",
+        "serve metrics for Prometheus at this port, any free one for 0 (none)", _port,
+    ),
+    Flag(
+        OUTPUT, "--metrics-addr", "", "ADDR",
+        "the address for --metrics-port; whoever reaches it can read them (127.0.0.1)",
     ),
     Flag(
         RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",

@@ -46,6 +46,7 @@ An elastic, fault-tolerant launcher and supervisor for distributed jobs.
 Verbs:
   run          start workers on this machine and watch over them
   coordinator  let agents find each other, where none of them should coordinate
+  dump         show where the workers on this machine are: their Python stacks
   simulate     run simulated jobs and check that every invariant holds
 
 Flags:
@@ -144,6 +145,24 @@ def coordinator_command(argv: list[str]) -> int:
     return 0
 
 
+def dump_command(argv: list[str]) -> int:
+    """Run `holdfast dump` with these arguments and return its exit code; never raises."""
+    try:
+        from holdfast.cli.dump import execute, parse_args
+
+        execute(parse_args(argv))
+    except SystemExit as end:
+        return _code_of(end)
+    except BrokenPipeError:
+        return 0  # Whoever read it has seen enough.
+    except KeyboardInterrupt:
+        _write(sys.stderr, "holdfast dump: interrupted\n")
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 (the last place before the shell)
+        return _report(error, compat=False, verb="dump")
+    return 0
+
+
 def simulate_command(argv: list[str]) -> int:
     """Run `holdfast simulate` with these arguments and return its exit code."""
     from holdfast.cli.simulate import command
@@ -154,6 +173,7 @@ def simulate_command(argv: list[str]) -> int:
 VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "coordinator": coordinator_command,
+    "dump": dump_command,
     "simulate": simulate_command,
 }
 

@@ -21,7 +21,6 @@ from holdfast.cli.script import (
 )
 from holdfast.cli.values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.defaults import EXIT_BARRIER_S
-from holdfast.errors import NotYetSupported
 from holdfast.launcher.config import LaunchConfig
 
 TYPE_CHECKING = False
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from holdfast.numa import NumaOptions
     from holdfast.processes.logs import LogsSpecs
 
 __all__ = [
@@ -78,8 +78,6 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None]
     """Translate a command line into a config, what workers run, and its arguments."""
     min_nodes, max_nodes = parse_min_max_nnodes(args.nnodes)
     nproc_per_node = determine_local_world_size(args.nproc_per_node)
-    if args.numa_binding is not None:
-        raise NotYetSupported("--numa-binding: binding workers to CPUs is not supported yet")
     program, program_args = worker_command(args)
     config = LaunchConfig(
         min_nodes=min_nodes,
@@ -97,6 +95,7 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None]
         log_line_prefix_template=os.environ.get(LOG_LINE_PREFIX_ENV),
         local_addr=None if args.local_addr is None else str(args.local_addr),
         event_log_handler=str(args.event_log_handler),
+        numa_options=_numa_options(args),
         signals_to_handle=values.parse_signal_names(args.signals_to_handle),
         duplicate_stdout_filters=args.duplicate_stdout_filters,
         duplicate_stderr_filters=args.duplicate_stderr_filters,
@@ -109,15 +108,24 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None]
         exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_S),
         preload=parse_preload(args),
         worker_store=getattr(args, "worker_store", False),
+        metrics_port=getattr(args, "metrics_port", None),
+        metrics_addr=getattr(args, "metrics_addr", ""),
     )
     return config, program, program_args
+
+
+def _numa_options(args: Namespace) -> NumaOptions | None:
+    if args.numa_binding is None:
+        return None
+    from holdfast.numa import AffinityMode, NumaOptions
+
+    return NumaOptions(AffinityMode(args.numa_binding))
 
 
 def run(args: Namespace) -> None:
     """Run the job of a parsed command line until it ends; raises if it cannot or if it fails."""
     args = _with_rendezvous(args)
     config, program, program_args = config_from_args(args)
-    _refuse_what_is_to_come(args, config)
     check_can_start(args)
     if config.omp_num_threads is not None:
         messages.info(
@@ -159,12 +167,6 @@ def _with_rendezvous(args: Namespace) -> Namespace:
         if args.master_port is not None:
             messages.warning(f"--master-port is ignored by --rdzv-backend {backend}")
     return args
-
-
-def _refuse_what_is_to_come(args: Namespace, config: LaunchConfig) -> None:
-    if config.event_log_handler != "null":
-        source = values.source_of(args.event_log_handler, "--event-log-handler")
-        raise NotYetSupported(f"{source}: recording events is not supported yet; accepted: null")
 
 
 def _rdzv_configs(args: Namespace) -> dict[str, Any]:

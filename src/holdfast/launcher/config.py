@@ -54,6 +54,9 @@ class LaunchConfig:
     worker_store
         Whether the worker of rank 0 hosts the workers' store at `MASTER_PORT`, instead of the
         agent.
+    metrics_port, metrics_addr
+        Where Prometheus finds the figures of the job on this node; any free port for 0, and
+        loopback unless an address is given. `None` for nowhere.
 
     Times are in seconds; `shutdown_timeout` may be fractional.
     """
@@ -87,6 +90,8 @@ class LaunchConfig:
     exit_barrier_timeout: float = keyword(default=EXIT_BARRIER_S, kw_only=True)
     preload: Sequence[str] = keyword(default=(), kw_only=True)
     worker_store: bool = keyword(default=False, kw_only=True)
+    metrics_port: int | None = keyword(default=None, kw_only=True)
+    metrics_addr: str = keyword(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         self.rdzv_configs = dict(self.rdzv_configs)

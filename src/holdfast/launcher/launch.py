@@ -8,7 +8,8 @@ import sys
 from holdfast import messages
 from holdfast.agent.local import LocalElasticAgent
 from holdfast.agent.workers import WorkerSpec
-from holdfast.errors import EnvironmentProblem, HoldfastError, NotYetSupported, UsageError
+from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
+from holdfast.launcher.looking_on import LookingOn
 from holdfast.launcher.surroundings import refusal
 from holdfast.processes.logs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
@@ -71,13 +72,15 @@ def launch_agent(
     """
     if not entrypoint:
         raise UsageError("entrypoint: there is nothing to run; give a program or a function")
-    refuse_what_is_to_come(config)
+    check_binding(config)
     logs_specs = logs_of_this_launch(config)
     run_id = config.run_id or os.urandom(16).hex()
     handler = rendezvous_of(config, run_id)
     agent = make_agent(config, logs_specs, entrypoint, args, handler, health_check_server)
+    looking_on = LookingOn(config, lambda: getattr(logs_specs, "run_dir", None))
     failure: Exception | None = None
     try:
+        looking_on.begin(agent)
         result = agent.run()
         if result.is_failed():
             name = entrypoint_name(entrypoint, args)
@@ -97,6 +100,7 @@ def launch_agent(
         raise refused from problem
     finally:
         handler.shutdown()
+        looking_on.end()
         if failure is None:  # Also after a signal: only a failure has more to tell than was said.
             discard_logs(logs_specs)
     if failure is not None:
@@ -117,15 +121,12 @@ def close_for_all(handler: RendezvousHandler) -> None:
         messages.warning(f"the other nodes could not be told that the job failed: {problem}")
 
 
-def refuse_what_is_to_come(config: LaunchConfig) -> None:
-    """Raise for settings that would be ignored, since their part is still to be built."""
+def check_binding(config: LaunchConfig) -> None:
+    """Raise if workers are to be bound to CPUs and cannot be, before other nodes wait for them."""
     if config.numa_options is not None:
-        raise NotYetSupported("numa_options: binding workers to CPUs is not supported yet")
-    if config.event_log_handler != "null":
-        raise NotYetSupported(
-            f"event_log_handler: {config.event_log_handler!r}: recording events is not supported "
-            "yet; accepted: 'null'"
-        )
+        from holdfast.numa.binding import cpus_of_workers
+
+        cpus_of_workers(config.numa_options, range(config.nproc_per_node))
 
 
 def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:

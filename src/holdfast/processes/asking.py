@@ -25,6 +25,7 @@ class Asking(Watching, ABC):
         self._keeper = keeper
         self._warm = warm
         self._zygote_fd = -1
+        self._cpus: dict[int, list[int]] = {}  # Of each worker that is to be bound to some.
 
     @abstractmethod
     def _hear_keeper(self) -> None:
@@ -49,10 +50,18 @@ class Asking(Watching, ABC):
     ) -> None:
         """Ask for a worker: of the zygote if it can fork such a one, else of the keeper."""
         assert self._keeper is not None
+        cpus = self._cpus.get(rank, ())
         if argv is not None and self._warm is not None and self._warm.takes(argv, env, fds):
-            self._warm.spawn(rank, argv, env=env, cwd=cwd, fds=fds)
+            self._warm.spawn(rank, argv, env=env, cwd=cwd, fds=fds, cpus=cpus)
         else:
-            self._keeper.spawn(rank, argv, env=env, cwd=cwd, fds=fds, call=call)
+            self._keeper.spawn(rank, argv, env=env, cwd=cwd, fds=fds, call=call, cpus=cpus)
+
+    def _choose_cpus(self, numa_options: object, count: int) -> None:
+        """Find out what each worker is to be bound to, as far as this is asked for."""
+        if numa_options is not None:
+            from holdfast.numa.binding import cpus_of_workers
+
+            self._cpus = cpus_of_workers(numa_options, range(count))
 
     def _await_answers(self, all_answered: Callable[[], bool]) -> None:
         """Wait until each worker that was asked for was forked, or could not be."""

@@ -99,6 +99,7 @@ class MultiprocessContext(PContext):
         self._unpickled: dict[int, Any] = {}
 
     def _start(self) -> None:
+        self._choose_cpus(self.numa_options, self.nprocs)
         starter = {
             "spawn": self._start_spawned,
             "forkserver": self._start_from_server,

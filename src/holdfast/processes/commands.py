@@ -65,6 +65,7 @@ class SubprocessContext(PContext):
             for rank in ranks:
                 self._start_by_handler(rank)
             return
+        self._choose_cpus(self.numa_options, self.nprocs)
         cwd = current_folder()
         for rank in ranks:
             fds = self._stdio.open(rank)

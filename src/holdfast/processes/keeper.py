@@ -14,10 +14,10 @@ For the same reasons it imports C modules of the standard library only, never `h
 The agent sends requests and gets events, both as length-prefixed `marshal` tuples over a private
 socket pair between two processes of one interpreter. Requests, by their first item:
 
-``spawn key targets argv env cwd call``
+``spawn key targets argv env cwd call cpus``
     Fork a worker; the message carries one file descriptor for each number in ``targets``. With
-    ``argv`` None the forked child runs ``run_call(call)`` instead of a program. A negative key is
-    no worker's but a servant's of the agent: it dies with the keeper, and no ``clear`` is for it.
+    ``argv`` None it runs ``run_call(call)`` instead of a program; it is bound to ``cpus``, if any.
+    A negative key is a servant's of the agent: it dies with the keeper, no ``clear`` is for it.
 ``adopt key pid``
     Take an orphan that has come to the keeper as a worker. The message carries the pipe that tells
     its trouble, and one that it waits at: it is let go by the keeper's process id.
@@ -330,6 +330,7 @@ class Keeper:
         env: dict[str, str],
         cwd: str,
         call: Any,
+        cpus: list[int],
     ) -> None:
         """Turn the forked child into the worker. Never returns."""
         step = "prepare"
@@ -345,6 +346,9 @@ class Keeper:
             self.restore_signals()
             step = f"working directory {cwd}"
             os.chdir(cwd)
+            if cpus:
+                step = f"bind to CPUs {cpus}"
+                os.sched_setaffinity(0, cpus)
             if argv is None:
                 os.environ.clear()
                 os.environ.update(env)
@@ -444,9 +448,7 @@ class Keeper:
 
     def clear_leftovers(self) -> None:
         """Signal all below the keeper, but for running workers and their own."""
-        kept = set(self.workers)
-        for leader in self.workers:
-            kept.update(descendants_of(leader))
+        kept = {*self.workers, *(pid for one in self.workers for pid in descendants_of(one))}
         for pid in descendants_of(self.pid):
             if pid not in kept:
                 send_signal(pid, self.clearing)

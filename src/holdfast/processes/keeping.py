@@ -210,8 +210,12 @@ class Keeper:
         cwd: str,
         fds: Mapping[int, int],
         call: Any = None,
+        cpus: Sequence[int] = (),
     ) -> None:
-        """Ask for a worker; `fds` maps the numbers it is to have to descriptors of ours."""
+        """Ask for a worker; `fds` maps the numbers it is to have to descriptors of ours.
+
+        With `cpus` it is bound to these, before it begins.
+        """
         if len(fds) > keeper_program.MESSAGE_FDS_MAX:
             raise UsageError(
                 f"a worker cannot be given {len(fds)} file descriptors; at most "
@@ -219,7 +223,7 @@ class Keeper:
             )
         words = argv and [_plain(word) for word in argv]
         plain_env = {_plain(name): _plain(value) for name, value in env.items()}
-        request = ("spawn", key, list(fds), words, plain_env, cwd, call)
+        request = ("spawn", key, list(fds), words, plain_env, cwd, call, list(cpus))
         self._send(request, list(fds.values()))
 
     def adopt(self, key: int, pid: int, trouble_fd: int, go_fd: int) -> None:

@@ -34,15 +34,21 @@ class SubprocessHandler:
         local_rank_id: int,
         numa_options: object = None,
     ) -> None:
-        del numa_options  # Commands are not bound to processors yet.
         self._files: list[IO[bytes]] = []
         self._stdout = self._open(stdout)
         self._stderr = self._open(stderr)
         self.local_rank_id = local_rank_id
         try:
-            self.proc = self._popen(
-                (entrypoint, *map(str, args)), {**inherited_environment(), **env}
-            )
+            words = (entrypoint, *map(str, args))
+            environment = {**inherited_environment(), **env}
+            if numa_options is None:
+                self.proc = self._popen(words, environment)
+            else:
+                from holdfast.numa.binding import OnCpus, cpus_of_workers
+
+                chosen = cpus_of_workers(numa_options, [local_rank_id])
+                with OnCpus(chosen.get(local_rank_id, ())):
+                    self.proc = self._popen(words, environment)
         except BaseException:
             self._close_files()
             raise

@@ -57,12 +57,14 @@ class Asked:
         env: dict[str, str],
         cwd: str,
         fds: Mapping[int, int],
+        cpus: list[int],
     ) -> None:
         self.key = key
         self.command = command
         self.argv = argv
         self.env = env
         self.cwd = cwd
+        self.cpus = cpus
         self.fds: dict[int, int] = {}
         self.trouble_fd = self.go_fd = -1  # The keeper's ends of the two pipes.
         try:
@@ -80,7 +82,7 @@ class Asked:
         try:
             go_in, self.go_fd = os.pipe()
             fds = [*self.fds.values(), trouble_out, go_in]
-            zygote.send(("worker", serial, list(self.fds), *words), fds)
+            zygote.send(("worker", serial, list(self.fds), *words, self.cpus), fds)
             os.close(go_in)
         finally:
             os.close(trouble_out)
@@ -92,7 +94,7 @@ class Asked:
 
     def start_cold(self, keeper: Keeper) -> None:
         """Have the keeper start it; one that the zygote may have forked is never let go."""
-        keeper.spawn(self.key, self.argv, env=self.env, cwd=self.cwd, fds=self.fds)
+        keeper.spawn(self.key, self.argv, env=self.env, cwd=self.cwd, fds=self.fds, cpus=self.cpus)
         self.close()
 
     def close(self) -> None:
@@ -286,11 +288,12 @@ class WarmStart:
         env: Mapping[str, str],
         cwd: str,
         fds: Mapping[int, int],
+        cpus: Sequence[int] = (),
     ) -> None:
         """Ask for a worker that the zygote `takes`; `begin` then has all of them forked."""
         command = parse_command(argv)
         assert command is not None
-        self._waiting.append(Asked(key, command, list(argv), dict(env), cwd, fds))
+        self._waiting.append(Asked(key, command, list(argv), dict(env), cwd, fds, list(cpus)))
 
     def begin(self) -> None:
         """Have the next workers forked, if there are any and none is being forked."""

@@ -15,7 +15,7 @@ agent's requests, by their first item:
 ``preload modules kind what path``
     The first: what to import, and as what the workers will be started, which is whose
     `sys.path` is imported with; or ``path``, if it is not None.
-``worker serial targets argv kind what args env cwd``
+``worker serial targets argv kind what args env cwd cpus``
     One worker of the next batch. The message carries a descriptor for each number in ``targets``,
     the pipe to tell trouble by, and the one to wait at.
 ``fork``
@@ -72,7 +72,7 @@ class Worker:
 
     def __init__(self, request: tuple[Any, ...], fds: list[int]) -> None:
         _, self.serial, targets, *how = request
-        self.argv, self.kind, self.what, self.args, self.env, self.cwd = how
+        self.argv, self.kind, self.what, self.args, self.env, self.cwd, self.cpus = how
         *given, self.trouble_fd, self.go_fd = fds
         self.fds = dict(zip(targets, given))  # noqa: B905 (older interpreters; both were counted)
 
@@ -220,6 +220,9 @@ class Zygote:
             close_all(worker.fds.values())
             step = f"working directory {worker.cwd}"
             os.chdir(worker.cwd)
+            if worker.cpus:
+                step = f"bind to CPUs {worker.cpus}"
+                os.sched_setaffinity(0, worker.cpus)
             step = "prepare"
             start = (worker.argv, worker.kind, worker.what, worker.args, worker.env)
             program = self.interpreter.renew(*start)

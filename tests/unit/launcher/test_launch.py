@@ -167,13 +167,18 @@ def test_backends_on_etcd_are_not_supported_yet(backend: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"numa_options": object()}, "numa_options: binding workers to CPUs is not supported yet"),
         ({"event_log_handler": "console"}, "event_log_handler: 'console': recording events is not"),
     ],
 )
 def test_settings_that_would_be_ignored_are_refused(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(NotYetSupported, match=f"^{told}"):
         shell("touch started", **settings)
+    assert not Path("started").exists()
+
+
+def test_options_for_binding_that_say_nothing_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"^numa_options: .* names no way of binding"):
+        shell("touch started", numa_options=object())
     assert not Path("started").exists()
 
 
@@ -533,12 +538,14 @@ def test_the_config_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
         virtual_local_rank=True,
         duplicate_stdout_filters=["a"],
         duplicate_stderr_filters=["b"],
+        numa_options="node",
     )
     handler = launching.rendezvous_of(made, "job")
     agent = launching.make_agent(made, DefaultLogsSpecs(), "train", [1], handler, None)
     spec = agent.get_worker_group().spec
     assert (spec.local_world_size, spec.args, spec.entrypoint) == (2, (1,), "train")
     assert spec.virtual_local_rank
+    assert spec.numa_options == "node"
     assert (spec.duplicate_stdout_filters, spec.duplicate_stderr_filters) == (["a"], ["b"])
     assert (agent._stop_signal, agent._shutdown_timeout) == (signal.SIGUSR1, 1.5)
     assert agent._exit_barrier_timeout == 2.5

@@ -80,11 +80,13 @@ class Nest:
         warm: bool = True,
         fds: Mapping[int, int],
         env: Mapping[str, str] | None = None,
+        cpus: Sequence[int] = (),
     ) -> int:
         """Ask for a worker and return its key."""
         self.keys += 1
         argv = [sys.executable, *words] if words else self.argv
-        how: Any = {"env": self.env if env is None else env, "cwd": self.cwd, "fds": fds}
+        given = self.env if env is None else env
+        how: Any = {"env": given, "cwd": self.cwd, "fds": fds, "cpus": cpus}
         if warm:
             assert self.warm.takes(argv, how["env"], fds)
             self.warm.spawn(self.keys, argv, **how)

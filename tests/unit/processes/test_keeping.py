@@ -98,6 +98,7 @@ class Kept:
         cwd: str = "/",
         fds: Mapping[int, int] | None = None,
         call: Any = None,
+        cpus: Sequence[int] = (),
     ) -> None:
         """Ask for a worker whose standard streams are pipes of ours."""
         self.outputs[key], out = os.pipe()
@@ -109,6 +110,7 @@ class Kept:
             cwd=cwd,
             fds={0: stdin, 1: out, 2: out, **(fds or {})},
             call=call,
+            cpus=cpus,
         )
         os.close(out)
         os.close(stdin)
@@ -319,6 +321,21 @@ def test_a_working_directory_that_was_deleted(
 def test_the_working_directory(kept: Kept, tmp_path: Path) -> None:
     kept.spawn(0, ["pwd", "-P"], cwd=str(tmp_path))
     assert kept.said() == f"{tmp_path.resolve()}\n"
+
+
+def test_a_worker_is_bound_to_its_cpus_and_nobody_else(kept: Kept) -> None:
+    code = "import os; print(*sorted(os.sched_getaffinity(0)))"
+    everyone = sorted(os.sched_getaffinity(0))
+    for key, cpus in enumerate(([everyone[-1]], [everyone[0]], [])):
+        kept.python(key, code, cpus=cpus)
+        assert kept.said(key).split() == [str(cpu) for cpu in cpus or everyone]
+    assert sorted(os.sched_getaffinity(kept.keeper.pid)) == everyone
+
+
+def test_cpus_that_are_not_there_are_trouble(kept: Kept) -> None:
+    nowhere = os.cpu_count() or 1
+    kept.spawn(0, ["true"], cpus=[nowhere])
+    assert kept.outcome() == (127, (errno.EINVAL, f"bind to CPUs [{nowhere}]"))
 
 
 def test_many_at_once_whose_events_are_read_only_afterwards(kept: Kept) -> None:

@@ -131,6 +131,24 @@ def test_a_worker_whose_zygote_dies_meanwhile_starts_cold(nest: Nest) -> None:
     assert nest.run().out == "warm\n"
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_worker_is_bound_to_its_cpus_also_if_it_starts_cold(nest: Nest, *, lost: bool) -> None:
+    one = max(os.sched_getaffinity(0))
+    if lost:
+        frozen(nest)
+    read, write = os.pipe()
+    key = nest.start(
+        "-c", f"{TELLS}, print(*os.sched_getaffinity(0))".replace("sys;", "sys, os;"),
+        fds={1: write}, cpus=[one],
+    )  # fmt: skip
+    os.close(write)
+    if lost:
+        killed(nest)
+    assert nest.exited(key).exitcode == 0
+    with open(read) as stream:
+        assert stream.read() == f"{'cold' if lost else 'warm'}\n{one}\n"
+
+
 def test_a_frozen_zygote_is_given_up(
     nest: Nest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

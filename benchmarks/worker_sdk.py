@@ -1,0 +1,45 @@
+"""Rows about what a training script pays for telling its progress; Holdfast alone.
+
+`workers/sdk_calls.py` makes the calls, in a process and to a page as a worker has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.figures import HOLDFAST, Metric, Target
+from benchmarks.measuring import Row
+
+if TYPE_CHECKING:
+    from benchmarks.launching import Lab, Samples
+
+CALLS, REPEATS = 100_000, 5
+CALLS_S_MAX = 120.0
+CALL_NS_MAX = 1_000
+
+
+def measure_calls(lab: Lab, _: str) -> Samples:
+    """The least that one call costs, of several times very many."""
+    found = lab.figures_of("sdk_calls.py", (CALLS, REPEATS), CALLS_S_MAX)
+    return {name: [value] for name, value in found.items()}
+
+
+WORKER_ROWS = (
+    Row(
+        "worker-calls",
+        measure_calls,
+        (
+            Metric(
+                "heartbeat", "a worker's heartbeat()", "ns", (Target("limit", CALL_NS_MAX),)
+            ),
+            Metric("progress", "... progress(step)", "ns", (Target("limit", CALL_NS_MAX),)),
+            Metric("section", "... a section made, entered and left", "ns"),
+            Metric("section_again", "... a section entered and left", "ns"),
+            Metric("import_ms", "... importing holdfast.worker", "ms"),
+        ),
+        (HOLDFAST,),
+        rounds=5,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+)  # fmt: skip

@@ -1,0 +1,287 @@
+"""The figures of a run as Prometheus shows them: an onlooker that keeps them, and gives them out.
+
+`FAMILIES` is all there is; docs/guides/metrics.md has the same table for people. The moments come
+in the agent's thread, and the figures are fetched in another: a lock is between them, and nobody
+holds it for longer than it takes to write down a number.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast import messages
+from holdfast.agent import moments
+from holdfast.agent.recovery_times import RecoveryTimes
+from holdfast.core.supervision import Reason
+from holdfast.metrics.exposition import Family
+from holdfast.metrics.histogram import Histogram
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    Progress = tuple[int, int | None, float | None, str | None]
+    """A worker's rank, its step, the age of its heartbeat in seconds, and the section it is in."""
+
+JOB_STATES = ("starting", "running", "recovering", "succeeded", "failed")
+NODE_STATES = ("joining", "starting", "running", "stopping", "leaving", "ended")
+WORKER_STATES = ("running", "succeeded", "failed", "terminated")
+
+FAMILIES = {
+    "holdfast_job_info": ("gauge", "Always 1; what the job is, in labels"),
+    "holdfast_job_state": ("gauge", "1 for the state the job is in as this node knows it"),
+    "holdfast_job_nodes": ("gauge", "Nodes in the job's round"),
+    "holdfast_generation": ("gauge", "Number of the generation that was started last"),
+    "holdfast_node_state": ("gauge", "1 for what this node's agent is doing"),
+    "holdfast_node_rank": ("gauge", "Place of this node among the nodes"),
+    "holdfast_workers": ("gauge", "Workers of this node, by how they are"),
+    "holdfast_worker_up": ("gauge", "Whether a worker of this node runs"),
+    "holdfast_worker_exits_total": ("counter", "Workers of this node that ended by themselves"),
+    "holdfast_restarts_total": ("counter", "Times the workers were started anew, by reason"),
+    "holdfast_restarts_remaining": ("gauge", "Failures that will still be answered by a restart"),
+    "holdfast_recovery_seconds": ("histogram", "How long each part of a recovery took"),
+    "holdfast_outage_seconds": ("histogram", "From the first sign of trouble until workers ran"),
+    "holdfast_rendezvous_seconds": ("histogram", "How long it took to meet the other nodes"),
+    "holdfast_rendezvous_failures_total": ("counter", "Rendezvous that did not end well"),
+    "holdfast_elapsed_seconds_total": ("counter", "Time since the run began"),
+    "holdfast_running_seconds_total": ("counter", "Time in which the job was running"),
+    "holdfast_goodput_ratio": ("gauge", "Share of the time in which the job was running"),
+    "holdfast_timers_expired_total": ("counter", "Watchdog timers of workers that expired"),
+    "holdfast_worker_step": ("gauge", "Step that a worker told of last"),
+    "holdfast_worker_heartbeat_age_seconds": ("gauge", "Time since a worker's last heartbeat"),
+    "holdfast_worker_section": ("gauge", "1 for the section that a worker is in"),
+}
+
+
+class _Meter:
+    """A clock that runs for some of the time."""
+
+    def __init__(self) -> None:
+        self._so_far = 0.0
+        self._since: float | None = None
+
+    def run(self, at: float) -> None:
+        if self._since is None:
+            self._since = at
+
+    def stop(self, at: float) -> None:
+        if self._since is not None:
+            self._so_far += max(0.0, at - self._since)
+            self._since = None
+
+    def total(self, now: float) -> float:
+        return self._so_far + (0.0 if self._since is None else max(0.0, now - self._since))
+
+
+class _WorkerState(NamedTuple):
+    fact: moments.WorkerFact
+    state: str
+
+
+class JobMetrics:
+    """An onlooker that keeps the figures; `collect` gives them out, in any thread.
+
+    `progress` returns what the workers say of themselves. It is called by `collect`, outside the
+    lock, and must not wait.
+    """
+
+    name = "the figures for Prometheus"
+
+    def __init__(
+        self,
+        progress: Callable[[], Iterable[Progress]] | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._clock = clock
+        self._progress = progress
+        self._began: moments.Began | None = None
+        self._job_state = "starting"
+        self._node_state = "joining"
+        self._rank: int | None = None
+        self._nodes: int | None = None
+        self._generation: int | None = None
+        self._remaining: int | None = None
+        self._stop_reason = ""
+        self._workers: dict[int, _WorkerState] = {}
+        self._exits = {"succeeded": 0, "failed": 0}
+        self._expired = 0
+        self._meetings = Histogram()
+        self._failed_meetings = 0
+        self._recovery = RecoveryTimes()
+        self._elapsed, self._running = _Meter(), _Meter()
+
+    # In the agent's thread.
+
+    def __call__(self, moment: moments.Moment) -> None:
+        """Take note of a moment."""
+        with self._lock:
+            self._recovery.take(moment)
+            self._take(moment)
+
+    def first_line(self, at: float) -> None:
+        """Take note that a worker wrote its first line; more of them do no harm."""
+        with self._lock:
+            self._recovery.first_line(at)
+
+    def _take(self, moment: moments.Moment) -> None:
+        match moment:
+            case moments.Began():
+                self._began = moment
+                self._job_state, self._node_state = "starting", "joining"
+                self._remaining = moment.max_restarts
+                self._elapsed.run(moment.at)
+            case moments.Met():
+                self._take_meeting(moment)
+            case moments.Started():
+                self._take_start(moment)
+            case moments.Looked():
+                self._remaining = moment.remaining_restarts
+            case moments.Exited():
+                self._take_exit(moment)
+            case moments.Stopping():
+                self._take_stopping(moment)
+            case moments.Stopped():
+                self._take_stop()
+            case moments.Ended():
+                self._take_end(moment)
+            case moments.Watchdog(what="timer expired"):
+                self._expired += 1
+
+    def _take_meeting(self, met: moments.Met) -> None:
+        if met.error:
+            self._failed_meetings += 1
+            return
+        self._meetings.observe(met.took_s)
+        self._rank, self._nodes = met.group_rank, met.group_world_size
+        self._node_state = "starting"
+
+    def _take_start(self, started: moments.Started) -> None:
+        self._job_state = self._node_state = "running"
+        self._generation = started.generation
+        self._rank, self._nodes = started.group_rank, started.group_world_size
+        self._workers = {one.local_rank: _WorkerState(one, "running") for one in started.workers}
+        self._running.run(started.at)
+
+    def _take_exit(self, exited: moments.Exited) -> None:
+        state = "failed" if exited.failed else "succeeded"
+        stopping = self._node_state == "stopping"  # What ends now was asked to, most likely.
+        self._workers[exited.worker.local_rank] = _WorkerState(
+            exited.worker, "terminated" if stopping and exited.failed else state
+        )
+        if stopping:
+            return
+        self._exits[state] += 1
+        if exited.failed:
+            self._running.stop(exited.at)
+            self._job_state = "recovering"
+
+    def _take_stopping(self, stopping: moments.Stopping) -> None:
+        self._stop_reason = stopping.reason
+        self._node_state = "stopping"
+        if stopping.reason != Reason.SUCCEEDED.value:  # Else those of other nodes go on.
+            self._running.stop(stopping.at)
+            self._job_state = "recovering"
+
+    def _take_stop(self) -> None:
+        done = self._stop_reason == Reason.SUCCEEDED.value
+        self._node_state = "leaving" if done else "joining"
+        for rank, (fact, state) in self._workers.items():
+            if state == "running":
+                self._workers[rank] = _WorkerState(fact, "terminated")
+
+    def _take_end(self, ended: moments.Ended) -> None:
+        self._running.stop(ended.at)
+        self._elapsed.stop(ended.at)
+        succeeded = not ended.error and ended.state == "succeeded"
+        self._job_state = "succeeded" if succeeded else "failed"
+        self._node_state = "ended"
+        self._remaining = ended.remaining_restarts
+        for end in ended.ends:
+            if end.state in WORKER_STATES:
+                self._workers[end.worker.local_rank] = _WorkerState(end.worker, end.state)
+
+    # In the thread that fetches.
+
+    def collect(self) -> list[Family]:
+        """Return all families as they are now; those that nothing is known of have no samples."""
+        found = {name: Family(name, kind, text) for name, (kind, text) in FAMILIES.items()}
+        with self._lock:
+            began = self._began
+            if began is None:
+                return [*found.values()]
+            self._add_states(found, began)
+            self._add_times(found, began.run_id)
+        self._add_progress(found, began.run_id)
+        return [*found.values()]
+
+    def _add_states(self, found: dict[str, Family], began: moments.Began) -> None:
+        run_id = began.run_id
+        found["holdfast_job_info"].add(
+            1, run_id=run_id, role=began.role, backend=began.backend, entry_point=began.entry_point
+        )
+        for name, states, current in (
+            ("holdfast_job_state", JOB_STATES, self._job_state),
+            ("holdfast_node_state", NODE_STATES, self._node_state),
+        ):
+            for state in states:
+                found[name].add(int(state == current), run_id=run_id, state=state)
+        for name, value in (
+            ("holdfast_job_nodes", self._nodes),
+            ("holdfast_node_rank", self._rank),
+            ("holdfast_generation", self._generation),
+            ("holdfast_restarts_remaining", self._remaining),
+        ):
+            if value is not None:
+                found[name].add(value, run_id=run_id)
+        workers = [worker.state for worker in self._workers.values()]
+        for state in WORKER_STATES:
+            found["holdfast_workers"].add(workers.count(state), run_id=run_id, state=state)
+        for fact, state in self._workers.values():
+            found["holdfast_worker_up"].add(
+                int(state == "running"),
+                run_id=run_id,
+                rank=fact.global_rank,
+                local_rank=fact.local_rank,
+            )
+
+    def _add_times(self, found: dict[str, Family], run_id: str) -> None:
+        now = self._clock()
+        recovery = self._recovery
+        for outcome, count in self._exits.items():
+            found["holdfast_worker_exits_total"].add(count, run_id=run_id, outcome=outcome)
+        for reason, count in recovery.restarts.items():
+            found["holdfast_restarts_total"].add(count, run_id=run_id, reason=reason)
+        for stage, times in recovery.stages.items():
+            found["holdfast_recovery_seconds"].add(times.copy(), run_id=run_id, stage=stage)
+        elapsed, running = self._elapsed.total(now), self._running.total(now)
+        for name, value in (
+            ("holdfast_outage_seconds", recovery.outages.copy()),
+            ("holdfast_rendezvous_seconds", self._meetings.copy()),
+            ("holdfast_rendezvous_failures_total", self._failed_meetings),
+            ("holdfast_elapsed_seconds_total", elapsed),
+            ("holdfast_running_seconds_total", running),
+            ("holdfast_goodput_ratio", running / elapsed if elapsed else 0.0),
+            ("holdfast_timers_expired_total", self._expired),
+        ):
+            found[name].add(value, run_id=run_id)
+
+    def _add_progress(self, found: dict[str, Family], run_id: str) -> None:
+        progress = self._progress
+        if progress is None:
+            return
+        try:
+            told = [*progress()]
+        except Exception as problem:  # noqa: BLE001 (the other figures are worth having alone)
+            messages.warning(f"the workers' progress: {type(problem).__name__}: {problem}")
+            self._progress = None
+            return
+        for rank, step, age_s, section in told:
+            if step is not None:
+                found["holdfast_worker_step"].add(step, run_id=run_id, rank=rank)
+            if age_s is not None:
+                found["holdfast_worker_heartbeat_age_seconds"].add(age_s, run_id=run_id, rank=rank)
+            if section:
+                found["holdfast_worker_section"].add(1, run_id=run_id, rank=rank, section=section)

@@ -1,0 +1,48 @@
+"""The control plane of a worker: a socket at which it can be asked things while it runs.
+
+`worker_main()` around a main function opens it, where `TORCH_WORKER_SERVER_SOCKET` names a place;
+`register_handler` adds things to ask for. `dump_stacks` shows where any worker is, with or without.
+
+Importing this package loads nothing but this file; each name is fetched when it is first used.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.control.handlers import Request, Response, handler_names, register_handler
+    from holdfast.control.server import WorkerServer
+    from holdfast.control.stacks import dump_into_log, dump_stacks
+    from holdfast.control.wrapping import worker_main
+
+__all__ = [
+    "Request",
+    "Response",
+    "WorkerServer",
+    "dump_into_log",
+    "dump_stacks",
+    "handler_names",
+    "register_handler",
+    "worker_main",
+]
+
+_HOMES = {
+    "Request": "handlers",
+    "Response": "handlers",
+    "WorkerServer": "server",
+    "dump_into_log": "stacks",
+    "dump_stacks": "stacks",
+    "handler_names": "handlers",
+    "register_handler": "handlers",
+    "worker_main": "wrapping",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast.control' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(f"holdfast.control.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,110 @@
+"""The workers that run on this host, found without asking anybody: by what `/proc` tells of each.
+
+A worker has a rank and a run id in its environment that its parent does not have; what it starts
+itself inherits them. So workers of any launcher with TorchElastic's variables are found.
+"""
+
+from __future__ import annotations
+
+import os
+
+from holdfast.control.live_environment import has_now, started_with
+from holdfast.control.process_facts import command_of, name_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+RUN_ID, RANK, LOCAL_RANK = "TORCHELASTIC_RUN_ID", "RANK", "LOCAL_RANK"
+GENERATION = "HOLDFAST_GENERATION"
+KEEPER, ZYGOTE = "hf-keeper", "hf-zygote"
+
+
+class LocalWorker:
+    """A worker, and what is known of it; a rank of -1 is one that cannot be read.
+
+    Or another process that somebody asks for by its number.
+    """
+
+    def __init__(self, pid: int, env: Mapping[str, str], *, is_worker: bool = True) -> None:
+        self.pid = pid
+        self.is_worker = is_worker
+        self.env = env
+        self.run_id = env.get(RUN_ID, "")
+        self.rank = _number(env.get(RANK, ""))
+        self.local_rank = _number(env.get(LOCAL_RANK, ""))
+        self.generation = _number(env.get(GENERATION, ""))
+
+    def described(self) -> str:
+        """Return which worker this is, in one line."""
+        known = f"rank {self.rank} (local rank {self.local_rank})"
+        unknown = "a worker whose rank cannot be read"
+        words = [
+            (known if self.rank >= 0 else unknown) if self.is_worker else "",
+            f"pid {self.pid}",
+            f"run id {self.run_id!r}" if self.run_id and self.is_worker else "",
+            f"generation {self.generation}" if self.generation >= 0 and self.is_worker else "",
+            command_of(self.pid),
+        ]
+        return ", ".join(word for word in words if word)
+
+
+class _Process:
+    """One process as it is listed."""
+
+    def __init__(self, pid: int) -> None:
+        """Raise OSError if it is gone."""
+        self.pid = pid
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read().rpartition(b")")[2].split()
+        self.parent, self.session = int(fields[1]), int(fields[3])
+        self.is_ended = fields[0] in (b"Z", b"X")
+        self.user = os.stat(f"/proc/{pid}").st_uid
+        self.env = started_with(pid)
+
+    def place(self) -> tuple[str, str] | None:
+        """Return what makes it a worker or a part of one."""
+        if RUN_ID in self.env and RANK in self.env:
+            return self.env[RUN_ID], self.env[RANK]
+        return None
+
+
+def local_workers() -> list[LocalWorker]:
+    """Return this user's workers on this host, or everybody's for root, by run id and rank."""
+    processes = _processes()
+    found = []
+    for process in processes.values():
+        parent = processes.get(process.parent)
+        place = process.place()
+        is_keepers = name_of(process.parent) == KEEPER and name_of(process.pid) != ZYGOTE
+        if process.is_ended or process.pid == os.getpid():
+            continue
+        if place is not None:
+            if parent is None or parent.place() != place:
+                found.append(LocalWorker(process.pid, process.env))
+        elif process.session == process.pid:
+            # Every worker of ours leads a session; one that was forked has its variables inside.
+            env = has_now(process.pid)
+            if RUN_ID in env and RANK in env:
+                found.append(LocalWorker(process.pid, env))
+            elif is_keepers:
+                found.append(LocalWorker(process.pid, {}))
+    return sorted(found, key=lambda worker: (worker.run_id, worker.rank, worker.pid))
+
+
+def _processes() -> dict[int, _Process]:
+    user = os.geteuid()
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                process = _Process(int(name))
+            except (OSError, IndexError):
+                continue  # It ended meanwhile, or is hidden from us.
+            if user in (0, process.user):
+                found[process.pid] = process
+    return found
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else -1

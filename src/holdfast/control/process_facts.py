@@ -1,0 +1,65 @@
+"""What the kernel tells of any process: command, state, and what each thread waits in.
+
+No stacks of Python, but enough to tell a process that computes from one that sleeps, and one that
+waits for a lock from one that waits for a disk. It needs no rights beyond those of the same user.
+"""
+
+from __future__ import annotations
+
+import os
+
+THREADS_MAX = 32
+COMMAND_CHARS_MAX = 500
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in uninterruptible sleep",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "ended, not yet reaped",
+    "X": "ended",
+    "I": "idle",
+}
+
+
+def facts_of(pid: int) -> str:
+    """Return lines about a process; one that says so if it is gone."""
+    try:
+        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return f"process {pid} has ended\n"
+    lines = [f"command: {command_of(pid)}"]
+    for thread in threads[:THREADS_MAX]:
+        lines.append(_thread_line(f"/proc/{pid}/task/{thread}", thread))
+        lines += [f"    {line}" for line in _read(f"/proc/{pid}/task/{thread}/stack").splitlines()]
+    if len(threads) > THREADS_MAX:
+        lines.append(f"  ... and {len(threads) - THREADS_MAX} more threads")
+    return "\n".join(lines) + "\n"
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process, or its name where it has none."""
+    words = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    return words[:COMMAND_CHARS_MAX] or f"[{_read(f'/proc/{pid}/comm').strip()}]"
+
+
+def name_of(pid: int) -> str:
+    """Return the short name a process has in `ps`."""
+    return _read(f"/proc/{pid}/comm").strip()
+
+
+def _thread_line(folder: str, thread: int) -> str:
+    name = _read(f"{folder}/comm").strip()
+    letter = _read(f"{folder}/stat").rpartition(")")[2].split()[:1]
+    state = STATES.get(letter[0], letter[0]) if letter else "gone"
+    place = _read(f"{folder}/wchan").strip()
+    where = f", in {place}" if place not in ("", "0") else ""
+    return f'  thread {thread} "{name}": {state}{where}'
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""  # Gone meanwhile, or not for us to read.

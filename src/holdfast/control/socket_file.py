@@ -1,0 +1,165 @@
+"""A unix socket at a path that only its owner can open, and that no dead server keeps occupied.
+
+The file has mode 0600 from the moment it is there. What a server left that is gone is replaced; the
+socket of one that lives, and anything that is no socket, never is. The folder must be one in which
+others cannot put something else in its place.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import socket
+import stat
+import struct
+import sys
+import time
+
+from holdfast.errors import EnvironmentProblem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+PATH_BYTES_MAX = 107  # The kernel's: 108 with the zero at the end.
+BACKLOG = 16
+CONNECT_S = 1.0
+"""How long a server that is there may take to be seen; the kernel answers for it."""
+LOCK_S = 1.0
+"""How long to wait for another process that looks at the same folder."""
+CREDENTIALS = struct.Struct("3i")
+
+
+def place_from(environ: Mapping[str, str]) -> str:
+    """Return where the socket of a worker with this environment is to be; empty for nowhere.
+
+    `${rank}` and `${local_rank}` in it are the worker's, as all workers of a node have one value.
+    """
+    place = environ.get(VARIABLE, "")
+    for name, variable in (("rank", "RANK"), ("local_rank", "LOCAL_RANK")):
+        place = place.replace(f"${{{name}}}", environ.get(variable, f"${{{name}}}"))
+    return place
+
+
+def listen_privately(path: str) -> socket.socket:
+    """Return a socket that listens at `path`; raise `EnvironmentProblem` if that cannot be."""
+    if not 0 < len(os.fsencode(path)) <= PATH_BYTES_MAX:
+        raise EnvironmentProblem(
+            f"{VARIABLE}: {path!r} is longer than a socket's path may be, {PATH_BYTES_MAX} bytes"
+        )
+    folder = os.path.dirname(path) or "."
+    try:
+        _check_folder(folder)
+        lock = _lock(folder)
+        try:
+            _remove_left_over(path)
+            return _bind(path)
+        finally:
+            os.close(lock)
+    except OSError as problem:
+        raise EnvironmentProblem(
+            f"{VARIABLE}: cannot listen at {path}: {problem.strerror or problem}"
+        ) from None
+
+
+def remove(path: str, inode: tuple[int, int]) -> None:
+    """Remove the socket's file, if it is still the one that was made."""
+    try:
+        if identity(path) == inode:
+            os.unlink(path)
+    except OSError:
+        pass  # Somebody removed it, or the folder.
+
+
+def identity(path: str) -> tuple[int, int]:
+    """Return what tells a file from another of the same name."""
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return the process and the user at the other end of a unix socket."""
+    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(told)
+    return pid, uid
+
+
+def is_owner(uid: int) -> bool:
+    """Whether a user may use what is this process's: itself, or root."""
+    return uid in (os.geteuid(), 0)
+
+
+def _check_folder(folder: str) -> None:
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
+    found = os.stat(folder)
+    open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not is_owner(found.st_uid) or (open_to_others and not found.st_mode & stat.S_ISVTX):
+        raise EnvironmentProblem(
+            f"{VARIABLE}: in {folder} others can replace the socket",
+            hint="use a folder that only you can write to: chmod 700",
+        )
+
+
+def _lock(folder: str) -> int:
+    """Keep others of our kind from looking at the folder meanwhile; go on if that takes long."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            if problem.errno == errno.EWOULDBLOCK and time.monotonic() < deadline:
+                time.sleep(0.01)
+                continue
+            # A folder that cannot be locked, or that somebody holds for a purpose of their own.
+        return descriptor
+
+
+def _remove_left_over(path: str) -> None:
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(found.st_mode):
+        raise EnvironmentProblem(f"{VARIABLE}: {path} is there, and is no socket")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
+        trial.settimeout(CONNECT_S)
+        try:
+            trial.connect(path)
+            pid, _ = peer_of(trial)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except TimeoutError:
+            pid = 0
+        except OSError as problem:
+            if problem.errno != errno.EAGAIN:
+                raise
+            pid = 0  # Its queue is full: it lives.
+    raise EnvironmentProblem(
+        f"{VARIABLE}: {path} is in use by {f'process {pid}' if pid else 'another process'}",
+        hint="give each worker a path of its own, with ${local_rank} in it",
+    )
+
+
+def _bind(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if sys.platform == "linux":
+            os.fchmod(listener.fileno(), 0o600)  # The file is made with this mode.
+        listener.bind(path)
+        try:
+            os.chmod(path, 0o600)
+            listener.listen(BACKLOG)
+        except BaseException:
+            os.unlink(path)
+            raise
+    except BaseException:
+        listener.close()
+        raise
+    return listener

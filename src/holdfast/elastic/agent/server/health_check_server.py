@@ -1,0 +1,7 @@
+"""Health checks under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.health.server import HealthCheckServer, create_healthcheck_server
+
+__all__ = ["HealthCheckServer", "create_healthcheck_server"]

@@ -1,0 +1,12 @@
+"""Handlers of events by name, under TorchElastic's module path; re-exports only.
+
+`_log_handlers` is the table that programs write into to add a handler of their own.
+"""
+
+from __future__ import annotations
+
+from holdfast.events.destinations import get_logging_handler
+from holdfast.events.handlers import EventHandler, NullEventHandler
+from holdfast.events.log_handlers import _log_handlers
+
+__all__ = ["EventHandler", "NullEventHandler", "_log_handlers", "get_logging_handler"]

@@ -1,0 +1,36 @@
+"""Metrics under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.elastic.metrics import api  # noqa: F401 (also reached as an attribute)
+from holdfast.metrics.handlers import (
+    ConsoleMetricHandler,
+    MetricData,
+    MetricHandler,
+    NullMetricHandler,
+)
+from holdfast.metrics.profiling import get_elapsed_time_ms, prof, profile
+from holdfast.metrics.streams import (
+    MetricsConfig,
+    configure,
+    getStream,
+    initialize_metrics,
+    publish_metric,
+    put_metric,
+)
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "initialize_metrics",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+]

@@ -1,0 +1,35 @@
+"""Handlers, streams and the decorator under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.metrics.handlers import (
+    ConsoleMetricHandler,
+    MetricData,
+    MetricHandler,
+    NullMetricHandler,
+)
+from holdfast.metrics.profiling import get_elapsed_time_ms, prof, profile
+from holdfast.metrics.streams import (
+    MetricsConfig,
+    MetricStream,
+    configure,
+    getStream,
+    publish_metric,
+    put_metric,
+)
+
+__all__ = [
+    "ConsoleMetricHandler",
+    "MetricData",
+    "MetricHandler",
+    "MetricStream",
+    "MetricsConfig",
+    "NullMetricHandler",
+    "configure",
+    "getStream",
+    "get_elapsed_time_ms",
+    "prof",
+    "profile",
+    "publish_metric",
+    "put_metric",
+]

@@ -1,0 +1,24 @@
+"""Watchdog timers, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.elastic.timer.api import TimerClient, TimerRequest, TimerServer, configure, expires
+from holdfast.elastic.timer.file_based_local_timer import (
+    FileTimerClient,
+    FileTimerRequest,
+    FileTimerServer,
+)
+from holdfast.elastic.timer.local_timer import LocalTimerClient, LocalTimerServer
+
+__all__ = [
+    "FileTimerClient",
+    "FileTimerRequest",
+    "FileTimerServer",
+    "LocalTimerClient",
+    "LocalTimerServer",
+    "TimerClient",
+    "TimerRequest",
+    "TimerServer",
+    "configure",
+    "expires",
+]

@@ -1,0 +1,7 @@
+"""Where expired timers are written down, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.timers.debug_info import log_debug_info_for_expired_timers
+
+__all__ = ["log_debug_info_for_expired_timers"]

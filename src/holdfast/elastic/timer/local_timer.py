@@ -1,0 +1,7 @@
+"""Timers over a `multiprocessing` queue, under TorchElastic's module path; re-exports only."""
+
+from __future__ import annotations
+
+from holdfast.timers.local_timers import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
+
+__all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]

@@ -1,0 +1,221 @@
+"""A handler that is called in a thread of its own, and cannot hurt by raising or by blocking.
+
+For handlers that are not ours. Events wait for it in a queue; where they happen, nobody waits. What
+the handler may do is limited:
+
+- `WAITING_MAX` events may wait; those that come while the queue is full are dropped and counted.
+- A call that lasts longer than `CALL_S_MAX` drops the handler, and what waits for it. The thread
+  that is stuck in it is left alone: it ends with the process.
+
+The one thing to know: it is a daemon thread, so whoever ends the process must `close` first, or
+events that wait are lost. Python's own end does that; `os._exit` does not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import deque
+
+from holdfast.events.guarding import Guarded
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.events.handlers import EventHandler
+    from holdfast.events.values import Event
+
+WAITING_MAX = 1000
+"""How many events may wait for a handler."""
+CALL_S_MAX = 10.0
+"""A handler whose call lasts longer gets no more events."""
+LOOK_AGAIN_S = 0.001
+"""How soon to look again whether a call that should be over by now is."""
+CLOSE_S = 5.0
+"""How long the end of a process waits for events that are still to be handed over."""
+
+
+class Apart(Guarded):
+    """Calls a handler in a thread, which begins with the first event."""
+
+    def __init__(
+        self,
+        handler: EventHandler,
+        name: str,
+        *,
+        waiting_max: int = WAITING_MAX,
+        call_s_max: float = CALL_S_MAX,
+    ) -> None:
+        super().__init__(handler, name)
+        self._waiting_max = waiting_max
+        self._call_s_max = call_s_max
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waiting: deque[Event] = deque()
+        self._thread: threading.Thread | None = None
+        self._in_call_since: float | None = None
+        self._is_recording = False
+        self._is_flushing = False
+        self._is_closing = False
+        self._was_full = False
+        self._to_say: deque[str] = deque()
+
+    def record(self, event: Event) -> None:
+        """Put an event into the queue, or count it as missed if that is full."""
+        if self._pid != os.getpid():
+            self._begin()  # A fork: the thread, and whatever it had locked, stayed behind.
+        with self._changed:
+            self._drop_if_stuck()
+            if self.is_dropped or self._is_closing:
+                self.miss()
+            elif len(self._waiting) >= self._waiting_max:
+                self.miss()
+                self._note_full()
+            else:
+                self._waiting.append(event)
+                self._changed.notify_all()
+                self._start()
+        self._tell()
+
+    def flush(self, limit_s: float = CLOSE_S) -> None:
+        """Wait until every event so far was handed over and sent; say what was missed."""
+        if self._pid != os.getpid():
+            return  # What waits is handed over where it was recorded.
+        with self._changed:
+            if self._thread is not None:
+                self._is_flushing = True
+                self._changed.notify_all()
+            if not self._await(lambda: not self._is_flushing, limit_s):
+                count = len(self._waiting) + self._is_recording
+                self.say(
+                    f"the event handler {self.name} still has {count} events to take "
+                    f"after {limit_s:g} s"
+                )
+            self.tell_missed()
+        self._tell()
+
+    def close(self, limit_s: float = CLOSE_S) -> None:
+        """Hand over what waits, end the handler and the thread, and say what was missed."""
+        if self._pid != os.getpid() or self._is_closing:
+            return
+        with self._changed:
+            self._is_closing = True
+            if not self.is_dropped:
+                self._start()  # Even if no event ever came: closing may block as well.
+            thread = self._thread
+            self._changed.notify_all()
+            if not self._await(lambda: self._thread is None, limit_s):
+                self._give_up(f"has not taken all events after {limit_s:g} s")
+        if thread is not None and self._thread is None:
+            thread.join(limit_s)
+        atexit.unregister(self.close)
+        with self._changed:
+            self.tell_missed()
+        self._tell()
+
+    def miss(self, count: int = 1) -> None:
+        """Count events that the handler did not get, from whichever thread."""
+        with self._changed:
+            super().miss(count)
+
+    def say(self, line: str) -> None:
+        """Keep a line until nothing is locked: the person may be told through slow channels."""
+        self._to_say.append(line)
+
+    def _tell(self) -> None:
+        while self._to_say:
+            try:
+                line = self._to_say.popleft()
+            except IndexError:
+                break  # The other thread was quicker.
+            super().say(line)
+
+    def _note_full(self) -> None:
+        if not self._was_full:
+            self._was_full = True
+            self.say(
+                f"the event handler {self.name} is slow: {self._waiting_max} events wait for it, "
+                "and no more can"
+            )
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        name = f"holdfast-events-{self.name}"
+        thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:  # The machine's limit, or the end of the interpreter.
+            self._give_up(f"cannot have a thread ({problem})")
+            return
+        self._thread = thread
+        atexit.register(self.close)
+
+    def _await(self, is_so: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until something is so or the handler is dropped; False if that takes too long."""
+        deadline = time.monotonic() + limit_s
+        while not is_so():
+            self._drop_if_stuck()
+            until = deadline - time.monotonic()
+            if self.is_dropped or until <= 0:
+                return self.is_dropped
+            if self._in_call_since is not None:
+                stuck = self._in_call_since + self._call_s_max - time.monotonic()
+                until = min(until, max(stuck, LOOK_AGAIN_S))
+            self._changed.wait(until)
+        return True
+
+    def _drop_if_stuck(self) -> None:
+        since = self._in_call_since
+        if since is not None and time.monotonic() - since > self._call_s_max:
+            self._give_up(f"has been busy with one event for more than {self._call_s_max:g} s")
+
+    def _give_up(self, why: str) -> None:
+        if self.is_dropped:
+            return
+        self.drop(why)
+        self.miss(len(self._waiting) + self._is_recording)
+        self._waiting.clear()
+        self._changed.notify_all()
+
+    # In the thread.
+
+    def _serve(self) -> None:
+        """Hand over events, and the wish to flush or to close once none is left."""
+        while True:
+            with self._changed:
+                while not self._has_work():
+                    self._changed.wait()
+                if self.is_dropped:
+                    break
+                event = self._waiting.popleft() if self._waiting else None
+                self._is_recording = event is not None
+                self._in_call_since = time.monotonic()
+            if event is not None:
+                Guarded.record(self, event)
+            else:
+                self.ask("close" if self._is_closing else "flush")
+            self._tell()
+            with self._changed:
+                self._in_call_since = None
+                self._is_recording = False
+                if event is None:
+                    self._is_flushing = False
+                    if self._is_closing:
+                        break
+                self._changed.notify_all()
+        with self._changed:
+            self.miss(len(self._waiting))
+            self._waiting.clear()
+            self._is_flushing = False
+            self._thread = None
+            self._changed.notify_all()
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._is_closing or self._is_flushing or self.is_dropped

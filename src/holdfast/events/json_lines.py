@@ -1,0 +1,109 @@
+"""Events as JSON lines in a file of the job's log directory: what is recorded if nothing is said.
+
+Each event is one line, written by one call to a file that is only appended to, so that a reader
+never sees half of one and two writers never mix theirs. Each node has a file of its own, named by
+host and process, since several may share a folder. A file is limited: at `FILE_BYTES_MAX` it is put
+aside as `<name>.1`, in the place of the one before.
+
+The one thing to know: the folder of a run is made when the first workers are started, and events
+come before that. So the folder may be given as a question; events are kept until it is answered.
+"""
+
+from __future__ import annotations
+
+import os
+
+from holdfast.events.handlers import EventHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.events.values import Event
+
+FILE_BYTES_MAX = 64 * 1024 * 1024
+"""A file is put aside before it grows beyond this; so a node needs twice as much at most."""
+KEPT_MAX = 1000
+"""How many events are kept while there is no folder yet; the oldest go first."""
+
+
+class JsonLinesEventHandler(EventHandler):
+    """Appends events to `events-<host>-<pid>.jsonl` in a folder, or in whichever it is told of."""
+
+    def __init__(
+        self, folder: str | Callable[[], str | None], *, file_bytes_max: int = FILE_BYTES_MAX
+    ) -> None:
+        self._folder = folder
+        self._file_bytes_max = file_bytes_max
+        self._owner = os.getpid()
+        self._descriptor: int | None = None
+        self._size = 0
+        self._kept: list[str] = []
+        self._lost = 0
+        self._is_line_begun = False
+        self.path = ""
+        """The file, once there is one."""
+
+    def record(self, event: Event) -> None:
+        """Append a line. Raises `OSError` where the file cannot be written."""
+        self._kept.append(event.serialize())
+        if len(self._kept) > KEPT_MAX:
+            del self._kept[0]
+            self._lost += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what was kept, if there is a folder by now."""
+        while self._kept and self._is_open():
+            # What cannot be written is not tried again: the next line may be another file's.
+            self._append(self._kept.pop(0))
+
+    def close(self) -> None:
+        """Write what was kept, and close the file."""
+        self.flush()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._lost += len(self._kept)
+        self._kept.clear()
+        if self._lost and self.path:
+            raise OSError(f"{self._lost} events came before there was a folder")
+
+    def _is_open(self) -> bool:
+        if self._descriptor is None:
+            folder = self._folder if isinstance(self._folder, str) else self._folder()
+            if folder is None:
+                return False
+            self.path = self.path or os.path.join(folder, file_name())
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o644)
+            self._size = os.fstat(self._descriptor).st_size
+        return True
+
+    def _append(self, line: str) -> None:
+        begin = "\n" if self._is_line_begun else ""
+        data = f"{begin}{line}\n".encode()
+        if self._size and self._size + len(data) > self._file_bytes_max:
+            self._put_aside()
+        assert self._descriptor is not None
+        written = os.write(self._descriptor, data)
+        self._size += written
+        self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)
+        if written < len(data):
+            raise OSError(f"{self.path}: only {written} of {len(data)} bytes could be written")
+
+    def _put_aside(self) -> None:
+        """Begin a new file. Not in a fork: its parent goes on writing to the old one."""
+        if os.getpid() != self._owner or self._descriptor is None:
+            return
+        os.rename(self.path, f"{self.path}.1")
+        os.close(self._descriptor)
+        self._descriptor = None
+        self._is_line_begun = False
+        self._is_open()
+
+
+def file_name() -> str:
+    """Return the name of this node's file; another agent of this host has another."""
+    host = os.uname().nodename.replace("/", "_") or "node"
+    return f"events-{host}-{os.getpid()}.jsonl"

@@ -1,0 +1,73 @@
+"""How long a function takes and whether it raises, as metrics: the decorator `prof`."""
+
+from __future__ import annotations
+
+import time
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from holdfast.metrics import streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+@overload
+def prof(fn: F, group: str = ...) -> F: ...
+@overload
+def prof(fn: None = None, group: str = ...) -> Callable[[F], F]: ...
+
+
+def prof(fn: Any = None, group: str = streams.DEFAULT_GROUP) -> Any:
+    """Tell of every call: `<name>.success` or `<name>.failure`, and `<name>.duration.ms`.
+
+    Use it bare (`@prof`) or with a group (`@prof(group="mine")`). The name is `Class.method`, or
+    `module.function` with the last part of the module's name.
+    """
+
+    def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
+        name = _name_of(function)
+
+        @wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            begin = time.monotonic()
+            outcome = ""
+            try:
+                result = function(*args, **kwargs)
+                outcome = "success"
+            except Exception:
+                outcome = "failure"
+                raise
+            finally:
+                # Told of from here, so that the way an exception takes shows nothing of ours.
+                if outcome:
+                    streams.put_metric(f"{name}.{outcome}", 1, group)
+                took_ms = int((time.monotonic() - begin) * 1000)
+                streams.put_metric(f"{name}.duration.ms", took_ms, group)
+            return result
+
+        return wrapper
+
+    return decorated if fn is None else decorated(fn)
+
+
+def profile(group: str | None = None) -> Callable[[F], F]:
+    """Do as `prof` does, which is the newer name."""
+    from warnings import warn
+
+    warn("profile is now called prof", FutureWarning, stacklevel=2)
+    return prof(group=streams.DEFAULT_GROUP if group is None else group)
+
+
+def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
+    """Return the milliseconds since a time of day, as `time.time()` gives it."""
+    return int((time.time() - start_time_in_seconds) * 1000)
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    qualname = function.__qualname__
+    if "." in qualname:
+        return qualname
+    return f"{function.__module__.rpartition('.')[2]}.{qualname}"

@@ -1,0 +1,113 @@
+"""From whoever has a metric to the handler that wants it, by the metric's group.
+
+The one thing to know: `put_metric` never raises on account of a handler. One that does is named
+once, and after `FAULTS_MAX` failures in a row it gets nothing more until it is configured again.
+"""
+
+from __future__ import annotations
+
+import time
+
+from holdfast import messages
+from holdfast.metrics.handlers import MetricData, MetricHandler, NullMetricHandler
+
+FAULTS_MAX = 3
+"""A handler that failed so often, and never did well in between, is left alone."""
+FAULTY_MAX = 64
+"""Handlers whose faults are remembered; of more than these the oldest are forgotten."""
+DEFAULT_GROUP = "torchelastic"
+
+
+class _Faults:
+    """How a handler that failed has been doing since. Keeps it alive, so that its id stays its."""
+
+    __slots__ = ("handler", "in_a_row")
+
+    def __init__(self, handler: MetricHandler) -> None:
+        self.handler = handler
+        self.in_a_row = 0
+
+
+_handlers: dict[str, MetricHandler] = {}
+_default: list[MetricHandler] = [NullMetricHandler()]
+_faulty: dict[int, _Faults] = {}
+
+
+class MetricsConfig:
+    """What a launcher was told about metrics, as TorchElastic passes it on; nothing reads it."""
+
+    __slots__ = ("params",)
+
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        self.params = {} if params is None else params
+
+
+class MetricStream:
+    """A group of metrics and the handler they go to."""
+
+    def __init__(self, group_name: str, handler: MetricHandler) -> None:
+        self.group_name = group_name
+        self.handler = handler
+
+    def add_value(self, metric_name: str, metric_value: int) -> None:
+        """Hand a metric to the handler, now."""
+        handler = self.handler
+        faults = _faulty.get(id(handler)) if _faulty else None
+        if faults is not None and faults.in_a_row >= FAULTS_MAX:
+            return
+        try:
+            handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+        except Exception as problem:  # noqa: BLE001 (a handler may be anybody's)
+            _blame(handler, problem)
+        else:
+            if faults is not None:
+                faults.in_a_row = 0
+
+
+def _blame(handler: MetricHandler, problem: Exception) -> None:
+    name = f"the metric handler {type(handler).__name__}"
+    faults = _faulty.get(id(handler))
+    if faults is None:
+        messages.warning(f"{name} failed: {type(problem).__name__}: {problem}")
+        if len(_faulty) >= FAULTY_MAX:
+            del _faulty[next(iter(_faulty))]
+        faults = _faulty[id(handler)] = _Faults(handler)
+    faults.in_a_row += 1
+    if faults.in_a_row == FAULTS_MAX:
+        messages.warning(f"{name} failed {FAULTS_MAX} times in a row, and gets nothing more")
+
+
+def configure(handler: MetricHandler, group: str | None = None) -> None:
+    """Send metrics of a group to a handler; without a group, those that no other one wants."""
+    _faulty.pop(id(handler), None)
+    if group is None:
+        _default[0] = handler
+    else:
+        _handlers[group] = handler
+
+
+def getStream(group: str) -> MetricStream:  # noqa: N802 (TorchElastic's name)
+    """Return where a group's metrics go as configured now."""
+    return MetricStream(group, _handlers.get(group, _default[0]))
+
+
+def has_handler() -> bool:
+    """Whether a handler that does something is configured; ask `holdfast.metrics.is_configured`."""
+    return any(not isinstance(one, NullMetricHandler) for one in (*_default, *_handlers.values()))
+
+
+def put_metric(metric_name: str, metric_value: int, metric_group: str = DEFAULT_GROUP) -> None:
+    """Tell of a figure."""
+    getStream(metric_group).add_value(metric_name, metric_value)
+
+
+def publish_metric(metric_group: str, metric_name: str, metric_value: int) -> None:
+    """Do as `put_metric` does, which is the newer name."""
+    from warnings import warn
+
+    warn("publish_metric is now called put_metric", FutureWarning, stacklevel=2)
+    put_metric(metric_name, metric_value, metric_group)
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """Do nothing, as in TorchElastic; a launcher calls it with what it was told about metrics."""

@@ -1,0 +1,161 @@
+"""`NumaOptions`: how workers are bound to CPUs near their GPUs; and what that comes to here.
+
+The one thing to know: this decides, and the worker's own process does it, before its program
+begins, so that all its threads and children are bound and the agent never is. No memory policy is
+set: the kernel gives memory near the CPU that first uses it, which is then the right place.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+
+from holdfast import messages
+from holdfast.core import affinity
+from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
+from holdfast.numa.gpus import read_gpus
+from holdfast.numa.topology import NODES, read_machine
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["AffinityMode", "NumaOptions"]
+
+ROOT = "/"
+"""Where the kernel's file systems are mounted."""
+
+_said: set[str] = set()  # A job that starts its workers again need not be told again.
+
+
+class AffinityMode(str, Enum):  # noqa: UP042 (StrEnum's text differs from PyTorch's)
+    """Which CPUs a worker gets, seen from the GPU whose number is its local rank."""
+
+    NODE = "node"
+    """All of the GPU's NUMA node."""
+    SOCKET = "socket"
+    """All of the socket that this NUMA node is on."""
+    EXCLUSIVE = "exclusive"
+    """Cores of the NUMA node that no other GPU's worker gets."""
+    CORE_COMPLEX = "core-complex"
+    """Cores of the NUMA node that share one cache, another one for each GPU if there are enough."""
+
+
+@dataclass(frozen=True)
+class NumaOptions:
+    """How to bind workers; where that cannot be done they start unbound only if this says so."""
+
+    affinity_mode: AffinityMode
+    should_fall_back_if_binding_fails: bool = False
+
+
+def cpus_of_workers(
+    options: object, local_ranks: Iterable[int], *, root: str | None = None
+) -> dict[int, list[int]]:
+    """Return the CPUs of each worker by local rank; empty if workers are not to be bound.
+
+    `options` are `NumaOptions`, PyTorch's as well as ours, or None. With a `root` it is decided
+    for another machine, whose file system begins there.
+    """
+    if options is None:
+        return {}
+    mode = mode_of(options)
+    try:
+        chosen = _decide(mode, local_ranks, ROOT if root is None else root)
+        if root is None:
+            _try_out(chosen)
+        return chosen
+    except (HoldfastError, OSError, ValueError) as problem:
+        if isinstance(problem, UsageError):
+            raise
+        said = getattr(problem, "message", None) or f"what the kernel says is not clear: {problem}"
+        if getattr(options, "should_fall_back_if_binding_fails", False):
+            _say_once(f"--numa-binding {mode}: {said}; workers are not bound")
+            return {}
+        raise EnvironmentProblem(
+            f"--numa-binding {mode}: {said}",
+            hint="leave --numa-binding out, or NumaOptions, to start workers unbound",
+        ) from problem
+
+
+def mode_of(options: object) -> str:
+    """Return the mode that options name, or raise."""
+    chosen = getattr(options, "affinity_mode", options)
+    mode = getattr(chosen, "value", chosen)
+    if mode not in affinity.MODES:
+        raise UsageError(
+            f"numa_options: {options!r} names no way of binding; accepted: NumaOptions with "
+            f"an affinity_mode of {', '.join(affinity.MODES)}"
+        )
+    return str(mode)
+
+
+def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[int]]:
+    gpus = read_gpus(root, os.environ)
+    if not gpus.cards:
+        raise EnvironmentProblem("no GPU can be seen here, and workers are bound near to theirs")
+    machine = read_machine(root, [card.address for card in gpus.cards])
+    if not machine.nodes:
+        raise EnvironmentProblem(f"the kernel shows no NUMA nodes here, in /{NODES}")
+    if gpus.models:
+        _say_once(
+            f"--numa-binding {mode}: GPUs of several models are here ({', '.join(gpus.models)}), "
+            "and workers are bound as if they were numbered by PCI address; "
+            "CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA number them so"
+        )
+    allowed = os.sched_getaffinity(0)
+    chosen = {rank: affinity.cpus_of(machine, mode, rank, allowed) for rank in local_ranks}
+    for rank, cpus in chosen.items():
+        _say_once(
+            f"worker {rank} is bound to CPUs {affinity.format_ranges(cpus)}, near GPU "
+            f"{gpus.cards[rank].address} on NUMA node {machine.gpus[rank]}",
+            messages.INFO,
+        )
+    return chosen
+
+
+def _try_out(chosen: dict[int, list[int]]) -> None:
+    """Raise if the kernel would not bind workers so; a thread finds out, and ends."""
+    import threading
+
+    refusals: list[str] = []
+
+    def bind_to_each() -> None:
+        for cpus in chosen.values():
+            try:
+                os.sched_setaffinity(0, cpus)
+            except OSError as error:
+                refusals.append(f"CPUs {affinity.format_ranges(cpus)}: {error.strerror}")
+
+    thread = threading.Thread(target=bind_to_each, name="holdfast-numa")
+    thread.start()
+    thread.join()
+    if refusals:
+        raise EnvironmentProblem(f"the kernel refuses to bind to {refusals[0]}")
+
+
+def _say_once(text: str, level: int = messages.NOTICE) -> None:
+    if text not in _said:
+        _said.add(text)
+        messages.say(level, text)
+
+
+class OnCpus:
+    """For a while, what this thread starts is bound to these CPUs; to none if there are none.
+
+    The thread itself is too, for that long, and no other thread of this process.
+    """
+
+    def __init__(self, cpus: Iterable[int]) -> None:
+        self.cpus = list(cpus)
+        self.before: set[int] = set()
+
+    def __enter__(self) -> None:
+        if self.cpus:
+            self.before = os.sched_getaffinity(0)
+            os.sched_setaffinity(0, self.cpus)
+
+    def __exit__(self, *_why: object) -> None:
+        if self.before:
+            os.sched_setaffinity(0, self.before)

@@ -1,0 +1,186 @@
+"""The pages of all workers of an agent, and the pipe by which they ask for a look.
+
+Nothing is looked at every so often. The agent writes into each page when it will look at it next; a
+worker that enters a section which ends before that puts a byte into the pipe. So a worker that
+enters sections of a minute's length a thousand times in a second wakes the agent once a minute.
+
+The files are in a folder of shared memory that only its owner can open. An agent holds a lock on
+its folder: those of agents that were killed are removed by the next that starts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from holdfast import messages
+from holdfast.processes.worker_page import Progress, WorkerPage
+from holdfast.worker import NOTICE_NAME, PAGE_ENV
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from holdfast.processes.worker_page import Section
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a folder only its owner can open is made there)
+FOLDER_PREFIX = "holdfast-pages-"
+SWEPT_MAX = 64
+"""So many folders of agents that were killed are removed at a start."""
+SWEPT_AGE_S = 60.0
+"""A folder that is younger may be one that its agent has not locked yet."""
+
+NOTICE_BYTES_MAX = 1 << 16
+SETTLE_S = 0.1
+"""After a look there is one more: a store of the worker's may not have been seen yet."""
+
+
+class WorkerPages:
+    """The pages of an agent's workers, one set for each generation.
+
+    Wait until `fileno()` can be read or for `next_deadline()`, then `take(now)`.
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        """Make the folder and the pipe. Raises `OSError` where that cannot be done."""
+        parent = parent or _parent()
+        _sweep(parent)
+        name = f"{FOLDER_PREFIX}{os.getuid()}-{os.urandom(8).hex()}"
+        self.folder = os.path.join(parent, name)
+        os.mkdir(self.folder, 0o700)
+        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _hold(self._folder_fd)
+        notice = os.path.join(self.folder, NOTICE_NAME)
+        os.mkfifo(notice, 0o600)
+        self._notice = os.open(notice, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pages: dict[int, WorkerPage] = {}
+        self._look_at: float | None = None
+        self._settle_at: float | None = None
+
+    def begin(self, ranks: Iterable[int]) -> None:
+        """Make new pages for the workers of a generation; those of the last are given up."""
+        self.end()
+        for rank in ranks:
+            try:
+                self._pages[rank] = WorkerPage.create(self.folder, rank)
+            except OSError as problem:
+                messages.warning(
+                    f"worker {rank} cannot tell its progress: no page in {self.folder}: {problem}"
+                )
+
+    def end(self) -> None:
+        """Give up the pages of a generation that has ended."""
+        for page in self._pages.values():
+            page.close()
+        self._pages.clear()
+        self._look_at = self._settle_at = None
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return what a worker is to have in its environment."""
+        page = self._pages.get(rank)
+        return {PAGE_ENV: page.path} if page is not None else {}
+
+    def progress(self, rank: int) -> Progress:
+        """Return what a worker has said so far."""
+        page = self._pages.get(rank)
+        return page.read() if page is not None else Progress()
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when a page wants to be looked at."""
+        return self._notice
+
+    def next_deadline(self) -> float | None:
+        """Return when to look at the latest, by the monotonic clock; None for not at all."""
+        times = [at for at in (self._look_at, self._settle_at) if at is not None]
+        return min(times, default=None)
+
+    def take(self, now: float) -> list[tuple[int, Section]]:
+        """Look, if it is time to; return the sections that should have been left, by local rank."""
+        asked = self._take_notice()
+        deadline = self.next_deadline()
+        if not asked and (deadline is None or now < deadline):
+            return []
+        settling = not asked and (self._look_at is None or now < self._look_at)
+        self._settle_at = None if settling else now + SETTLE_S
+        late: list[tuple[int, Section]] = []
+        times: list[float] = []
+        for rank, page in self._pages.items():
+            # In this order: a section that is entered after the look asks for another.
+            page.plan_look(None)
+            late += [(rank, section) for section in page.expired(now)]
+            at = page.next_deadline()
+            if at is not None:
+                times.append(at)
+                page.plan_look(at)
+        self._look_at = min(times, default=None)
+        return late
+
+    def close(self) -> None:
+        """Remove everything."""
+        if self._folder_fd < 0:
+            return
+        self.end()
+        os.close(self._notice)
+        _remove(os.path.join(self.folder, NOTICE_NAME))
+        _remove_folder(self.folder)
+        os.close(self._folder_fd)
+        self._folder_fd = self._notice = -1
+
+    def _take_notice(self) -> bool:
+        try:
+            return bool(os.read(self._notice, NOTICE_BYTES_MAX))
+        except BlockingIOError:
+            return False
+
+
+def _parent() -> str:
+    if os.path.isdir(SHARED_MEMORY) and os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        return SHARED_MEMORY
+    return os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 (as above)
+
+
+def _hold(folder_fd: int) -> bool:
+    """Take the lock of a folder of pages; its agent has it for as long as that lives."""
+    import fcntl
+
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(parent: str) -> None:
+    """Remove what agents of this user left that were killed."""
+    prefix = f"{FOLDER_PREFIX}{os.getuid()}-"
+    try:
+        left = [name for name in os.listdir(parent) if name.startswith(prefix)]
+    except OSError:
+        return
+    for name in left[:SWEPT_MAX]:
+        folder = os.path.join(parent, name)
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        found = os.fstat(fd)
+        old = time.time() - found.st_mtime > SWEPT_AGE_S
+        if old and found.st_uid == os.getuid() and _hold(fd):
+            for inner in os.listdir(folder):
+                _remove(os.path.join(folder, inner))
+            _remove_folder(folder)
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # It is gone already.
+
+
+def _remove_folder(path: str) -> None:
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass  # Likewise; or somebody has put something in it.

@@ -1,0 +1,288 @@
+"""What a training script may tell its agent, and learn from it: heartbeats, progress, sections.
+
+    from holdfast import worker
+
+    for step in range(first_step, 10_000):
+        with worker.section("forward and backward", timeout=60):
+            ...
+        worker.progress(step)
+
+It needs nothing but the standard library, and outside Holdfast every call does nothing. A call is a
+few stores into a page of memory that the agent reads: no system call, no lock, well below a
+microsecond. Each store is one aligned word, so the agent understands the page whenever it looks,
+also that of a worker which was killed between two of them.
+
+The page belongs to the process that makes the first call, for as long as that lives. Its threads
+all count as it. Its children (forked or not) may make the same calls, and they do nothing: a data
+loader that lives does not show that the training goes on.
+
+This module imports nothing else of Holdfast; `holdfast.processes.worker_page` is the agent's side.
+"""
+
+from __future__ import annotations
+
+import os
+from _thread import allocate_lock
+from time import monotonic_ns
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["Info", "Section", "heartbeat", "info", "progress", "section"]
+
+PAGE_ENV = "HOLDFAST_WORKER_PAGE"
+PREVIOUS_WORLD_SIZE_ENV = "HOLDFAST_PREVIOUS_WORLD_SIZE"
+LAST_END_ENV = "HOLDFAST_LAST_END"
+NOTICE_NAME = "notice"  # The agent's pipe, next to the pages: a byte asks it to look.
+
+# The layout of a page: words of 8 bytes, signed, in the order of bytes of the machine. The last
+# byte of the first word is the version of the layout.
+PAGE_BYTES = 4096
+MAGIC = int.from_bytes(b"\x01hldfst\x01", "big")
+LOOK_AT = 1  # The agent's: when it will look at this page again, or NEVER.
+PID = 2
+HEARTBEAT = 3  # Times are nanoseconds of the monotonic clock, 0 for not yet.
+STEP = 4
+STEP_AT = 5
+UNWATCHED = 6  # How many sections found no slot.
+SLOTS = 32
+DEADLINES = 8  # One word for each slot: 0 for none, NEVER for a section without a timeout.
+ENTERED = DEADLINES + SLOTS
+NAMES_AT = 1024  # In bytes.
+NAME_BYTES = 64
+NEVER = (1 << 63) - 1
+NO_STEP = -1
+
+TIMEOUT_S_MAX = 1e9  # A timeout that is longer comes to this, which is 31 years.
+NAMES_MAX = 256  # How many names of sections are kept at hand.
+CLAIM_TRIES_MAX = 3
+CLAIM_AGAIN_S = 0.001
+
+
+def heartbeat() -> None:
+    """Say that this worker lives."""
+    _words[HEARTBEAT] = monotonic_ns()
+
+
+def progress(step: int) -> None:
+    """Say that a step was done; the number may be any, and need not grow."""
+    _words[STEP] = step
+    _words[STEP_AT] = monotonic_ns()
+
+
+def info() -> Info:
+    """Return who this worker is, and how its generation came about."""
+    return Info()
+
+
+class Section:
+    """A block that this worker is in; with a timeout (seconds), it is ended if it stays.
+
+    Blocks may be nested, and be entered by several threads at once: each has its own time. Up to 32
+    at a time are watched. Of a name, 64 bytes are kept. One block may be entered again after it was
+    left; to make it once and enter it often saves most of what it costs.
+    """
+
+    __slots__ = ("_name", "_page", "_slot", "_timeout_ns")
+
+    def __init__(self, name: str, timeout: float | None = None) -> None:
+        self._name = _names.get(name) or _encoded(name)
+        self._timeout_ns = None if timeout is None else int(min(timeout, TIMEOUT_S_MAX) * 1e9)
+        self._page: _Page | None = None
+
+    def __enter__(self) -> None:
+        page = _page or _attach()
+        words = page.words
+        try:
+            slot = page.free.pop()
+        except IndexError:
+            words[UNWATCHED] += 1
+            return
+        self._page = page
+        self._slot = slot
+        page.memory[page.names[slot]] = self._name
+        now = words[ENTERED + slot] = monotonic_ns()
+        # This store makes the section known, so it is the last of them.
+        if self._timeout_ns is None:
+            words[DEADLINES + slot] = NEVER
+        else:
+            deadline = words[DEADLINES + slot] = now + self._timeout_ns
+            if deadline < words[LOOK_AT]:
+                page.ask_to_look()
+
+    def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
+        page = self._page
+        if page is not None:
+            self._page = None
+            page.words[DEADLINES + self._slot] = 0
+            page.free.append(self._slot)
+
+
+section = Section
+
+
+class Info:
+    """Who a worker is. Outside Holdfast it is alone: rank 0 of 1, generation 0."""
+
+    __slots__ = (
+        "generation", "group_rank", "last_end", "local_rank", "local_world_size",
+        "previous_world_size", "rank", "restart_count", "run_id", "supervised", "world_size",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        given = os.environ.get
+        self.supervised = "HOLDFAST_GENERATION" in os.environ
+        """Whether Holdfast has started this worker."""
+        self.run_id = given("TORCHELASTIC_RUN_ID", "")
+        self.rank = _number("RANK", 0)
+        self.world_size = _number("WORLD_SIZE", 1)
+        self.local_rank = _number("LOCAL_RANK", 0)
+        self.local_world_size = _number("LOCAL_WORLD_SIZE", 1)
+        self.group_rank = _number("GROUP_RANK", 0)
+        self.generation = _number("HOLDFAST_GENERATION", 0)
+        """How often the job's workers were started before, for whatever reason."""
+        self.restart_count = _number("TORCHELASTIC_RESTART_COUNT", 0)
+        """How many of these were restarts after a failure."""
+        previous = _number(PREVIOUS_WORLD_SIZE_ENV, 0)
+        self.previous_world_size: int | None = previous or None
+        """The world size of the generation before, None if this agent knows of none."""
+        self.last_end = given(LAST_END_ENV, "")
+        """Why the generation before ended, in words; nothing in the first."""
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
+        return f"Info({fields})"
+
+
+_names: dict[str, bytes] = {}
+
+
+def _encoded(name: str) -> bytes:
+    """Return a name as it is written, and keep it: mostly there are few."""
+    if len(_names) >= NAMES_MAX:
+        _names.clear()
+    encoded = name.encode(errors="replace")[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
+    _names[name] = encoded
+    return encoded
+
+
+def _number(name: str, default: int) -> int:
+    try:
+        return int(os.environ.get(name, default))
+    except ValueError:
+        return default
+
+
+# The page.
+
+
+class _Page:
+    """The memory that calls write to: the agent's page, or some of our own that nobody reads."""
+
+    __slots__ = ("folder", "free", "memory", "names", "words")
+
+    def __init__(self, memory: Any, folder: str = "") -> None:
+        self.memory = memory
+        self.words: Any = memoryview(memory).cast("q")
+        self.free = [*range(SLOTS)]
+        starts = [NAMES_AT + slot * NAME_BYTES for slot in range(SLOTS)]
+        self.names = [slice(start, start + NAME_BYTES) for start in starts]
+        self.folder = folder
+
+    def ask_to_look(self) -> None:
+        """Have the agent look at once: this is earlier than it would.
+
+        The pipe is opened anew, since a program may have closed what it does not know. Opened for
+        reading too, it cannot break.
+        """
+        try:
+            fd = os.open(os.path.join(self.folder, NOTICE_NAME), os.O_RDWR | os.O_NONBLOCK)
+        except OSError:
+            return  # There is no agent any more, and soon no worker.
+        try:
+            os.write(fd, b"\0")
+        except OSError:
+            pass  # It is full: the agent has not looked yet.
+        finally:
+            os.close(fd)
+
+
+class _Unattached:
+    """Stands for the words of a page before the first call."""
+
+    __slots__ = ()
+
+    def __setitem__(self, word: int, value: int) -> None:
+        _attach().words[word] = value
+
+
+_lock = allocate_lock()
+_page: _Page | None = None
+_words: Any = _Unattached()
+
+
+def _attach() -> _Page:
+    global _page, _words  # noqa: PLW0603 (one page for the process)
+    with _lock:
+        if _page is None:
+            try:
+                _page = _claim()
+            except (OSError, ValueError):
+                pass  # There is none, or none that we understand.
+            if _page is None:
+                _page = _Page(bytearray(PAGE_BYTES))
+            _words = _page.words
+        return _page
+
+
+def _claim() -> _Page | None:
+    """Return the agent's page, None if there is none or it is another process's."""
+    path = os.environ.get(PAGE_ENV)
+    if not path:
+        return None
+    import mmap
+
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        if os.fstat(fd).st_size != PAGE_BYTES or not _lock_file(fd):
+            return None
+        page = _Page(mmap.mmap(fd, PAGE_BYTES), os.path.dirname(path))
+    finally:
+        os.close(fd)  # The mapping has one of its own, and the lock with it.
+    if page.words[0] != MAGIC:
+        return None
+    for slot in range(SLOTS):  # Of a process that had the page before and has died.
+        page.words[DEADLINES + slot] = 0
+    page.words[PID] = os.getpid()
+    return page
+
+
+def _lock_file(fd: int) -> bool:
+    import fcntl
+    import time
+
+    for tries in range(CLAIM_TRIES_MAX):
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # The agent tries the lock for a moment to see whether anybody has it.
+            if tries < CLAIM_TRIES_MAX - 1:
+                time.sleep(CLAIM_AGAIN_S)
+        else:
+            return True
+    return False
+
+
+def _begin_anew_after_fork() -> None:
+    """Leave the page to the parent; sections that were entered before count for it alone."""
+    global _lock, _page, _words  # noqa: PLW0603 (one page for the process)
+    _lock = allocate_lock()
+    _words = _Unattached()
+    if _page is not None:
+        _page.memory = bytearray(PAGE_BYTES)
+        _page.words = memoryview(_page.memory).cast("q")
+        _page = None
+
+
+os.register_at_fork(after_in_child=_begin_anew_after_fork)

@@ -1,0 +1,29 @@
+"""What the suites of this folder share: jobs that meet at a coordinator, or on etcd."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from etcd_teams import AtCoordinator, OnEtcd
+from real_etcd import running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from etcd_teams import MakeTeam
+    from real_etcd import Etcd
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """An etcd for the tests of one file."""
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+@pytest.fixture(params=["c10d", "etcd"])
+def team(request: pytest.FixtureRequest, etcd: Etcd) -> MakeTeam:
+    """A maker of teams of each kind."""
+    return OnEtcd(etcd) if request.param == "etcd" else AtCoordinator()

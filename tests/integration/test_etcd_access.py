@@ -1,0 +1,79 @@
+"""Real agents and an etcd that does not let everybody in: certificates, users and passwords."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from certificates import make_ca, make_certificate
+from etcd_teams import EtcdTeam
+from real_etcd import make_tls, running_etcd
+from real_teams import OBEY, QUICK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+USER, PASSWORD = "trainer", "s3cret"
+SECRETS = {"HOLDFAST_ETCD_USER": USER, "HOLDFAST_ETCD_PASSWORD": PASSWORD}
+
+
+def turned_away(cluster: EtcdTeam, name: str) -> str:
+    """Wait for an agent's end; return the one line that it said."""
+    code, said = cluster.agents[name].end()
+    assert code == 78, said
+    assert said.count("\n") == 1, said
+    assert said.startswith("holdfast run: error: ")
+    assert cluster.etcd.endpoint in said
+    return said
+
+
+def test_only_who_has_the_right_certificate_gets_in(tmp_path: Path) -> None:
+    tls = make_tls(tmp_path)
+    foreign = make_ca(tmp_path, "foreign-ca")
+    stranger = make_certificate(foreign, "stranger")
+    mine = f"cert={tls.client.cert},key={tls.client.key}"
+    by_other_names = (
+        f"protocol=https,ca_cert={tls.ca},ssl_cert={tls.client.cert},ssl_cert_key={tls.client.key}"
+    )
+    with (
+        running_etcd(tmp_path, tls=tls) as etcd,
+        EtcdTeam(tmp_path, OBEY, etcd=etcd, endpoint=etcd.url, nnodes="2", conf=QUICK) as cluster,
+    ):
+        plainly = f"--rdzv-endpoint={etcd.endpoint}"
+        cluster.start("a", conf=f"cacert={tls.ca},{mine}")
+        cluster.start("b", plainly, conf=by_other_names)
+        starts = cluster.generation(2)
+        cluster.start("bare", conf=f"cacert={tls.ca}")
+        cluster.start("stranger", conf=f"cacert={tls.ca},cert={stranger.cert},key={stranger.key}")
+        cluster.start("suspicious", conf=f"cacert={foreign.cert},{mine}")
+        cluster.start("plain", plainly, conf="read_timeout=0.5")
+        for name in ("bare", "stranger"):
+            assert "it wants a client certificate that its CA has signed" in turned_away(
+                cluster, name
+            )
+        assert "its certificate is not trusted" in turned_away(cluster, "suspicious")
+        assert "write https:// before it" in turned_away(cluster, "plain")
+        assert cluster.is_quiet()
+        codes = cluster.finish(starts)
+        assert (codes["a"], codes["b"]) == (0, 0)
+
+
+def test_only_who_has_the_right_password_gets_in(tmp_path: Path) -> None:
+    with (
+        running_etcd(tmp_path) as etcd,
+        EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2", conf=QUICK) as cluster,
+    ):
+        etcd.enable_auth(USER, PASSWORD, f"{cluster.prefix}/".encode())
+        cluster.start("a", env=SECRETS)
+        cluster.start("b", conf=f"user={USER},password={PASSWORD}")
+        starts = cluster.generation(2)
+        cluster.start("guesses", env={**SECRETS, "HOLDFAST_ETCD_PASSWORD": "guess"})
+        cluster.start("nobody")
+        cluster.start("outside", conf="etcd_prefix=/others", env=SECRETS)
+        assert "wrong user or password" in turned_away(cluster, "guesses")
+        assert "it wants a user and a password" in turned_away(cluster, "nobody")
+        assert "permission denied" in turned_away(cluster, "outside")
+        assert cluster.is_quiet()
+        codes = cluster.finish(starts)
+        assert (codes["a"], codes["b"]) == (0, 0)
+        for agent in cluster.agents.values():
+            assert PASSWORD not in agent.said()

@@ -1,0 +1,256 @@
+"""Real jobs on a real etcd in which something breaks: etcd, one of its members, or an agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from etcd_teams import SOON_LOST, EtcdTeam
+from real_etcd import SMALL_QUOTA, b64, running_cluster, running_etcd
+from real_jobs import Watched
+from real_teams import OBEY, QUICK, free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from real_etcd import Etcd
+
+KILLED = -signal.SIGKILL
+SOON = f"{QUICK},{SOON_LOST}"
+BACKLOG, EACH_BYTES = 320, 1 << 16  # More than what has room in buffers on the way.
+
+
+def answers_failures(cluster: EtcdTeam, restarts: int = 1) -> dict[str, int]:
+    """See that all workers start again after one was let fail; end the job well."""
+    again = cluster.generation(2)
+    assert {start.restarts for start in again.values()} == {restarts}
+    return cluster.finish(again)
+
+
+def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> None:
+    """It is gone for longer than a lease, and remembers no changes from before."""
+    with (
+        running_etcd(tmp_path) as etcd,
+        EtcdTeam(tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", conf=SOON) as cluster,
+    ):
+        cluster.start_host("a")
+        cluster.start_all("b")
+        starts = cluster.generation(2)
+        etcd.compact()
+        etcd.kill()
+        for agent in cluster.agents.values():
+            assert "workers go on without it" in agent.says("lost etcd")
+        etcd.start()
+        for agent in cluster.agents.values():
+            agent.says("is back")
+        assert cluster.is_quiet()
+        starts["b"].fail()
+        assert answers_failures(cluster) == {"a": 0, "b": 0}
+
+
+def test_members_of_etcd_that_hang_or_are_killed_cost_nothing(tmp_path: Path) -> None:
+    """All agents begin with the first endpoint; each time it is the one in use that fails."""
+    flags = ("--max-restarts=2",)
+    with running_cluster(tmp_path) as members:
+        first, second, third = members.members
+        where = members.endpoints
+        with EtcdTeam(
+            tmp_path, OBEY, *flags, etcd=third, endpoint=where, nnodes="2", conf=SOON
+        ) as cluster:
+            cluster.start_host("a")
+            cluster.start("b")
+            starts = cluster.generation(2)
+            first.pause()
+            members.leader()
+            assert cluster.is_quiet()
+            starts["b"].fail()
+            starts = cluster.generation(2)
+            assert {start.restarts for start in starts.values()} == {1}
+            first.resume()
+            second.kill()
+            members.leader()
+            assert cluster.is_quiet()
+            starts["b"].fail()
+            assert answers_failures(cluster, restarts=2) == {"a": 0, "b": 0}
+
+
+def test_a_leader_that_is_killed_costs_no_restart_unless_it_was_a_member(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    flags = ("--max-restarts=1",)
+    with EtcdTeam(tmp_path, OBEY, *flags, etcd=etcd, nnodes="1:2", conf=SOON) as cluster:
+        cluster.start_host("a")
+        cluster.start("b", conf="node_id=b")
+        starts = cluster.generation(2)
+        cluster.start("spare", conf="node_id=spare")
+        cluster.agents["spare"].says("standing by")
+        make_leader(cluster, "spare", "a", "b")
+        cluster.agents["spare"].kill()
+        leader = cluster.await_leader(other_than="spare")
+        assert cluster.is_quiet()
+        starts[leader].fail()
+        again = cluster.generation(2)
+        assert {start.restarts for start in again.values()} == {1}
+        cluster.agents[leader].kill()
+        (survivor,) = {"a", "b"} - {leader}
+        alone = cluster.generation(1)
+        assert (alone[survivor].world, alone[survivor].restarts) == (1, 1)
+        assert cluster.finish(alone) == {leader: KILLED, survivor: 0, "spare": KILLED}
+
+
+def make_leader(cluster: EtcdTeam, node: str, *others: str) -> None:
+    """Have a node lead: the others cannot, for less than a lease."""
+    for other in others:
+        cluster.agents[other].signal(signal.SIGSTOP)
+    cluster.etcd.raw("/v3/kv/deleterange", {"key": b64(f"{cluster.root}shared/leader".encode())})
+    cluster.await_leader(node)
+    for other in others:
+        cluster.agents[other].signal(signal.SIGCONT)
+
+
+def test_a_leader_that_is_frozen_is_fenced_when_it_thaws_and_joins_again(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2:3", conf=SOON) as cluster:
+        frozen = cluster.start_host("a")
+        cluster.start_all("b", "c")
+        before = cluster.generation(3)
+        frozen.signal(signal.SIGSTOP)
+        smaller = cluster.generation(2)
+        assert set(smaller) == {"b", "c"}
+        old = Watched(before["a"].pid)
+        frozen.signal(signal.SIGCONT)
+        after = cluster.generation(3)
+        old.gone_already()
+        assert "fenced" in frozen.said()
+        assert cluster.leader() != "a"
+        assert {start.restarts for start in after.values()} == {0}
+        assert cluster.finish(after) == {"a": 0, "b": 0, "c": 0}
+
+
+def test_an_etcd_without_space_stops_no_workers_and_is_told_of(tmp_path: Path) -> None:
+    flags = ("--max-restarts=1",)
+    with (
+        running_etcd(tmp_path, SMALL_QUOTA) as etcd,
+        EtcdTeam(tmp_path, OBEY, *flags, etcd=etcd, nnodes="2") as cluster,
+    ):
+        cluster.start_host("a")
+        cluster.start_all("b")
+        starts = cluster.generation(2)
+        etcd.fill_up()
+        starts["b"].fail()
+        said = cluster.agents["b"].says("lost etcd")
+        assert "database space exceeded" in said
+        assert cluster.is_quiet()
+        etcd.make_room()
+        cluster.agents["b"].says("is back")
+        assert answers_failures(cluster) == {"a": 0, "b": 0}
+
+
+def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path) -> None:
+    """Workers go on until then, where they can."""
+    for name in ("away", "full"):
+        (tmp_path / name).mkdir()
+    conf = f"{QUICK},coordinator_timeout=4"
+    with (
+        running_etcd(tmp_path / "away") as away,
+        running_etcd(tmp_path / "full", SMALL_QUOTA) as full,
+        EtcdTeam(tmp_path / "away", OBEY, etcd=away, nnodes="2", conf=conf) as one,
+        EtcdTeam(tmp_path / "full", OBEY, etcd=full, nnodes="1", conf=conf) as two,
+    ):
+        one.start_all("a", "b")
+        two.start("c")
+        unhurt, failing = one.generation(2), two.generation(1)
+        away.kill()
+        full.fill_up()
+        failing["c"].fail()
+        for agent in one.agents.values():
+            agent.says("workers go on without it for up to 4 s")
+        for start in unhurt.values():
+            os.kill(start.pid, 0)
+        for team, why in ((one, "connection refused"), (two, "database space exceeded")):
+            for code, said in team.end().values():
+                last = said.splitlines()[-1]
+                assert code == 78, said
+                assert f"error: etcd at {team.endpoint} could not be reached since" in last
+                assert last.endswith(f"s): {why}")
+            assert team.is_quiet()
+
+
+def test_etcd_that_is_nowhere_is_told_of_in_one_line(tmp_path: Path, etcd: Etcd) -> None:
+    ports = free_port(), free_port()
+    where = ",".join(f"127.0.0.1:{port}" for port in ports)
+    conf = "read_timeout=0.5"
+    with EtcdTeam(tmp_path, OBEY, etcd=etcd, endpoint=where, nnodes="2", conf=conf) as cluster:
+        cluster.start("a")
+        code, said = cluster.end()["a"]
+        assert code == 78
+        assert said.count("\n") == 1, said
+        assert said.startswith(f"holdfast run: error: etcd at {where} could not be reached since")
+        for port in ports:
+            assert f"127.0.0.1:{port}: connection refused" in said
+
+
+def test_a_watch_that_fell_behind_a_compaction_costs_nothing(tmp_path: Path, etcd: Etcd) -> None:
+    """A frozen agent takes in no changes; etcd has to keep them for it, and then forgets them."""
+    conf = f"{QUICK},keep_alive_interval=6"
+    with EtcdTeam(tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", conf=conf) as cluster:
+        cluster.start_host("a")
+        frozen = cluster.start("b", conf="node_id=b", env={"LOGLEVEL": "debug"})
+        starts = cluster.generation(2)
+        frozen.signal(signal.SIGSTOP)
+        for _ in range(BACKLOG):
+            etcd.put(f"{cluster.root}views/b/0".encode(), bytes(EACH_BYTES))
+        etcd.compact()
+        frozen.signal(signal.SIGCONT)
+        frozen.says("the session at etcd ended: a watch fell behind")
+        assert cluster.is_quiet()
+        starts["a"].fail()
+        assert answers_failures(cluster) == {"a": 0, "b": 0}
+
+
+# Each of the two sees the end of the other's machine at once, and fails of it.
+MEETING = """
+import socket
+if NUMBER == 0:
+    host, port = E["MASTER_ADDR"], int(E["MASTER_PORT"])
+    if RANK == "0":
+        with socket.create_server((host, port)) as server:
+            tell("open")
+            peer = server.accept()[0]
+    else:
+        obey()
+        peer = socket.create_connection((host, port))
+    tell("met")
+    peer.recv(1)
+    os._exit(1)
+obey()
+"""
+
+
+@pytest.mark.parametrize("killed", ["the leader", "another"])
+def test_a_worker_that_fails_of_a_killed_node_costs_nothing(
+    tmp_path: Path, etcd: Etcd, killed: str
+) -> None:
+    """It fails seconds before the lease of that node ends, and no restart is allowed at all."""
+    flags = ("--worker-store", "--max-restarts=0")
+    with EtcdTeam(tmp_path, MEETING, *flags, etcd=etcd, nnodes="2", conf=SOON) as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        told = [cluster.news.next() for _ in range(3)]
+        starts = {words[0]: words for words in told if len(words) > 2}
+        (other,) = (int(words[-1]) for words in starts.values() if words[1] == "1")
+        os.kill(other, signal.SIGUSR1)
+        assert [cluster.news.next()[0] for _ in range(2)] == ["met"] * 2
+        cluster.start("spare")
+        cluster.agents["spare"].says("standing by")
+        victim, survivor = ("a", "b") if killed == "the leader" else ("b", "a")
+        cluster.agents[victim].kill()
+        after = cluster.generation(2)
+        assert {start.restarts for start in after.values()} == {0}
+        ranks = {name: str(start.rank) for name, start in after.items()}
+        assert ranks == {survivor: starts[survivor][1], "spare": starts[victim][1]}
+        assert cluster.finish(after) == {victim: KILLED, survivor: 0, "spare": 0}

@@ -1,0 +1,143 @@
+"""What real jobs leave in etcd, and what a job makes of what an earlier one left."""
+
+from __future__ import annotations
+
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from etcd_teams import LEASE_S, SOON_LOST, EtcdTeam, leaves
+from holdfast.core.etcd_leading import JOB_KEEP_S
+from holdfast.rendezvous.etcd_handler import EtcdHandler
+from holdfast.rendezvous.parameters import RendezvousParameters
+from real_teams import OBEY, QUICK
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from real_etcd import Etcd
+
+KILLED = -signal.SIGKILL
+SOON = f"{QUICK},{SOON_LOST}"
+
+
+@pytest.mark.parametrize("how", ["finish", "fail"])
+def test_a_job_that_ended_leaves_its_end_alone_and_late_nodes_hear_of_it(
+    tmp_path: Path, etcd: Etcd, how: str
+) -> None:
+    with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2", backend="etcd-v2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        starts = cluster.generation(2)
+        cluster.start("spare")
+        cluster.agents["spare"].says("standing by")
+        assert {one.ttl_s > 0 for one in cluster.left().values()} == {True}
+        for start in starts.values():
+            getattr(start, how)()
+        ended = 0 if how == "finish" else 1
+        assert cluster.codes() == {"a": ended, "b": ended, "spare": ended}
+        assert "--rdzv-backend etcd-v2 is the same as etcd" in cluster.agents["a"].said()
+        for late in ("late", "later"):
+            left = cluster.left()
+            assert {name: one.ttl_s for name, one in left.items()} == {"job": JOB_KEEP_S}
+            code, said = cluster.start(late, "--rdzv-backend=etcd").end()
+            assert code == 78
+            assert said.count("\n") == 1, said
+            assert f"the job 'job' at {cluster.endpoint} is over" in said
+            assert "--rdzv-id" in said
+        assert cluster.is_quiet()
+
+
+def test_a_job_whose_nodes_were_all_told_to_go_leaves_nothing(tmp_path: Path, etcd: Etcd) -> None:
+    before = set(etcd.leases())
+    with EtcdTeam(tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2:3") as cluster:
+        for names in ("abc", "def"):
+            cluster.start_all(*names)
+            starts = cluster.generation(3)
+            assert {start.restarts for start in starts.values()} == {0}
+            starts[names[0]].fail()
+            starts = cluster.generation(3)
+            assert {start.restarts for start in starts.values()} == {1}
+            for name in names:
+                cluster.agents[name].signal(signal.SIGTERM)
+            assert {cluster.agents[name].end()[0] for name in names} == {128 + signal.SIGTERM}
+            assert cluster.left() == {}
+            assert set(etcd.leases()) <= before
+
+
+def test_the_store_of_a_round_goes_with_the_last_node(tmp_path: Path, etcd: Etcd) -> None:
+    """As drivers of their own use it: rounds are asked for, and share a store in etcd itself."""
+    prefix = f"/tests/{tmp_path.name}"
+    conf = {"etcd_prefix": prefix, "last_call_timeout": "0.2"}
+    handlers = [
+        EtcdHandler(RendezvousParameters("etcd", etcd.endpoint, "job", 2, 2, **conf))
+        for _ in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        infos = [*pool.map(lambda one: one.next_rendezvous(), handlers)]
+        infos[0].store.set("key", "value")
+        assert infos[1].store.get("key") == b"value"
+        there = leaves(etcd, f"{prefix}/job/")
+        assert [one for one in there if one.name.startswith("store/")]
+        assert {0 < one.ttl_s <= JOB_KEEP_S for one in there} == {True}
+        assert all(pool.map(lambda one: one.shutdown(), handlers))
+    assert leaves(etcd, f"{prefix}/job/") == []
+
+
+def test_a_job_whose_nodes_were_all_killed_does_not_poison_the_next(
+    tmp_path: Path, etcd: Etcd
+) -> None:
+    flags = ("--max-restarts=1",)
+    with EtcdTeam(tmp_path, OBEY, *flags, etcd=etcd, nnodes="2", conf=SOON) as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        cluster.generation(2)["b"].fail()
+        cluster.generation(2)
+        for name in "ab":
+            cluster.agents[name].kill()
+        left = cluster.left()
+        assert {one.ttl_s for one in left.values()} <= {LEASE_S, JOB_KEEP_S}
+        assert "shared/leader" in left  # So the next comes before the last one's leases are gone.
+        cluster.start("c", conf="node_id=c")
+        cluster.start("d", conf="node_id=d")
+        starts = cluster.generation(2)
+        assert {(start.generation, start.restarts) for start in starts.values()} == {(0, 0)}
+        assert {start.rank for start in starts.values()} == {0, 1}
+        starts["c"].fail()
+        again = cluster.generation(2)
+        assert {(start.generation, start.restarts) for start in again.values()} == {(1, 1)}
+        assert cluster.finish(again) == {"a": KILLED, "b": KILLED, "c": 0, "d": 0}
+        assert cluster.is_quiet()
+        cluster.await_left("job")
+
+
+def test_jobs_whose_names_begin_alike_do_not_disturb_each_other(tmp_path: Path, etcd: Etcd) -> None:
+    """Nor does a node that belongs to neither."""
+    for name in "12":
+        (tmp_path / name).mkdir()
+    with (
+        EtcdTeam(
+            tmp_path / "1", OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", run_id="job"
+        ) as one,
+        EtcdTeam(
+            tmp_path / "2", OBEY, etcd=etcd, nnodes="2", run_id="job/shared", prefix=one.prefix
+        ) as two,
+    ):
+        one.start_all("a", "b")
+        two.start_all("c", "d")
+        first, second = one.generation(2), two.generation(2)
+        first["a"].fail()
+        again = one.generation(2)
+        assert {start.restarts for start in again.values()} == {1}
+        assert one.finish(again) == {"a": 0, "b": 0}
+        code, said = two.start("odd", "--nnodes=3").end()
+        assert (code, said.count("\n")) == (78, 1), said
+        for part in ("holdfast run: error: ", two.endpoint, "--nnodes 3:3", "'job/shared'", "2:2"):
+            assert part in said
+        assert two.is_quiet()
+        assert two.finish(second) == {"c": 0, "d": 0, "odd": 78}
+        assert two.is_quiet()
+        names = {one.name for one in leaves(etcd, f"{one.prefix}/")}
+        assert names == {"job/job", "job%2Fshared/job"}

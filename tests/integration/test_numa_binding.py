@@ -1,0 +1,189 @@
+"""Workers of every kind really run on the CPUs that were chosen for them, and the agent does not.
+
+The machine is made up, but its CPUs are two that this one has, a NUMA node and a GPU each.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.launcher import launch as launching
+from holdfast.launcher.config import LaunchConfig
+from holdfast.launcher.launch import elastic_launch
+from holdfast.numa import binding
+from holdfast.numa.binding import AffinityMode, NumaOptions
+from holdfast.processes.failures import ChildFailedError
+from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.processes.starting import start_processes
+from holdfast.processes.std import Std
+from holdfast.processes.subprocess_handler import SubprocessHandler, replace_subprocess_handler
+from synthetic_machines import add_nvidia, put
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ALLOWED = sorted(os.sched_getaffinity(0))
+FIRST, SECOND = ALLOWED[0], ALLOWED[-1]
+NODE = NumaOptions(AffinityMode.NODE)
+SCRIPT = """
+import os, sys, threading
+seen = []
+thread = threading.Thread(target=lambda: seen.append(os.sched_getaffinity(0)))
+thread.start()
+thread.join()
+assert seen == [os.sched_getaffinity(0)]
+print("warm" if "slow" in sys.modules else "cold", *sorted(seen[0]))
+"""
+
+
+def where_it_runs() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Let this be a machine of two NUMA nodes; the agent must be as free as before at the end."""
+    root = tmp_path / "root"
+    for gpu, cpu in enumerate((SECOND, FIRST)):
+        put(root, f"sys/devices/system/node/node{gpu}/cpulist", str(cpu))
+        add_nvidia(root, gpu, gpu)
+    monkeypatch.setattr(binding, "ROOT", str(root))
+    monkeypatch.setattr(binding, "_said", set())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    yield root
+    assert sorted(os.sched_getaffinity(0)) == ALLOWED
+
+
+def launch(what: Any, *args: Any, **settings: Any) -> dict[int, Any]:
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir="logs", redirects=Std.OUT),
+        **{"numa_options": NODE, **settings},
+    )
+    return elastic_launch(config, what)(*args)
+
+
+def written() -> dict[str, str]:
+    """Return what each worker wrote, by its local rank."""
+    return {file.parent.name: file.read_text() for file in Path("logs").rglob("stdout.log")}
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_functions_are_bound(method: str) -> None:
+    assert launch(where_it_runs, start_method=method) == {0: [SECOND], 1: [FIRST]}
+
+
+def test_programs_are_bound() -> None:
+    launch(sys.executable, "-c", SCRIPT)
+    assert written() == {"0": f"cold {SECOND}\n", "1": f"cold {FIRST}\n"}
+
+
+def test_workers_that_are_forked_from_a_zygote_are_bound(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").touch()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    launch(sys.executable, "-u", "train.py", preload=["slow"])
+    assert written() == {"0": f"warm {SECOND}\n", "1": f"warm {FIRST}\n"}
+
+
+def test_without_options_workers_are_not_bound() -> None:
+    everywhere = " ".join(map(str, ALLOWED))
+    launch(sys.executable, "-c", SCRIPT, numa_options=None)
+    assert written() == {"0": f"cold {everywhere}\n", "1": f"cold {everywhere}\n"}
+
+
+def test_devices_that_are_visible_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    for virtual in (False, True):
+        values = launch(where_it_runs, start_method="fork", virtual_local_rank=virtual)
+        assert values == {0: [FIRST], 1: [SECOND]}
+
+
+def test_workers_of_a_handler_of_ones_own_are_bound(tmp_path: Path) -> None:
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.OUT)
+    replace_subprocess_handler(SubprocessHandler)
+    try:
+        args: dict[int, tuple[Any, ...]] = dict.fromkeys(range(2), ("-c", SCRIPT))
+        envs: dict[int, dict[str, str]] = {0: {}, 1: {}}
+        context = start_processes("x", sys.executable, args, envs, logs, numa_options=NODE)
+        try:
+            result = context.wait(60)
+        finally:
+            context.close()
+    finally:
+        replace_subprocess_handler(None)
+    assert result is not None
+    assert result.failures == {}
+    assert written() == {"0": f"cold {SECOND}\n", "1": f"cold {FIRST}\n"}
+
+
+@pytest.mark.parametrize("what", ["a function", "a program", "a warm program"])
+def test_a_kernel_that_refuses_is_told_of(
+    what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As it does where those CPUs were taken away since they were chosen."""
+    nowhere = os.cpu_count() or 1
+    monkeypatch.setattr(binding, "_decide", lambda *_: {0: [nowhere], 1: [nowhere]})
+    monkeypatch.setattr(binding, "_try_out", lambda _chosen: None)
+    (tmp_path / "train.py").write_text("open('started', 'w')")
+    (tmp_path / "slow.py").touch()
+    preload = ["slow"] if what == "a warm program" else []
+    command = [where_it_runs] if what == "a function" else [sys.executable, "train.py"]
+    told = rf"bind to CPUs \[{nowhere}\]: Invalid argument"
+    with pytest.raises(ChildFailedError, match=told):
+        launch(*command, start_method="fork", preload=preload)
+    assert not Path("started").exists()
+
+
+def test_a_kernel_that_would_refuse_is_told_of_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nowhere = os.cpu_count() or 1
+    monkeypatch.setattr(binding, "_decide", lambda *_: {0: [FIRST], 1: [nowhere]})
+    told = f"^--numa-binding node: the kernel refuses to bind to CPUs {nowhere}: Invalid argument"
+    with pytest.raises(EnvironmentProblem, match=told):
+        launch("touch", "started")
+    assert not Path("started").exists()
+
+
+def test_a_machine_that_has_nothing_to_bind_to_starts_nothing(machine: Path) -> None:
+    (machine / "sys/devices/system").rename(machine / "nothing")
+    with pytest.raises(EnvironmentProblem, match=r"^--numa-binding node: the kernel shows no NUMA"):
+        launch("touch", "started")
+    assert not Path("started").exists()
+    lenient = NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True)
+    assert launch(where_it_runs, start_method="fork", numa_options=lenient) == {
+        0: ALLOWED, 1: ALLOWED,
+    }  # fmt: skip
+
+
+def test_such_a_machine_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would wait for it, and regroup when it goes."""
+    (machine / "proc").rename(machine / "nothing")
+    (machine / "sys/bus").rename(machine / "no_bus")
+    met: list[Any] = []
+    monkeypatch.setattr(launching, "rendezvous_of", lambda *how: met.append(how))
+    with pytest.raises(EnvironmentProblem, match="no GPU can be seen here"):
+        launch("touch", "started")
+    assert met == []
+
+
+def test_on_this_very_machine_there_is_one_clear_line(tmp_path: Path) -> None:
+    """Of what is missing here, or none where it is a machine with GPUs."""
+    (tmp_path / "train.py").touch()
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "holdfast", "run", "--numa-binding=socket", "train.py"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False, timeout=60)
+    assert done.returncode == EnvironmentProblem.exit_code
+    [line] = done.stderr.splitlines()
+    assert "--numa-binding socket: no GPU can be seen here" in line

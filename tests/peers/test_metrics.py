@@ -1,0 +1,86 @@
+"""The metrics of tiny jobs: the names torchrun's agent emits, and in which order, and ours."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+TIMEOUT_S = 60
+
+PROGRAM = """\
+import json, sys
+
+if sys.argv[1] == "torch":
+    from torch.distributed.elastic import metrics
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+else:
+    from holdfast.elastic import metrics
+    from holdfast.launcher.api import LaunchConfig, elastic_launch
+
+GOOD = "pass"
+ONCE = "import os, sys; sys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')"
+BAD = "import sys; sys.exit(3)"
+
+class Kept(metrics.MetricHandler):
+    def __init__(self):
+        self.metrics = []
+
+    def emit(self, metric_data):
+        self.metrics.append(tuple(metric_data))
+
+def emitted(code, max_restarts):
+    kept = Kept()
+    metrics.configure(kept)
+    config = LaunchConfig(
+        1, 1, 2, run_id="same", role="trainer", rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0", max_restarts=max_restarts, monitor_interval=0.02)
+    try:
+        elastic_launch(config, sys.executable)("-c", code)
+    except Exception as error:
+        assert type(error).__name__ == "ChildFailedError"
+    return kept.metrics
+
+if __name__ == "__main__":
+    print(json.dumps([emitted(GOOD, 0), emitted(ONCE, 2), emitted(BAD, 0)]))
+"""
+
+
+def jobs_under(peer: str, folder: Path) -> list[list[object]]:
+    """Return the metrics of each job.
+
+    Durations come without their value. A look that finds healthy workers is left out, since how
+    often one looks is each launcher's own matter.
+    """
+    program = folder / f"metrics_of_{peer}.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, program, peer], capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    assert done.returncode == 0, done.stderr
+    jobs = []
+    for job in json.loads(done.stdout):
+        told: list[object] = []
+        for _, group, name, value in job:
+            told.append((group, name, None if name.endswith(".duration.ms") else value))
+            if name == "workers.trainer.healthy":
+                del told[-4:]
+        jobs.append(told)
+    return jobs
+
+
+def test_the_same_metrics_in_the_same_order(tmp_path: Path) -> None:
+    theirs = jobs_under("torch", tmp_path)
+    ours = jobs_under("holdfast", tmp_path)
+    assert len(theirs) == 3
+    assert all(("torchelastic", "SimpleElasticAgent.run.success", 1) in job for job in theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == other

@@ -1,0 +1,116 @@
+"""Workers are bound to the very CPUs that PyTorch would choose, on machines of many shapes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.core.affinity import MODES
+from holdfast.numa.binding import AffinityMode, NumaOptions, cpus_of_workers
+from synthetic_machines import GPU_BUSES, MACHINES, Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+# Which of a machine's CPUs may be used.
+ALLOWED: dict[str, Callable[[range], list[int]]] = {
+    "all": list,
+    "every third": lambda cpus: list(cpus[::3]),
+    "no second threads of half": lambda cpus: list(cpus[: len(cpus) * 3 // 4]),
+}
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {
+        name: shape.build(tmp_path_factory.mktemp("machine")) for name, shape in MACHINES.items()
+    }
+
+
+def theirs(
+    monkeypatch: pytest.MonkeyPatch, shape: Shape, root: Path, allowed: list[int]
+) -> ModuleOfTorch:
+    """Return torch's module, as it is on another machine."""
+    binding: Any = importlib.import_module("torch.numa.binding")
+
+    def elsewhere(path: str, *args: Any) -> Any:
+        return open(f"{root}{path}", *args)
+
+    machine = SimpleNamespace(
+        path=os.path,
+        listdir=lambda path: os.listdir(f"{root}{path}"),
+        sched_getaffinity=lambda _pid: set(allowed),
+    )
+    cuda = SimpleNamespace(
+        device_count=lambda: len(shape.gpus),
+        get_device_properties=lambda gpu: SimpleNamespace(
+            pci_domain_id=0, pci_bus_id=GPU_BUSES[gpu], pci_device_id=0
+        ),
+    )
+    monkeypatch.setattr(binding, "open", elsewhere, raising=False)
+    monkeypatch.setattr(binding, "os", machine)
+    monkeypatch.setattr(binding, "torch", SimpleNamespace(cuda=cuda))
+    return binding
+
+
+ModuleOfTorch = Any
+
+
+@pytest.mark.parametrize("allowed", ALLOWED)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", MACHINES)
+def test_each_worker_gets_the_same_cpus(
+    name: str, mode: str, allowed: str, roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape, root = MACHINES[name], roots[name]
+    may = ALLOWED[allowed](shape.cpus)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(may))
+    for variable in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+        monkeypatch.delenv(variable, raising=False)
+    ranks = range(len(shape.gpus))
+    ours = cpus_of_workers(NumaOptions(AffinityMode(mode)), ranks, root=str(root))
+    torch = theirs(monkeypatch, shape, root, may)
+    options = torch.NumaOptions(torch.AffinityMode(mode))
+    for rank in ranks:
+        expected = torch._get_logical_cpus_to_bind_to(gpu_index=rank, numa_options=options)
+        assert set(ours[rank]) == expected
+
+
+def test_options_of_torch_are_taken_too(
+    roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(128)))
+    torch = importlib.import_module("torch.numa.binding")
+    root = str(roots["two sockets"])
+    for mode in torch.AffinityMode:
+        ours = NumaOptions(AffinityMode(mode.value))
+        both = [
+            cpus_of_workers(one, range(8), root=root) for one in (torch.NumaOptions(mode), ours)
+        ]
+        assert both[0] == both[1]
+
+
+@pytest.mark.parametrize("visible", [None, "4,5,6,7", "GPU-a, GPU-b,2,3"])
+def test_virtual_local_ranks_show_the_same_device(
+    visible: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.core.visible_devices import one_device_each
+
+    agent: Any = importlib.import_module(
+        "torch.distributed.elastic.agent.server.local_elastic_agent"
+    )
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    for rank in range(4):
+        env: dict[str, str] = {}
+        spec = SimpleNamespace(virtual_local_rank=True)
+        agent.LocalElasticAgent._set_local_rank_env(None, env, rank, spec)
+        assert env == {"LOCAL_RANK": "0", **one_device_each(os.environ, rank)}

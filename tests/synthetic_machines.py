@@ -1,0 +1,143 @@
+"""Machines that are folders: the files by which a kernel tells of CPUs, NUMA nodes and GPUs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from holdfast.core.affinity import format_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+GPU_BUSES = (0x07, 0x0A, 0x44, 0x4A, 0x84, 0x8A, 0xC0, 0xC3)
+
+
+@dataclass
+class Shape:
+    """A machine of so many alike NUMA nodes; core 0's second thread comes after all first ones."""
+
+    sockets: int = 2
+    nodes_per_socket: int = 1
+    cores_per_node: int = 32
+    threads_per_core: int = 2
+    cores_per_complex: int = 8
+    gpus: list[int] = field(default_factory=lambda: [0, 0, 0, 0, 1, 1, 1, 1])
+    """The NUMA node of each GPU, in the order of PCI addresses."""
+
+    @property
+    def nodes(self) -> int:
+        return self.sockets * self.nodes_per_socket
+
+    @property
+    def cores(self) -> int:
+        return self.nodes * self.cores_per_node
+
+    @property
+    def cpus(self) -> range:
+        return range(self.cores * self.threads_per_core)
+
+    def threads(self, cores: Iterable[int]) -> list[int]:
+        """Return the CPUs of these cores, ascending."""
+        first = list(cores)
+        return sorted(core + self.cores * t for t in range(self.threads_per_core) for core in first)
+
+    def cores_of(self, node: int) -> range:
+        return range(node * self.cores_per_node, (node + 1) * self.cores_per_node)
+
+    def complex_of(self, core: int) -> range:
+        """Return the cores with one third-level cache; the last ones of a node may be fewer."""
+        node = self.cores_of(core // self.cores_per_node)
+        begin = core - (core - node.start) % self.cores_per_complex
+        return range(begin, min(begin + self.cores_per_complex, node.stop))
+
+    def build(self, root: Path) -> Path:
+        """Write the machine's files below `root`, and return that."""
+        for node in range(self.nodes):
+            cpulist = format_ranges(self.threads(self.cores_of(node)))
+            put(root, f"sys/devices/system/node/node{node}/cpulist", cpulist)
+        put(root, "sys/devices/system/node/possible", format_ranges(range(self.nodes)))
+        for cpu in self.cpus:
+            self._build_cpu(root, cpu)
+        return self.build_gpus(root)
+
+    def build_gpus(self, root: Path) -> Path:
+        """Write the files that tell of GPUs alone."""
+        for number, node in enumerate(self.gpus):
+            add_nvidia(root, number, node)
+        return root
+
+    def _build_cpu(self, root: Path, cpu: int) -> None:
+        core = cpu % self.cores
+        place = f"sys/devices/system/cpu/cpu{cpu}"
+        own = format_ranges(self.threads([core]))
+        socket = core // self.cores_per_node // self.nodes_per_socket
+        put(root, f"{place}/topology/thread_siblings_list", own)
+        put(root, f"{place}/topology/physical_package_id", str(socket))
+        shared = format_ranges(self.threads(self.complex_of(core)))
+        everyone = format_ranges(self.cpus)
+        caches = [(1, "Data", own), (1, "Instruction", own), (2, "Unified", own)]
+        # The last is no cache of data, and its level must not count.
+        caches += [(3, "Unified", shared), (4, "Instruction", everyone)]
+        for index, (level, kind, sharers) in enumerate(caches):
+            put(root, f"{place}/cache/index{index}/level", str(level))
+            put(root, f"{place}/cache/index{index}/type", kind)
+            put(root, f"{place}/cache/index{index}/shared_cpu_list", sharers)
+
+
+def put(root: Path, path: str, text: str) -> None:
+    """Write one file as the kernel shows it: with an end of line."""
+    file = root / path
+    try:
+        file.write_text(f"{text}\n")
+    except FileNotFoundError:
+        file.parent.mkdir(parents=True)
+        file.write_text(f"{text}\n")
+
+
+def address_of(gpu: int) -> str:
+    return f"0000:{GPU_BUSES[gpu]:02x}:00.0"
+
+
+def add_pci(root: Path, address: str, vendor: str, kind: str, node: int | None = 0) -> None:
+    """Add a device to the PCI bus; without a node, as a kernel without NUMA does."""
+    device = f"sys/bus/pci/devices/{address}"
+    put(root, f"{device}/vendor", vendor)
+    put(root, f"{device}/class", kind)
+    put(root, f"{device}/device", "0x2330")
+    if node is not None:
+        put(root, f"{device}/numa_node", str(node))
+
+
+def add_nvidia(root: Path, gpu: int, node: int, model: str = "NVIDIA H100") -> None:
+    """Add a card with its driver, as the card of this number."""
+    add_pci(root, address_of(gpu), "0x10de", "0x030200", node)
+    put(
+        root,
+        f"proc/driver/nvidia/gpus/{address_of(gpu)}/information",
+        f"Model: \t\t {model}\nGPU UUID: \t {uuid_of(gpu)}\nBus Location: \t {address_of(gpu)}\n"
+        f"Device Minor: \t {gpu}\nGPU Excluded:\t No",
+    )
+
+
+def uuid_of(gpu: int) -> str:
+    return f"GPU-{gpu}a2b3c4d-0000-4000-8000-00000000000{gpu}"
+
+
+TWO_SOCKETS = Shape()
+"""Two sockets of 32 cores, a NUMA node each, and four GPUs at each."""
+
+FOUR_NODES = Shape(nodes_per_socket=2, cores_per_node=16, gpus=[1, 1, 0, 0, 3, 3, 2, 2])
+"""Each socket in two halves, and GPUs not in the order of the nodes."""
+
+ODD = Shape(cores_per_node=21, gpus=[0, 1, 0, 0, 1, 0, 0, 0], nodes_per_socket=1)
+"""Cores that divide by nothing, and most GPUs at one node."""
+
+NO_SMT = Shape(threads_per_core=1, cores_per_node=12, gpus=[-1, -1, 1, 1, 1])
+"""No second threads; two GPUs whose node is not told."""
+
+SMALL = Shape(cores_per_node=4, cores_per_complex=2)
+"""As two sockets, with fewer CPUs: 0-3 and 8-11 on the one, 4-7 and 12-15 on the other."""
+
+MACHINES = {"two sockets": TWO_SOCKETS, "four nodes": FOUR_NODES, "odd": ODD, "no SMT": NO_SMT}

@@ -1,0 +1,134 @@
+"""`holdfast dump`: the stacks of real workers, whose scripts know nothing of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.cli import dump
+from holdfast.errors import HoldfastError
+from real_jobs import HOLDFAST, Job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRIPT = """
+def where_all_are():
+    tell(RANK)
+    forever()
+where_all_are()
+"""
+SHELL = f"""\
+#!/bin/sh
+{sys.executable} -c '
+def below_the_shell():
+    with open("'$NEWS'", "w") as news:
+        news.write("'$RANK' 0\\n")
+    import signal
+    signal.pause()
+below_the_shell()'
+true
+"""
+
+
+def dumped(*words: str) -> tuple[int, str, str]:
+    done = subprocess.run([*HOLDFAST, "dump", *words], capture_output=True, text=True)
+    return done.returncode, done.stdout, done.stderr
+
+
+def sections(text: str) -> dict[str, str]:
+    """Return what is told of each process, by the line that says which it is."""
+    parts = re.split(r"^== (.*)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("more", [(), ("--preload", "json")], ids=["cold", "warm"])
+def test_all_workers_of_a_job(tmp_path: Path, more: tuple[str, ...]) -> None:
+    run_id = str(uuid.uuid4())
+    flags = ("--nproc-per-node=2", f"--rdzv-id={run_id}", *more)
+    with Job(tmp_path, SCRIPT, *flags) as job:
+        pids = job.news.take(2)
+        code, out, err = dumped("--run-id", run_id)
+        assert (code, err) == (0, "")
+        found = sections(out)
+        script = f"{sys.executable} -u {tmp_path}/train.py"
+        assert [*found] == [
+            f"rank {rank} (local rank {rank}), pid {pids[str(rank)]}, run id {run_id!r}, "
+            f"generation 0, {script}"
+            for rank in (0, 1)
+        ]
+        assert all("where_all_are (train.py:" in text for text in found.values())
+        code, out, err = dumped(str(pids["1"]))
+        assert (code, err) == (0, "")
+        assert [key.partition(",")[0] for key in sections(out)] == ["rank 1 (local rank 1)"]
+        code, out, err = dumped("--run-id", "other", str(pids["1"]))
+        assert (code, out) == (1, "")
+        assert err == (
+            "holdfast dump: error: --run-id: no worker of 'other' runs here "
+            f"(there are workers of {run_id!r})\n"
+        )
+
+
+def test_a_python_below_a_shell(tmp_path: Path) -> None:
+    run_id = str(uuid.uuid4())
+    flags = ("--no-python", f"--rdzv-id={run_id}")
+    with Job(tmp_path, SHELL, *flags, name="train.sh") as job:
+        job.news.next()
+        code, out, err = dumped("--run-id", run_id)
+    assert (code, err) == (0, "")
+    (worker, told), (below, stacks) = sections(out).items()
+    assert worker.startswith("rank 0 (local rank 0), ")
+    assert "this is no Python program" in told
+    assert below.startswith("below pid ")
+    assert "below_the_shell" in stacks
+
+
+def test_subprocesses_are_shown_if_asked_for() -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            code, out, _ = dumped("--subprocesses", str(os.getpid()))
+        finally:
+            child.kill()
+    assert code == 0
+    assert any(key.startswith(f"below pid {os.getpid()}: pid {child.pid}") for key in sections(out))
+
+
+def test_few_of_very_many_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "BELOW_MAX", 0)
+    with subprocess.Popen(["sleep", "600"]) as child:
+        try:
+            (worker,) = dump._chosen(dump.parse_args([str(os.getpid())]))
+            text = dump._shown(worker, with_subprocesses=True)
+        finally:
+            child.kill()
+    assert re.search(rf"^== below pid {os.getpid()}: \d+ more processes$", text, re.MULTILINE)
+
+
+def test_what_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    code, out, err = dumped(str(ended.pid))
+    line = f"holdfast dump: error: there is no process {ended.pid} here\n"
+    assert (code, out, err) == (1, "", line)
+    monkeypatch.setattr("holdfast.control.local_workers.local_workers", list)
+    with pytest.raises(HoldfastError, match="no worker of yours runs on this machine"):
+        dump.execute(dump.parse_args([]))
+
+
+@pytest.mark.parametrize("word", ["x", "--jump"])
+def test_a_wrong_command_line_is_one_line(word: str) -> None:
+    code, out, err = dumped(word)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+
+
+def test_help_tells_what_is_needed() -> None:
+    code, out, err = dumped("--help")
+    assert (code, err) == (0, "")
+    assert "pip install 'holdfast[dump]'" in out

@@ -1,0 +1,56 @@
+"""What the kernel tells of a process, and that a process that goes away is no trouble."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from holdfast.control import process_facts
+from holdfast.control.process_facts import command_of, facts_of, name_of
+
+
+def test_a_process_and_its_threads() -> None:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitpid(process.pid, os.WUNTRACED)
+            lines = facts_of(process.pid).splitlines()
+            assert lines[0] == "command: sleep 600"
+            assert lines[1].startswith(f'  thread {process.pid} "sleep": stopped')
+            assert name_of(process.pid) == "sleep"
+        finally:
+            process.kill()
+
+
+def test_one_that_is_gone() -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    assert facts_of(ended.pid) == f"process {ended.pid} has ended\n"
+    assert command_of(ended.pid) == "[]"
+
+
+def test_one_that_nobody_has_reaped() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    assert "ended, not yet reaped" in facts_of(ended.pid)
+    assert command_of(ended.pid).startswith("[python")
+    ended.wait()
+
+
+def test_many_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_facts, "THREADS_MAX", 2)
+    go_on = threading.Event()
+    threads = [threading.Thread(target=go_on.wait) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    text = facts_of(os.getpid())
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert text.count("  thread ") == 2
+    assert " more threads\n" in text

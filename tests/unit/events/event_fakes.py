@@ -1,0 +1,64 @@
+"""Handlers for the tests of events, and what makes events."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from holdfast.events import Event, EventHandler, EventMetadataValue, EventSource
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PATIENCE_S = 10.0
+
+
+def event(name: str = "it", **metadata: EventMetadataValue) -> Event:
+    """Make an event that has a time already."""
+    return Event(name, EventSource.AGENT, 7, dict(metadata))
+
+
+def names(events: Iterable[Event]) -> list[str]:
+    return [one.name for one in events]
+
+
+class Keeping(EventHandler):
+    """Keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.got: list[Event] = []
+        self.calls: list[str] = []
+        self.threads: set[str] = set()
+
+    def record(self, event: Event) -> None:
+        self.got.append(event)
+        self.threads.add(threading.current_thread().name)
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+class Failing(Keeping):
+    """Raises for events of some names."""
+
+    def record(self, event: Event) -> None:
+        super().record(event)
+        if event.name.startswith("bad"):
+            raise ValueError(f"cannot do\n{event.name}")
+
+
+class Blocking(Keeping):
+    """Blocks in its first call until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+
+    def record(self, event: Event) -> None:
+        super().record(event)
+        self.entered.set()
+        assert self.go_on.wait(PATIENCE_S)

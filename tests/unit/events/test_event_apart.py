@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from event_fakes import PATIENCE_S, Blocking, Failing, Keeping, event, names
+
+from holdfast.events.apart import Apart
+from holdfast.events.guarding import FAULTS_MAX
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_handler_is_called_in_order_in_a_thread_of_its_own() -> None:
+    handler = Keeping()
+    apart = Apart(handler, "mine")
+    for number in range(100):
+        apart.record(event(str(number)))
+    apart.close(PATIENCE_S)
+    assert names(handler.got) == [str(number) for number in range(100)]
+    assert handler.threads == {"holdfast-events-mine"}
+    assert handler.calls == ["close"]
+
+
+def test_no_thread_begins_before_the_first_event() -> None:
+    handler = Keeping()
+    apart = Apart(handler, "mine")
+    before = threading.active_count()
+    apart.flush(PATIENCE_S)
+    assert threading.active_count() == before
+    apart.close(PATIENCE_S)
+    apart.close(PATIENCE_S)
+    assert handler.calls == ["close"]
+
+
+def test_flushing_waits_for_what_was_recorded() -> None:
+    handler = Keeping()
+    apart = Apart(handler, "mine")
+    for count in (1, 2):
+        apart.record(event())
+        apart.flush(PATIENCE_S)
+        assert len(handler.got) == count
+        assert handler.calls == ["flush"] * count
+    apart.close(PATIENCE_S)
+
+
+def test_nobody_waits_for_a_handler_that_blocks(said: pytest.LogCaptureFixture) -> None:
+    handler = Blocking()
+    apart = Apart(handler, "mine", waiting_max=2)
+    apart.record(event("first"))
+    assert handler.entered.wait(PATIENCE_S)
+    for number in range(5):
+        apart.record(event(str(number)))
+    assert said.messages == [
+        "the event handler mine is slow: 2 events wait for it, and no more can"
+    ]
+    handler.go_on.set()
+    apart.close(PATIENCE_S)
+    assert names(handler.got) == ["first", "0", "1"]
+    assert said.messages[1:] == ["3 events were not recorded by the event handler mine"]
+
+
+def test_one_that_blocks_for_too_long_is_dropped(said: pytest.LogCaptureFixture) -> None:
+    handler = Blocking()
+    apart = Apart(handler, "mine", call_s_max=0.0)
+    apart.record(event("stuck"))
+    assert handler.entered.wait(PATIENCE_S)
+    apart.record(event("late"))
+    busy = "has been busy with one event for more than 0 s"
+    assert said.messages == [f"the event handler mine {busy}: it gets no more events"]
+    apart.close(PATIENCE_S)  # At once, since nothing more is expected of it.
+    assert said.messages[1:] == ["2 events were not recorded by the event handler mine"]
+    handler.go_on.set()
+    assert names(handler.got) == ["stuck"]
+    assert handler.calls == []
+
+
+def test_the_end_waits_no_longer_than_it_may(said: pytest.LogCaptureFixture) -> None:
+    handler = Blocking()
+    apart = Apart(handler, "mine")
+    apart.record(event("stuck"))
+    assert handler.entered.wait(PATIENCE_S)
+    apart.record(event("waits"))
+    apart.flush(0.01)
+    assert said.messages == ["the event handler mine still has 2 events to take after 0.01 s"]
+    apart.close(0.01)
+    assert said.messages[1:] == [
+        "the event handler mine has not taken all events after 0.01 s: it gets no more events",
+        "2 events were not recorded by the event handler mine",
+    ]
+    handler.go_on.set()
+
+
+def test_one_that_stays_faulty_is_dropped(said: pytest.LogCaptureFixture) -> None:
+    handler = Failing()
+    apart = Apart(handler, "mine")
+    for number in range(FAULTS_MAX + 2):
+        apart.record(event(f"bad {number}"))
+        apart.flush(PATIENCE_S)
+    assert apart.is_dropped
+    assert len(handler.got) == FAULTS_MAX
+    apart.close(PATIENCE_S)
+    assert handler.calls[FAULTS_MAX:] == []
+    assert said.messages[0] == "the event handler mine failed: ValueError: cannot do bad 0"
+    assert f"failed {FAULTS_MAX} times in a row" in said.text
+
+
+def test_closing_is_limited_even_if_no_event_ever_came(said: pytest.LogCaptureFixture) -> None:
+    class Staying(Blocking):
+        def close(self) -> None:
+            assert self.go_on.wait(PATIENCE_S)
+
+    handler = Staying()
+    Apart(handler, "mine").close(0.01)
+    assert said.messages == [
+        "the event handler mine has not taken all events after 0.01 s: it gets no more events"
+    ]
+    handler.go_on.set()
+
+
+def test_a_machine_that_has_no_thread_left_hurts_nobody(
+    said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    apart = Apart(Keeping(), "mine")
+    apart.record(event())
+    apart.record(event())
+    apart.close(PATIENCE_S)
+    why = "cannot have a thread (can't start new thread)"
+    assert said.messages == [
+        f"the event handler mine {why}: it gets no more events",
+        "2 events were not recorded by the event handler mine",
+    ]
+
+
+FORKING = """
+import os
+from holdfast import events
+from holdfast.events.apart import Apart
+
+class Writing(events.EventHandler):
+    def record(self, event):
+        os.write(1, f"{event.name} {os.getpid() == parent}\\n".encode())
+
+parent = os.getpid()
+apart = Apart(Writing(), "mine")
+apart.record(events.Event("parent's", events.EventSource.AGENT))
+child = os.fork()
+if not child:
+    apart.close()  # It has nothing to hand over yet, and must not wait for a thread that is not.
+    apart.record(events.Event("child's", events.EventSource.AGENT))
+    apart.close()
+    os._exit(0)
+os.waitpid(child, 0)
+apart.close()
+"""
+
+
+def test_a_fork_records_with_a_thread_of_its_own() -> None:
+    """The thread stays in the parent, and so does what waits for it."""
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60
+    )
+    assert sorted(done.stdout.splitlines()) == ["child's False", "parent's True"], done.stderr
+
+
+PROGRAM = """
+import time
+from holdfast import events
+
+class Slow(events.EventHandler):
+    def record(self, event):
+        time.sleep(0.01)
+        print(event.name, flush=True)
+
+events.configure(Slow())
+for number in range(5):
+    events.record(events.Event(str(number), events.EventSource.AGENT))
+"""
+
+
+def test_nothing_is_lost_at_the_end_of_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout.split(), done.stderr) == (["0", "1", "2", "3", "4"], "")

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import enum
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.events import EventSource
+from holdfast.events.json_text import json_text
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.characters()
+VALUES = st.recursive(PLAIN, lambda one: st.lists(one) | st.dictionaries(st.text(), one))
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+@given(VALUES)
+def test_the_text_is_that_of_the_module_json(value: Any) -> None:
+    assert json_text(value) == json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "value", ["\ud800", "a\udfff", "\U0001f600 \x7f\x80", "\0\x1f\"\\/\b\f\n\r\t", (1, ("a",)), {},
+              EventSource.AGENT, Number.ONE, -0.0, 1e300, float("-inf")],
+)  # fmt: skip
+def test_what_is_rare_is_the_same_too(value: Any) -> None:
+    assert json_text(value) == json.dumps(value)
+
+
+@pytest.mark.parametrize(("value", "told"), [({1: 2}, "1"), ({"a": b"x"}, "a bytes in it: b'x'")])
+def test_what_json_has_no_word_for_is_named(value: Any, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        json_text(value)

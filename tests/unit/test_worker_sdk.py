@@ -1,0 +1,342 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast import worker
+from holdfast.processes.worker_page import Progress, WorkerPage
+from holdfast.processes.worker_pages import WorkerPages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def first_call(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let every test make the first call of a process."""
+    monkeypatch.delenv(worker.PAGE_ENV, raising=False)
+    worker._begin_anew_after_fork()
+    yield
+    worker._begin_anew_after_fork()
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPage]:
+    made = WorkerPage.create(str(tmp_path), 0)
+    monkeypatch.setenv(worker.PAGE_ENV, made.path)
+    yield made
+    worker._begin_anew_after_fork()
+    made.close()
+
+
+def run(program: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# What it tells.
+
+
+def test_a_heartbeat_is_seen(page: WorkerPage) -> None:
+    assert page.read() == Progress()
+    before = time.monotonic_ns()
+    worker.heartbeat()
+    found = page.read()
+    assert before <= found.heartbeat_ns <= time.monotonic_ns()
+    assert (found.pid, found.step, found.step_ns) == (os.getpid(), None, 0)
+
+
+def test_a_step_is_seen_and_is_a_sign_of_life(page: WorkerPage) -> None:
+    for step in (0, 41, 7, -3, (1 << 63) - 1):
+        worker.progress(step)
+        found = page.read()
+        assert (found.step, found.heartbeat_ns) == (step, found.step_ns)
+        assert found.step_ns > 0
+
+
+@pytest.mark.parametrize("bad", ["7", 1.5, None])
+def test_a_step_that_is_no_number_is_refused(page: WorkerPage, bad: object) -> None:
+    with pytest.raises(TypeError):
+        worker.progress(bad)  # type: ignore[arg-type]
+    assert page.read().step is None
+
+
+def test_it_is_refused_without_an_agent_too() -> None:
+    with pytest.raises(TypeError):
+        worker.progress("7")  # type: ignore[arg-type]
+
+
+def test_sections_are_seen_while_they_last_the_outermost_first(page: WorkerPage) -> None:
+    before = time.monotonic_ns()
+    with worker.section("epoch"), worker.section("step ä", timeout=60):
+        outer, inner = page.read().sections
+        assert (outer.name, outer.deadline_ns) == ("epoch", None)
+        assert inner.name == "step ä"
+        assert before <= outer.entered_ns <= inner.entered_ns <= time.monotonic_ns()
+        assert inner.deadline_ns == inner.entered_ns + 60_000_000_000
+    assert page.read().sections == ()
+
+
+def test_a_section_that_fails_is_left(page: WorkerPage) -> None:
+    with pytest.raises(ZeroDivisionError), worker.section("bad", timeout=60):
+        raise ZeroDivisionError
+    assert page.read().sections == ()
+
+
+def test_sections_may_be_left_in_any_order_and_entered_again(page: WorkerPage) -> None:
+    first, second = worker.section("first", timeout=60), worker.section("second")
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert [one.name for one in page.read().sections] == ["second"]
+    with first:
+        assert [one.name for one in page.read().sections] == ["second", "first"]
+    second.__exit__(None, None, None)
+    assert page.read().sections == ()
+
+
+def test_names_are_cut_and_timeouts_may_be_anything(page: WorkerPage) -> None:
+    with worker.section("ä" * 100, timeout=float("inf")), worker.section("", timeout=0):
+        outer, inner = page.read().sections
+        assert outer.name == "ä" * 32
+        assert (inner.name, inner.deadline_ns) == ("", inner.entered_ns)
+    for number in range(worker.NAMES_MAX + 10):
+        with worker.section(f"step {number}"):
+            assert page.read().sections[0].name == f"step {number}"
+    assert len(worker._names) <= worker.NAMES_MAX
+    with pytest.raises(ValueError, match="NaN"):
+        worker.section("a", timeout=float("nan"))
+
+
+def test_more_sections_than_there_is_room_for_are_counted(page: WorkerPage) -> None:
+    many = [worker.section(f"{number}", timeout=60) for number in range(worker.SLOTS + 3)]
+    for one in many:
+        one.__enter__()
+    found = page.read()
+    assert (len(found.sections), found.unwatched) == (worker.SLOTS, 3)
+    for one in many:
+        one.__exit__(None, None, None)
+    assert page.read().sections == ()
+
+
+def test_threads_have_sections_of_their_own(page: WorkerPage) -> None:
+    barrier = threading.Barrier(9)
+
+    def enter(number: int) -> None:
+        with worker.section(f"thread {number}", timeout=60):
+            barrier.wait()
+            barrier.wait()
+        for step in range(200):
+            with worker.section(f"thread {number}", timeout=60):
+                worker.progress(step)
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(8)]
+    for one in threads:
+        one.start()
+    barrier.wait()
+    names = {one.name for one in page.read().sections}
+    barrier.wait()
+    for one in threads:
+        one.join()
+    assert names == {f"thread {number}" for number in range(8)}
+    assert (page.read().sections, page.read().unwatched) == ((), 0)
+    assert sorted(worker._attach().free) == [*range(worker.SLOTS)]
+
+
+# Whom it counts.
+
+
+def test_a_forked_child_counts_for_nothing(page: WorkerPage) -> None:
+    with worker.section("of the parent", timeout=60):
+        worker.progress(1)
+        before = page.read()
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                worker.progress(99)
+                worker.heartbeat()
+                with worker.section("of the child", timeout=0):
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        assert page.read() == before
+
+
+def test_leaving_the_parents_section_in_a_child_changes_nothing(page: WorkerPage) -> None:
+    section = worker.section("of the parent", timeout=60)
+    with section:
+        child = os.fork()
+        if child == 0:
+            section.__exit__(None, None, None)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert [one.name for one in page.read().sections] == ["of the parent"]
+        # The lock is still the parent's: another process of the job gets no page.
+        run("from holdfast import worker; worker.progress(99)")
+        assert page.read().step is None
+
+
+def test_the_page_is_for_one_process_at_a_time(page: WorkerPage) -> None:
+    tell = "import os; from holdfast import worker; worker.progress({}); print(os.getpid())"
+    first = int(run(tell.format(1)))
+    assert (page.read().pid, page.read().step) == (first, 1)
+    second = int(run(tell.format(2)))  # The first has ended.
+    assert (page.read().pid, page.read().step) == (second, 2)
+    worker.progress(3)
+    run(tell.format(4))
+    assert (page.read().pid, page.read().step) == (os.getpid(), 3)
+
+
+def test_importing_it_claims_nothing(page: WorkerPage) -> None:
+    importing = "from holdfast import worker; worker.info(); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", importing], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as importer:
+        assert importer.stdout is not None
+        importer.stdout.readline()
+        run("from holdfast import worker; worker.progress(1)")
+        importer.communicate(b"\n")
+    assert page.read().step == 1
+
+
+def test_threads_that_call_first_at_the_same_time_get_one_page(page: WorkerPage) -> None:
+    barrier = threading.Barrier(8)
+
+    def call() -> None:
+        barrier.wait()
+        worker.progress(5)
+
+    threads = [threading.Thread(target=call) for _ in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert page.read().step == 5
+
+
+# Where there is no agent.
+
+
+def test_outside_holdfast_every_call_does_nothing() -> None:
+    worker.heartbeat()
+    worker.progress(5)
+    with worker.section("a", timeout=0), worker.section("b"):
+        pass
+
+
+@pytest.mark.parametrize("content", [None, b"", b"short", b"x" * 4096, b"x" * 9000])
+def test_a_page_that_is_none_is_left_alone(
+    content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "page"
+    if content is not None:
+        path.write_bytes(content)
+    monkeypatch.setenv(worker.PAGE_ENV, str(path))
+    with worker.section("a", timeout=0):
+        worker.progress(5)
+        worker.heartbeat()
+    assert (path.read_bytes() if content is not None else None) == content
+
+
+def test_it_is_cheap_to_import() -> None:
+    program = "import sys; before = set(sys.modules); from holdfast import worker; {}; "
+    program += "print(*sorted(set(sys.modules) - before))"
+    assert set(run(program.format("pass")).split()) <= {
+        "__future__", "holdfast", "holdfast.worker", "time"
+    }  # fmt: skip
+    assert set(run(program.format("worker.heartbeat(); worker.info()")).split()) <= {
+        "__future__", "holdfast", "holdfast.worker", "time"
+    }  # fmt: skip
+
+
+# How it asks for a look.
+
+
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPages]:
+    made = WorkerPages(str(tmp_path))
+    made.begin([0])
+    monkeypatch.setenv(worker.PAGE_ENV, made.environment(0)[worker.PAGE_ENV])
+    yield made
+    worker._begin_anew_after_fork()
+    made.close()
+
+
+def test_the_agent_is_asked_to_look_only_if_it_would_come_too_late(pages: WorkerPages) -> None:
+    worker.heartbeat()
+    worker.progress(1)
+    with worker.section("without a timeout"):
+        assert not pages._take_notice()
+    with worker.section("short", timeout=60):
+        assert pages._take_notice()
+    page = pages._pages[0]
+    page.plan_look(time.monotonic() + 30)
+    with worker.section("longer than that", timeout=60):
+        assert not pages._take_notice()
+    with worker.section("shorter than that", timeout=1):
+        assert pages._take_notice()
+
+
+def test_an_agent_that_is_gone_or_does_not_read_is_no_trouble(pages: WorkerPages) -> None:
+    for _ in range(3):
+        with worker.section("a", timeout=1):
+            pass
+
+    def fill() -> None:
+        while True:
+            os.write(pages.fileno(), b"x" * 4096)
+
+    with pytest.raises(BlockingIOError):
+        fill()
+    with worker.section("full", timeout=1):
+        pass
+    pages.close()
+    with worker.section("gone", timeout=1):
+        worker.progress(7)
+
+
+# What it learns.
+
+
+def test_alone_it_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "HOLDFAST_GENERATION", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    found = worker.info()
+    assert (found.rank, found.world_size, found.local_rank, found.generation) == (0, 1, 0, 0)
+    assert (found.supervised, found.previous_world_size, found.last_end) == (False, None, "")
+
+
+def test_it_learns_who_it_is_and_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {
+        "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
+        "GROUP_RANK": "1", "HOLDFAST_GENERATION": "3", "TORCHELASTIC_RESTART_COUNT": "2",
+        "TORCHELASTIC_RUN_ID": "bert", worker.PREVIOUS_WORLD_SIZE_ENV: "12",
+        worker.LAST_END_ENV: "worker 9 failed: exit code 1",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    found = worker.info()
+    assert repr(found) == (
+        "Info(generation=3, group_rank=1, last_end='worker 9 failed: exit code 1', local_rank=1, "
+        "local_world_size=4, previous_world_size=12, rank=5, restart_count=2, run_id='bert', "
+        "supervised=True, world_size=8)"
+    )
+
+
+def test_a_variable_that_is_no_number_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "first")
+    monkeypatch.setenv(worker.PREVIOUS_WORLD_SIZE_ENV, "")
+    assert (worker.info().rank, worker.info().previous_world_size) == (0, None)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.timers.request_lines import LINE_BYTES_MAX, Lines, Unreadable, parse
+from holdfast.timers.requests import FileTimerRequest
+
+REQUEST = FileTimerRequest(7, "step {1}", 12.5, 9)
+LINE = REQUEST.to_json().encode()
+
+
+def fed(*chunks: bytes) -> list[bytes]:
+    lines = Lines()
+    return [line for chunk in chunks for line in lines.feed(chunk)]
+
+
+def test_a_request_is_read_as_it_was_written() -> None:
+    assert parse(LINE) == REQUEST
+    assert parse(LINE.replace(b'"version": 1', b'"version": 2')) == REQUEST
+
+
+@given(st.lists(st.integers(0, 3 * len(LINE)), max_size=5))
+def test_lines_may_come_in_any_pieces(cuts: list[int]) -> None:
+    text = LINE + b"\n" + LINE + b"\n" + LINE + b"\n"
+    ends = [0, *sorted(cuts), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(ends)]
+    assert fed(*pieces) == [LINE] * 3
+
+
+def test_what_follows_a_piece_without_an_end_is_found() -> None:
+    (line,) = fed(LINE[:20] + LINE + b"\n")
+    assert parse(line) == REQUEST
+
+
+def test_a_line_without_an_end_is_kept_up_to_a_limit_and_costs_no_other() -> None:
+    lines = Lines()
+    seen = [line for _ in range(100) for line in lines.feed(b"x" * 5000)]
+    assert seen == [b"x" * LINE_BYTES_MAX]
+    assert len(lines._rest) <= LINE_BYTES_MAX
+    (whole, after) = lines.feed(LINE + b"\n" + LINE + b"\n")
+    assert parse(whole) == parse(after) == REQUEST
+
+
+def test_the_end_of_a_line_that_was_too_long_is_no_line() -> None:
+    lines = Lines()
+    assert len([*lines.feed(b"x" * 5000)]) == 1
+    assert [*lines.feed(b"xx\n" + LINE + b"\n")] == [LINE]
+
+
+def changed(**values: object) -> bytes:
+    return json.dumps({**json.loads(LINE), **values}).encode()
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (b"", "no JSON"),
+        (b"\xff\xfe{", "no JSON"),
+        (b"[" * 4000, "no JSON"),
+        (b"[1]", "no object"),
+        (b"{}", "pid is no process"),
+        (changed(pid=0), "pid is no process"),
+        (changed(pid=-1), "pid is no process"),
+        (changed(pid=True), "pid is no process"),
+        (changed(pid="7"), "pid is no process"),
+        (changed(pid=1 << 31), "pid is no process"),
+        (changed(scope_id=3), "scope_id is no text"),
+        (changed(expiration_time="soon"), "expiration_time is no time"),
+        (changed(expiration_time=float("nan")), "expiration_time is no time"),
+        (changed(expiration_time=float("inf")), "expiration_time is no time"),
+        (changed(expiration_time=10**400), "expiration_time is no time"),
+        (changed(signal=65), "signal is none"),
+        (changed(signal=9.0), "signal is none"),
+        (changed(signal=None), "signal is none"),
+        (changed(scope_id="x" * 5000), "longer than"),
+    ],
+)
+def test_a_line_that_is_no_request_is_refused_in_words(line: bytes, why: str) -> None:
+    with pytest.raises(Unreadable, match=why):
+        parse(line)
+
+
+@given(st.binary(max_size=300))
+def test_nothing_that_comes_does_any_harm(noise: bytes) -> None:
+    *noisy, last = fed(noise, b"\n" + LINE + b"\n")
+    assert parse(last) == REQUEST
+    for line in noisy:
+        with suppress(Unreadable):
+            parse(line)
