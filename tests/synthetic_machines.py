@@ -77,9 +77,8 @@ class Shape:
         put(root, f"{place}/topology/physical_package_id", str(socket))
         shared = format_ranges(self.threads(self.complex_of(core)))
         everyone = format_ranges(self.cpus)
-        caches = [(1, "Data", own), (1, "Instruction", own), (2, "Unified", own)]
         # The last is no cache of data, and its level must not count.
-        caches += [(3, "Unified", shared), (4, "Instruction", everyone)]
+        caches = [(1, "Data", own), (3, "Unified", shared), (4, "Instruction", everyone)]
         for index, (level, kind, sharers) in enumerate(caches):
             put(root, f"{place}/cache/index{index}/level", str(level))
             put(root, f"{place}/cache/index{index}/type", kind)

@@ -88,7 +88,12 @@ class Section:
 
     def __init__(self, name: str, timeout: float | None = None) -> None:
         self._name = _names.get(name) or _encoded(name)
-        self._timeout_ns = None if timeout is None else int(min(timeout, TIMEOUT_S_MAX) * 1e9)
+        if timeout is None:
+            self._timeout_ns = NEVER
+        elif timeout > TIMEOUT_S_MAX:
+            self._timeout_ns = int(TIMEOUT_S_MAX * 1e9)
+        else:
+            self._timeout_ns = int(timeout * 1e9)
         self._page: _Page | None = None
 
     def __enter__(self) -> None:
@@ -103,13 +108,13 @@ class Section:
         self._slot = slot
         page.memory[page.names[slot]] = self._name
         now = words[ENTERED + slot] = monotonic_ns()
+        deadline = self._timeout_ns
+        if deadline != NEVER:
+            deadline += now
         # This store makes the section known, so it is the last of them.
-        if self._timeout_ns is None:
-            words[DEADLINES + slot] = NEVER
-        else:
-            deadline = words[DEADLINES + slot] = now + self._timeout_ns
-            if deadline < words[LOOK_AT]:
-                page.ask_to_look()
+        words[DEADLINES + slot] = deadline
+        if deadline < words[LOOK_AT]:
+            page.ask_to_look()
 
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
         page = self._page

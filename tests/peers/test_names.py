@@ -47,9 +47,6 @@ NOT_FOR_US = {
     ),
 }
 
-WATCHDOG = "the watchdog is still to come"
-HEALTH = "health checks are still to come"
-EVENTS = "events are still to come"
 PLATFORM = "what the module found out about its platform; nothing to call"
 LOGGER = "the module's own logger"
 ALIAS = "a type alias for the module's own annotations, not exported"
@@ -63,15 +60,7 @@ HOOK = "a hook between PContext and its two kinds; exits are not polled here"
 
 # Names as they are found in torch, `module:Class.member` without `torch.distributed.`.
 LEFT_OUT = {
-    "elastic.agent.server:TORCHELASTIC_ENABLE_FILE_TIMER": WATCHDOG,
-    "elastic.agent.server:TORCHELASTIC_TIMER_FILE": WATCHDOG,
     "elastic.agent.server.api:logger": LOGGER,
-    "elastic.agent.server.api:SimpleElasticAgent.get_event_failed": EVENTS,
-    "elastic.agent.server.api:SimpleElasticAgent.get_event_succeeded": EVENTS,
-    "elastic.agent.server.api:SimpleElasticAgent.record_duration": EVENTS,
-    "elastic.agent.server.local_elastic_agent:TORCHELASTIC_ENABLE_FILE_TIMER": WATCHDOG,
-    "elastic.agent.server.local_elastic_agent:TORCHELASTIC_HEALTH_CHECK_PORT": HEALTH,
-    "elastic.agent.server.local_elastic_agent:TORCHELASTIC_TIMER_FILE": WATCHDOG,
     "elastic.agent.server.local_elastic_agent:logger": LOGGER,
     "elastic.multiprocessing.api:IS_MACOS": PLATFORM,
     "elastic.multiprocessing.api:IS_WINDOWS": PLATFORM,

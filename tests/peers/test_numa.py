@@ -87,6 +87,7 @@ def test_options_of_torch_are_taken_too(
     roots: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(128)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     torch = importlib.import_module("torch.numa.binding")
     root = str(roots["two sockets"])
     for mode in torch.AffinityMode:

@@ -97,7 +97,7 @@ class Looked(Moment):
 
 
 class Exited(Moment):
-    """A worker has ended by itself."""
+    """A worker has ended, by itself or because the others are being stopped."""
 
     at: float
     wall: float

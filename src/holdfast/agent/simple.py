@@ -19,6 +19,7 @@ from collections import deque
 from holdfast import messages
 from holdfast.agent import exchange, notices
 from holdfast.agent.elastic_agent import ElasticAgent
+from holdfast.agent.event_methods import EventMethods
 from holdfast.agent.telling import RunTeller
 from holdfast.agent.workers import (
     DEFAULT_ROLE,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 STORY_STEPS_TOLD = 20
 
 
-class SimpleElasticAgent(ElasticAgent):
+class SimpleElasticAgent(EventMethods, ElasticAgent):
     """An agent of one group of workers; derive from it to say what a worker is."""
 
     def __init__(
@@ -129,12 +130,10 @@ class SimpleElasticAgent(ElasticAgent):
         try:
             with self._watch_signals():
                 try:
-                    result = self._invoke_run(role)
-                    self._teller.ended(result)
-                    return result
+                    return self._teller.ended(self._invoke_run(role))
                 except BaseException as problem:
                     self._abandoned = True
-                    self._teller.ended(None, problem)
+                    self._teller.failed(problem)
                     if isinstance(problem, SignalException):
                         death_sig = problem.sigval
                     raise

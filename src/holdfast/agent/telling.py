@@ -32,37 +32,44 @@ class RunTeller:
         """A run begins."""
         at, wall = moments.now()
         self._began_at = self._since = at
-        if not self.onlookers:
-            return
+        if self.onlookers:
+            self.tell(self.beginning(at, wall))
+
+    def beginning(self, at: float = 0.0, wall: float = 0.0) -> moments.Began:
+        """Return what this run is, as a moment."""
         spec = self._agent.get_worker_group().spec
         handler = spec.rdzv_handler
-        self.tell(
-            moments.Began(
-                at,
-                wall,
-                handler.get_run_id(),
-                spec.role,
-                handler.get_backend(),
-                spec.get_entrypoint_name(),
-                spec.local_world_size,
-                spec.max_restarts,
-            )
+        return moments.Began(
+            at,
+            wall,
+            handler.get_run_id(),
+            spec.role,
+            handler.get_backend(),
+            spec.get_entrypoint_name(),
+            spec.local_world_size,
+            spec.max_restarts,
         )
+
+    def place(self, error: BaseException | None = None) -> moments.Met:
+        """Return the place of this node among the others, as a moment."""
+        at, wall = moments.now()
+        rank, size = self._place()
+        restarts = self._agent.machine.restart_count
+        took_s = at - self._since
+        return moments.Met(at, wall, took_s, rank, size, _traceback(error), restarts)
 
     def met(self, error: BaseException | None = None) -> None:
         """The node has its place among the others, or could not get one."""
         if self.onlookers:
-            at, wall = moments.now()
-            rank, size = self._place()
-            took_s = at - self._since
-            self.tell(moments.Met(at, wall, took_s, rank, size, _traceback(error)))
+            self.tell(self.place(error))
 
     def ranked(self, took_s: float = 0.0, error: BaseException | None = None) -> None:
         """The workers have their ranks."""
         if self.onlookers:
             at, wall = moments.now()
             rank, size = self._place()
-            self.tell(moments.Ranked(at, wall, took_s, rank, size, _traceback(error)))
+            restarts = self._agent.machine.restart_count
+            self.tell(moments.Ranked(at, wall, took_s, rank, size, _traceback(error), restarts))
 
     def started(self, since: float) -> None:
         """All workers of a generation are started."""
@@ -103,10 +110,18 @@ class RunTeller:
         if self.onlookers:
             self.tell(moments.Stopped(self._since, generation))
 
-    def ended(self, result: RunResult | None, error: BaseException | None = None) -> None:
-        """The run has ended, with a result or with an error."""
-        if not self.onlookers:
-            return
+    def ended(self, result: RunResult) -> RunResult:
+        """The run has ended with this result."""
+        if self.onlookers:
+            self._tell_end(result, None)
+        return result
+
+    def failed(self, error: BaseException) -> None:
+        """The run has ended with an error of the agent's."""
+        if self.onlookers:
+            self._tell_end(None, error)
+
+    def _tell_end(self, result: RunResult | None, error: BaseException | None) -> None:
         at, wall = moments.now()
         rank, size = self._place()
         machine = self._agent.machine

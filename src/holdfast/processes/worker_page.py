@@ -65,9 +65,12 @@ class WorkerPage:
         self._look_ns = NEVER
 
     @classmethod
-    def create(cls, folder: str, rank: int) -> WorkerPage:
-        """Make the page of a worker. Raises `OSError` where there is no room for it."""
-        path = os.path.join(folder, str(rank))
+    def create(cls, folder: str, rank: int, start: int = 0) -> WorkerPage:
+        """Make the page of a worker, for the so-manieth start of it.
+
+        Raises `OSError` where there is no room for it.
+        """
+        path = os.path.join(folder, f"{rank}.{start}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         page = cls(path, fd)
         try:

@@ -54,15 +54,18 @@ class WorkerPages:
         os.mkfifo(notice, 0o600)
         self._notice = os.open(notice, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self._pages: dict[int, WorkerPage] = {}
+        self._starts = 0
         self._look_at: float | None = None
         self._settle_at: float | None = None
 
     def begin(self, ranks: Iterable[int]) -> None:
         """Make new pages for the workers of a generation; those of the last are given up."""
         self.end()
+        # Another path each time: a process of the last generation may only now look for its page.
+        self._starts += 1
         for rank in ranks:
             try:
-                self._pages[rank] = WorkerPage.create(self.folder, rank)
+                self._pages[rank] = WorkerPage.create(self.folder, rank, self._starts)
             except OSError as problem:
                 messages.warning(
                     f"worker {rank} cannot tell its progress: no page in {self.folder}: {problem}"

@@ -87,9 +87,15 @@ class FileTimerServer:
             self._taking = False
             self._last_take = time.time()
 
+    def forget_all(self) -> None:
+        """Forget all timers: the workers they were for have ended."""
+        self._kills.clear()
+        self._timers.clear_all()
+
     def close(self) -> None:
         """Remove the pipe and forget all timers; a thread must have been stopped before."""
         self._fifo.close()
+        self.forget_all()
 
     # TorchElastic's interface.
 

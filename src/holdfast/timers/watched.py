@@ -75,6 +75,11 @@ class WatchedTimers(Generic[Request]):
                 self._count -= len(self._requests.pop(pid, ()))
                 self._deadlines.forget(pid)
 
+    def clear_all(self) -> None:
+        """Drop all timers."""
+        with self._lock:
+            self.clear([*self._requests])
+
     def purge(self, now: float, is_there: Callable[[int], bool]) -> None:
         """Drop the timers of processes that are gone, if that was not done just now."""
         with self._lock:

@@ -6,12 +6,12 @@ import os
 import re
 import subprocess
 import sys
-import uuid
 from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.cli import dump
+from holdfast.control.local_workers import local_workers
 from holdfast.errors import HoldfastError
 from real_jobs import HOLDFAST, Job
 
@@ -29,7 +29,7 @@ SHELL = f"""\
 {sys.executable} -c '
 def below_the_shell():
     with open("'$NEWS'", "w") as news:
-        news.write("'$RANK' 0\\n")
+        news.write("'$RANK' '$$'\\n")
     import signal
     signal.pause()
 below_the_shell()'
@@ -42,6 +42,12 @@ def dumped(*words: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+def run_id_of(pid: int) -> str:
+    (worker,) = (worker for worker in local_workers() if worker.pid == pid)
+    assert worker.run_id
+    return worker.run_id
+
+
 def sections(text: str) -> dict[str, str]:
     """Return what is told of each process, by the line that says which it is."""
     parts = re.split(r"^== (.*)\n", text, flags=re.MULTILINE)
@@ -50,10 +56,9 @@ def sections(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("more", [(), ("--preload", "json")], ids=["cold", "warm"])
 def test_all_workers_of_a_job(tmp_path: Path, more: tuple[str, ...]) -> None:
-    run_id = str(uuid.uuid4())
-    flags = ("--nproc-per-node=2", f"--rdzv-id={run_id}", *more)
-    with Job(tmp_path, SCRIPT, *flags) as job:
+    with Job(tmp_path, SCRIPT, "--nproc-per-node=2", *more) as job:
         pids = job.news.take(2)
+        run_id = run_id_of(pids["0"])
         code, out, err = dumped("--run-id", run_id)
         assert (code, err) == (0, "")
         found = sections(out)
@@ -76,11 +81,9 @@ def test_all_workers_of_a_job(tmp_path: Path, more: tuple[str, ...]) -> None:
 
 
 def test_a_python_below_a_shell(tmp_path: Path) -> None:
-    run_id = str(uuid.uuid4())
-    flags = ("--no-python", f"--rdzv-id={run_id}")
-    with Job(tmp_path, SHELL, *flags, name="train.sh") as job:
-        job.news.next()
-        code, out, err = dumped("--run-id", run_id)
+    with Job(tmp_path, SHELL, "--no-python", name="train.sh") as job:
+        pid = job.news.take(1)["0"]
+        code, out, err = dumped("--run-id", run_id_of(pid))
     assert (code, err) == (0, "")
     (worker, told), (below, stacks) = sections(out).items()
     assert worker.startswith("rank 0 (local rank 0), ")

@@ -46,7 +46,7 @@ def test_ping() -> None:
 def test_py_spy_looks_at_the_worker_itself() -> None:
     response = asked("pyspy_dump")
     assert response.status == 200, response.content
-    assert b"test_py_spy_looks_at_the_worker_itself" in response.content
+    assert b"test_py_spy_looks_at_the_worker_itself (" in response.content
 
 
 def test_without_py_spy_there_is_a_line_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

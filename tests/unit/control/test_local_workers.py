@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast.control.local_workers import LocalWorker, local_workers
+from holdfast.control.process_facts import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +31,11 @@ child.wait()
 
 @contextmanager
 def started(
-    program: str, *words: str, leads: bool = True, **variables: str
+    program: str, *words: str, env: dict[str, str] | None = None, leads: bool = True
 ) -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen(
         [sys.executable, "-c", program, *words],
-        env={**os.environ, **variables},
+        env={**os.environ, **(env or {})},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=leads,
@@ -50,16 +51,19 @@ def found(run_id: str) -> list[LocalWorker]:
 
 
 def variables(run_id: str, rank: int) -> dict[str, str]:
-    return {"TORCHELASTIC_RUN_ID": run_id, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)}
+    return {
+        "TORCHELASTIC_RUN_ID": run_id,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % 2),
+        "HOLDFAST_GENERATION": "5",
+    }
 
 
 def test_workers_are_found_in_the_order_of_their_ranks() -> None:
     run_id = str(uuid.uuid4())
     with ExitStack() as stack:
         processes = [
-            stack.enter_context(
-                started(WAITING, leads=rank > 2, HOLDFAST_GENERATION="5", **variables(run_id, rank))
-            )
+            stack.enter_context(started(WAITING, env=variables(run_id, rank), leads=rank > 2))
             for rank in (10, 9, 2)
         ]
         workers = found(run_id)
@@ -76,7 +80,7 @@ def test_workers_are_found_in_the_order_of_their_ranks() -> None:
 
 def test_what_a_worker_starts_is_no_worker() -> None:
     run_id = str(uuid.uuid4())
-    with started(WITH_CHILD, **variables(run_id, 0)) as process:
+    with started(WITH_CHILD, env=variables(run_id, 0)) as process:
         assert [worker.pid for worker in found(run_id)] == [process.pid]
 
 
@@ -88,11 +92,9 @@ def test_one_with_variables_in_its_memory_alone() -> None:
 
 def test_words_for_what_is_not_known() -> None:
     me = os.getpid()
-    assert (
-        LocalWorker(me, {}).described().startswith(f"a worker whose rank cannot be read, pid {me}")
-    )
+    unknown = LocalWorker(me, {}).described()
+    assert unknown.startswith(f"a worker whose rank cannot be read, pid {me}, ")
     assert LocalWorker(me, {"RANK": "x"}).rank == -1
-    env = {"TORCHELASTIC_RUN_ID": "a", "RANK": "1"}
-    assert (
-        LocalWorker(me, env, is_worker=False).described().startswith(f"pid {me}, {sys.executable}")
-    )
+    env = {"TORCHELASTIC_RUN_ID": "a", "RANK": "1", "HOLDFAST_GENERATION": "2"}
+    command = command_of(me)
+    assert LocalWorker(me, env, is_worker=False).described() == f"pid {me}, {command}"

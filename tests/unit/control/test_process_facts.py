@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import threading
-
-import pytest
+from typing import TYPE_CHECKING
 
 from holdfast.control import process_facts
 from holdfast.control.process_facts import command_of, facts_of, name_of
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_a_process_and_its_threads() -> None:

@@ -68,7 +68,7 @@ def test_it_sees_a_program_that_knows_nothing_of_it() -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            assert "deep_inside" in spy(process.pid)
+            assert "deep_inside (<string>:5)" in spy(process.pid)
         finally:
             process.kill()
 

@@ -157,9 +157,12 @@ def test_sections_entered_and_left_wake_the_agent_once(
 
 def test_a_new_generation_has_new_pages(pages: WorkerPages, workers: list[Worker]) -> None:
     workers[0].do("progress 7")
-    pages.begin([0])
-    assert (pages.progress(0), pages.environment(1)) == (Progress(), {})
-    workers[0].do("progress 8")  # One of the last generation that has not ended yet.
+    pages.begin([0, 1])
+    assert (pages.progress(0), pages.environment(2)) == (Progress(), {})
+    # Some of the last generation that have not ended yet.
+    workers[0].do("progress 8")
+    workers[1].do("progress 8")
+    assert pages.progress(1) == Progress()
     assert pages.progress(0) == Progress()
 
 
@@ -192,7 +195,7 @@ def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path: Path) -> None
     )
     left = done.stdout.strip()
     assert done.returncode == -9
-    assert sorted(os.listdir(left)) == ["0", worker.NOTICE_NAME]
+    assert sorted(os.listdir(left)) == ["0.1", worker.NOTICE_NAME]
 
     living = WorkerPages(str(tmp_path))
     assert os.path.exists(left)  # It is too young to be sure.

@@ -307,4 +307,8 @@ def test_forgotten_timers_are_never_due(
         server._read(time.monotonic())
         server.clear_timers({child.pid})
         assert server.take(time.monotonic() + 10) == 0
+        ask(tmp_path, child.pid, "step", 0)
+        server._read(time.monotonic())
+        server.forget_all()
+        assert server.take(time.monotonic() + 10) == 0
     assert record.said == []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from holdfast.timers.clients import TimerClient, configure, expires
-from holdfast.timers.requests import TimerRequest
 from holdfast.timers.queue_server import RequestQueue, TimerServer
+from holdfast.timers.requests import TimerRequest
 
 __all__ = [
     "RequestQueue",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.timers.local_timers import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
+from holdfast.timers.local_timers import (
+    LocalTimerClient,
+    LocalTimerServer,
+    MultiprocessingRequestQueue,
+)
 
 __all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]

@@ -1,0 +1,46 @@
+"""A worker that tells its agent how it goes on, and is started again when it hangs.
+
+Run it:
+
+    holdfast run --nproc-per-node 2 --max-restarts 1 examples/worker_progress.py --hang-at-step 3
+
+Rank 1 hangs in its fourth step, once. The section it is in has two seconds: then the agent writes
+the worker's stacks into its log, kills it and starts all workers again. Without Holdfast the
+script runs as well: the calls do nothing then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+from holdfast import worker
+
+
+def main() -> None:
+    """Do some steps, each in a section with a timeout."""
+    args = parse_args()
+    me = worker.info()
+    if me.last_end:
+        was = me.previous_world_size
+        print(f"rank {me.rank}: generation {me.generation}, was {was} workers: {me.last_end}")
+    for step in range(args.steps):
+        with worker.section("a step", timeout=args.timeout):
+            if me.rank == 1 and me.generation == 0 and step == args.hang_at_step:
+                time.sleep(3600)  # Real training hangs in other ways.
+            time.sleep(0.05)
+        worker.progress(step)
+    print(f"rank {me.rank} of {me.world_size}: {args.steps} steps done")
+
+
+def parse_args() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--hang-at-step", type=int, default=-1, metavar="STEP")
+    parser.add_argument("--timeout", type=float, default=2.0, metavar="SECONDS")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""TorchElastic's ways to make and record events of an agent by hand: `EventMethods`.
+
+An agent's own events need none of this: they are made of the moments of a run.
+"""
+
+from __future__ import annotations
+
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from holdfast.agent.event_recorder import EventRecorder
+    from holdfast.agent.telling import RunTeller
+    from holdfast.agent.workers import WorkerGroup
+    from holdfast.events.values import Event
+
+
+class EventMethods:
+    """What `SimpleElasticAgent` has of it."""
+
+    _teller: RunTeller
+    _worker_group: WorkerGroup
+
+    def get_event_succeeded(self) -> Event:
+        """Return the event that says that the agent is done."""
+        return self._event_recorder().agent_event("SUCCEEDED", time.time())
+
+    def get_event_failed(self) -> Event:
+        """Return the event that says that the agent failed, of the exception being handled."""
+        import traceback
+
+        return self._event_recorder().agent_event("FAILED", time.time(), traceback.format_exc())
+
+    def record_duration(self, state: str) -> AbstractContextManager[None]:
+        """Return a context that records an event of this state with how long it took."""
+        from contextlib import contextmanager
+
+        @contextmanager
+        def measuring():  # type: ignore[no-untyped-def]
+            from holdfast.events import record
+
+            begun = time.perf_counter()
+            try:
+                yield
+            finally:
+                took_ms = (time.perf_counter() - begun) * 1000
+                event = self._event_recorder().agent_event(state, time.time(), duration_ms=took_ms)
+                record(event, self._worker_group.spec.event_log_handler)
+
+        return measuring()
+
+    def _event_recorder(self) -> EventRecorder:
+        from holdfast.agent.event_recorder import EventRecorder
+
+        recorder = EventRecorder(lambda _event: None)
+        recorder(self._teller.beginning())
+        recorder(self._teller.place())
+        return recorder
