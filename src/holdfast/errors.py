@@ -4,7 +4,6 @@
 
     HoldfastError                     has a one-line message, a hint, an exit code
     ├── UsageError                    you called us wrongly                     exit 2
-    ├── NotYetSupported               a flag that needs a part still to come    exit 2
     ├── CannotStart                   the user's program cannot be started      exit 126 or 127
     ├── EnvironmentProblem            this machine lacks or refuses something   exit 78
     └── InternalError                 our own bug                               exit 70
@@ -39,10 +38,6 @@ class UsageError(HoldfastError, ValueError):
     """
 
     exit_code = 2
-
-
-class NotYetSupported(UsageError):
-    """A flag of `torchrun` whose part of Holdfast is still to be built."""
 
 
 class CannotStart(HoldfastError):

@@ -57,9 +57,7 @@ def test_members_of_etcd_that_hang_or_are_killed_cost_nothing(tmp_path: Path) ->
     with running_cluster(tmp_path) as members:
         first, second, third = members.members
         where = members.endpoints
-        with EtcdTeam(
-            tmp_path, OBEY, *flags, etcd=third, endpoint=where, nnodes="2", conf=SOON
-        ) as cluster:
+        with EtcdTeam(tmp_path, OBEY, *flags, etcd=third, endpoint=where, nnodes="2") as cluster:
             cluster.start_host("a")
             cluster.start("b")
             starts = cluster.generation(2)

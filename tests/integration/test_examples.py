@@ -33,6 +33,7 @@ def example(name: str) -> str:
 PLAIN, SHELL, FUNCTION = map(example, ("train_plain.py", "shell_worker.sh", "launch_function.py"))
 DEMO, TORCH, ELASTIC = map(example, ("demo.py", "ddp_gloo.py", "elastic_plain.py"))
 STORE, PLOT = map(example, ("store_plain.py", "plot_losses.py"))
+PROGRESS = example("worker_progress.py")
 # These two take a while, and are tested for more: tests/peers/test_elastic_ddp.py.
 DDP, DDP_DEMO = map(example, ("elastic_ddp.py", "elastic_ddp_demo.py"))
 
@@ -140,6 +141,21 @@ def test_train_plain_resumes_from_its_checkpoints(tmp_path: Path) -> None:
     shares = [float(text) for text in re.findall(r"its share of pi is (\S+)", done.stdout)]
     # A rank that was done before another failed says so twice, with the same value.
     assert sum(set(shares)) == pytest.approx(3.14159, abs=1e-3)
+
+
+def test_worker_progress_is_started_again_when_it_hangs(tmp_path: Path) -> None:
+    command = [*command_of(PROGRESS), "--timeout", "1"]
+    done = run(with_whole_lines(command, tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert "the time is up for 'section a step'" in done.stderr
+    assert "restarting all workers (restart 1 of 1)" in done.stderr
+    assert "rank 1: generation 1, was 2 workers: " in done.stdout
+    assert "rank 1 of 2: 5 steps done" in done.stdout
+
+
+def test_worker_progress_needs_no_agent() -> None:
+    done = run([sys.executable, str(EXAMPLES / PROGRESS)])
+    assert (done.returncode, done.stdout) == (0, "rank 0 of 1: 5 steps done\n"), done.stderr
 
 
 def test_shell_worker_is_told_its_rank() -> None:

@@ -35,10 +35,7 @@ HOMES = {
     "torch.numa": "holdfast.numa",
 }
 
-STILL_TO_COME = {
-    "torch.distributed.elastic.agent.server.health_check_server",
-    "torch.distributed.elastic.control_plane",
-}
+STILL_TO_COME: set[str] = set()
 
 # Modules that will have no counterpart, each with its reason.
 NOT_FOR_US = {
@@ -61,6 +58,7 @@ HOOK = "a hook between PContext and its two kinds; exits are not polled here"
 # Names as they are found in torch, `module:Class.member` without `torch.distributed.`.
 LEFT_OUT = {
     "elastic.agent.server.api:logger": LOGGER,
+    "elastic.agent.server.health_check_server:log": LOGGER,
     "elastic.agent.server.local_elastic_agent:logger": LOGGER,
     "elastic.multiprocessing.api:IS_MACOS": PLATFORM,
     "elastic.multiprocessing.api:IS_WINDOWS": PLATFORM,

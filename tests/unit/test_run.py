@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import holdfast.run
-from holdfast.errors import CannotStart, NotYetSupported, UsageError
+from holdfast.errors import CannotStart, UsageError
 from holdfast.launcher.config import LaunchConfig
 from holdfast.numa import AffinityMode, NumaOptions
 from holdfast.processes.logs import DefaultLogsSpecs
@@ -310,19 +310,6 @@ def test_what_cannot_work_is_refused_in_one_line(
     with pytest.raises(UsageError, match=f"^{problem}") as caught:
         holdfast.run.main(command.split())
     assert "\n" not in str(caught.value)
-    assert not isinstance(caught.value, NotYetSupported)
-    assert launched == []
-
-
-@pytest.mark.parametrize(
-    ("command", "problem"),
-    [
-        ("--event-log-handler console train.py", "--event-log-handler: "),
-    ],
-)
-def test_what_is_still_to_come_says_so(command: str, problem: str, launched: Launched) -> None:
-    with pytest.raises(NotYetSupported, match=f"^{problem}"):
-        holdfast.run.main(command.split())
     assert launched == []
 
 

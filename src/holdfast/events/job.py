@@ -7,8 +7,9 @@ The launcher's way in::
     ...
     events.close()      # before the log directory is removed, and before `os._exit`
 
-The log directory has all of them as JSON lines, whatever else is chosen. A handler that a program configured for the default destination
-gets the events besides: whoever configures one wants it to have them.
+The log directory has all of them as JSON lines, whatever else is chosen. A handler that a program
+configured for the default destination gets the events besides: whoever configures one wants it to
+have them.
 """
 
 from __future__ import annotations

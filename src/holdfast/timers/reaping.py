@@ -109,7 +109,7 @@ class Reaper:
         more = len(requests) - len(scopes)
         named = ", ".join(scopes) + (f" and {more} more" if more else "")
         what = f"killed with signal {fatal.signal:d}" if fatal is not None else "left alone"
-        messages.error(f"the time is up for {named} of the process {pid}: it is {what}")
+        messages.error(f"the time is up for {named} (pid {pid}): it is {what}")
 
     def dump_stacks(self, pid: int) -> None:
         """Have the stacks of a worker written, whatever comes of it."""
@@ -119,4 +119,4 @@ class Reaper:
             self._dump(pid)
         except Exception as problem:  # noqa: BLE001 (it must not keep the worker alive)
             kind = type(problem).__name__
-            messages.warning(f"the stacks of the process {pid} could not be had: {kind}: {problem}")
+            messages.warning(f"no stacks could be had (pid {pid}): {kind}: {problem}")

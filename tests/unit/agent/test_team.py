@@ -55,6 +55,9 @@ class Told:
     def serve_workers(self, view: View) -> None:
         self.served.append(view.generation)
 
+    def refused(self, why: str) -> str:
+        return f"{self.endpoint}: {why}"
+
     def unreachable(self, gave_up: GaveUp) -> str:
         return f"away for {gave_up.away_s:g} s"
 

@@ -14,6 +14,8 @@ OWN_FLAGS = {
     "--exit-barrier-timeout",
     "--exit-code-compat",
     "--no-capture-stderr",
+    "--metrics-addr",
+    "--metrics-port",
     "--preload",
     "--spares",
     "--stop-signal",
@@ -25,6 +27,7 @@ VALUED = [flag for flag in FLAGS if flag.metavar]
 
 # A value that each flag accepts, as text, and what the namespace then holds.
 SAMPLES: dict[str, tuple[str, object]] = {
+    "--metrics-port": ("9100", 9100),
     "--duplicate-stderr-filters": ("a,,b,c", ["a,b", "c"]),
     "--duplicate-stdout-filters": ("a", ["a"]),
     "--exit-barrier-timeout": ("2.5", 2.5),

@@ -20,6 +20,8 @@ HOLDFAST_ONLY = [
     "exit_barrier_timeout",
     "preload",
     "worker_store",
+    "metrics_port",
+    "metrics_addr",
 ]
 
 
@@ -55,6 +57,8 @@ def test_the_defaults_of_our_own_fields() -> None:
     assert made.exit_barrier_timeout == 300
     assert made.preload == ()
     assert made.worker_store is False
+    assert made.metrics_port is None
+    assert made.metrics_addr == ""
     assert made.shutdown_timeout == 30
 
 

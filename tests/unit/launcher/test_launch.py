@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.errors import CannotStart, EnvironmentProblem, NotYetSupported, UsageError
+from holdfast.errors import CannotStart, EnvironmentProblem, UsageError
 from holdfast.launcher import api
 from holdfast.launcher import launch as launching
 from holdfast.launcher.config import LaunchConfig
@@ -157,22 +157,9 @@ def test_a_backend_that_nobody_knows_is_refused(most: int) -> None:
     assert not Path("started").exists()
 
 
-@pytest.mark.parametrize("backend", ["etcd", "etcd-v2"])
-def test_backends_on_etcd_are_not_supported_yet(backend: str) -> None:
-    with pytest.raises(NotYetSupported, match=f"^--rdzv-backend: '{backend}' is not supported yet"):
-        launch(config(max_nodes=2, rdzv_backend=backend), "/bin/sh", "-c", "touch started")
-    assert not Path("started").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"event_log_handler": "console"}, "event_log_handler: 'console': recording events is not"),
-    ],
-)
-def test_settings_that_would_be_ignored_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(NotYetSupported, match=f"^{told}"):
-        shell("touch started", **settings)
+def test_an_event_handler_that_there_is_not_is_refused_before_anything_starts() -> None:
+    with pytest.raises(UsageError, match="'nobody'"):
+        shell("touch started", event_log_handler="nobody")
     assert not Path("started").exists()
 
 

@@ -30,7 +30,7 @@ def test_it_is_told_then_dumped_then_killed_then_told(caplog: pytest.LogCaptureF
         "kill worker process: step",
     ]
     told = caplog.text
-    assert f"'step' of the process {child.pid}: it is killed with signal 15" in told
+    assert f"'step' (pid {child.pid}): it is killed with signal 15" in told
 
 
 def test_the_first_timer_with_a_signal_says_which() -> None:

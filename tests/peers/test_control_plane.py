@@ -1,0 +1,259 @@
+"""The control socket beside torch's own: the same questions, the same answers, for torch's client.
+
+One worker with torch serves at two sockets: at one by torch's native server, at the other by ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.torch
+
+WORKER = """
+import os, sys
+from torch._C._distributed_c10d import _register_handler, _WorkerServer
+from holdfast.control import WorkerServer
+
+def own(request, response):
+    asked = [request.body(), request.get_param("a"), request.get_param("none")]
+    response.set_content("|".join(asked), "text/x-own")
+    response.set_status(201)
+
+def bad(request, response):
+    raise RuntimeError("boom")
+
+_register_handler("own", own)
+_register_handler("bad", bad)
+_register_handler("quiet", lambda request, response: None)
+theirs, ours = _WorkerServer(sys.argv[1]), WorkerServer(sys.argv[2])
+
+def where_the_worker_is():
+    print(flush=True)
+    input()
+
+where_the_worker_is()
+theirs.shutdown()
+ours.shutdown()
+print(*map(os.path.exists, sys.argv[1:]), flush=True)
+"""
+
+
+class Worker:
+    """The worker, and how to ask it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.theirs, self.ours = str(folder / "theirs"), str(folder / "ours")
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", WORKER, self.theirs, self.ours],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.process.stdout.readline()
+
+    def end(self) -> str:
+        """Have both shut down; return which of the sockets are still there."""
+        return self.process.communicate("\n")[0]
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    one = Worker(tmp_path_factory.mktemp("control"))
+    yield one
+    if one.process.returncode is None:
+        one.end()
+
+
+def asked(path: str, method: str, what: str, body: bytes = b"") -> tuple[int, str | None, str]:
+    connection = http.client.HTTPConnection("worker", timeout=60)
+    connection.sock = socket.socket(socket.AF_UNIX)
+    try:
+        connection.sock.connect(path)
+        connection.request(method, what, body)
+        response = connection.getresponse()
+        return response.status, response.headers["Content-Type"], response.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "/handler/ping",
+        "/handler/own?a=1%202+3&a=4",
+        "/handler/wait_counter_values",
+        "/handler/fr_trace_json",
+    ],
+)
+def test_a_handler_answers_the_same(worker: Worker, what: str) -> None:
+    theirs = asked(worker.theirs, "POST", what, b"content")
+    assert asked(worker.ours, "POST", what, b"content") == theirs
+    assert theirs[0] in (200, 201)
+
+
+@pytest.mark.parametrize(
+    ("method", "what", "status", "begins"),
+    [
+        ("GET", "/", 200, "<h1>"),
+        ("POST", "/handler/quiet", 200, ""),
+        ("POST", "/handler/unknown", 404, "Handler unknown not found"),
+        ("POST", "/handler/bad", 500, "Handler bad failed: RuntimeError: boom"),
+        ("GET", "/handler/ping", 404, ""),
+        ("GET", "/elsewhere", 404, ""),
+        ("POST", "/", 404, ""),
+        ("POST", "/handler/ping/more", 404, ""),
+    ],
+)
+def test_the_paths_are_the_same(
+    worker: Worker, method: str, what: str, status: int, begins: str
+) -> None:
+    for path in (worker.theirs, worker.ours):
+        found = asked(path, method, what)
+        assert found[0] == status
+        assert found[2].startswith(begins)
+
+
+def test_all_that_torch_can_be_asked_for_is_here(worker: Worker) -> None:
+    theirs, ours = (asked(path, "GET", "/handler/") for path in (worker.theirs, worker.ours))
+    assert ours[:2] == theirs[:2] == (200, "application/json")
+    assert set(json.loads(ours[2])) == set(json.loads(theirs[2]))
+
+
+def test_both_show_where_the_worker_is(worker: Worker) -> None:
+    for path in (worker.theirs, worker.ours):
+        status, kind, text = asked(path, "POST", "/handler/dump_traceback")
+        assert (status, kind) == (200, "text/plain")
+        assert "in where_the_worker_is" in text
+
+
+class Relay:
+    """A TCP port that leads to a unix socket: torch's client knows no other kind."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.threads: list[threading.Thread] = []
+        self.start(self.accept)
+
+    def start(self, *target: Any) -> None:
+        thread = threading.Thread(target=target[0], args=target[1:])
+        self.threads.append(thread)
+        thread.start()
+
+    def accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                self.start(self.relay, connection)
+
+    def relay(self, client: socket.socket) -> None:
+        with client, socket.socket(socket.AF_UNIX) as server:
+            server.connect(self.path)
+            other = {client: server, server: client}
+            while True:
+                for one in select.select([client, server], [], [])[0]:
+                    data = one.recv(65536)
+                    if not data:
+                        return
+                    other[one].sendall(data)
+
+    def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)
+        self.listener.close()
+        for thread in self.threads:
+            thread.join()
+
+
+class Addresses:
+    """What torch's client asks its store for."""
+
+    def __init__(self, *urls: str) -> None:
+        self.urls = urls
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        assert keys == [f"rank{rank}" for rank in range(len(self.urls))]
+        return [url.encode() for url in self.urls]
+
+
+def test_the_client_of_torch_gets_its_answers(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frontend = import_module("torch.distributed.debug._frontend")
+    relays = [Relay(worker.ours), Relay(worker.ours)]
+    try:
+        store = Addresses(*(relay.url for relay in relays))
+        monkeypatch.setattr(frontend, "tcpstore_client", lambda: store)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        _, stacks = frontend.fetch_all("dump_traceback", timeout=60)
+        addresses, traces = frontend.fetch_all("fr_trace_json", "a=1", timeout=60)
+        _, unknown = frontend.fetch_all("jump", timeout=60)
+    finally:
+        for relay in relays:
+            relay.close()
+    assert [answer.status_code for answer in stacks] == [200, 200]
+    assert all("in where_the_worker_is" in answer.text for answer in stacks)
+    assert frontend.format_fetch_summary(addresses, traces) is None
+    assert all("pg_config" in answer.json() for answer in traces)
+    assert [answer.status_code for answer in unknown] == [404, 404]
+
+
+# Last: after this the worker is gone.
+
+
+def test_only_our_socket_is_gone_at_the_end(worker: Worker) -> None:
+    assert worker.end() == "True False\n"
+
+
+FAILING = """
+import sys
+{imports}
+
+@worker_main()
+def main():
+    raise RuntimeError("boom")
+
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "is_recorded"),
+    [
+        ("from torch.distributed.elastic.control_plane import worker_main", False),
+        ("from holdfast.elastic.control_plane import worker_main", True),
+    ],
+    ids=["torch", "holdfast"],
+)
+def test_what_ends_the_main_function_is_recorded(
+    tmp_path: Path, imports: str, is_recorded: bool
+) -> None:
+    """Torch's promises it and does not; when it does, this fails, and the page can say so."""
+    error_file = tmp_path / "error.json"
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING.format(imports=imports)],
+        env={**os.environ, "TORCHELASTIC_ERROR_FILE": str(error_file)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "RuntimeError: boom" in done.stderr
+    assert error_file.exists() == is_recorded
