@@ -19,6 +19,7 @@ import json
 import os
 import socket
 import threading
+import time
 import weakref
 from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qsl
@@ -35,8 +36,8 @@ READ_S = 5.0
 """How long a client may take for the next piece of its request."""
 BODY_BYTES_MAX = 1 << 20
 PARAMS_MAX = 100
-STOP_S = 5.0
-"""How long `shutdown` waits for the thread that takes connections; it needs no time."""
+FINISH_S = 1.0
+"""How long `shutdown` waits for answers that are on their way; a handler that hangs is left."""
 
 PAGE = b'<h1>The control server of a worker</h1>\n<a href="/handler/">What it can be asked</a>\n'
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -54,7 +55,7 @@ class WorkerServer:
         self._identity = identity(self.path)
         self._pid = os.getpid()
         self._room = threading.BoundedSemaphore(CONNECTIONS_MAX)
-        self._connections: set[socket.socket] = set()
+        self._exchanges: dict[socket.socket, threading.Thread] = {}
         self._thread = threading.Thread(target=self._accept, name="holdfast-control", daemon=True)
         _servers.add(self)
         self._thread.start()
@@ -65,12 +66,16 @@ class WorkerServer:
             return  # A fork's copy: the socket is its parent's.
         _servers.discard(self)
         remove(self.path, self._identity)
-        _hang_up(self._listener)
-        for connection in [*self._connections]:
-            _hang_up(connection)
-        if self._thread is not threading.current_thread():
-            self._thread.join(STOP_S)
+        _shut(self._listener, socket.SHUT_RDWR)
+        deadline = time.monotonic() + FINISH_S
+        self._thread.join(FINISH_S)
         self._listener.close()
+        exchanges = dict(self._exchanges)
+        for connection in exchanges:
+            _shut(connection, socket.SHUT_RD)  # Who has not asked yet is not waited for.
+        for thread in exchanges.values():
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, deadline - time.monotonic()))
 
     def leave_to_parent(self) -> None:
         """Let go of the socket in a forked child, or a dead parent would seem to live."""
@@ -92,10 +97,11 @@ class WorkerServer:
                 _send(connection, BUSY)
                 connection.close()
             else:
-                self._connections.add(connection)
-                threading.Thread(
+                thread = threading.Thread(
                     target=self._serve, args=(connection,), name="holdfast-control", daemon=True
-                ).start()
+                )
+                self._exchanges[connection] = thread
+                thread.start()
 
     def _is_listening(self) -> bool:
         return self in _servers
@@ -107,7 +113,7 @@ class WorkerServer:
         except OSError:
             pass  # The client is gone, or too slow.
         finally:
-            self._connections.discard(connection)
+            self._exchanges.pop(connection, None)
             self._room.release()
 
 
@@ -198,9 +204,9 @@ def _send(connection: socket.socket, data: bytes) -> None:
         pass  # It is gone.
 
 
-def _hang_up(connection: socket.socket) -> None:
+def _shut(connection: socket.socket, how: int) -> None:
     try:
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(how)
     except OSError:
         pass  # The other side was first.
 

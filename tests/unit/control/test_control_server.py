@@ -186,6 +186,53 @@ def test_after_the_end_nothing_is_there(tmp_path: Path) -> None:
     again.shutdown()
 
 
+def test_an_answer_on_its_way_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "_handlers", dict(handlers._handlers))
+    monkeypatch.setattr(server, "FINISH_S", 60.0)
+    began = threading.Event()
+
+    def own(request: Request, response: Response) -> None:
+        began.set()
+        while os.path.exists(path):  # It is removed first of all.
+            pass
+        response.set_content("x" * 1_000_000, "text/plain")
+
+    register_handler("own", own)
+    path = str(tmp_path / "a.sock")
+    serving = WorkerServer(path)
+
+    def end() -> None:
+        began.wait()
+        serving.shutdown()
+
+    ending = threading.Thread(target=end)
+    ending.start()
+    assert asked(path, "POST", "/handler/own")[2] == "x" * 1_000_000
+    ending.join()
+
+
+def test_a_handler_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handlers, "_handlers", dict(handlers._handlers))
+    monkeypatch.setattr(server, "FINISH_S", 0.05)
+    began, go_on = threading.Event(), threading.Event()
+
+    def own(request: Request, response: Response) -> None:
+        began.set()
+        go_on.wait()
+
+    register_handler("own", own)
+    serving = WorkerServer(str(tmp_path / "a.sock"))
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(serving.path)
+        client.sendall(b"POST /handler/own HTTP/1.0\r\n\r\n")
+        began.wait()
+        serving.shutdown()
+        go_on.set()
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
 def test_it_can_end_at_once_after_its_beginning(tmp_path: Path) -> None:
     for _ in range(20):
         WorkerServer(str(tmp_path / "a.sock")).shutdown()
