@@ -199,19 +199,20 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to their end, as `SimpleElasticAgent.run`; leaves no process behind."""
-        self._companions.begin()
-        try:
-            return super().run(role)
-        finally:
-            unkillable = self._pcontext is not None and self._pcontext.left_behind
-            self._release_context()
-            self._companions.end()
-            if self._warm is not None:
-                self._warm.close()
-                self._warm = None
-            if self._keeper is not None:
-                self._keeper.close(wait=not unkillable)
-                self._keeper = None
+        with self._teller:
+            self._companions.begin()
+            try:
+                return super().run(role)
+            finally:
+                unkillable = self._pcontext is not None and self._pcontext.left_behind
+                self._release_context()
+                self._companions.end()
+                if self._warm is not None:
+                    self._warm.close()
+                    self._warm = None
+                if self._keeper is not None:
+                    self._keeper.close(wait=not unkillable)
+                    self._keeper = None
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         self._begin_preloads()  # Only now are signals watched: nothing it starts outlives one.

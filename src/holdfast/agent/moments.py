@@ -168,6 +168,9 @@ if TYPE_CHECKING:
 class Onlookers:
     """All who look on; tells each, and minds none."""
 
+    recorded = False
+    """Whether a launcher keeps the records of events and metrics, so that the agent need not."""
+
     def __init__(self) -> None:
         self._each: list[Onlooker] = []
         self._faults: dict[int, int] = {}

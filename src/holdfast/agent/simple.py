@@ -125,10 +125,10 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         """
         begin = time.monotonic()
         self._begin_anew()
-        self._teller.began()
         death_sig = signal.SIGTERM
         try:
-            with self._watch_signals():
+            with self._teller, self._watch_signals():
+                self._teller.began()
                 try:
                     return self._teller.ended(self._invoke_run(role))
                 except BaseException as problem:

@@ -6,8 +6,9 @@ While nobody looks on, nothing is put together at all.
 
 from __future__ import annotations
 
-from holdfast.agent import moments
+from holdfast.agent import moments, own_records
 from holdfast.agent.moments import Moment, Onlookers, WorkerEnd, WorkerFact
+from holdfast.agent.own_records import OwnRecords
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +22,36 @@ class RunTeller:
     def __init__(self, agent: SimpleElasticAgent) -> None:
         self.onlookers = Onlookers()
         self._agent = agent
+        self._own: OwnRecords | None = None
         self._began_at = 0.0
         self._since = 0.0  # When the node began to look for its place among the others.
+        self._entered = 0
+
+    # A context around all that is told of one run; around another one it adds nothing.
+
+    def __enter__(self) -> None:
+        """Let an agent that no launcher looks on at keep records; `UsageError` if it cannot."""
+        if not self._entered and not self.onlookers.recorded:
+            self._begin_own_records()
+        self._entered += 1
+
+    def __exit__(self, *problem: object) -> None:
+        """Wait until whoever wants the records has them."""
+        self._entered -= 1
+        if not self._entered and self._own is not None:
+            self._own.end()
+
+    def _begin_own_records(self) -> None:
+        destination = self._agent.get_worker_group().spec.event_log_handler
+        if self._own is None:
+            if not own_records.wanted(destination):
+                return
+            logs_specs = getattr(self._agent, "_logs_specs", None)
+            self._own = OwnRecords(destination, lambda: getattr(logs_specs, "run_dir", None))
+            self.onlookers.add(self._own)
+        self._own.begin()
+
+    # What is told.
 
     def tell(self, moment: Moment) -> None:
         """Tell everybody."""

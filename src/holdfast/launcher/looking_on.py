@@ -52,6 +52,7 @@ class LookingOn:
                 progress=agent.progress,
             )
         agent.onlookers.add(self)
+        agent.onlookers.recorded = True
 
     def _wants_metrics(self) -> bool:
         if self._config.metrics_port is not None or os.environ.get(OTEL_ENV):

@@ -7,11 +7,14 @@ one of the nodes leads, and if it is lost another does after one lease.
 from __future__ import annotations
 
 import math
+import time
 
 from holdfast import messages
 from holdfast.core.membership import Times
+from holdfast.core.news import Role
 from holdfast.rendezvous import config
 from holdfast.rendezvous.coordinated import CoordinatedHandler
+from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 from holdfast.rendezvous.etcd_line import EtcdLine
 from holdfast.rendezvous.etcd_settings import etcd_settings_of
 
@@ -58,6 +61,25 @@ class EtcdHandler(CoordinatedHandler):
     def lease_s(self) -> float:
         """How long a node is silent before it is lost. etcd counts whole seconds."""
         return float(max(2, math.ceil(self._config.lost_after_s)))
+
+    def set_closed(self) -> None:
+        """End the job for all nodes, and wait until that is decided; there need not be a job.
+
+        A leader may be missing just now, and whoever leads next reads only what a node said last.
+        """
+        super().set_closed()
+        connection = self.enter()
+        deadline = time.monotonic() + self._config.close_timeout
+        while (view := connection.view) is None or view.role is not Role.CLOSED:
+            if view is not None and view.role is Role.REFUSED:
+                raise RendezvousConnectionError(self.refused(view.why))
+            try:
+                self._await_news(connection, deadline)
+            except RendezvousTimeoutError:
+                raise RendezvousTimeoutError(
+                    f"the end of the job {self.get_run_id()!r} was not decided in "
+                    f"{self._config.close_timeout:g} s: {connection.problem() or 'nobody leads'}"
+                ) from None
 
     def _connect(self, info: NodeInfo, settings: JobSettings) -> EtcdLine:
         conf, lease_s = self._config, self.lease_s

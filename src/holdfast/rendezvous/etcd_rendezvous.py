@@ -12,13 +12,11 @@ Whoever asks `num_nodes_waiting` hears of a newcomer at once, and takes it in by
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.etcd_calls import Trouble
 from holdfast.core.etcd_keys import JobRecord, Places, unpack
 from holdfast.core.job import JobPhase
-from holdfast.core.news import Role
 from holdfast.etcd.errors import EtcdError
 from holdfast.rendezvous import config
 from holdfast.rendezvous.errors import (
@@ -91,22 +89,6 @@ class EtcdRendezvousHandler(EtcdHandler):
     def is_closed(self) -> bool:
         """Return whether the job is over, also if this node was never in it."""
         return super().is_closed() or self._stored_state().get("status") == "closed"
-
-    def set_closed(self) -> None:
-        """End the job for all nodes, and wait until that is decided; there need not be a job."""
-        super().set_closed()
-        connection = self.enter()
-        deadline = time.monotonic() + self._config.close_timeout
-        while (view := connection.view) is None or view.role is not Role.CLOSED:
-            if view is not None and view.role is Role.REFUSED:
-                raise RendezvousConnectionError(self.refused(view.why))
-            try:
-                self._await_news(connection, deadline)
-            except RendezvousTimeoutError:
-                raise RendezvousTimeoutError(
-                    f"the end of the job {self.get_run_id()!r} was not decided in "
-                    f"{self._config.close_timeout:g} s: {connection.problem() or 'nobody leads'}"
-                ) from None
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes wait for which there is room; 1 also if the round is broken."""

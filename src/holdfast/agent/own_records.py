@@ -1,0 +1,73 @@
+"""The records of an agent that a program made by hand: to whoever it configured, as a launch does.
+
+A launcher looks on at the agents it makes, and says so. At any other agent nobody would: this is
+for those. It records events for the handler that the program configured and for the one that the
+`WorkerSpec` names, and metrics for the handlers that the program configured. Where there is
+neither, nothing of this is imported.
+"""
+
+from __future__ import annotations
+
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.agent.moments import Moment, Onlooker
+    from holdfast.events.job import JobEvents
+
+NO_EVENTS = "null"
+JSON_LINES = "jsonl"
+
+
+class OwnRecords:
+    """An onlooker at all runs of one agent; what is configured counts at the beginning of each."""
+
+    name = "the agent's record of events and metrics"
+
+    def __init__(self, event_log_handler: str, folder: Callable[[], str | None]) -> None:
+        self._handler = event_log_handler
+        self._folder = folder
+        self._events: JobEvents | None = None
+        self._recorders: list[Onlooker] = []
+
+    def begin(self) -> None:
+        """Look up who wants records of the run that begins; raise `UsageError` for a bad name."""
+        self._events, self._recorders = None, []
+        if self._handler != NO_EVENTS or _is_imported("holdfast.events.destinations"):
+            from holdfast.agent.event_recorder import EventRecorder
+            from holdfast.events.job import JobEvents
+
+            folder = self._folder if self._handler == JSON_LINES else None
+            self._events = JobEvents(self._handler, folder)
+            self._recorders.append(EventRecorder(self._events.record))
+        metrics = sys.modules.get("holdfast.metrics")
+        if metrics is not None and metrics.is_configured():
+            from holdfast.agent.metric_recorder import MetricRecorder
+
+            self._recorders.append(MetricRecorder())
+
+    def __call__(self, moment: Moment) -> None:
+        """Record a moment."""
+        for recorder in self._recorders:
+            recorder(moment)
+
+    def end(self) -> None:
+        """Wait, for a limited time, until the handlers have what was recorded."""
+        if self._events is not None:
+            self._events.close()
+
+
+def wanted(event_log_handler: str) -> bool:
+    """Whether there may be anybody who wants records."""
+    return (
+        event_log_handler != NO_EVENTS
+        or _is_imported("holdfast.events.destinations")
+        or _is_imported("holdfast.metrics")
+    )
+
+
+def _is_imported(module: str) -> bool:
+    """Whoever configured a handler has imported the module that takes it."""
+    return module in sys.modules
