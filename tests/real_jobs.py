@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import signal
+    from collections.abc import Mapping
     from pathlib import Path
     from typing import Self
 
@@ -77,6 +78,7 @@ class Job:
         *flags: str,
         name: str = "train.py",
         stderr: int = subprocess.PIPE,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.news = News(folder)
         path = folder / name
@@ -88,7 +90,7 @@ class Job:
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
-            env={**os.environ, "NEWS": str(self.news.path)},
+            env={**os.environ, "NEWS": str(self.news.path), **(env or {})},
             cwd=folder,
         )
 

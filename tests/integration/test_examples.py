@@ -36,6 +36,11 @@ STORE, PLOT = map(example, ("store_plain.py", "plot_losses.py"))
 PROGRESS = example("worker_progress.py")
 # These two take a while, and are tested for more: tests/peers/test_elastic_ddp.py.
 DDP, DDP_DEMO = map(example, ("elastic_ddp.py", "elastic_ddp_demo.py"))
+example("grafana-dashboard.json")  # tests/unit/agent/test_grafana_dashboard.py reads it.
+LAUNCHER, RENDEZVOUS = map(
+    example, ("customizing/launcher.py", "customizing/rendezvous_handler.py")
+)
+METRICS, EVENTS = map(example, ("customizing/metric_handler.py", "customizing/event_handler.py"))
 
 
 def command_of(name: str) -> list[str]:
@@ -63,7 +68,8 @@ def run(command: list[str], **variables: str) -> subprocess.CompletedProcess[str
 
 
 def test_every_example_is_covered() -> None:
-    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == _tested
+    files = (path for path in EXAMPLES.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    assert {str(path.relative_to(EXAMPLES)) for path in files} == _tested
 
 
 def test_demo_survives_every_change_and_leaves_nothing() -> None:
@@ -209,6 +215,59 @@ def test_plot_losses_draws_the_log_of_a_job(tmp_path: Path) -> None:
     heights = [float(y) for _, y in first + second[1:]]
     assert len(heights) == len(notes)
     assert heights == sorted(heights), "the loss falls, so the line goes down"
+
+
+# The four customizations.
+
+
+def test_the_guide_shows_the_customizations_as_they_are() -> None:
+    guide = (ROOT / "docs" / "guides" / "customizing.md").read_text()
+    for name in (LAUNCHER, RENDEZVOUS, METRICS, EVENTS):
+        path = EXAMPLES / name
+        assert f'```python title="{path.name}"\n{path.read_text()}```\n' in guide, name
+
+
+def test_a_launcher_by_hand_records_events_and_metrics(tmp_path: Path) -> None:
+    done = run(command_of(LAUNCHER), TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    *states, metric = done.stdout.splitlines()
+    assert states == [
+        "AGENT RENDEZVOUS", "AGENT ASSIGN_WORKER_RANKS", *["WORKER START"] * 3,
+        *["WORKER SUCCEEDED"] * 3, "AGENT SUCCEEDED",
+    ]  # fmt: skip
+    assert metric.endswith("[mine]: sum=30")
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_rendezvous_handler_of_ones_own_brings_two_nodes_together(tmp_path: Path) -> None:
+    done = run(command_of(RENDEZVOUS), TMPDIR=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [f"worker {rank} of 2 runs on node {rank}" for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == said
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_metric_handler_of_ones_own_gets_the_agents_metrics() -> None:
+    done = run(command_of(METRICS))
+    assert done.returncode == 0, done.stderr
+    assert "restarting all workers (restart 1 of 4)" in done.stderr
+    told = dict(line.split(": ") for line in done.stdout.splitlines())
+    spent = [int(told[step].removesuffix(" ms")) for step in ("_restart_workers", "run")]
+    assert 0 < spent[0] <= spent[1]
+    assert (told["flakiness"], told["succeeded with retries"]) == ("20 %", "1")
+
+
+def test_an_event_handler_of_ones_own_knows_who_failed(tmp_path: Path) -> None:
+    done = run(command_of(EVENTS), TMPDIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    first, *rows = done.stdout.splitlines()
+    assert first == "the job failed: exit code 7"
+    assert [row.split(maxsplit=2) for row in rows[-4:]] == [
+        ["WORKER", "TERMINATED", "rank 0, exit code -15"],
+        ["WORKER", "TERMINATED", "rank 1, exit code -15"],
+        ["WORKER", "FAILED", "rank 2, exit code 7"],
+        ["AGENT", "SUCCEEDED", "rank None, exit code None"],
+    ]
 
 
 def test_the_longer_examples_say_how_to_run_them() -> None:

@@ -7,6 +7,7 @@ import select
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -67,11 +68,16 @@ with timer.expires(after=600, scope="outer"):
 """
 
 
-def started(program: str, path: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def started(program: str, path: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
         [sys.executable, "-c", program, str(path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    ) as child:  # fmt: skip
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 @pytest.fixture

@@ -212,18 +212,40 @@ def test_importing_it_claims_nothing(page: WorkerPage) -> None:
     assert page.read().step == 1
 
 
-def test_threads_that_call_first_at_the_same_time_get_one_page(page: WorkerPage) -> None:
-    barrier = threading.Barrier(8)
+class CountedLock:
+    """A lock that tells who comes to it."""
 
-    def call() -> None:
-        barrier.wait()
-        worker.progress(5)
+    def __init__(self) -> None:
+        self.came = threading.Semaphore(0)
+        self._lock = threading.Lock()
 
-    threads = [threading.Thread(target=call) for _ in range(8)]
+    def __enter__(self) -> None:
+        self.came.release()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
+def test_threads_that_call_first_at_the_same_time_get_one_page(
+    page: WorkerPage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, claim, claims = CountedLock(), worker._claim, []
+
+    def claim_slowly() -> worker._Page | None:
+        for _ in range(2):  # Both have come to the lock by now.
+            assert lock.came.acquire(timeout=20)
+        claims.append(claim())
+        return claims[-1]
+
+    monkeypatch.setattr(worker, "_lock", lock)
+    monkeypatch.setattr(worker, "_claim", claim_slowly)
+    threads = [threading.Thread(target=worker.progress, args=(5,)) for _ in range(2)]
     for one in threads:
         one.start()
     for one in threads:
         one.join()
+    assert len(claims) == 1
     assert page.read().step == 5
 
 

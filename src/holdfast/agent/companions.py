@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 
+from holdfast import messages
 from holdfast.agent.watchdogs import Watchdogs
 from holdfast.processes.waiting import min_of
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.agent.moments import Onlookers
+    from holdfast.agent.readiness import Readiness
     from holdfast.health.pulse import Pulse
 
 HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
@@ -28,32 +30,50 @@ class Companions:
         self._given = health_check_server
         self._health: Any = None
         self._pulse: Pulse | None = None
+        self._readiness: Readiness | None = None
 
     def begin(self) -> None:
         """Begin to answer health checks, if anybody wants to ask."""
         self._health = self._given
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
-            from holdfast.agent.readiness import Readiness
             from holdfast.health.pulse import Pulse
             from holdfast.health.server import server_from_environment
 
-            self._pulse, readiness = Pulse(), Readiness()
-            self._onlookers.add(readiness)
+            self._pulse = Pulse()
             self._health = server_from_environment(
-                os.environ, self._pulse.alive_time, readiness.why_not
+                os.environ, self._pulse.alive_time, self._obtain_readiness().why_not
             )
-        if self._health is not None:
+        if self._health is None:
+            return
+        try:
             self._health.start()
+        except BaseException:
+            self._health = None  # It has not been started, so it is not to be stopped.
+            self.end()
+            raise
 
     def end(self) -> None:
         """End everything."""
         self.watchdogs.close()
-        if self._health is not None:
-            self._health.stop()
-            self._health = None
+        health, self._health = self._health, None
+        if health is not None:
+            try:
+                health.stop()
+            except Exception as problem:  # noqa: BLE001 (it may be anybody's, and the run is over)
+                what = f"{type(problem).__name__}: {problem}"
+                messages.warning(f"the health check server could not be stopped: {what}")
         if self._pulse is not None:
             self._pulse.close()
             self._pulse = None
+
+    def _obtain_readiness(self) -> Readiness:
+        """Return the one that looks on, at this run or at the one before already."""
+        if self._readiness is None:
+            from holdfast.agent.readiness import Readiness
+
+            self._readiness = Readiness()
+            self._onlookers.add(self._readiness)
+        return self._readiness
 
     def descriptors(self) -> list[int]:
         """Return what can be read when there is something to `look` at."""

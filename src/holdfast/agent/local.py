@@ -315,6 +315,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             for ended in context.poll_events(time.monotonic())
         ]
         for ended in exits:
+            self._companions.watchdogs.ended(ended.local_rank)
             self._teller.exited(ended.local_rank, failed=ended.failed)
         return exits
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.events.job import JobEvents
 
 NO_EVENTS = "null"
+"""Where events go if nothing else is asked for: nowhere, unless a program configured a handler."""
 JSON_LINES = "jsonl"
 
 
@@ -35,15 +36,14 @@ class OwnRecords:
     def begin(self) -> None:
         """Look up who wants records of the run that begins; raise `UsageError` for a bad name."""
         self._events, self._recorders = None, []
-        if self._handler != NO_EVENTS or _is_imported("holdfast.events.destinations"):
+        if _events_wanted(self._handler):
             from holdfast.agent.event_recorder import EventRecorder
             from holdfast.events.job import JobEvents
 
             folder = self._folder if self._handler == JSON_LINES else None
             self._events = JobEvents(self._handler, folder)
             self._recorders.append(EventRecorder(self._events.record))
-        metrics = sys.modules.get("holdfast.metrics")
-        if metrics is not None and metrics.is_configured():
+        if _metrics_wanted():
             from holdfast.agent.metric_recorder import MetricRecorder
 
             self._recorders.append(MetricRecorder())
@@ -60,14 +60,20 @@ class OwnRecords:
 
 
 def wanted(event_log_handler: str) -> bool:
-    """Whether there may be anybody who wants records."""
-    return (
-        event_log_handler != NO_EVENTS
-        or _is_imported("holdfast.events.destinations")
-        or _is_imported("holdfast.metrics")
+    """Whether there is anybody who wants records."""
+    return _events_wanted(event_log_handler) or _metrics_wanted()
+
+
+# Whoever configured a handler has imported the module that took it.
+
+
+def _events_wanted(event_log_handler: str) -> bool:
+    destinations = sys.modules.get("holdfast.events.destinations")
+    return event_log_handler != NO_EVENTS or (
+        destinations is not None and destinations.is_recorded(NO_EVENTS)
     )
 
 
-def _is_imported(module: str) -> bool:
-    """Whoever configured a handler has imported the module that takes it."""
-    return module in sys.modules
+def _metrics_wanted() -> bool:
+    metrics = sys.modules.get("holdfast.metrics")
+    return metrics is not None and metrics.is_configured()

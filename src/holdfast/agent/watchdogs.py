@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 ENABLE_ENV = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE_ENV = "TORCHELASTIC_TIMER_FILE"
 KILLED = "kill worker process"
+DUMP_S = 2.0  # The agent looks after nothing else meanwhile.
 
 
 class Watchdogs:
@@ -73,6 +74,13 @@ class Watchdogs:
         """Take note of who the workers are, and where what they say to standard error goes."""
         self._workers = {pid: rank for rank, pid in pids.items()}
         self._logs = logs
+
+    def ended(self, rank: int) -> None:
+        """Forget a worker that has ended: its number may be another process's soon."""
+        for pid in [pid for pid, one in self._workers.items() if one == rank]:
+            del self._workers[pid]
+            if self._timers is not None:
+                self._timers.clear_timers((pid,))
 
     def close(self) -> None:
         """Remove everything."""
@@ -163,9 +171,9 @@ class Watchdogs:
         rank = self._workers.get(pid)
         path = self._logs.get(rank, "") if rank is not None else ""
         if path:
-            stacks.dump_into_log(pid, path)
+            stacks.dump_into_log(pid, path, limit_s=DUMP_S)
         else:
-            messages.error(stacks.dump_stacks(pid))
+            messages.error(stacks.dump_stacks(pid, limit_s=DUMP_S))
 
     def _note(self, what: str, request: FileTimerRequest | None) -> None:
         if request is None:

@@ -79,7 +79,7 @@ def _place_of_environ() -> tuple[tuple[str, str], int] | None:
 def _bases(pid: int) -> dict[tuple[str, str], int]:
     """Return where in memory each mapped file begins, by device and number of the file."""
     found: dict[tuple[str, str], int] = {}
-    with open(f"/proc/{pid}/maps") as maps:
+    with open(f"/proc/{pid}/maps", errors="replace") as maps:
         for line in maps:
             span, _, _, device, number = line.split(maxsplit=5)[:5]
             if number != "0":

@@ -37,7 +37,9 @@ class LocalWorker:
 
     def described(self) -> str:
         """Return which worker this is, in one line."""
-        known = f"rank {self.rank} (local rank {self.local_rank})"
+        known = f"rank {self.rank}"
+        if self.local_rank >= 0:
+            known += f" (local rank {self.local_rank})"
         unknown = "a worker whose rank cannot be read"
         words = [
             (known if self.rank >= 0 else unknown) if self.is_worker else "",

@@ -38,8 +38,8 @@ def facts_of(pid: int) -> str:
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process, or its name where it has none."""
-    words = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()
+    """Return the command line of a process in one line, or its name where it has none."""
+    words = " ".join(_read(f"/proc/{pid}/cmdline").replace("\0", " ").split())
     return words[:COMMAND_CHARS_MAX] or f"[{_read(f'/proc/{pid}/comm').strip()}]"
 
 

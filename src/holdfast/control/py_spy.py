@@ -32,28 +32,32 @@ def find_py_spy() -> str | None:
     return None
 
 
-def spy(pid: int, *, native: bool = False, pausing: bool = True) -> str:
+def spy(
+    pid: int, *, native: bool = False, pausing: bool = True, limit_s: float | None = None
+) -> str:
     """Return the stacks of a process's Python threads; raise `CannotSpy` if there are none.
 
     `pausing` stops the process for the moment of the look, without which the stacks may be torn.
+    `limit_s` is how long the look may take, `SPY_S` unless given.
     """
     program = find_py_spy()
     if program is None:
         raise CannotSpy(f"py-spy is not there; {INSTALL}")
     import subprocess
 
+    limit_s = SPY_S if limit_s is None else limit_s
     flags = [*(["--native"] if native else []), *([] if pausing else ["--nonblocking"])]
     try:
         done = subprocess.run(
             [program, "dump", "--pid", str(pid), *flags],
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=SPY_S,
+            timeout=limit_s,
             check=False,
             env={**os.environ, "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
         )
     except subprocess.TimeoutExpired:
-        raise CannotSpy(f"py-spy has found no stacks of {pid} in {SPY_S:g} s") from None
+        raise CannotSpy(f"py-spy has found no stacks of {pid} in {limit_s:g} s") from None
     except OSError as problem:
         raise CannotSpy(f"{program} cannot be started: {problem.strerror}") from None
     if done.returncode != 0:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 
-from holdfast.control.live_environment import started_with
+from holdfast.control.live_environment import has_now, started_with
 from holdfast.control.process_facts import facts_of
 from holdfast.control.py_spy import CannotSpy, spy
 from holdfast.control.socket_file import place_from
@@ -21,33 +21,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ASK_S = 5.0
-"""How long a worker may take to answer at its socket."""
+LIMIT_S = 10.0
+"""How long all of it may take; it takes a tenth of a second, unless the process is stuck."""
 TEXT_BYTES_MAX = 4 << 20
 PYTHONS = ("python", "libpython", "pypy", "libpypy")
 
 
-def dump_stacks(pid: int, env: Mapping[str, str] | None = None) -> str:
+def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: float = LIMIT_S) -> str:
     """Return where a process is, as text that ends a line; never raises.
 
-    It may take up to `SPY_S` and `ASK_S` for a process that is stuck, so a loop that must go on
-    calls it in a thread. `env` is the environment of the process, if it is known better than
-    `/proc` knows it.
+    A loop that must go on gives a small `limit_s`, or calls it in a thread. `env` is the
+    environment of the process, if it is known better than `/proc` knows it.
     """
+    deadline = time.monotonic() + limit_s
     try:
-        return _ending_a_line(spy(pid))
+        # Half of the time is for the other way, should there be no end to this one.
+        return _ending_a_line(spy(pid, limit_s=limit_s / 2))
     except CannotSpy as problem:
         why = str(problem) if is_python(pid) else "this is no Python program"
-    place = place_from(started_with(pid) if env is None else env)
-    if place and (told := _ask_for_stacks(place, pid)):
+    place = place_from(started_with(pid)) or place_from(has_now(pid) if env is None else env)
+    if place and (told := _ask_for_stacks(place, pid, deadline)):
         return _ending_a_line(told)
     return f"{facts_of(pid)}no Python stacks: {why}\n"
 
 
-def dump_into_log(pid: int, path: str, title: str = "") -> None:
+def dump_into_log(pid: int, path: str, title: str = "", *, limit_s: float = LIMIT_S) -> None:
     """Append where a process is to its log; a log that cannot be written raises `OSError`."""
     when = time.strftime("%Y-%m-%d %H:%M:%S")
-    text = f"\n[holdfast] {title or 'stacks'} (pid {pid}, {when})\n{dump_stacks(pid)}"
+    text = f"\n[holdfast] {title or 'stacks'} (pid {pid}, {when})\n"
+    text += dump_stacks(pid, limit_s=limit_s)
     # The worker writes to the same file: in one piece, so that its lines do not get in between.
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -59,27 +61,29 @@ def dump_into_log(pid: int, path: str, title: str = "") -> None:
 
 
 def is_python(pid: int) -> bool:
-    """Whether a process is a Python interpreter, as far as can be seen from outside."""
+    """Whether a process may be a Python interpreter, as far as can be seen from outside."""
     try:
-        with open(f"/proc/{pid}/maps") as maps:
+        with open(f"/proc/{pid}/maps", errors="replace") as maps:
             return any(os.path.basename(line.strip()).startswith(PYTHONS) for line in maps)
+    except PermissionError:
+        return True  # Another user's; who knows.
     except OSError:
         return False
 
 
-def _ask_for_stacks(path: str, pid: int) -> str:
+def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
     """Return what the worker says at its socket; nothing if it is not there or does not answer."""
     import socket
 
     from holdfast.control.socket_file import peer_of
 
     request = b"POST /handler/dump_traceback HTTP/1.0\r\nContent-Length: 0\r\n\r\n"
-    deadline = time.monotonic() + ASK_S
     received = bytearray()
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(ASK_S)
-            connection.connect(path)
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            # A relative path is the worker's, unless it has gone elsewhere since.
+            connection.connect(os.path.join(f"/proc/{pid}/cwd", path))
             if peer_of(connection)[0] != pid:
                 return ""  # Another worker has the same path.
             connection.sendall(request)

@@ -106,6 +106,7 @@ class Apart(Guarded):
         """Hand over what waits, end the handler and the thread, and say what was missed."""
         if self._pid != os.getpid() or self._is_closing:
             return
+        patience_s = limit_s
         with self._changed:
             self._is_closing = True
             if not self.is_dropped:
@@ -113,9 +114,9 @@ class Apart(Guarded):
             thread = self._thread
             self._changed.notify_all()
             if self._in_call_since is not None and self._in_call_since == self._waited_for:
-                limit_s = 0.0  # The end of a job has waited for this call already.
-            if not self._await(lambda: self._thread is None, limit_s):
-                self._give_up(f"has not taken all events in time")
+                patience_s = 0.0  # The end of a job has waited for this call already.
+            if not self._await(lambda: self._thread is None, patience_s):
+                self._give_up(f"has not taken all events after {limit_s:g} s")
         if thread is not None and self._thread is None:
             thread.join(limit_s)
         atexit.unregister(self.close)

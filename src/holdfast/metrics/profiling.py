@@ -28,37 +28,46 @@ def prof(fn: Any = None, group: str = streams.DEFAULT_GROUP) -> Any:
     """
 
     def decorated(function: Callable[..., Any]) -> Callable[..., Any]:
-        name = _name_of(function)
-
-        @wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            begin = time.monotonic()
-            outcome = ""
-            try:
-                result = function(*args, **kwargs)
-                outcome = "success"
-            except Exception:
-                outcome = "failure"
-                raise
-            finally:
-                # Told of from here, so that the way an exception takes shows nothing of ours.
-                if outcome:
-                    streams.put_metric(f"{name}.{outcome}", 1, group)
-                took_ms = int((time.monotonic() - begin) * 1000)
-                streams.put_metric(f"{name}.duration.ms", took_ms, group)
-            return result
-
-        return wrapper
+        return _told_of(function, _name_of(function), group)
 
     return decorated if fn is None else decorated(fn)
 
 
 def profile(group: str | None = None) -> Callable[[F], F]:
-    """Do as `prof` does, which is the newer name."""
+    """Do as `prof` does, which is the newer name; here a metric's name is the function's alone."""
     from warnings import warn
 
     warn("profile is now called prof", FutureWarning, stacklevel=2)
-    return prof(group=streams.DEFAULT_GROUP if group is None else group)
+    chosen = streams.DEFAULT_GROUP if group is None else group
+
+    def decorated(function: Any) -> Any:
+        return _told_of(function, function.__name__, chosen)
+
+    return decorated
+
+
+def _told_of(function: Callable[..., Any], name: str, group: str) -> Callable[..., Any]:
+    """Return a function of which every call is told by this name."""
+
+    @wraps(function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        begin = time.monotonic()
+        outcome = ""
+        try:
+            result = function(*args, **kwargs)
+            outcome = "success"
+        except Exception:
+            outcome = "failure"
+            raise
+        finally:
+            # Told of from here, so that the way an exception takes shows nothing of ours.
+            if outcome:
+                streams.put_metric(f"{name}.{outcome}", 1, group)
+            took_ms = int((time.monotonic() - begin) * 1000)
+            streams.put_metric(f"{name}.duration.ms", took_ms, group)
+        return result
+
+    return wrapper
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
@@ -68,6 +77,6 @@ def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
 
 def _name_of(function: Callable[..., Any]) -> str:
     qualname = function.__qualname__
-    if "." in qualname:
+    if "." in qualname or not function.__module__:
         return qualname
     return f"{function.__module__.rpartition('.')[2]}.{qualname}"

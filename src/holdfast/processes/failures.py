@@ -181,6 +181,8 @@ class ProcessFailure:
             return f"exit code {code}, which usually means {inside} inside"
         if self.stopped and code == -9:
             return "killed by SIGKILL (it was asked to stop and did not end in time)"
+        if self.detail and code == -9:
+            return "killed by SIGKILL"  # What is known makes guesses idle.
         verb = "terminated" if self.signal_name() == "SIGTERM" else "killed"
         return f"{verb} by {signals.in_words(-code)}"
 

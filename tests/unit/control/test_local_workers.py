@@ -95,6 +95,7 @@ def test_words_for_what_is_not_known() -> None:
     unknown = LocalWorker(me, {}).described()
     assert unknown.startswith(f"a worker whose rank cannot be read, pid {me}, ")
     assert LocalWorker(me, {"RANK": "x"}).rank == -1
+    assert LocalWorker(me, {"RANK": "3"}).described().startswith(f"rank 3, pid {me}, ")
     env = {"TORCHELASTIC_RUN_ID": "a", "RANK": "1", "HOLDFAST_GENERATION": "2"}
     command = command_of(me)
     assert LocalWorker(me, env, is_worker=False).described() == f"pid {me}, {command}"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
-from holdfast.control import stacks
 from holdfast.control.stacks import dump_into_log, dump_stacks, is_python
 
 if TYPE_CHECKING:
@@ -40,10 +39,11 @@ main()
 class Process:
     """A program that waits at a line."""
 
-    def __init__(self, program: str, **variables: str) -> None:
+    def __init__(self, program: str, folder: str = ".", /, **variables: str) -> None:
         self.popen = subprocess.Popen(
             [sys.executable, "-c", program],
             env={**os.environ, **variables},
+            cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -79,6 +79,22 @@ def test_a_worker_is_asked_at_its_socket(tmp_path: Path) -> None:
         text = dump_stacks(process.pid)
         assert "in where_it_is\n" in text
         assert '"MainThread" (most recent call last)' in text
+
+
+@pytest.mark.usefixtures("without_py_spy")
+def test_a_relative_path_is_the_workers(tmp_path: Path) -> None:
+    with Process(WITH_SERVER, str(tmp_path), TORCH_WORKER_SERVER_SOCKET="a.sock") as process:
+        assert "in where_it_is\n" in dump_stacks(process.pid)
+
+
+@pytest.mark.usefixtures("without_py_spy")
+def test_a_worker_that_got_its_variables_later_is_asked_too(tmp_path: Path) -> None:
+    place = str(tmp_path / "a.sock")
+    late = f"import os; os.environ['TORCH_WORKER_SERVER_SOCKET'] = {place!r}"
+    with Process(f"{late}\n{WITH_SERVER}") as process:
+        assert "in where_it_is\n" in dump_stacks(process.pid)
+        variables = {"TORCH_WORKER_SERVER_SOCKET": place}
+        assert "in where_it_is\n" in dump_stacks(process.pid, variables)
         assert dump_stacks(process.pid, {}).startswith("command: ")
 
 
@@ -90,15 +106,13 @@ def test_what_another_worker_says_at_the_same_path_is_not_taken(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("without_py_spy")
-def test_a_worker_that_does_not_answer_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stacks, "ASK_S", 0.05)
+def test_a_worker_that_does_not_answer_is_given_up(tmp_path: Path) -> None:
     path = str(tmp_path / "a.sock")
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(path)
         silent.listen()
-        text = dump_stacks(os.getpid(), {"TORCH_WORKER_SERVER_SOCKET": path})
+        variables = {"TORCH_WORKER_SERVER_SOCKET": path}
+        text = dump_stacks(os.getpid(), variables, limit_s=0.05)
     assert text.startswith("command: ")
 
 
@@ -142,6 +156,14 @@ def test_a_program_that_is_no_python() -> None:
     assert text.startswith("command: sleep 600\n")
     assert text.endswith("no Python stacks: this is no Python program\n")
     assert is_python(os.getpid())
+
+
+def test_what_may_not_be_looked_at_may_be_a_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert is_python(1)
 
 
 def test_one_that_is_gone() -> None:

@@ -13,6 +13,8 @@ from holdfast.events.guarding import FAULTS_MAX
 if TYPE_CHECKING:
     import pytest
 
+    from holdfast.events.values import Event
+
 
 def test_a_handler_is_called_in_order_in_a_thread_of_its_own() -> None:
     handler = Keeping()
@@ -190,3 +192,35 @@ def test_nothing_is_lost_at_the_end_of_a_program() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60
     )
     assert (done.stdout.split(), done.stderr) == (["0", "1", "2", "3", "4"], "")
+
+
+def test_a_call_that_a_flush_waited_for_in_vain_is_not_waited_for_again(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    handler = Blocking()
+    apart = Apart(handler, "mine", call_s_max=PATIENCE_S * 10)
+    apart.record(event())
+    assert handler.entered.wait(PATIENCE_S)
+    apart.flush(0.01)
+    apart.close(100.0)
+    assert said.messages[1:] == [
+        "the event handler mine has not taken all events after 100 s: it gets no more events",
+        "1 event was not recorded by the event handler mine",
+    ]
+    handler.go_on.set()
+
+
+def test_a_handler_that_ends_its_thread_is_a_faulty_one(said: pytest.LogCaptureFixture) -> None:
+    class Leaving(Keeping):
+        def record(self, event: Event) -> None:
+            raise SystemExit(event.name)
+
+    apart = Apart(Leaving(), "mine")
+    for number in range(FAULTS_MAX):
+        apart.record(event(str(number)))
+    apart.close(PATIENCE_S)
+    assert said.messages == [
+        "the event handler mine failed: SystemExit: 0",
+        f"the event handler mine failed {FAULTS_MAX} times in a row: it gets no more events",
+        f"{FAULTS_MAX} events were not recorded by the event handler mine",
+    ]

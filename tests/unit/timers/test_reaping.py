@@ -73,8 +73,12 @@ def test_a_kill_that_fails_is_said_and_tried_again_alone() -> None:
     assert record.said[said:] == [f"kill {child.pid} with 9", "kill worker process: a"]
 
 
-def test_nobody_else_and_not_this_process_is_ever_signalled() -> None:
+def test_nobody_else_and_not_this_process_is_ever_signalled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     record = Record()
+    # Were it wrong, it would end far more than a test.
+    monkeypatch.setattr(record, "kill", lambda pid, _: record.said.append(f"kill {pid}"))
     with sleeping() as child:
         for pid, ours in ((child.pid, False), (os.getpid(), True), (0, True), (-1, True)):
             assert reaper(record, ours).expire(pid, [FileTimerRequest(pid, "a", 1.0, 9)])

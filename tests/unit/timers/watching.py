@@ -51,16 +51,23 @@ class Record:
 def sleeping() -> Iterator[subprocess.Popen[bytes]]:
     """A child that does nothing until it is ended."""
     with subprocess.Popen(["sleep", "600"]) as child:
-        yield child
-        child.kill()
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
-def run_python(program: str, *words: str) -> subprocess.Popen[str]:
-    """Start a Python program that is given as text."""
-    return subprocess.Popen(
+@contextmanager
+def run_python(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A child that runs a Python program which is given as text, and is ended after it."""
+    with subprocess.Popen(
         [sys.executable, "-c", program, *words],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    ) as child:  # fmt: skip
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def drive(server: FileTimerServer, ended: int) -> None:

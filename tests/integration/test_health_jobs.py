@@ -1,0 +1,221 @@
+"""Probes of real agents: alive while the loop turns, ready while the workers run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast import messages
+from holdfast.agent.local import LocalElasticAgent
+from holdfast.agent.moments import Moment, Started
+from holdfast.agent.workers import WorkerSpec
+from holdfast.launcher.config import LaunchConfig
+from holdfast.launcher.launch import elastic_launch
+from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.rendezvous.single_node import SingleNodeHandler
+from real_jobs import PATIENCE_S
+from real_teams import OBEY, Cluster
+from watched_jobs import WatchedJob, fetch, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.rendezvous.handler import RendezvousInfo
+
+PROBED = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0"}
+AT_PORT = "health checks at port "
+OK = (200, "ok\n")
+NOT_STARTED = (503, "the workers are not started yet\n")
+
+# Rank 1 takes its time to stop: it waits for an order.
+LINGERING = """
+def linger(signum, frame):
+    tell("lingering")
+    obey()
+    sys.exit()
+signal.signal(signal.SIGTERM, linger)
+tell(f"up{RANK}")
+if GENERATION == "0":
+    forever()
+obey()
+"""
+
+
+def await_ready(port: int) -> None:
+    until(lambda: fetch(port, "/readyz") == OK or None)
+
+
+def test_a_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
+    flags = ("--nproc-per-node=2", "--max-restarts=1")
+    with WatchedJob(tmp_path, LINGERING, *flags, env=PROBED) as job:
+        port = int(job.says(AT_PORT))
+        workers = job.news.take(2)
+        await_ready(port)
+        for path in ("/healthz", "/livez", "/"):
+            assert fetch(port, path) == OK
+        os.kill(workers["up0"], signal.SIGKILL)
+        lingering = job.news.take(1)["lingering"]
+        assert fetch(port, "/readyz") == (503, "the workers are being stopped: a worker failed\n")
+        assert fetch(port, "/livez") == OK
+        os.kill(lingering, signal.SIGUSR1)
+        workers = job.news.take(2)
+        await_ready(port)
+        for pid in workers.values():
+            os.kill(pid, signal.SIGUSR1)
+        assert job.ends()[0] == 0
+        assert job.left_behind() == []
+    with socket.create_server(("", port)):
+        pass
+
+
+def test_an_agent_that_waits_for_nodes_is_alive_and_not_ready(tmp_path: Path) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="2") as team:
+        agent = team.start("a", env=PROBED)
+        port = int(agent.says(AT_PORT).partition(AT_PORT)[2].partition("\n")[0])
+        team.await_coordinator(agent)
+        assert fetch(port, "/readyz") == NOT_STARTED
+        assert fetch(port, "/livez") == OK
+        team.start("b")
+        workers = team.generation(2)
+        await_ready(port)
+        for worker in workers.values():
+            worker.finish()
+        assert team.codes() == {"a": 0, "b": 0}
+
+
+def test_an_agent_that_is_stopped_as_a_whole_answers_nobody(tmp_path: Path) -> None:
+    with WatchedJob(tmp_path, "tell('up'); obey()", env=PROBED) as job:
+        port = int(job.says(AT_PORT))
+        worker = job.news.take(1)["up"]
+        job.signal(signal.SIGSTOP)
+        with pytest.raises(TimeoutError):
+            fetch(port, "/livez", limit_s=0.3)
+        job.signal(signal.SIGCONT)
+        assert fetch(port, "/livez") == OK
+        os.kill(worker, signal.SIGUSR1)
+        assert job.ends()[0] == 0
+
+
+# Agents in this process, so that they can be held up.
+
+
+class Held:
+    """A place where an agent is held until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.let_go = threading.Event()
+
+    def hold(self) -> None:
+        self.entered.set()
+        assert self.let_go.wait(PATIENCE_S)
+
+
+class HeldRendezvous(SingleNodeHandler):
+    """A rendezvous that waits for a node which is to come."""
+
+    def __init__(self, held: Held) -> None:
+        super().__init__("job")
+        self._held = held
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._held.hold()
+        return super().next_rendezvous()
+
+
+@contextmanager
+def running(
+    handler: SingleNodeHandler,
+    held: Held,
+    said: pytest.LogCaptureFixture,
+    *,
+    at_start: bool = False,
+) -> Iterator[int]:
+    """Run an agent in a thread; yield the port of its probes once it is held."""
+    spec = WorkerSpec("trainer", 1, handler, entrypoint="/bin/true", max_restarts=0)
+    agent = LocalElasticAgent(spec, DefaultLogsSpecs())
+
+    def hold_at_start(moment: Moment) -> None:
+        if isinstance(moment, Started):
+            held.hold()
+
+    if at_start:
+        agent.onlookers.add(hold_at_start)
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(agent.run)
+        try:
+            assert held.entered.wait(PATIENCE_S)
+            [line] = [line for line in said.messages if line.startswith(AT_PORT)]
+            yield int(line.removeprefix(AT_PORT))
+        finally:
+            held.let_go.set()
+        assert not run.result(PATIENCE_S).is_failed()
+    handler.shutdown()
+
+
+@pytest.fixture
+def said(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> pytest.LogCaptureFixture:
+    """Ask for probes of agents in this process, with a short timeout; return what they say."""
+    caplog.set_level(messages.NOTICE, "holdfast")
+    monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "0")
+    monkeypatch.setenv("HOLDFAST_HEALTH_TIMEOUT", "0.2")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return caplog
+
+
+def test_an_agent_in_a_rendezvous_is_alive(said: pytest.LogCaptureFixture) -> None:
+    held = Held()
+    with running(HeldRendezvous(held), held, said) as port:
+        for _ in range(2):
+            assert fetch(port, "/livez") == OK
+        assert fetch(port, "/readyz") == NOT_STARTED
+
+
+def test_an_agent_whose_loop_is_stuck_is_not(said: pytest.LogCaptureFixture) -> None:
+    held = Held()
+    with running(SingleNodeHandler("job"), held, said, at_start=True) as port:
+
+        def refusal() -> str | None:  # An answer of just before serves for a moment.
+            status, why = fetch(port, "/livez")
+            return why if status == 503 else None
+
+        assert until(refusal).startswith("the agent has given no sign of life for ")
+
+
+class OwnServer:
+    """What a caller may give as its own."""
+
+    def __init__(self, *, fails_to_stop: bool = False) -> None:
+        self.calls: list[str] = []
+        self._fails_to_stop = fails_to_stop
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+        if self._fails_to_stop:
+            raise OSError("the plug is stuck")
+
+
+@pytest.mark.parametrize("fails_to_stop", [False, True])
+def test_a_server_of_the_callers_is_started_and_stopped(
+    said: pytest.LogCaptureFixture, fails_to_stop: bool
+) -> None:
+    own = OwnServer(fails_to_stop=fails_to_stop)
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, max_restarts=0)
+    elastic_launch(config, "/bin/true", own)()
+    assert own.calls == ["start", "stop"]
+    assert not [line for line in said.messages if line.startswith(AT_PORT)]
+    warned = ["the health check server could not be stopped: OSError: the plug is stuck"]
+    assert said.messages == (warned if fails_to_stop else [])

@@ -1,0 +1,174 @@
+"""Real workers that take too long: their stacks are shown, they are killed, and the job goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from watched_jobs import WatchedJob, events_of, told
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+HEAD = """
+from holdfast import worker
+from holdfast.elastic import timer
+def be_stuck_here():
+    forever()
+def in_a_timer(scope, after=0.3):
+    timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
+    return timer.expires(after, scope)
+"""
+SECTION = 'worker.section("stuck", timeout=0.3)'
+TIMER = 'in_a_timer(scope="stuck")'
+TIMERS = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+LOGS = ("--log-dir=logs", "--redirects=2", "--nproc-per-node=2")
+
+
+def stuck_once(block: str) -> str:
+    """Return a script of which rank 1 is stuck in the first generation."""
+    return f"""{HEAD}
+if GENERATION == "0":
+    if RANK == "1":
+        with {block}:
+            be_stuck_here()
+    forever()
+"""
+
+
+def watchdog_events(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """Return what the events tell of timers that expired, in order."""
+    return [
+        (one["name"], json.loads(one["metadata"]["metadata"]))
+        for one in events_of(folder)
+        if one["name"] in ("timer expired", "kill worker process")
+    ]
+
+
+@pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
+def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
+    tmp_path: Path, block: str
+) -> None:
+    flags = (*LOGS, "--max-restarts=1")
+    with WatchedJob(tmp_path, stuck_once(block), *flags, env=TIMERS) as job:
+        code, said = job.ends()
+        assert job.left_behind() == []  # The pipe of the timers is gone, too.
+    assert code == 0
+    scope = "section stuck" if block == SECTION else "stuck"
+    pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
+    assert f"the time is up for {scope!r} (pid {pid}): it is killed with signal 9" in said
+    assert f"rank 1 (pid {pid}) failed: was killed because the time was up for {scope!r}" in said
+    [log] = tmp_path.glob("logs/*/attempt_0/1/stderr.log")
+    assert "be_stuck_here (" in log.read_text()
+    [other] = tmp_path.glob("logs/*/attempt_0/0/stderr.log")
+    assert other.read_text() == ""
+    events = watchdog_events(tmp_path)
+    assert [name for name, _ in events] == ["timer expired", "kill worker process"]
+    for _, inner in events:
+        assert inner["scope_id"] == scope
+        assert inner["signal"] == signal.SIGKILL
+        assert inner["expiration_time"] > 0
+    names = [told(one).name for one in events_of(tmp_path)]
+    assert names.index("kill worker process") < names.index("SUCCEEDED")
+    assert names.count("RENDEZVOUS") == 2
+    assert names.count("watchdog started") == names.count("watchdog stopped") == 1
+
+
+@pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
+def test_the_report_says_what_a_worker_was_killed_for(tmp_path: Path, block: str) -> None:
+    with WatchedJob(tmp_path, stuck_once(block), *LOGS, env=TIMERS) as job:
+        code, said = job.ends()
+    assert code == 128 + signal.SIGKILL
+    scope = "section stuck" if block == SECTION else "stuck"
+    why = f"was killed because the time was up for {scope!r}"
+    assert f"reason    : {why}" in said
+    assert "rank      : 1 (local_rank: 1)" in said
+    assert "out-of-memory" not in said
+    [report] = tmp_path.glob("logs/*/failure.json")
+    assert why in report.read_text()
+
+
+def test_what_is_left_in_time_harms_nobody(tmp_path: Path) -> None:
+    """Two blocks are left at once; a third one's time is up after theirs would have been."""
+    script = f"""{HEAD}
+with worker.section("early", timeout=1), in_a_timer(after=1, scope="early too"):
+    pass
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], 0))
+with worker.section("outer", timeout=1000), timer.expires(after=1, scope="late"):
+    tell("up")
+    obey()
+"""
+    with WatchedJob(tmp_path, script, "--log-dir=logs", env=TIMERS) as job:
+        [pid] = job.news.take(1).values()
+        job.says("the time is up for 'late' (pid ")
+        os.kill(pid, signal.SIGUSR1)
+        code, said = job.ends()
+    assert code == 0
+    assert said.count("the time is up") == 1
+    assert "it is left alone" in said
+
+
+def worker_pids(job: WatchedJob) -> list[int]:
+    """Return the workers of the last generation, by the events so far."""
+    starts = [one for one in events_of(job.folder) if told(one).name == "START"]
+    return [int(one["metadata"]["worker_id"]) for one in starts]
+
+
+def test_a_timer_of_a_worker_that_has_ended_is_forgotten(tmp_path: Path) -> None:
+    """The number of the process may be another's by then."""
+    script = f"""{HEAD}
+if RANK == "0":
+    with in_a_timer("of one that ends", after=1):
+        os._exit(0)
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], 0))
+with timer.expires(after=1.2, scope="later"):
+    obey()
+"""
+    with WatchedJob(tmp_path, script, *LOGS, env=TIMERS) as job:
+        job.says("the time is up for 'later' (pid ")
+        os.kill(worker_pids(job)[1], signal.SIGUSR1)
+        code, said = job.ends()
+    assert code == 0
+    assert "of one that ends" not in said
+    assert [inner["scope_id"] for _, inner in watchdog_events(tmp_path)] == ["later"]
+
+
+def test_a_request_may_only_name_a_worker_of_this_agent(tmp_path: Path) -> None:
+    script = """
+import json
+parent = os.getppid()
+for pid in (OTHER, parent, int(open(f"/proc/{parent}/stat").read().rpartition(")")[2].split()[1])):
+    request = {"version": 1, "pid": pid, "scope_id": "murder", "expiration_time": 1.0, "signal": 9}
+    with open(os.environ["TORCHELASTIC_TIMER_FILE"], "w") as pipe:
+        pipe.write(json.dumps(request) + "\\n")
+tell("asked")
+obey()
+"""
+    own = f"OTHER = {os.getpid()}\n"
+    with WatchedJob(tmp_path, own + script, "--log-dir=logs", env=TIMERS) as job:
+        workers = job.news.take(1)
+        refused = "a timer request is refused: it names a process that is no worker of this agent: "
+        for pid in (os.getpid(), job.keeper(), job.agent.pid):
+            job.says(f"{refused}pid {pid}, scope 'murder'")
+        os.kill(workers["asked"], signal.SIGUSR1)
+        code, said = job.ends()
+    assert code == 0
+    assert said.count("refused") == 3
+    assert watchdog_events(tmp_path) == []
+
+
+def test_a_pipe_at_a_chosen_place_is_removed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "timers"
+    script = """
+import stat
+sys.exit(not stat.S_ISFIFO(os.stat(os.environ["TORCHELASTIC_TIMER_FILE"]).st_mode))
+"""
+    env = {**TIMERS, "TORCHELASTIC_TIMER_FILE": str(path)}
+    with WatchedJob(tmp_path, script, env=env) as job:
+        assert job.ends() == (0, "")
+    assert not path.exists()

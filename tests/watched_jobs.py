@@ -1,0 +1,117 @@
+"""Real jobs of one node that are looked at while they run: what they say, serve and write down.
+
+Where something is known to come but does not announce itself, it is looked for again and again:
+`WatchedJob.says` and `until`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from real_jobs import PATIENCE_S, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+    from typing import Any, Self, TypeVar
+
+    Found = TypeVar("Found")
+
+LOOK_AGAIN_S = 0.01
+
+# Put before a script: `obey` waits for an order to go on (SIGUSR1), which may come before.
+ORDERS = """
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+def obey():
+    signal.sigwaitinfo({signal.SIGUSR1})
+"""
+
+
+class WatchedJob(Job):
+    """A `holdfast run` whose own words can be read while it runs, with a TMPDIR of its own."""
+
+    def __init__(
+        self, folder: Path, script: str, *flags: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.folder = folder
+        self.temporary = folder / "tmp"
+        self.temporary.mkdir()
+        self._errors = folder / "errors"
+        with self._errors.open("w") as stderr:
+            super().__init__(
+                folder,
+                ORDERS + script,
+                *flags,
+                stderr=stderr.fileno(),
+                env={"TMPDIR": str(self.temporary), **(env or {})},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def said(self) -> str:
+        """Return what the agent, and workers that were not redirected, wrote to standard error."""
+        return self._errors.read_text()
+
+    def says(self, text: str) -> str:
+        """Wait until it has said this; return the rest of that line."""
+
+        def look() -> str | None:
+            _, found, rest = self.said().partition(text)
+            assert found or self.agent.poll() is None, f"ended without {text!r}: {self.said()}"
+            return rest.partition("\n")[0] if found and "\n" in rest else None
+
+        return until(look)
+
+    def ends(self) -> tuple[int, str]:
+        """Wait for the command to end; return its exit code and what it said."""
+        code, _, _ = self.end()
+        return code, self.said()
+
+    def left_behind(self) -> list[str]:
+        """Return what is in the folder for temporary files."""
+        return sorted(str(one.relative_to(self.temporary)) for one in self.temporary.rglob("*"))
+
+
+class Told(NamedTuple):
+    """An event of a run, without what differs from run to run."""
+
+    name: str
+    source: str
+    rank: int | None
+    restarts: int
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    """Return the events in the log directory of the one run that is below a folder."""
+    [path] = folder.rglob("events-*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def told(event: dict[str, Any]) -> Told:
+    metadata = event["metadata"]
+    name = event["name"].removeprefix("torchelastic.worker.status.")
+    return Told(name, event["source"], metadata["global_rank"], metadata["agent_restarts"])
+
+
+def until(look: Callable[[], Found | None]) -> Found:
+    """Look until something is found, and return it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while (found := look()) is None:
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(LOOK_AGAIN_S)
+    return found
+
+
+def fetch(port: int, path: str, limit_s: float = PATIENCE_S) -> tuple[int, str]:
+    """Return status and text of what this host serves at a port."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit_s)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
