@@ -72,3 +72,8 @@ def success(at: float, remaining: int) -> list[moments.Moment]:
         moments.Stopped(at, 1),
         ended(at + 1.0, "succeeded", remaining),
     ]
+
+
+def spoke(at: float) -> moments.Spoke:
+    """A worker made its first call."""
+    return moments.Spoke(at, 1, moments.WorkerFact(0, 0, 0, 1, 4711))

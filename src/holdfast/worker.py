@@ -260,6 +260,7 @@ def _claim() -> _Page | None:
     for slot in range(SLOTS):  # Of a process that had the page before and has died.
         page.words[DEADLINES + slot] = 0
     page.words[PID] = os.getpid()
+    page.ask_to_look()  # That this worker has come so far is worth knowing.
     return page
 
 

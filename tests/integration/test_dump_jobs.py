@@ -52,11 +52,11 @@ def test_each_worker_is_shown_even_if_the_agent_is_stuck(tmp_path: Path) -> None
             assert f"rank {rank}" in head
             assert f"pid {workers[f'up{rank}']}" in head
             assert f"    {function} (" in stacks
-            assert f"/train.py:" in stacks or "(train.py:" in stacks
         for pid in workers.values():
             os.kill(pid, signal.SIGUSR1)
         assert job.ends() == (0, "")
     code, texts, err = dumped(run_id)
     assert (code, texts) == (1, [])
-    assert err.startswith("holdfast dump: error: no worker ") or "--run-id: no worker" in err
+    assert err.startswith("holdfast dump: error: ")
+    assert "no worker of" in err
     assert err.count("\n") == 1

@@ -20,6 +20,8 @@ TIMEOUT_S = 60
 
 RUN_FOLDER = re.compile(r"(?P<run_id>.+)_[0-9a-z_]{8}")
 """The folder of a run: its id and eight random characters."""
+OWN_FILE = re.compile(r"failure\.json|events-.+\.jsonl")
+"""What Holdfast alone puts there: the report and the events."""
 
 
 def free_port() -> int:
@@ -55,7 +57,7 @@ class Outcome(NamedTuple):
         for path in sorted(root.rglob("*")):
             run, *inner = path.relative_to(root).parts
             assert RUN_FOLDER.fullmatch(run)
-            if not inner or inner == ["failure.json"]:  # The report is Holdfast's own.
+            if not inner or OWN_FILE.fullmatch("/".join(inner)):
                 continue
             text = path.read_text() if path.is_file() else "a folder"
             if inner[-1].startswith("filtered_"):  # Workers come in any order.

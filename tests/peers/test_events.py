@@ -1,52 +1,61 @@
 """The events of a run are those of the real torchrun: names, sources, keys in order, and types.
 
-torchrun records them with its own handler. Ours come from the moments that such a run consists of.
+Both run the same scripts, and record with their handlers for the console.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+from launchers import TIMEOUT_S
 
-from holdfast.agent.event_recorder import EventRecorder
-from holdfast.agent.moments import (
-    Began,
-    Ended,
-    Met,
-    Moment,
-    Ranked,
-    Started,
-    Watchdog,
-    WorkerEnd,
-    WorkerFact,
-)
 from holdfast.elastic import events as ours
 from holdfast.elastic.events import Event, EventSource, NodeState, RdzvEvent
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from launchers import Launchers, Torchrun
 
 pytestmark = pytest.mark.torch
 
-SUCCEEDING = "pass\n"
-FAILING = "import sys; sys.exit(7)\n"
-# One worker ends the agent, once that has recorded the start of both.
-SIGNALLING = """
+RUNS = {
+    "succeeded": "pass\n",
+    # Each worker twice; rank 0 is there until the agent ends it.
+    "failed": """
+import os, signal, sys
+if os.environ["RANK"] == "1":
+    sys.exit(7)
+signal.pause()
+""",
+    # One worker ends the agent, once that has recorded the start of both. Its parent is the agent,
+    # or the keeper of Holdfast's.
+    "signalled": """
 import os, signal, time
 if os.environ["RANK"] == "0":
     while open("stderr").read().count('status.START"') < 2:
         time.sleep(0.01)
-    os.kill(os.getppid(), signal.SIGTERM)
+    agent = os.getppid()
+    if "HOLDFAST_GENERATION" in os.environ:
+        with open(f"/proc/{agent}/stat") as stat:
+            agent = int(stat.read().rpartition(")")[2].split()[1])
+    os.kill(agent, signal.SIGTERM)
 signal.pause()
-"""
-
-PYTHON = os.path.basename(sys.executable)
-BEGAN = Began(0.0, 1.0, "events", "default", "c10d", PYTHON, 2, 1)
-WORKERS = (WorkerFact(0, 0, 0, 2, 101), WorkerFact(1, 1, 1, 2, 102))
+""",
+}
+LINE = [
+    "--nproc-per-node=2",
+    "--rdzv-backend=c10d",
+    "--rdzv-endpoint=localhost:0",
+    "--rdzv-id=events",
+    "--max-restarts=1",
+    "--event-log-handler=console",
+    "../job.py",
+]
 
 
 class Told(NamedTuple):
@@ -59,48 +68,34 @@ class Told(NamedTuple):
     same: dict[str, Any]
 
 
-def start(restarts: int = 0) -> list[Moment]:
-    return [
-        Met(1.0, 2.0, 0.5, 0, 1, restart_count=restarts),
-        Ranked(1.0, 2.0, 0.5, 0, 1, restart_count=restarts),
-        Started(1.0, 2.0, 0.5, restarts, restarts, 0, 1, WORKERS),
-    ]
-
-
-def end(state: str, worker: str = "", restarts: int = 0, error: str = "") -> Ended:
-    ends = tuple(WorkerEnd(one, worker) for one in WORKERS if worker)
-    return Ended(9.0, 9.0, 8.0, state, restarts, 1 - restarts, 1, 0, 1, ends, error)
-
-
-RUNS: dict[str, tuple[str, list[Moment]]] = {
-    "succeeded": (SUCCEEDING, [*start(), end("succeeded", "succeeded")]),
-    "failed": (FAILING, [*start(), *start(1), end("failed", "failed", 1)]),
-    "signalled": (SIGNALLING, [*start(), end("", error="Traceback ...")]),
-}
-
-
-def recorded(moments: list[Moment]) -> list[Event]:
-    events: list[Event] = []
-    recorder = EventRecorder(events.append)
-    for moment in [BEGAN, *moments]:
-        recorder(moment)
-    return events
-
-
-def torchruns_events(
+def events_of_both(
     launchers: Launchers, torchrun: Torchrun, script: str, **env: str
-) -> list[Event]:
-    """Run two workers under torchrun and return what its handler for the console wrote."""
+) -> tuple[list[Event], list[Event]]:
+    """Run two workers under Holdfast and under torchrun; return what each recorded."""
     launchers.script("job.py", script)
-    folder = launchers.base
-    line = ["--nproc-per-node=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    line += ["--rdzv-id=events", "--max-restarts=1", "--event-log-handler=console", "job.py"]
-    out, err = folder / "stdout", folder / "stderr"
-    files = {"stdout": str(out), "stderr": str(err)}
-    torchrun.begin({"argv": line, "env": launchers.env | env, "cwd": str(folder), **files})
+    here, there = launchers.base / "holdfast", launchers.base / "torchrun"
+    here.mkdir()
+    there.mkdir()
+    env = launchers.env | env
+    job = {"argv": LINE, "env": env | {"LOGLEVEL": "INFO"}, "cwd": str(there)}
+    torchrun.begin(job | {"stdout": str(there / "stdout"), "stderr": str(there / "stderr")})
+    with (here / "stderr").open("w") as stderr:
+        subprocess.run(
+            [sys.executable, "-m", "holdfast", "run", *LINE],
+            cwd=here,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stderr=stderr,
+            timeout=TIMEOUT_S,
+        )
     torchrun.end()
-    lines = [one for one in err.read_text().splitlines() if one.startswith('{"name":')]
-    return [Event.deserialize(one) for one in lines]  # Ours reads what theirs wrote.
+    return recorded(here), recorded(there)
+
+
+def recorded(folder: Path) -> list[Event]:
+    lines = (folder / "stderr").read_text().splitlines()
+    # Ours reads what theirs wrote.
+    return [Event.deserialize(one) for one in lines if one.startswith('{"name":')]
 
 
 def told(event: Event) -> Told:
@@ -121,9 +116,7 @@ def kinds_of(event: Event) -> dict[str, type]:
 
 @pytest.mark.parametrize("run", RUNS)
 def test_a_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run: str) -> None:
-    script, moments = RUNS[run]
-    theirs = torchruns_events(launchers, torchrun, script, LOGLEVEL="INFO")
-    mine = recorded(moments)
+    mine, theirs = events_of_both(launchers, torchrun, RUNS[run])
     assert [told(one) for one in mine] == [told(one) for one in theirs]
     for one, other in zip(mine, theirs, strict=True):
         here, there = kinds_of(one), kinds_of(other)
@@ -134,20 +127,12 @@ def test_a_run_has_the_same_events(launchers: Launchers, torchrun: Torchrun, run
 
 
 def test_the_watchdog_has_the_same_events(launchers: Launchers, torchrun: Torchrun) -> None:
-    moments = [
-        *start()[:2],
-        Watchdog(1.0, 2.0, "watchdog started"),
-        start()[2],
-        Watchdog(1.0, 2.0, "watchdog stopped"),
-        end("succeeded", "succeeded"),
-    ]
-    theirs = torchruns_events(
-        launchers, torchrun, SUCCEEDING, TORCHELASTIC_ENABLE_FILE_TIMER="1", LOGLEVEL="INFO"
+    mine, theirs = events_of_both(
+        launchers, torchrun, RUNS["succeeded"], TORCHELASTIC_ENABLE_FILE_TIMER="1"
     )
     # When theirs stops is not fixed, since a thread of its own does it.
-    mine = [told(one) for one in recorded(moments)]
-    there = [told(one) for one in theirs]
-    assert sorted(mine, key=str) == sorted(there, key=str)
+    assert sorted(map(told, mine), key=str) == sorted(map(told, theirs), key=str)
+    assert "watchdog started" in [one.name for one in mine]
 
 
 def test_both_read_and_write_the_same_text() -> None:

@@ -14,8 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from holdfast.agent.moments import Onlookers
     from holdfast.agent.readiness import Readiness
+    from holdfast.agent.telling import RunTeller
     from holdfast.health.pulse import Pulse
 
 HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
@@ -24,9 +24,9 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 class Companions:
     """They begin and end with a run."""
 
-    def __init__(self, run_id: str, onlookers: Onlookers, health_check_server: Any) -> None:
-        self.watchdogs = Watchdogs(run_id, onlookers.tell)
-        self._onlookers = onlookers
+    def __init__(self, run_id: str, teller: RunTeller, health_check_server: Any) -> None:
+        self.watchdogs = Watchdogs(run_id, teller.tell, teller.spoke)
+        self._onlookers = teller.onlookers
         self._given = health_check_server
         self._health: Any = None
         self._pulse: Pulse | None = None

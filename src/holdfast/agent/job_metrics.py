@@ -121,11 +121,6 @@ class JobMetrics:
             self._recovery.take(moment)
             self._take(moment)
 
-    def first_line(self, at: float) -> None:
-        """Take note that a worker wrote its first line; more of them do no harm."""
-        with self._lock:
-            self._recovery.first_line(at)
-
     def _take(self, moment: moments.Moment) -> None:
         match moment:
             case moments.Began():

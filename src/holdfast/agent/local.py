@@ -80,7 +80,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._preload = tuple(preload)
         self._warm: WarmStart | None = None
         self._companions = Companions(
-            spec.rdzv_handler.get_run_id(), self.onlookers, health_check_server
+            spec.rdzv_handler.get_run_id(), self._teller, health_check_server
         )
         self._keeper: Keeper | None = None
         self._pcontext: PContext | None = None

@@ -106,6 +106,14 @@ class Exited(Moment):
     failed: bool
 
 
+class Spoke(Moment):
+    """A worker that tells its progress has made its first call: it runs the person's own code."""
+
+    at: float
+    generation: int
+    worker: WorkerFact
+
+
 class Stopping(Moment):
     """What is left of a generation is being stopped."""
 

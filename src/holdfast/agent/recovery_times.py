@@ -66,9 +66,11 @@ class RecoveryTimes:
                 self._ranked_at = at
             case moments.Started():
                 self._take_start(moment)
+            case moments.Spoke():
+                self._first_line(moment.at)
 
-    def first_line(self, at: float) -> None:
-        """A worker wrote something; only the first time in a generation counts."""
+    def _first_line(self, at: float) -> None:
+        """A worker is in its own code; only the first time in a generation counts."""
         if self._started_at is not None and self._recovered:
             self.stages["first_line"].observe(at - self._started_at)
         self._recovered = False

@@ -128,6 +128,13 @@ class RunTeller:
             worker = _fact(self._agent.get_worker_group().workers[local_rank])
             self.tell(moments.Exited(at, wall, self._agent.machine.generation, worker, failed))
 
+    def spoke(self, local_rank: int) -> None:
+        """A worker has made its first call of `holdfast.worker`."""
+        if self.onlookers:
+            worker = _fact(self._agent.get_worker_group().workers[local_rank])
+            generation = self._agent.machine.generation
+            self.tell(moments.Spoke(moments.now()[0], generation, worker))
+
     def stopping(self, generation: int, reason: str) -> None:
         """What is left of a generation is being stopped."""
         if self.onlookers:

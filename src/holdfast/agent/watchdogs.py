@@ -35,9 +35,13 @@ DUMP_S = 2.0  # The agent looks after nothing else meanwhile.
 class Watchdogs:
     """The timers and sections of one agent's workers, over all generations."""
 
-    def __init__(self, run_id: str, tell: Callable[[Moment], object]) -> None:
+    def __init__(
+        self, run_id: str, tell: Callable[[Moment], object], spoke: Callable[[int], object]
+    ) -> None:
         self._run_id = run_id
         self._tell = tell
+        self._spoke = spoke
+        self._silent: set[int] = set()  # Local ranks that have not made a call yet.
         self._timers: FileTimerServer | None = None
         self._timers_path = ""
         self._pages: WorkerPages | None = None
@@ -51,7 +55,9 @@ class Watchdogs:
     def begin(self, ranks: Iterable[int], environ: Mapping[str, str]) -> None:
         """Make what the workers of a generation need."""
         self._workers, self._ended = {}, {}
-        if self._timers is None and environ.get(ENABLE_ENV) == "1":
+        if self._timers is not None:
+            self._timers.forget_all()
+        elif environ.get(ENABLE_ENV) == "1":
             self._timers = self._serve_timers(environ.get(FILE_ENV, ""))
         if self._pages is None:
             from holdfast.processes.worker_pages import WorkerPages
@@ -61,7 +67,8 @@ class Watchdogs:
             except OSError as problem:
                 messages.info(f"workers cannot tell their progress: {problem}")
                 return
-        self._pages.begin(ranks)
+        self._silent = set(ranks)
+        self._pages.begin(self._silent)
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return what a worker needs in its environment."""
@@ -112,9 +119,14 @@ class Watchdogs:
         for rank, section in self._pages.take(now):
             from holdfast.timers.sections import request_of
 
-            pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
+            # Whoever makes the calls is the one to look at; it may be below a shell.
+            pid = self._pages.progress(rank).pid
             if pid:
                 self._obtain_reaper().expire(pid, [request_of(section, pid, now, time.time())])
+        if self._pages.was_asked and self._silent:
+            for rank in [rank for rank in self._silent if self._pages.progress(rank).pid]:
+                self._silent.discard(rank)
+                self._spoke(rank)
 
     # What is known of workers.
 

@@ -57,6 +57,8 @@ class WorkerPages:
         self._starts = 0
         self._look_at: float | None = None
         self._settle_at: float | None = None
+        self.was_asked = False
+        """Whether a worker asked for the last look."""
 
     def begin(self, ranks: Iterable[int]) -> None:
         """Make new pages for the workers of a generation; those of the last are given up."""
@@ -99,7 +101,7 @@ class WorkerPages:
 
     def take(self, now: float) -> list[tuple[int, Section]]:
         """Look, if it is time to; return the sections that should have been left, by local rank."""
-        asked = self._take_notice()
+        asked = self.was_asked = self._take_notice()
         deadline = self.next_deadline()
         if not asked and (deadline is None or now < deadline):
             return []

@@ -14,7 +14,7 @@ from holdfast.agent import moments
 from holdfast.agent.job_metrics import FAMILIES, JobMetrics
 from holdfast.core.supervision import Reason
 from holdfast.metrics.exposition import render
-from told_runs import began, ended, exited, failure, first_start, met, restart, success
+from told_runs import began, ended, exited, failure, first_start, met, restart, spoke, success
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -110,7 +110,7 @@ def test_a_recovery() -> None:
     assert figures.value("holdfast_outage_seconds_sum") == 15.5
     assert figures.value("holdfast_running_seconds_total") == 12.0
     assert figures.value("holdfast_recovery_seconds_count", stage="first_line") == 0
-    figures.metrics.first_line(36.0)
+    figures.metrics(spoke(36.0))
     text = render(figures.metrics.collect()).decode()
     assert 'holdfast_recovery_seconds_sum{run_id="job-1",stage="first_line"} 0.5\n' in text
 
@@ -225,12 +225,12 @@ def test_moments_may_come_while_figures_are_fetched(monkeypatch: pytest.MonkeyPa
     entered = Entered()
     monkeypatch.setattr(metrics, "_lock", entered)
     metrics(began())
-    metrics.first_line(1.0)
+    metrics(spoke(1.0))
     figures = metrics.collect()
     assert entered.times == 3
 
     def meanwhile() -> list[Any]:
-        metrics.first_line(2.0)
+        metrics(spoke(2.0))
         return []
 
     # What workers say is asked for outside the lock, since it is somebody else's code.

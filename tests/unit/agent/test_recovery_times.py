@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from told_runs import ended, failure, first_start, met, restart, started, success
-
 from holdfast.agent import moments
 from holdfast.agent.recovery_times import STAGES, RecoveryTimes
 from holdfast.core.supervision import Reason
+from told_runs import ended, failure, first_start, met, restart, spoke, started, success
 
 
 def after(*told: moments.Moment) -> RecoveryTimes:
@@ -22,8 +21,8 @@ def seconds(times: RecoveryTimes) -> dict[str, float]:
 
 def test_each_stage_has_its_share() -> None:
     times = after(*first_start(), *failure(20.0), *restart(22.5))
-    times.first_line(36.0)
-    times.first_line(99.0)
+    times.take(spoke(36.0))
+    times.take(spoke(99.0))
     assert seconds(times) == {
         "detect": 0.5,
         "stop": 2.0,
@@ -44,7 +43,7 @@ def test_each_stage_has_its_share() -> None:
 
 def test_the_first_start_is_no_recovery_and_neither_is_the_end() -> None:
     times = after(*first_start())
-    times.first_line(14.0)
+    times.take(spoke(14.0))
     for moment in success(20.0, 3):
         times.take(moment)
     assert (seconds(times), times.outages.count, sum(times.restarts.values())) == ({}, 0, 0)

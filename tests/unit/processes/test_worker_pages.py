@@ -95,13 +95,18 @@ def test_workers_have_pages_of_their_own(pages: WorkerPages, workers: list[Worke
     assert pages.environment(2) == {}
 
 
-def test_workers_that_enter_no_section_never_wake_the_agent(
+def test_workers_that_enter_no_section_wake_the_agent_once(
     pages: WorkerPages, workers: list[Worker]
 ) -> None:
-    for step in range(20):
+    workers[0].do("progress 0")
+    assert pages.take(0.0) == []
+    assert pages.was_asked
+    assert pages.take(1e12) == []  # One more look follows every look.
+    for step in range(1, 20):
         workers[0].do(f"progress {step}")
     assert not looks_for(pages, 1e12)
     assert pages.take(1e12) == []
+    assert not pages.was_asked
 
 
 def test_a_section_that_is_not_left_is_found_at_its_time(
