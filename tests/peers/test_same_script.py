@@ -22,6 +22,9 @@ pytestmark = pytest.mark.torch
 MORE_VARIABLES = frozenset(
     {
         "HOLDFAST_GENERATION",  # Counts starts for any reason; theirs has no count all nodes share.
+        "HOLDFAST_LAST_END",  # For `worker.info()`, as the next.
+        "HOLDFAST_PREVIOUS_WORLD_SIZE",
+        "HOLDFAST_WORKER_PAGE",  # Where `holdfast.worker` writes to.
     }
 )
 

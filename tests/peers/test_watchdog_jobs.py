@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.torch
 
 STUCK_ONCE = """
-import os, signal
+import os, signal, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1":
+    sys.exit()
 import torch.distributed.elastic.timer as timer
 def be_stuck_here():
     while True:
@@ -22,9 +24,8 @@ def be_stuck_here():
 timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"]))
 with timer.expires(after=60, scope="in time"):
     pass
-if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-    with timer.expires(after=0.3, scope="stuck"):
-        be_stuck_here()
+with timer.expires(after=0.3, scope="stuck"):
+    be_stuck_here()
 """
 
 

@@ -10,6 +10,7 @@ import os
 import sys
 
 from holdfast.agent.moments import Ended, Moment, Started
+from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,5 +87,9 @@ class LookingOn:
         from holdfast.events.job import JobEvents
 
         if self._events is None:
-            self._events = JobEvents(self._config.event_log_handler, self._folder)
+            try:
+                self._events = JobEvents(self._config.event_log_handler, self._folder)
+            except UsageError as problem:
+                what = problem.message.removeprefix("events: ")
+                raise UsageError(f"--event-log-handler: {what}", hint=problem.hint) from None
         return self._events

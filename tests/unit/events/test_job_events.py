@@ -42,16 +42,15 @@ def test_a_configured_handler_gets_the_events_besides(tmp_path: Path) -> None:
     assert handler.calls == ["flush"] * 2
 
 
-def test_null_means_whatever_is_configured(tmp_path: Path) -> None:
-    silent = JobEvents("null", str(tmp_path))
-    silent.record(event())
+def test_null_means_whatever_is_configured_besides_the_lines(tmp_path: Path) -> None:
     handler = Keeping()
-    events.configure(handler)
-    job = JobEvents("null", str(tmp_path))
-    job.record(event("a"))
-    job.close()
-    assert names(handler.got) == ["a"]
-    assert list(tmp_path.iterdir()) == []
+    for name in ("a", "b"):
+        job = JobEvents("null", str(tmp_path))
+        job.record(event(name))
+        job.close()
+        events.configure(handler)
+    assert names(handler.got) == ["b"]
+    assert names(lines_in(tmp_path)) == ["a", "b"]
 
 
 def test_a_destination_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
