@@ -96,6 +96,7 @@ def test_an_agent_that_is_stopped_as_a_whole_answers_nobody(tmp_path: Path) -> N
         port = int(job.says(AT_PORT))
         worker = job.news.take(1)["up"]
         job.signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, job.agent.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are.
         with pytest.raises(TimeoutError):
             fetch(port, "/livez", limit_s=0.3)
         job.signal(signal.SIGCONT)

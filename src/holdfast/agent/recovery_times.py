@@ -28,6 +28,7 @@ REASONS: Mapping[str, str] = {
     Reason.REGROUP.value: "nodes_waiting",
     Reason.TOLD.value: "coordinator",
 }
+NODES_LOST = "nodes_lost"
 OTHER = "other"
 NO_RECOVERY = (Reason.SUCCEEDED.value, Reason.SIGNAL.value)
 
@@ -38,8 +39,9 @@ class RecoveryTimes:
     def __init__(self) -> None:
         self.stages = {stage: Histogram() for stage in STAGES}
         self.outages = Histogram()
-        self.restarts = dict.fromkeys((*REASONS.values(), OTHER), 0)
+        self.restarts = dict.fromkeys((*REASONS.values(), NODES_LOST, OTHER), 0)
         self._started_at: float | None = None
+        self._last: moments.Started | None = None
         self._recovered = False
         self._forget()
 
@@ -53,7 +55,7 @@ class RecoveryTimes:
         """Take note of a moment."""
         match moment:
             case moments.Began():
-                self._started_at = None
+                self._started_at = self._last = None
                 self._forget()
             case moments.Exited(at=at, failed=True):
                 if self._trouble_at is None and self._started_at is not None:
@@ -84,7 +86,9 @@ class RecoveryTimes:
         self._recovered = self._stopping is not None
         if self._stopping is not None:
             self._count(self._stopping, started.at)
+            self.restarts[self._reason(self._stopping, started)] += 1
         self._started_at = started.at
+        self._last = started
         self._forget()
 
     def _count(self, stopping: moments.Stopping, started_at: float) -> None:
@@ -97,4 +101,15 @@ class RecoveryTimes:
         self.stages["regroup"].observe(ranked_at - stopped_at)
         self.stages["start"].observe(started_at - ranked_at)
         self.outages.observe(started_at - self._trouble_at)
-        self.restarts[REASONS.get(stopping.reason, OTHER)] += 1
+
+    def _reason(self, stopping: moments.Stopping, started: moments.Started) -> str:
+        """Return why there was a restart; what a coordinator told shows in what came of it."""
+        last = self._last
+        if stopping.reason != Reason.TOLD.value or last is None:
+            return REASONS.get(stopping.reason, OTHER)
+        if started.restart_count > last.restart_count:
+            return REASONS[Reason.WORKER_FAILED.value]
+        more = (started.group_world_size or 0) - (last.group_world_size or 0)
+        if more:
+            return REASONS[Reason.REGROUP.value] if more > 0 else NODES_LOST
+        return REASONS[Reason.TOLD.value]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.agent import moments
 from holdfast.agent.recovery_times import STAGES, RecoveryTimes
 from holdfast.core.supervision import Reason
@@ -37,6 +39,7 @@ def test_each_stage_has_its_share() -> None:
         "unhealthy": 0,
         "nodes_waiting": 0,
         "coordinator": 0,
+        "nodes_lost": 0,
         "other": 0,
     }
 
@@ -59,6 +62,27 @@ def test_a_regroup_has_nothing_to_detect_and_a_reason_of_its_own() -> None:
     times = after(*first_start(), stopping, moments.Stopped(21.0, 0), *restart(21.0))
     assert seconds(times) == {"detect": 0.0, "stop": 1.0, "regroup": 5.0, "start": 8.0}
     assert times.restarts["nodes_waiting"] == 1
+
+
+@pytest.mark.parametrize(
+    ("nodes", "restarts", "reason"),
+    [
+        (2, 1, "worker_failed"),
+        (1, 1, "worker_failed"),
+        (3, 0, "nodes_waiting"),
+        (1, 0, "nodes_lost"),
+        (2, 0, "coordinator"),
+    ],
+)
+def test_what_a_coordinator_told_shows_in_what_came_of_it(
+    nodes: int, restarts: int, reason: str
+) -> None:
+    times = after(
+        moments.Started(10.0, 10.0, 1.0, 4, 0, 0, 2, ()),
+        moments.Stopping(20.0, 4, Reason.TOLD.value),
+        moments.Started(30.0, 30.0, 1.0, 5, restarts, 0, nodes, ()),
+    )
+    assert {name for name, count in times.restarts.items() if count} == {reason}
 
 
 def test_words_that_are_not_known_are_another_reason() -> None:
