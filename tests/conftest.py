@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 3.0
 LOOK_AGAIN_S = 0.01
+BEGINNING_LOOKS = 100  # At a program that is just being started, a millisecond apart.
 MARK = "HOLDFAST_TESTS"
 # Daemon threads may be anybody's (pytest's, torch's), but those of ours have names.
 OUR_THREADS = "holdfast"
@@ -135,17 +136,34 @@ def _processes() -> set[int]:
     _foreign.add(os.getpid())
     for pid in there - _foreign - found:
         try:
-            with open(f"/proc/{pid}/environ", "rb") as environ:
-                variables = environ.read().split(b"\0")
+            variables = _environment(pid)
         except (FileNotFoundError, ProcessLookupError):
             continue
         except PermissionError:
             variables = []
         if wanted in variables:
             found.add(pid)
-        elif variables != [b""]:  # Empty for a moment while a program is being started.
+        else:
             _foreign.add(pid)
     return found
+
+
+def _environment(pid: int) -> list[bytes]:
+    """Return the variables of a process. There are none for a moment while a program begins."""
+    variables = [b""]
+    for _ in range(BEGINNING_LOOKS):
+        with open(f"/proc/{pid}/environ", "rb") as environ:
+            variables = environ.read().split(b"\0")
+        if variables != [b""] or not _has_memory(pid):
+            break
+        time.sleep(0.001)
+    return variables
+
+
+def _has_memory(pid: int) -> bool:
+    """Whether a process is a program: the kernel's own threads and ended ones are none."""
+    with open(f"/proc/{pid}/statm", "rb") as sizes:
+        return not sizes.read().startswith(b"0 ")
 
 
 def _multiprocessing_servants() -> tuple[set[int], set[int]]:

@@ -90,7 +90,7 @@ class Team:
                     self._unreachable = self._handler.unreachable(news)
                     events.append(teamwork.LeftAlone(news.why))
                 case Refused(why):
-                    raise RendezvousConnectionError(self._handler.refused(why))
+                    raise RendezvousConnectionError(self._refused(why))
         # What was just told may be what was waited for; the machine has yet to take it in.
         return events or self._waited(now)
 
@@ -153,6 +153,9 @@ class Team:
         match effect:
             case teamwork.Say(Phase.FAILED, generation):
                 failure, report = self._failure()
+                problem = self._connection.problem()
+                if problem:  # Nobody else hears of it for now, and perhaps never.
+                    messages.error(f"{failure.summary}; what follows is open: {problem}")
                 self._connection.say(Phase.FAILED, generation, failure, report)
             case teamwork.Say(phase, generation):
                 self._connection.say(phase, generation)
@@ -237,7 +240,11 @@ class Team:
         if not refused:
             return None
         assert view is not None
-        return RendezvousConnectionError(self._handler.refused(view.why))
+        return RendezvousConnectionError(self._refused(view.why))
+
+    def _refused(self, why: str) -> str:
+        refused = getattr(self._handler, "refused", None)
+        return refused(why) if refused is not None else f"{self._handler.endpoint}: {why}"
 
     # What the person is told.
 
@@ -272,7 +279,7 @@ class Team:
 
     def _tell_wait(self) -> None:
         view = self._connection.view
-        if view is None:
+        if view is None or self._connection.problem():
             problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
             if not self._told_of_wait:  # It has the time in it, and changes with every look.
                 self._say_once(f"waiting: {problem}")

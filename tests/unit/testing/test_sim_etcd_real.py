@@ -175,11 +175,11 @@ class Asking:
             return KeepAlive(rng.choice(self.leases))
         if kind < 0.14:
             return Revoke(rng.choice(self.leases))
-        return Txn(
-            tuple(self._compare() for _ in range(rng.choice((0, 0, 1, 1, 2)))),
-            tuple(self._op() for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4)))),
-            tuple(self._op() for _ in range(rng.choice((0, 0, 1, 2)))),
-        )
+        compare = tuple(self._compare() for _ in range(rng.choice((0, 0, 1, 1, 2))))
+        success = tuple(self._op() for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))))
+        failure = tuple(self._op() for _ in range(rng.choice((0, 0, 1, 2))))
+        # Without a condition the client asks for one operation by itself, and the rest is not sent.
+        return Txn(compare, success, failure if compare or len(success) != 1 else ())
 
     def _op(self) -> Op:
         rng = self._rng
