@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.etcd_asking import Ask, Unwatch, Watch
 from holdfast.core.etcd_calls import Get, KeyValue, Problem, Put, Trouble, Txn, TxnDone
+from holdfast.core.etcd_effects import Closed, Heard, Left, Opened
 from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, unpack
 from holdfast.core.etcd_leading import Post
-from holdfast.core.etcd_session import Closed, EtcdSession, Heard, Left, Opened
+from holdfast.core.etcd_session import EtcdSession
 from holdfast.core.news import Ack, Role, Status, View
 from holdfast.core.rounds import Rounds
 from holdfast.testing.sim.etcd import SimEtcd
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.etcd_calls import Answer, Change, Request
+    from holdfast.core.etcd_effects import Effect
     from holdfast.core.etcd_leading import Leadership
-    from holdfast.core.etcd_session import Effect
     from holdfast.core.job import Job
     from holdfast.core.news import JobSettings
 

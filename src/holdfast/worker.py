@@ -22,12 +22,14 @@ This module imports nothing else of Holdfast; `holdfast.processes.worker_page` i
 from __future__ import annotations
 
 import os
-from _thread import allocate_lock
+from _thread import allocate_lock, get_ident
 from time import monotonic_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    _Entry = tuple["_Page", int, "_Entry | None"]
 
 __all__ = ["Info", "Section", "heartbeat", "info", "progress", "section"]
 
@@ -46,6 +48,7 @@ HEARTBEAT = 3  # Times are nanoseconds of the monotonic clock, 0 for not yet.
 STEP = 4
 STEP_AT = 5
 UNWATCHED = 6  # How many sections found no slot.
+ASKED = 7  # The deadline for whose sake the agent was last asked to look.
 SLOTS = 32
 DEADLINES = 8  # One word for each slot: 0 for none, NEVER for a section without a timeout.
 ENTERED = DEADLINES + SLOTS
@@ -53,6 +56,7 @@ NAMES_AT = 1024  # In bytes.
 NAME_BYTES = 64
 NEVER = (1 << 63) - 1
 NO_STEP = -1
+NO_SLOT = -1
 
 TIMEOUT_S_MAX = 1e9  # A timeout that is longer comes to this, which is 31 years.
 NAMES_MAX = 256  # How many names of sections are kept at hand.
@@ -80,11 +84,11 @@ class Section:
     """A block that this worker is in; with a timeout (seconds), it is ended if it stays.
 
     Blocks may be nested, and be entered by several threads at once: each has its own time. Up to 32
-    at a time are watched. Of a name, 64 bytes are kept. One block may be entered again after it was
-    left; to make it once and enter it often saves most of what it costs.
+    at a time are watched. Of a name, 64 bytes are kept. One object may be entered as often as one
+    likes, also before it was left; to make it once and enter it often saves most of what it costs.
     """
 
-    __slots__ = ("_name", "_page", "_slot", "_timeout_ns")
+    __slots__ = ("_entries", "_name", "_timeout_ns")
 
     def __init__(self, name: str, timeout: float | None = None) -> None:
         self._name = _names.get(name) or _encoded(name)
@@ -94,7 +98,8 @@ class Section:
             self._timeout_ns = int(TIMEOUT_S_MAX * 1e9)
         else:
             self._timeout_ns = int(timeout * 1e9)
-        self._page: _Page | None = None
+        # By thread, what it entered last; each knows the one before it.
+        self._entries: dict[int, _Entry] = {}
 
     def __enter__(self) -> None:
         page = _page or _attach()
@@ -102,10 +107,12 @@ class Section:
         try:
             slot = page.free.pop()
         except IndexError:
+            slot = NO_SLOT
+        thread, entries = get_ident(), self._entries
+        entries[thread] = (page, slot, entries.get(thread))
+        if slot == NO_SLOT:
             words[UNWATCHED] += 1
             return
-        self._page = page
-        self._slot = slot
         page.memory[page.names[slot]] = self._name
         now = words[ENTERED + slot] = monotonic_ns()
         deadline = self._timeout_ns
@@ -114,14 +121,23 @@ class Section:
         # This store makes the section known, so it is the last of them.
         words[DEADLINES + slot] = deadline
         if deadline < words[LOOK_AT]:
+            words[ASKED] = deadline
             page.ask_to_look()
 
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
-        page = self._page
-        if page is not None:
-            self._page = None
-            page.words[DEADLINES + self._slot] = 0
-            page.free.append(self._slot)
+        thread, entries = get_ident(), self._entries
+        entry = entries.pop(thread, None)
+        if entry is None:
+            try:
+                thread, entry = entries.popitem()  # Another thread has entered it.
+            except KeyError:
+                return
+        page, slot, before = entry
+        if before is not None:
+            entries[thread] = before
+        if slot != NO_SLOT:
+            page.words[DEADLINES + slot] = 0
+            page.free.append(slot)
 
 
 section = Section

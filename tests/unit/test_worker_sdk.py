@@ -106,6 +106,69 @@ def test_sections_may_be_left_in_any_order_and_entered_again(page: WorkerPage) -
     assert page.read().sections == ()
 
 
+def test_a_section_may_be_entered_again_before_it_is_left(page: WorkerPage) -> None:
+    section = worker.section("step", timeout=60)
+    with section:
+        [outer] = page.read().sections
+        with section:
+            first, second = page.read().sections
+            assert first == outer
+            assert second.entered_ns >= first.entered_ns
+        assert page.read().sections == (outer,)
+    assert page.read().sections == ()
+    section.__exit__(None, None, None)  # Once too often.
+    assert sorted(worker._attach().free) == [*range(worker.SLOTS)]
+
+
+def test_one_section_may_be_entered_by_threads_that_leave_it_in_any_order(
+    page: WorkerPage,
+) -> None:
+    section = worker.section("io", timeout=60)
+    entered, leave = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with section:
+            entered.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=stay)
+    with section:
+        [ours] = page.read().sections
+        thread.start()
+        assert entered.wait(20)
+        theirs = page.read().sections[1]
+    assert page.read().sections == (theirs,)
+    with section:
+        again = page.read().sections[1]
+        leave.set()
+        thread.join()
+        assert page.read().sections == (again,)
+    assert page.read().sections == ()
+    assert ours.entered_ns <= theirs.entered_ns <= again.entered_ns
+    assert sorted(worker._attach().free) == [*range(worker.SLOTS)]
+
+
+def test_a_section_may_be_left_by_another_thread(page: WorkerPage) -> None:
+    section = worker.section("io", timeout=60)
+    section.__enter__()
+    thread = threading.Thread(target=section.__exit__, args=(None, None, None))
+    thread.start()
+    thread.join()
+    assert page.read().sections == ()
+
+
+def test_a_section_that_found_no_room_leaves_the_others_alone(page: WorkerPage) -> None:
+    section = worker.section("step", timeout=60)
+    for _ in range(worker.SLOTS):
+        section.__enter__()
+    with section:
+        assert (len(page.read().sections), page.read().unwatched) == (worker.SLOTS, 1)
+    assert len(page.read().sections) == worker.SLOTS
+    for _ in range(worker.SLOTS):
+        section.__exit__(None, None, None)
+    assert page.read().sections == ()
+
+
 def test_names_are_cut_and_timeouts_may_be_anything(page: WorkerPage) -> None:
     with worker.section("ä" * 100, timeout=float("inf")), worker.section("", timeout=0):
         outer, inner = page.read().sections

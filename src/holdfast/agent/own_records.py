@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import sys
 
+from holdfast.agent import rdzv_recorder
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,8 @@ class OwnRecords:
             folder = self._folder if self._handler == JSON_LINES else None
             self._events = JobEvents(self._handler, folder)
             self._recorders.append(EventRecorder(self._events.record))
+        if rdzv_recorder.is_wanted():
+            self._recorders.append(rdzv_recorder.RdzvRecorder())
         if _metrics_wanted():
             from holdfast.agent.metric_recorder import MetricRecorder
 
@@ -61,7 +65,9 @@ class OwnRecords:
 
 def wanted(event_log_handler: str) -> bool:
     """Whether there is anybody who wants records."""
-    return _events_wanted(event_log_handler) or _metrics_wanted()
+    if _events_wanted(event_log_handler) or _metrics_wanted():
+        return True
+    return rdzv_recorder.is_wanted()
 
 
 # Whoever configured a handler has imported the module that took it.

@@ -25,6 +25,7 @@ class RunTeller:
         self._own: OwnRecords | None = None
         self._began_at = 0.0
         self._since = 0.0  # When the node began to look for its place among the others.
+        self._has_met = False  # Whether that has come to an end, good or bad.
         self._entered = 0
 
     # A context around all that is told of one run; around another one it adds nothing.
@@ -61,6 +62,7 @@ class RunTeller:
         """A run begins."""
         at, wall = moments.now()
         self._began_at = self._since = at
+        self._has_met = False
         if self.onlookers:
             self.tell(self.beginning(at, wall))
 
@@ -89,6 +91,7 @@ class RunTeller:
 
     def met(self, error: BaseException | None = None) -> None:
         """The node has its place among the others, or could not get one."""
+        self._has_met = True
         if self.onlookers:
             self.tell(self.place(error))
 
@@ -143,6 +146,7 @@ class RunTeller:
     def stopped(self, generation: int) -> None:
         """Nothing of a generation is left."""
         self._since = moments.now()[0]
+        self._has_met = False
         if self.onlookers:
             self.tell(moments.Stopped(self._since, generation))
 
@@ -154,8 +158,13 @@ class RunTeller:
 
     def failed(self, error: BaseException) -> None:
         """The run has ended with an error of the agent's."""
-        if self.onlookers:
-            self._tell_end(None, error)
+        if not self.onlookers:
+            return
+        from holdfast.rendezvous.errors import RendezvousError
+
+        if isinstance(error, RendezvousError) and not self._has_met:
+            self.met(error)
+        self._tell_end(None, error)
 
     def _tell_end(self, result: RunResult | None, error: BaseException | None) -> None:
         at, wall = moments.now()

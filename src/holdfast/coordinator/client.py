@@ -70,6 +70,7 @@ class Carries(Protocol):
     ended: asyncio.Future[None]
     on_message: Callable[[Any], None] | None
     on_closed: Callable[[str], None] | None
+    problem: LinkProblem | None
 
     def say(self, message: Status | Beat) -> None:
         """Carry what the node says."""
@@ -254,22 +255,32 @@ class NodeClient:
         link.on_closed = self._link_closed
         self._link = link
         self.down_since = None
-        self._is_back()
+        if not self.membership.is_refused:
+            self._is_back()
         self._handle(LinkOpened())
         self.store.link_up()
 
     def _failed(self, problem: LinkProblem) -> None:
         if problem.permanent and not self.membership.ever_up:
-            self.refused = problem.why
-            self._closed = True
-            self.store.fail(problem.why)
-            self._on_refused(Refused(problem.why))
-            return
-        self._handle(LinkClosed(problem.why))
+            self._refuse(problem.why)
+        else:
+            self._handle(LinkClosed(problem.why, problem.permanent))
 
     def _link_closed(self, why: str) -> None:
+        problem = self._link.problem if self._link is not None else None
+        permanent = problem is not None and problem.permanent
         self._lose_link()
-        self._handle(LinkClosed(why))
+        # That a link was up says little where it is this node itself that asks for more, as on etcd.
+        if permanent and not self.membership.ever_told:
+            self._refuse(why)
+        else:
+            self._handle(LinkClosed(why, permanent))
+
+    def _refuse(self, why: str) -> None:
+        self.refused = why
+        self._closed = True
+        self.store.fail(why)
+        self._on_refused(Refused(why))
 
     def _lose_link(self) -> None:
         link, self._link = self._link, None
@@ -301,6 +312,8 @@ class NodeClient:
             effects = self.membership.handle(self._loop.time(), message)  # type: ignore[arg-type]
             for effect in effects:
                 self._perform(effect)
+            if self._away is not None and not self.membership.is_refused:
+                self._is_back()
             self._news.set()
         elif kind is StoreResult:
             self.store.answered(message)  # type: ignore[arg-type]

@@ -21,8 +21,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-import msgspec
-
 from holdfast.core.etcd_calls import (
     Answer,
     Change,
@@ -46,11 +44,11 @@ from holdfast.core.etcd_calls import (
 from holdfast.core.etcd_election import Election
 from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, call_of, unpack
 from holdfast.core.etcd_takeover import TakeoverCall, inherit
-from holdfast.core.etcd_unstored import OPS_MAX, Unstored
+from holdfast.core.etcd_unstored import OPS_MAX, Unstored, Written
 from holdfast.core.job import Job, NodeLost
 from holdfast.core.leading import Lead
 from holdfast.core.news import Status, View
-from holdfast.core.rounds import Event, Rounds
+from holdfast.core.rounds import Rounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -72,15 +70,6 @@ class Post(Enum):
     FOLLOWING = "following"
     LOADING = "loading"
     LEADING = "leading"
-
-
-class Written(msgspec.Struct, frozen=True):
-    """A transaction of the leader's, and what it stands for."""
-
-    txn: Txn
-    lead: Lead
-    decisions: list[tuple[Event, Job]]
-    views: list[View]
 
 
 class Leadership:
@@ -163,7 +152,8 @@ class Leadership:
         doing = self._decided(lead.tick(now))
         if now - self._kept_at >= JOB_KEEP_ALIVE_S:
             self._kept_at = now
-            doing.append(self._ask(KeepAlive(self._job_lease), self._job_kept))
+            if lead.job.outcome is None:
+                doing.append(self._ask(KeepAlive(self._job_lease), self._job_kept))
         return doing
 
     def next_deadline(self, now: float) -> float | None:
@@ -186,12 +176,14 @@ class Leadership:
         )
         return [self._ask(everything, self._loaded)]
 
-    def _loaded(self, _now: float, answer: Answer) -> list[Doing]:
+    def _loaded(self, now: float, answer: Answer) -> list[Doing]:
         if isinstance(answer, Problem):
             return self._fail(answer)
         assert isinstance(answer, TxnDone)
         if not answer.succeeded:
             return self.election.step_down()  # Who leads instead, the watch tells.
+        if not self.election.is_open:
+            return self._hand_over()
         found = answer.results[0]
         self._job_revision = found[0].mod_revision if found else 0
         record = unpack(JobRecord, found[0].value) if found else None
@@ -217,6 +209,8 @@ class Leadership:
 
         if record is not None:
             self._job_lease = record.lease
+            if record.job.outcome is not None:  # However often somebody asks how it ended.
+                return self._begin(now, answer, record)
             return [self._ask(KeepAlive(record.lease), begin)]
         return [self._ask(Grant(JOB_KEEP_S), begin)]
 
@@ -291,7 +285,7 @@ class Leadership:
         assert lead is not None
         assert unstored is not None
         told: list[View] = []
-        lost: list[NodeLost] = []
+        lost: dict[Peer, NodeLost] = {}
         for change in changes:
             peer = self._places.whose(change.key)
             if peer is None:
@@ -299,13 +293,16 @@ class Leadership:
             if change.value is None:
                 self._there.discard(peer)
                 unstored.forget(*peer)
-                lost.append(NodeLost(*peer, self._gone()))
+                lost[peer] = NodeLost(*peer, self._gone())
                 continue
             record = unpack(NodeRecord, change.value)
             if record is not None and record.status.run_id == self._run_id:
+                if peer in lost:  # It is back, and what it says comes after its loss.
+                    told += lead.lost(now, [*lost.values()])
+                    lost = {}
                 self._there.add(peer)
                 told += lead.said(now, record.status, record.call)
-        return self._decided(told + lead.lost(now, lost))
+        return self._decided(told + lead.lost(now, [*lost.values()]))
 
     def _gone(self) -> str:
         return f"no sign of life for {self._lease_s:g} s, or it ended"

@@ -26,7 +26,7 @@ from collections import deque
 
 import msgspec
 
-from holdfast.core.etcd_asking import Ask, Asking, Doing
+from holdfast.core.etcd_asking import Ask, Asking
 from holdfast.core.etcd_calls import (
     Answer,
     Change,
@@ -46,6 +46,7 @@ from holdfast.core.etcd_calls import (
     TxnDone,
     end_of_prefix,
 )
+from holdfast.core.etcd_effects import Closed, Effect, Heard, Left, Opened
 from holdfast.core.etcd_keys import NodeRecord, Places, all_below, call_of, pack, unpack
 from holdfast.core.etcd_leading import Leadership
 from holdfast.core.etcd_leaving import leave
@@ -62,31 +63,6 @@ if TYPE_CHECKING:
 RENEWALS_PER_LEASE = 3
 UNSAID_MAX = 8
 """Statements that wait to be stored; more come only if etcd is very slow, and older ones go."""
-
-
-class Opened(msgspec.Struct, frozen=True):
-    """The session is there."""
-
-
-class Closed(msgspec.Struct, frozen=True):
-    """The session is gone, or could not be opened."""
-
-    why: str
-    permanent: bool = False
-    """Trying again does not help."""
-
-
-class Heard(msgspec.Struct, frozen=True):
-    """Something for the node: what it is told, or that what it said is stored."""
-
-    message: View | Ack
-
-
-class Left(msgspec.Struct, frozen=True):
-    """Nothing of this node is left in etcd."""
-
-
-Effect = Doing | Opened | Closed | Heard | Left
 
 
 class EtcdSession:
@@ -119,7 +95,8 @@ class EtcdSession:
         self._doubted: Status | None = None  # Whether etcd takes it must be seen first.
         self._call = 0
         self._answer_due = False
-        self._putting = self._renewing = self._leaving = False
+        self._putting = self._renewing = False
+        self._leaving = self._goes = False  # It is asked to go; it does, and never comes back.
         self.leadership = Leadership(
             asking=self._asking,
             places=self.places,
@@ -134,17 +111,21 @@ class EtcdSession:
     # What the node wants.
 
     def open(self) -> list[Effect]:
-        """Begin a session."""
+        """Begin a session, unless the node goes."""
+        if self._goes:
+            return [Closed("this node leaves the job")]
         if self._lease:
             return [self._asking.ask(KeepAlive(self._lease), self._leased)]
         return [self._asking.ask(Grant(self._ttl_s), self._leased)]
 
     def drop(self) -> list[Effect]:
         """End the session without a word; the lease stays for as long as it lasts."""
+        if self._goes:
+            return []  # What is under way takes away what is its own.
         self.is_up = False
         self._putting = self._renewing = False
         self._unsaid.clear()  # When there is a session again, the newest status says all.
-        return [*self.leadership.election.down(), *self._asking.forget()]
+        return self._follow_up([*self.leadership.election.down(), *self._asking.forget()])
 
     def send(self, now: float, message: Status | Beat) -> list[Effect]:
         """Store what the node says, or show that it lives."""
@@ -162,7 +143,22 @@ class EtcdSession:
             return []
         self._renewing = True
         self._renewed_at = now
-        return [self._asking.ask(KeepAlive(self._lease), self._renewed)]
+        lease = self._lease
+
+        def renewed(_now: float, answer: Answer) -> list[Effect]:
+            self._renewing = False
+            if isinstance(answer, Problem):
+                return self._fail(answer)
+            assert isinstance(answer, KeptAlive)
+            if answer.ttl_s > 0:
+                return [Heard(self._ack())]
+            if lease != self._lease:
+                return []  # That it ended was heard before.
+            if not self._unsaid and not self._putting and self._stored is not None:
+                self._unsaid.append(self._stored)
+            return self._lease_again()
+
+        return [self._asking.ask(KeepAlive(lease), renewed)]
 
     def leave(self) -> list[Effect]:
         """Hand over what this node leads, and take away what is its own; `Left` says when."""
@@ -272,7 +268,7 @@ class EtcdSession:
         def put(now: float, answer: Answer) -> list[Effect]:
             self._putting = False
             if isinstance(answer, Problem):
-                return self._not_stored(status, answer)
+                return self._not_stored(status, lease, answer)
             assert isinstance(answer, TxnDone)
             self._key = key
             if not answer.succeeded:  # It went with its lease, or an earlier put came late.
@@ -294,7 +290,7 @@ class EtcdSession:
 
         return self._asking.ask(Txn((mine,), tuple(ops), (Get(key),)), put)
 
-    def _not_stored(self, status: Status, problem: Problem) -> list[Effect]:
+    def _not_stored(self, status: Status, lease: int, problem: Problem) -> list[Effect]:
         if problem.kind is not Trouble.LEASE_GONE:
             if problem.kind is not Trouble.UNREACHABLE:
                 self._doubted = status
@@ -303,7 +299,7 @@ class EtcdSession:
             self._lease = 0
             return self.open()
         self._unsay(status)
-        return self._lease_again()
+        return self._lease_again() if lease == self._lease else self._put_next()
 
     def _unsay(self, status: Status) -> None:
         """Have a status stored after all, unless there are newer ones."""
@@ -316,21 +312,8 @@ class EtcdSession:
         info = msgspec.structs.replace(status.info, address=self.address)
         return msgspec.structs.replace(status, info=info)
 
-    def _renewed(self, _now: float, answer: Answer) -> list[Effect]:
-        self._renewing = False
-        if isinstance(answer, Problem):
-            return self._fail(answer)
-        assert isinstance(answer, KeptAlive)
-        if answer.ttl_s > 0:
-            return [Heard(self._ack())]
-        if not self._unsaid and not self._putting and self._stored is not None:
-            self._unsaid.append(self._stored)
-        return self._lease_again()
-
     def _lease_again(self) -> list[Effect]:
         """Get another lease for one that ended; the node lives, whatever others had to think."""
-        if not self._lease:
-            return []  # It is being got.
         self._lease = 0
         effects: list[Effect] = [*self.leadership.election.down()]
         effects.append(self._asking.ask(Grant(self._ttl_s), self._leased_again))
@@ -396,4 +379,5 @@ class EtcdSession:
         self._leaving = False
         lease, self._lease = self._lease, 0
         effects = self.drop()  # Whatever else is under way, or fails, does not matter any more.
+        self._goes = True
         return effects + leave(self._asking, self.places, self._key, lease, lambda: [Left()])

@@ -6,18 +6,31 @@ the decision it comes from. Of several views for one node only the newest is lef
 
 from __future__ import annotations
 
-from holdfast.core.etcd_calls import Delete, Op, Put
+import msgspec
+
+from holdfast.core.etcd_calls import Delete, Op, Put, Txn
 from holdfast.core.etcd_keys import JobRecord, Places, pack
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from holdfast.core.job import Job
     from holdfast.core.leading import Lead
     from holdfast.core.news import View
+    from holdfast.core.rounds import Event
 
     Peer = tuple[str, int]
 
 OPS_MAX = 100  # Operations in one transaction; etcd takes 128 unless told otherwise.
 WRITE_BYTES_MAX = 1_000_000  # In one transaction; etcd takes 1.5 MiB unless told otherwise.
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A transaction of the leader's, and what it stands for."""
+
+    txn: Txn
+    lead: Lead
+    decisions: list[tuple[Event, Job]]
+    views: list[View]
 
 
 class Unstored:

@@ -61,6 +61,8 @@ class Lead:
         self._held: dict[str, Status] = {}  # Failures that may be due to a loss, by node.
         self._called_for = -1  # The generation that the newest roll call was for.
         self._answered: dict[int, int] = {}  # The newest call heard, by incarnation.
+        self._awaited: set[int] = set()  # Incarnations of which it is not known whether they live,
+        self._awaited_as: object = None  # as long as all this stays as it is.
         self._late: dict[int, Status] = {}  # Came when all was over but for the report.
         self._note_wait(now)
 
@@ -114,13 +116,19 @@ class Lead:
         info = status.info
         self._answered[info.incarnation] = call
         self.call = max(self.call, call)  # The number may have gone with the lease of the job.
+        if call == self.call:
+            self._awaited.discard(info.incarnation)
         if self._may_be_due_to_a_loss(status):
             if self._called_for != status.generation:
                 self._called_for = status.generation
                 self.call += 1
             self._held[info.node] = status
+            self._awaited.discard(info.incarnation)
             return self._release(now)
-        told = self._tell(now, status) + self._release(now)
+        told = self._tell(now, status)
+        if info.node in self.job.succeeded:
+            self._awaited.discard(info.incarnation)
+        told += self._release(now)
         is_known = self.rounds.seq_of(info.node, info.incarnation) >= 0
         if self.job.outcome is not None and not self.job.final and not is_known:
             self._late[info.incarnation] = status
@@ -132,6 +140,7 @@ class Lead:
             return []
         for one in those:
             self._answered.pop(one.incarnation, None)
+            self._awaited.discard(one.incarnation)
             self._late.pop(one.incarnation, None)
         return self._tell(now, NodesLost(tuple(those))) + self._release(now)
 
@@ -161,19 +170,27 @@ class Lead:
             and 0 <= self.rounds.seq_of(info.node, info.incarnation) < status.seq
         )
 
-    def _awaited(self) -> list[NodeInfo]:
-        """Return the members of whom it is not known whether they live."""
+    def _awaits_somebody(self) -> bool:
+        """Whether it is not known of a member whether it lives.
+
+        All members are gone through once for a call; then each that is heard of is struck out.
+        """
         job = self.job
         if job.phase is not JobPhase.ACTIVE:
-            return []
-        return [
-            info
-            for info in job.members
-            if not self._failed_in(job.generation, info.node)
-            and info.node not in job.succeeded
+            return False
+        now_as = self.call, self.own, job.round_term, job.round, job.generation
+        if self._awaited_as != now_as:
+            self._awaited_as = now_as
+            self._awaited = {info.incarnation for info in job.members if self._is_awaited(info)}
+        return bool(self._awaited)
+
+    def _is_awaited(self, info: NodeInfo) -> bool:
+        return (
+            not self._failed_in(self.job.generation, info.node)
+            and info.node not in self.job.succeeded
             and info.incarnation != self.own
             and self._answered.get(info.incarnation, 0) < self.call
-        ]
+        )
 
     def _failed_in(self, generation: int, node: str) -> bool:
         held = self._held.get(node)
@@ -181,9 +198,10 @@ class Lead:
 
     def _release(self, now: float) -> list[View]:
         """Let the job have the failures that are held back, once everybody's fate is known."""
-        if not self._held or self._awaited():
+        if not self._held or self._awaits_somebody():
             return []
         held, self._held = self._held, {}
+        self._awaited_as = None
         told: dict[tuple[str, int], View] = {}
         for node, status in held.items():
             if self.rounds.seq_of(node, status.info.incarnation) >= 0:  # Else it has gone itself.

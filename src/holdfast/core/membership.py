@@ -85,6 +85,8 @@ class LinkClosed(msgspec.Struct, frozen=True):
     """The link is gone, or could not be opened."""
 
     why: str
+    permanent: bool = False
+    """Something is refused, and will be each time: a link that opens is no sign of success."""
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -158,6 +160,9 @@ class Membership:
         """The newest status that the coordinator is known to have."""
         self.last_problem = ""
         self.ever_up = False
+        self.ever_told = False
+        self.is_refused = False
+        """Whether what is on the other side takes a link and soon refuses to go on, every time."""
         self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
         self._times = times
         self._draw = draw
@@ -194,11 +199,13 @@ class Membership:
             case LinkOpened():
                 self.link = Link.UP
                 self._opened_at = at
-                self._retries = 0
+                if not self.is_refused:
+                    self._retries = 0
                 away_s = 0.0 if self._away_since is None else at - self._away_since
                 self._restate(away_s=away_s)
                 return self._say(at)
-            case LinkClosed(why):
+            case LinkClosed(why, permanent):
+                self.is_refused = self.is_refused or (permanent and self.link is Link.UP)
                 return self._closed(at, why)
             case Rejoined(incarnation):
                 info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
@@ -210,7 +217,7 @@ class Membership:
     def next_deadline(self, now: float) -> float:
         """Return when `Tick` is wanted next."""
         at = self._clock.look(now)
-        rest = self._heard_at + self._limit_s() - at if not self._given_up else self._clock.step_s
+        rest = self._heard_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s
         if self.link is Link.UP:
             rest = min(rest, self._beat_at + self._beat_s - at)
         elif self.link is Link.DOWN:
@@ -227,6 +234,7 @@ class Membership:
             return []
         self._term, self._revision = view.term, view.revision
         self.view = view
+        self.ever_told = True
         self._beat_s = self._pace(view)
         self._away_since = None
         member = view.role is Role.MEMBER
@@ -256,7 +264,14 @@ class Membership:
         return []
 
     def _hear(self, at: float) -> None:
-        self._heard_at, self.ever_up = at, True
+        self.ever_up = True
+        if self.is_refused:
+            # The next refusal may be on its way: until it is not, this is as good as nothing.
+            if at - self._opened_at < self._times.silence_s / 2:
+                return
+            self.is_refused = False
+            self._retries = 0
+        self._heard_at = at
 
     def _pace(self, view: View) -> float:
         # The coordinator may be set to lose patience sooner than this node would.
@@ -283,7 +298,7 @@ class Membership:
         if self.link is Link.UP and at - max(self._heard_at, self._opened_at) >= times.silence_s:
             why = f"no answer for {times.silence_s:g} s"
             return [DropLink(why), *self._closed(at, why)]
-        if not self._given_up and at - self._heard_at >= self._limit_s():
+        if self._may_give_up() and at - self._heard_at >= self._limit_s():
             self._given_up = True
             effects.append(GiveUp(at - self._heard_at, self.last_problem))
         if self.link is Link.DOWN and at >= self._retry_at:
@@ -293,6 +308,10 @@ class Membership:
             self._beat_at = at
             return [*effects, Send(self._beat())]
         return effects
+
+    def _may_give_up(self) -> bool:
+        # A link that opened after refusals is given its time to show what it is worth.
+        return not (self._given_up or (self.is_refused and self.link is Link.UP))
 
     def _limit_s(self) -> float:
         if self.view is not None and self.view.role is Role.CLOSED:

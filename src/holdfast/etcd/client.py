@@ -218,7 +218,9 @@ class AsyncEtcd:
             try:
                 token = await self._token_at(at, tries)
                 connection = await self._connect(at, tries)
-                self._works(at)
+                if tries.next_endpoint(self._loop.time(), self._current) != at:
+                    continue  # All else has gone on to another endpoint meanwhile.
+                self._use(at)
                 said = await handle.follow(connection, token, tries.answer_s(self._loop.time()))
             except ConnectionProblem as problem:
                 self._failed(at, tries, problem)
@@ -263,7 +265,16 @@ class AsyncEtcd:
         return written(*self.settings.endpoints[at])
 
     def _works(self, at: int) -> None:
-        """Use the endpoint that answered, where the one in use did not."""
+        """Use the endpoint that answered, where the one in use did not.
+
+        A late answer of one that was left is no reason to go back to it.
+        """
+        if at == self._current or self.endpoint in self.tried:
+            self._use(at)
+        else:
+            self.tried.pop(self._name(at), None)
+
+    def _use(self, at: int) -> None:
         if self.tried:
             self.tried.pop(self._name(at), None)
         if at != self._current:

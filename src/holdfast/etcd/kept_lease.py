@@ -8,6 +8,7 @@ not be reached for so long) is replaced by another at the next write; what hung 
 
 from __future__ import annotations
 
+import queue
 import threading
 from typing import TYPE_CHECKING
 
@@ -31,25 +32,29 @@ class KeptLease:
         self._client = client
         self._ttl_s = ttl_s
         self._lock = threading.Lock()
-        self._over = threading.Event()
         self._thread: threading.Thread | None = None
-        self._users = 1
         self._lease = 0
+        # A store that is forgotten lets go in whatever thread collects it, which may hold any lock
+        # and be anywhere in here. So these two take single steps, and a queue made for that.
+        self._users: list[None] = [None]
+        self._is_over = False
+        self._end: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def current(self) -> int:
         """Return the number of the lease to write under. Raises `EtcdError`."""
         with self._lock:
-            if self._over.is_set():
+            if self._is_over:
                 raise DistStoreError("the store is closed: nobody keeps what it would write")
             if not self._lease:
                 granted = self._client.call(Grant(self._ttl_s))
                 assert isinstance(granted, Granted)
                 self._lease = granted.lease
                 if self._thread is None:
-                    self._thread = threading.Thread(
+                    thread = threading.Thread(
                         target=self._keep, name="holdfast-etcd-lease", daemon=True
                     )
-                    self._thread.start()
+                    thread.start()
+                    self._thread = thread
             return self._lease
 
     def lost(self, lease: int) -> None:
@@ -60,30 +65,35 @@ class KeptLease:
 
     def share(self) -> KeptLease:
         """Count another user."""
-        with self._lock:
-            self._users += 1
+        self._users.append(None)
         return self
 
     def release(self) -> None:
         """Count one user less; after the last, the lease is kept no more. Waits for nothing."""
-        with self._lock:
-            self._users -= 1
-            if self._users <= 0:
-                self._over.set()
+        self._users.pop()
+        if not self._users:
+            self._is_over = True
+            self._end.put(None)
 
     def join(self) -> None:
         """Wait for the end of the thread, if the last user has let go."""
-        if self._over.is_set() and self._thread is not None:
+        if self._is_over and self._thread is not None:
             self._thread.join(STOP_S)
 
     def _keep(self) -> None:
-        while not self._over.wait(self._ttl_s / SIGNS_PER_TTL):
-            lease = self._lease
-            if not lease:
-                continue
+        while not self._is_over:
             try:
-                answer = self._client.call(KeepAlive(lease))
-            except EtcdError:
-                continue  # The next sign of life may arrive.
-            if isinstance(answer, KeptAlive) and not answer.ttl_s:
-                self.lost(lease)
+                self._end.get(timeout=self._ttl_s / SIGNS_PER_TTL)
+            except queue.Empty:
+                self._give_sign()
+
+    def _give_sign(self) -> None:
+        lease = self._lease
+        if not lease:
+            return
+        try:
+            answer = self._client.call(KeepAlive(lease))
+        except EtcdError:
+            return  # The next sign of life may arrive.
+        if isinstance(answer, KeptAlive) and not answer.ttl_s:
+            self.lost(lease)

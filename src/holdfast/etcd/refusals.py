@@ -16,7 +16,7 @@ from holdfast.wire.errors import quoted
 
 NO_GATEWAY = (
     "it does not know /v3: this is an etcd older than 3.4, one whose gateway is off "
-    "(enable-grpc-gateway), or no etcd"
+    "(enable-grpc-gateway), its peer port (2380), or no etcd"
 )
 TLS_ONLY = "it speaks TLS only: write https:// before it"
 WANTS_USER = "it wants a user and a password"

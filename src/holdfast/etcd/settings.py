@@ -21,6 +21,9 @@ DEFAULT_PORT = 2379
 PORT_MAX = 65_535
 ENDPOINTS_MAX = 16
 """A cluster of etcd has three, five or seven members; more endpoints are a slip."""
+NAMES = ("cert", "key", "cacert")
+"""What `--rdzv-conf` calls the files of certificate, key and authority."""
+_SECRET, _HIDDEN = "password", "..."
 
 _HOST = re.compile(r"[\w.-]+")
 _PORT = re.compile(r"[0-9]{1,5}")
@@ -62,13 +65,22 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         """All endpoints as a person writes them."""
         return ",".join(written(host, port) for host, port in self.endpoints)
 
-    def tls_context(self) -> ssl.SSLContext | None:
-        """Return what to connect with; raise `UsageError` and the like for files of no use."""
+    def __repr__(self) -> str:
+        """All but the password: what is shown ends in logs."""
+        shown = ((name, getattr(self, name)) for name in self.__struct_fields__)
+        fields = (f"{name}={_HIDDEN if name == _SECRET and one else one!r}" for name, one in shown)
+        return f"{type(self).__name__}({', '.join(fields)})"
+
+    def tls_context(self, names: tuple[str, str, str] = NAMES) -> ssl.SSLContext | None:
+        """Return what to connect with; raise `UsageError` and the like for files of no use.
+
+        `names` are what the person calls certificate, key and authority.
+        """
         if not self.tls:
             return None
         from holdfast.wire import tls
 
-        return tls.client_context(self.ca or None, self.cert or None, self.key or None)
+        return tls.client_context(self.ca or None, self.cert or None, self.key or None, names=names)
 
 
 def written(host: str, port: int) -> str:

@@ -77,7 +77,7 @@ def launch_agent(
     run_id = config.run_id or os.urandom(16).hex()
     handler = rendezvous_of(config, run_id)
     agent = make_agent(config, logs_specs, entrypoint, args, handler, health_check_server)
-    looking_on = LookingOn(config, lambda: getattr(logs_specs, "run_dir", None))
+    looking_on = LookingOn(config, logs_specs)
     failure: Exception | None = None
     try:
         looking_on.begin(agent)
@@ -99,8 +99,10 @@ def launch_agent(
             raise
         raise refused from problem
     finally:
-        handler.shutdown()
-        looking_on.end()
+        try:
+            handler.shutdown()
+        finally:
+            looking_on.end()
         if failure is None:  # Also after a signal: only a failure has more to tell than was said.
             discard_logs(logs_specs)
     if failure is not None:

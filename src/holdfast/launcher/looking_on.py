@@ -1,29 +1,32 @@
 """Who looks on at a launch: the records of events and metrics, as the config asks for them.
 
 The one thing to know: nothing of it delays a start. What happens before the workers run is kept,
-and what is needed to record it is imported while they start.
+and what is needed to record it is imported while they start; or at the end, if nobody could look at
+the record before, and not at all if it would be thrown away.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 
 from holdfast.agent.moments import Ended, Moment, Started
 from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.agent.event_recorder import EventRecorder
     from holdfast.agent.local import LocalElasticAgent
     from holdfast.agent.metric_outlets import MetricOutlets
     from holdfast.events.job import JobEvents
     from holdfast.launcher.config import LaunchConfig
+    from holdfast.processes.logs import LogsSpecs
 
 DEFAULT_EVENT_HANDLERS = ("null", "jsonl")
 OTEL_ENV = "OTEL_METRICS_EXPORTER"
+EARLY_MAX = 10_000
+"""Moments that are kept; of a job that fails, the newest say most."""
 
 
 class LookingOn:
@@ -31,10 +34,11 @@ class LookingOn:
 
     name = "the record of events"
 
-    def __init__(self, config: LaunchConfig, folder: Callable[[], str | None]) -> None:
+    def __init__(self, config: LaunchConfig, logs_specs: LogsSpecs) -> None:
         self._config = config
-        self._folder = folder
-        self._early: list[Moment] = []
+        self._logs = logs_specs
+        self._early: deque[Moment] = deque(maxlen=EARLY_MAX)
+        self._is_for_failures_alone = False
         self._recorder: EventRecorder | None = None
         self._events: JobEvents | None = None
         self._outlets: MetricOutlets | None = None
@@ -52,7 +56,17 @@ class LookingOn:
                 host=self._config.metrics_addr,
                 progress=agent.progress,
             )
+        handlers = sys.modules.get("holdfast.events.destinations")
+        self._is_for_failures_alone = (
+            getattr(self._logs, "is_for_failures_alone", False)
+            and self._events is None
+            and (handlers is None or not handlers.is_recorded("null"))
+        )
         agent.onlookers.add(self)
+        if handlers is not None and handlers.is_recorded("dynamic_rendezvous"):
+            from holdfast.agent.rdzv_recorder import RdzvRecorder
+
+            agent.onlookers.add(RdzvRecorder())
         agent.onlookers.recorded = True
 
     def _wants_metrics(self) -> bool:
@@ -65,16 +79,22 @@ class LookingOn:
         """Record a moment, and those before it once there is time for that."""
         if self._recorder is None:
             self._early.append(moment)
-            if not isinstance(moment, (Started, Ended)):
+            if not self._is_time(moment):
                 return
             from holdfast.agent.event_recorder import EventRecorder
 
             self._recorder = EventRecorder(self._open_events().record)
-            early, self._early = self._early, []
-            for one in early:
+            for one in self._early:
                 self._recorder(one)
+            self._early.clear()
             return
         self._recorder(moment)
+
+    def _is_time(self, moment: Moment) -> bool:
+        """Whether what was kept must be recorded now."""
+        if self._is_for_failures_alone:
+            return isinstance(moment, Ended) and moment.state != "succeeded"
+        return isinstance(moment, (Started, Ended))
 
     def end(self) -> None:
         """Close everything; before the log directory is removed."""
@@ -88,7 +108,9 @@ class LookingOn:
 
         if self._events is None:
             try:
-                self._events = JobEvents(self._config.event_log_handler, self._folder)
+                self._events = JobEvents(
+                    self._config.event_log_handler, lambda: getattr(self._logs, "run_dir", None)
+                )
             except UsageError as problem:
                 what = problem.message.removeprefix("events: ")
                 raise UsageError(f"--event-log-handler: {what}", hint=problem.hint) from None

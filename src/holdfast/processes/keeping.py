@@ -37,8 +37,11 @@ RECEIVE_BYTES = 1 << 18
 CLOSE_MS_MAX = keeper_program.FAREWELL_MS_MAX + 5_000
 # How long a keeper may take to answer at all. It is waited for only where all else took too long.
 ANSWER_MS_MAX = 2_000
-# What lets its holder into any job at the coordinator; see `holdfast.wire.token`.
-FOR_AGENTS_ALONE = ("HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE")
+# What lets its holder into any job, at the coordinator and on etcd; see `holdfast.wire.token` and
+# `holdfast.rendezvous.etcd_settings`.
+FOR_AGENTS_ALONE = (
+    "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD",
+)  # fmt: skip
 
 
 class Spawned(Fact):
@@ -348,7 +351,7 @@ def current_folder() -> str:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return what workers inherit: all but the token, which is for agents and the coordinator."""
+    """Return what workers inherit: all but the secrets of agents and of the coordinator."""
     return {name: value for name, value in os.environ.items() if name not in FOR_AGENTS_ALONE}
 
 

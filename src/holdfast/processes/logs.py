@@ -118,6 +118,12 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._root_log_dir
 
     @property
+    def is_for_failures_alone(self) -> bool:
+        """Whether the folder is removed at the end of a job that does not fail."""
+        own = self._root_log_dir is None or self._is_temporary
+        return own and not self._is_shared and self.keeps_nothing
+
+    @property
     def run_dir(self) -> str | None:
         """The folder of this run, or None as long as no workers were started with one."""
         return self._run_dir

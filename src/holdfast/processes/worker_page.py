@@ -13,6 +13,7 @@ import sys
 
 from holdfast.core.facts import Fact
 from holdfast.worker import (
+    ASKED,
     DEADLINES,
     ENTERED,
     HEARTBEAT,
@@ -104,8 +105,21 @@ class WorkerPage:
             unwatched=words[UNWATCHED],
         )
 
-    def next_deadline(self) -> float | None:
-        """Return when the worker is to have left the section it has to leave first."""
+    def planned_look(self) -> float | None:
+        """Return when the page is looked at next, as the worker was let know."""
+        return None if self._look_ns == NEVER else self._look_ns / 1e9
+
+    def asked_look(self) -> float | None:
+        """Return the deadline of the section for whose sake the worker last asked for a look."""
+        words, _ = self._read()
+        return words[ASKED] / 1e9 if words and 0 < words[ASKED] < NEVER else None
+
+    def next_deadline(self, after: float = 0.0) -> float | None:
+        """Return when the worker is to have left the section it has to leave first.
+
+        Only what is later than `after` counts: `expired` tells of the others.
+        """
+        after_ns = int(after * 1e9)
         words, _ = self._read()
         if not words:
             return None
@@ -113,7 +127,7 @@ class WorkerPage:
             (
                 deadline
                 for slot, deadline in enumerate(words[DEADLINES : DEADLINES + SLOTS])
-                if 0 < deadline < NEVER and (slot, deadline) not in self._told
+                if after_ns < deadline < NEVER and (slot, deadline) not in self._told
             ),
             default=NEVER,
         )
@@ -149,13 +163,16 @@ class WorkerPage:
         at_ns = NEVER if at is None else int(at * 1e9)
         if at_ns != self._look_ns:
             self._look_ns = at_ns
-            os.pwrite(self._fd, at_ns.to_bytes(8, sys.byteorder), LOOK_AT * 8)
+            try:
+                os.pwrite(self._fd, at_ns.to_bytes(8, sys.byteorder), LOOK_AT * 8)
+            except OSError:
+                pass  # Then the worker asks for looks that are not needed, or its end is near.
 
     def close(self) -> None:
         """Give the page back; a worker that still writes to it writes for nobody."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1  # In this order: another thread may be about to read.
+        if fd >= 0:
+            os.close(fd)
             try:
                 os.unlink(self.path)
             except OSError:
@@ -170,8 +187,11 @@ class WorkerPage:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
 
     def _read(self) -> tuple[list[int], bytes]:
-        """Return the words and the names, empty if the file is no page any more."""
-        found = os.pread(self._fd, PAGE_BYTES, 0)
+        """Return the words and the names, empty if there is no page any more."""
+        try:
+            found = os.pread(self._fd, PAGE_BYTES, 0)
+        except OSError:
+            return [], b""  # It was given back meanwhile, or cannot be read.
         if len(found) != PAGE_BYTES:
             return [], b""
         words = memoryview(found)[:NAMES_AT].cast("q").tolist()

@@ -48,11 +48,12 @@ class WorkerPages:
         name = f"{FOLDER_PREFIX}{os.getuid()}-{os.urandom(8).hex()}"
         self.folder = os.path.join(parent, name)
         os.mkdir(self.folder, 0o700)
-        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        _hold(self._folder_fd)
-        notice = os.path.join(self.folder, NOTICE_NAME)
-        os.mkfifo(notice, 0o600)
-        self._notice = os.open(notice, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._folder_fd = self._notice = -1
+        try:
+            self._open()
+        except OSError:
+            self._remove()
+            raise
         self._pages: dict[int, WorkerPage] = {}
         self._starts = 0
         self._look_at: float | None = None
@@ -110,13 +111,20 @@ class WorkerPages:
         late: list[tuple[int, Section]] = []
         times: list[float] = []
         for rank, page in self._pages.items():
-            # In this order: a section that is entered after the look asks for another.
-            page.plan_look(None)
+            planned = page.planned_look()
+            if planned is not None and planned <= now:
+                # First of all: a section that is entered after the look asks for another.
+                page.plan_look(None)
             late += [(rank, section) for section in page.expired(now)]
-            at = page.next_deadline()
+            # A look that is still to come stays, even if the section it was for has been left, and
+            # was so before this look: otherwise the next such section would ask for it again.
+            ahead = [at for at in (planned, page.asked_look()) if at is not None and at > now]
+            at = page.next_deadline(after=now)
             if at is not None:
-                times.append(at)
-                page.plan_look(at)
+                ahead.append(at)
+            if ahead:
+                times.append(min(ahead))
+                page.plan_look(min(ahead))
         self._look_at = min(times, default=None)
         return late
 
@@ -125,10 +133,21 @@ class WorkerPages:
         if self._folder_fd < 0:
             return
         self.end()
-        os.close(self._notice)
+        self._remove()
+
+    def _open(self) -> None:
+        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _hold(self._folder_fd)
+        notice = os.path.join(self.folder, NOTICE_NAME)
+        os.mkfifo(notice, 0o600)
+        self._notice = os.open(notice, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _remove(self) -> None:
         _remove(os.path.join(self.folder, NOTICE_NAME))
         _remove_folder(self.folder)
-        os.close(self._folder_fd)
+        for fd in (self._notice, self._folder_fd):
+            if fd >= 0:
+                os.close(fd)
         self._folder_fd = self._notice = -1
 
     def _take_notice(self) -> bool:

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from holdfast.etcd.client import AsyncEtcd
     from holdfast.etcd.settings import EtcdSettings
     from holdfast.etcd.store import EtcdStore
+    from holdfast.rendezvous.etcd_stores import GenerationStores
 
 LEAVE_S = 2.0
-STORE_TTL_S = 600
-"""What agents put into their store outlasts them by no more than this."""
 
 
 class EtcdLine(NodeLine):
@@ -50,7 +49,7 @@ class EtcdLine(NodeLine):
         self._dialer: EtcdDialer | None = None
         self._session: EtcdSession | None = None
         self._store_client: EtcdClient | None = None
-        self._stores: list[EtcdStore] = []
+        self._stores: GenerationStores | None = None
 
     @property
     def where(self) -> str:
@@ -65,22 +64,21 @@ class EtcdLine(NodeLine):
     def store(self, scope: str) -> EtcdStore:
         """Return the store of this job's nodes; scopes know nothing of each other's keys."""
         from holdfast.etcd.blocking import EtcdClient
-        from holdfast.etcd.store import EtcdStore
+        from holdfast.rendezvous.etcd_stores import GenerationStores
 
         assert self._session is not None
-        if self._store_client is None:
+        if self._store_client is None or self._stores is None:
             self._store_client = EtcdClient(self._etcd_settings)
-        prefix = f"{self._session.places.store.decode()}{scope}"
-        store = EtcdStore(self._store_client, prefix, ttl_s=STORE_TTL_S)
-        self._stores.append(store)
-        return store
+            self._stores = GenerationStores(self._store_client, self._session.places.store)
+        return self._stores.store(scope)
 
     def close(self, drain_s: float = LEAVE_S) -> None:
         """Close the connection and what was made of it."""
         super().close(drain_s)
+        if self._stores is not None:
+            self._stores.close()
+            self._stores = None
         if self._store_client is not None:
-            for store in self._stores:
-                store.close()
             self._store_client.close()
             self._store_client = None
 

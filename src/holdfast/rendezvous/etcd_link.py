@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 from holdfast import messages
 from holdfast.coordinator.dialing import LinkProblem
 from holdfast.core.etcd_asking import Ask, Unwatch, Watch
-from holdfast.core.etcd_session import Closed, Effect, EtcdSession, Heard, Left, Opened
+from holdfast.core.etcd_effects import Closed, Effect, Heard, Left, Opened
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.etcd_calls import Change, Problem
+    from holdfast.core.etcd_session import EtcdSession
     from holdfast.core.news import Ack, Beat, Status, View
     from holdfast.etcd.client import AsyncEtcd
     from holdfast.etcd.watching import WatchHandle
@@ -37,6 +38,7 @@ class EtcdLink:
         self.ended: asyncio.Future[None] = loop.create_future()
         self.on_message: Callable[[Ack | View], None] | None = None
         self.on_closed: Callable[[str], None] | None = None
+        self.problem: LinkProblem | None = None
         self._dialer = dialer
 
     def say(self, message: Status | Beat) -> None:
@@ -84,6 +86,8 @@ class EtcdDialer:
         except asyncio.CancelledError:
             self.drop(link)
             raise
+        if link.problem is not None:  # It was over before anybody could look at it.
+            raise link.problem
         self._loop.call_soon(self._deliver_early, link)
         return link
 
@@ -185,8 +189,9 @@ class EtcdDialer:
             return
         why = why if permanent else self._of_each_endpoint(why)
         messages.debug(f"the session at etcd ended: {why}")
+        link.problem = LinkProblem(why, permanent=permanent)
         if not link.ready.done():
-            link.ready.set_exception(LinkProblem(why, permanent=permanent))
+            link.ready.set_exception(link.problem)
         elif link.on_closed is not None:
             link.on_closed(why)
 

@@ -25,7 +25,7 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.etcd_handler import EtcdHandler
-from holdfast.rendezvous.etcd_line import STORE_TTL_S
+from holdfast.rendezvous.etcd_stores import GenerationStores
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.store.errors import StoreTimeoutError
 from holdfast.store.memory import as_seconds
@@ -137,7 +137,7 @@ class EtcdRendezvous:
         """What takes part for this node; made when it is needed first."""
         self._places = Places(prefix, run_id)
         self._timeout_s = timeout
-        self._stores: list[EtcdStore] = []
+        self._stores = GenerationStores(client, self._places.store)
         self._closes_client = closes_client
         self._run_id, self._nodes = run_id, (num_min_workers, num_max_workers)
         self._settings = {
@@ -173,9 +173,7 @@ class EtcdRendezvous:
 
     def close(self) -> None:
         """Release the stores that were made, and the client if that is to be; leaves no job."""
-        for store in self._stores:
-            store.close()
-        self._stores.clear()
+        self._stores.close()
         if self._closes_client:
             self.client.close()
 
@@ -249,15 +247,7 @@ class EtcdRendezvous:
         return json.loads(store.get(key))
 
     def _store(self, version: str, *below: str) -> EtcdStore:
-        from holdfast.etcd.store import EtcdStore
-
-        prefix = "/".join([self._places.store.decode() + version.replace(".", "/"), *below])
-        for store in self._stores:
-            if store.prefix == f"{prefix}/":
-                return store
-        store = EtcdStore(self.client, prefix, ttl_s=STORE_TTL_S)
-        self._stores.append(store)
-        return store
+        return self._stores.store(version.replace(".", "/"), *below)
 
     def _taking_part(self) -> EtcdRendezvousHandler:
         return self.node or EtcdRendezvousHandler(self, None)

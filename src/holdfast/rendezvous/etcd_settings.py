@@ -2,7 +2,8 @@
 
 The one thing to know: whatever contradicts is refused, in one line that names the key. Certificates
 that nobody would show or check, because etcd is spoken to in plain text, are a mistake that only an
-attacker would like.
+attacker would like. Files of certificates are read once right here: one that is missing or no
+certificate is told before anything else begins.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from holdfast.errors import UsageError
-from holdfast.etcd.settings import EtcdSettings, parse_endpoints
+from holdfast.errors import HoldfastError, UsageError
+from holdfast.etcd.settings import NAMES, EtcdSettings, parse_endpoints
 from holdfast.rendezvous.config import value_of
 
 if TYPE_CHECKING:
@@ -33,13 +34,15 @@ def etcd_settings_of(params: RendezvousParameters) -> EtcdSettings:
         "call_s": value_of(params, "read_timeout"),
     }
     _check_certificates(params, tls=tls)
-    return EtcdSettings(
+    settings = EtcdSettings(
         endpoints=endpoints,
         user=user,
         password=password,
         tls=tls,
         **{name: value for name, value in chosen.items() if value is not None},
     )
+    _check_files(params, settings)
+    return settings
 
 
 def _endpoints(params: RendezvousParameters) -> tuple[tuple[tuple[str, int], ...], bool]:
@@ -86,6 +89,15 @@ def _check_certificates(params: RendezvousParameters, *, tls: bool) -> None:
         if there.startswith("ssl_"):
             lacking = {"key": "ssl_cert_key", "cert": "ssl_cert"}[lacking]
         raise UsageError(f"--rdzv-conf: {there} needs {lacking} beside it")
+
+
+def _check_files(params: RendezvousParameters, settings: EtcdSettings) -> None:
+    others = ("ssl_cert", "ssl_cert_key", "ca_cert")  # Only what was given can be complained of.
+    cert, key, ca = ((_names(params, *both) or both)[0] for both in zip(NAMES, others, strict=True))
+    try:
+        settings.tls_context((cert, key, ca))
+    except HoldfastError as error:
+        raise UsageError(f"--rdzv-conf: {error.message}", hint=error.hint) from None
 
 
 def _names(params: RendezvousParameters, *names: str) -> list[str]:

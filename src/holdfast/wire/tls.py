@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import ssl
 
 CERT, KEY, CA = "tls_cert", "tls_key", "tls_ca"
+NAMES = (CERT, KEY, CA)
 CHECK_HOSTNAME, SERVER_NAME = "tls_check_hostname", "tls_server_name"
 
 
@@ -30,9 +31,9 @@ def server_context(cert: str, key: str, ca: str | None = None) -> ssl.SSLContext
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load_certificate(context, cert, key)
+    _load_certificate(context, cert, key, NAMES)
     if ca is not None:
-        _load_ca(context, ca)
+        _load_ca(context, ca, CA)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -43,11 +44,13 @@ def client_context(
     key: str | None = None,
     *,
     check_hostname: bool = True,
+    names: tuple[str, str, str] = NAMES,
 ) -> ssl.SSLContext:
     """Return what an agent connects with.
 
     Connect with `server_hostname` set to `tls_server_name` if the person set one, else to the host
     of the endpoint; with `check_hostname` it must be among the names in the server's certificate.
+    `names` are what the person calls certificate, key and authority.
     """
     import ssl
 
@@ -55,14 +58,14 @@ def client_context(
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = check_hostname
     if ca is not None:
-        _load_ca(context, ca)
+        _load_ca(context, ca, names[2])
     else:
         context.load_default_certs(ssl.Purpose.SERVER_AUTH)
     if cert is not None or key is not None:
         if cert is None or key is None:
-            there, lacking = (CERT, KEY) if key is None else (KEY, CERT)
+            there, lacking = names[:2] if key is None else (names[1], names[0])
             raise UsageError(f"{there} is set and {lacking} is not", hint="set both or neither")
-        _load_certificate(context, cert, key)
+        _load_certificate(context, cert, key, names)
     return context
 
 
@@ -95,35 +98,40 @@ def explain_failure(error: Exception) -> str:
     return f"TLS failed: {quoted(str(error) or 'the connection closed')}"
 
 
-def _load_certificate(context: ssl.SSLContext, cert: str, key: str) -> None:
+def _load_certificate(
+    context: ssl.SSLContext, cert: str, key: str, names: tuple[str, str, str]
+) -> None:
     import ssl
 
-    _check_readable(CERT, cert)
-    _check_readable(KEY, key)
+    certs_name, keys_name, _ = names
+    _check_readable(certs_name, cert)
+    _check_readable(keys_name, key)
 
     def no_passphrase() -> str:
         # Without this OpenSSL would ask on the terminal, and the agent hang.
-        raise UsageError(f"{KEY}: {key} is encrypted", hint="a key without a passphrase is needed")
+        raise UsageError(
+            f"{keys_name}: {key} is encrypted", hint="a key without a passphrase is needed"
+        )
 
     try:
         context.load_cert_chain(cert, key, password=no_passphrase)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise UsageError(f"{KEY}: {key} is not the key of {CERT}: {cert}") from None
+            raise UsageError(f"{keys_name}: {key} is not the key of {certs_name}: {cert}") from None
         # OpenSSL does not say which of the two it could not read.
         if _is_certificate(cert):
-            raise UsageError(f"{KEY}: {key} is not a private key in PEM format") from None
-        raise UsageError(f"{CERT}: {cert} is not a certificate in PEM format") from None
+            raise UsageError(f"{keys_name}: {key} is not a private key in PEM format") from None
+        raise UsageError(f"{certs_name}: {cert} is not a certificate in PEM format") from None
 
 
-def _load_ca(context: ssl.SSLContext, ca: str) -> None:
+def _load_ca(context: ssl.SSLContext, ca: str, name: str) -> None:
     import ssl
 
-    _check_readable(CA, ca)
+    _check_readable(name, ca)
     try:
         context.load_verify_locations(cafile=ca)
     except ssl.SSLError:
-        raise UsageError(f"{CA}: {ca} has no certificate in PEM format in it") from None
+        raise UsageError(f"{name}: {ca} has no certificate in PEM format in it") from None
 
 
 def _is_certificate(path: str) -> bool:

@@ -24,6 +24,9 @@ from holdfast.agent.moments import (
 from holdfast.agent.workers import WorkerSpec
 from holdfast.processes.logs import DefaultLogsSpecs
 from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.errors import RendezvousTimeoutError
+from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 
 if TYPE_CHECKING:
@@ -119,3 +122,18 @@ def test_a_run_that_a_signal_ends_is_told_with_the_error(tmp_path: Path) -> None
     assert isinstance(ended, Ended)
     assert ended.state == ""
     assert "SignalException" in ended.error
+
+
+def test_a_rendezvous_that_fails_is_told_once_before_the_end(tmp_path: Path) -> None:
+    told: list[Moment] = []
+    params = RendezvousParameters("c10d", "127.0.0.1:0", "job", 2, 2, join_timeout=0.2)
+    spec = WorkerSpec("trainer", 1, get_rendezvous_handler(params), entrypoint="/bin/true")
+    agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(tmp_path)))
+    agent.onlookers.add(told.append)
+    with pytest.raises(RendezvousTimeoutError):
+        agent.run()
+    spec.rdzv_handler.shutdown()
+    assert kinds(told) == [Began, Met, Ended]
+    met = told[1]
+    assert isinstance(met, Met)
+    assert "RendezvousTimeoutError" in met.error

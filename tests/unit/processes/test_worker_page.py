@@ -149,6 +149,15 @@ def test_the_worker_is_told_when_it_is_looked_at(page: WorkerPage) -> None:
 # A page that is not as it should be.
 
 
+def test_a_page_that_was_given_back_says_nothing(tmp_path: Path) -> None:
+    """Another thread may ask for it at that moment."""
+    page = WorkerPage.create(str(tmp_path), 3)
+    page.close()
+    assert page.read() == Progress()
+    assert (page.next_deadline(), page.asked_look(), page.expired(100.0)) == (None, None, [])
+    page.plan_look(5.0)
+
+
 @pytest.mark.parametrize("size", [0, 1, 8, 4095])
 def test_a_page_that_was_cut_says_nothing(page: WorkerPage, hand: Hand, size: int) -> None:
     hand.section(4, b"step", 70 * SECOND)

@@ -6,6 +6,7 @@ import select
 import stat
 import subprocess
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 WAIT_S = 20.0
 
 WORKER = """
-import sys
+import sys, time
 from holdfast import worker
 
 for words in sys.stdin:
@@ -33,6 +34,12 @@ for words in sys.stdin:
     elif what == "enter":
         section = worker.section(how[0], timeout=float(how[1]))
         section.__enter__()
+    elif what == "loop":
+        section = worker.section("step", timeout=float(how[1]))
+        for _ in range(int(how[0])):
+            with section:
+                time.sleep(float(how[2]))
+            time.sleep(float(how[2]))
     elif what == "leave":
         section.__exit__(None, None, None)
     print("done", flush=True)
@@ -153,11 +160,79 @@ def test_sections_entered_and_left_wake_the_agent_once(
     assert looks_for(pages, now)
     workers[0].do("leave")
     assert pages.take(now + 30) == []
-    # There is nothing to wait for: the next section asks for a look.
+    # The look that was planned stays, though there is no section: others need not ask for it.
     assert pages.take(now + 40) == []
+    assert pages.next_deadline() == first
+    workers[0].do("enter step 60")
+    workers[0].do("leave")
+    assert not looks_for(pages, now)
+    # There is nothing to wait for: the next section asks for a look.
+    assert pages.take(first + 1) == []
+    assert pages.take(first + 2) == []
     assert pages.next_deadline() is None
     workers[0].do("enter step 60")
     assert looks_for(pages, now)
+
+
+@pytest.mark.parametrize("gap", ["0", "0.002"])
+def test_a_loop_of_short_sections_wakes_the_agent_a_few_times(
+    pages: WorkerPages, workers: list[Worker], gap: str
+) -> None:
+    """The agent comes while it is in a section, or between two of them."""
+    poll = select.poll()
+    poll.register(pages.fileno(), select.POLLIN)
+    looks = 0
+    doing = threading.Thread(target=workers[0].do, args=(f"loop 100 60 {gap}",))
+    doing.start()
+    while doing.is_alive():
+        deadline = pages.next_deadline()
+        if poll.poll(10) or (deadline is not None and deadline <= time.monotonic()):
+            looks += 1
+            assert pages.take(time.monotonic()) == []
+    doing.join()
+    # That it is there, the first section, and once more after each.
+    assert 0 < looks <= 6
+
+
+def test_a_section_that_was_left_before_the_look_need_not_be_asked_for_again(
+    pages: WorkerPages, workers: list[Worker]
+) -> None:
+    workers[0].do("enter step 60")
+    workers[0].do("leave")
+    now = time.monotonic()
+    assert pages.take(now) == []
+    assert pages.take(now + SETTLE_S) == []
+    workers[0].do("enter step 60")
+    assert not looks_for(pages, now + 50)
+    # It is found at its time all the same.
+    late = now + 100
+    assert [section.name for _, section in pages.take(late)] == ["step"]
+
+
+def test_a_section_of_a_dead_worker_does_not_keep_the_agent_awake(
+    pages: WorkerPages, workers: list[Worker]
+) -> None:
+    workers[0].do("enter step 60")
+    workers[0].process.kill()
+    workers[0].process.wait()
+    late = time.monotonic() + 100
+    assert pages.take(late) == []
+    assert pages.take(late + SETTLE_S) == []
+    assert pages.next_deadline() is None
+
+
+def test_nothing_is_left_where_there_can_be_no_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_path: str, _mode: int) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "mkfifo", refuse)
+    open_before = os.listdir("/proc/self/fd")
+    with pytest.raises(PermissionError):
+        WorkerPages(str(tmp_path))
+    assert [*tmp_path.iterdir()] == []
+    assert os.listdir("/proc/self/fd") == open_before
 
 
 def test_a_new_generation_has_new_pages(pages: WorkerPages, workers: list[Worker]) -> None:

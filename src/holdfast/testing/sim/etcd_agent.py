@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.etcd_asking import Ask, Unwatch, Watch
-from holdfast.core.etcd_session import Closed, Heard, Left, Opened
+from holdfast.core.etcd_effects import Closed, Heard, Left, Opened
 from holdfast.core.membership import LinkClosed, LinkOpened, Tick
 from holdfast.testing.sim.agent import Agent
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from random import Random
 
     from holdfast.core.etcd_calls import Answer, Change, Problem
-    from holdfast.core.etcd_session import Effect as SessionEffect
+    from holdfast.core.etcd_effects import Effect as SessionEffect
     from holdfast.core.news import Beat, Status, View
     from holdfast.core.supervision import Event
     from holdfast.testing.sim.etcd_place import EtcdPlace
@@ -120,9 +120,9 @@ class EtcdAgent(Agent):
                         self._perform(self.membership.handle(self.clock, message))
                 case Opened():
                     self._member(LinkOpened())
-                case Closed(why, _):
+                case Closed(why, permanent):
                     self.world.note(self, "loses its session: {0}", why)
-                    self._member(LinkClosed(why))
+                    self._member(LinkClosed(why, permanent))
                 case Left():
                     self._go()
         if self.alive:

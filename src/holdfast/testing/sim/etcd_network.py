@@ -255,8 +255,9 @@ class EtcdNetwork:
             return
         stream.holds = False
         held, stream.held = stream.held, []
-        for revision, changes in held:
-            self._send(stream, revision, changes)
+        if held:  # etcd sends this as one, like all that a watch has to catch up with.
+            missed = [change for _, changes in held for change in changes]
+            self._send(stream, held[-1][0], tuple(missed))
 
     def _send(self, stream: _Stream, revision: int, changes: tuple[Change, ...]) -> None:
         parcel = (stream.number, revision, changes)

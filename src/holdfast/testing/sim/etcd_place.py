@@ -19,7 +19,7 @@ from holdfast.testing.sim.etcd_network import EtcdNetwork
 if TYPE_CHECKING:
     from random import Random
 
-    from holdfast.core.etcd_leading import Written
+    from holdfast.core.etcd_unstored import Written
     from holdfast.core.job import Job
     from holdfast.core.leading import Lead
     from holdfast.core.news import View
