@@ -13,6 +13,10 @@ import sys
 DEBUG, INFO, NOTICE, WARNING, ERROR = 10, 20, 25, 30, 40
 # How long a line waits for a console that is full; then it is dropped.
 CONSOLE_MS_MAX = 200
+# How much a console takes for certain that says it takes something: what a pipe has to, and in one
+# piece. A character may become ten bytes where the console does not know it.
+PIECE_CHARS_MAX = 4096
+PIECE_CHARS_MAX_NOT_ASCII = PIECE_CHARS_MAX // 10
 
 _LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "ERROR": ERROR}
 
@@ -28,29 +32,48 @@ def say(level: int, text: str) -> None:
     if logging is not None and logging.getLogger("holdfast").hasHandlers():
         logging.getLogger("holdfast").log(level, text)
         return
-    if level < threshold() or not _takes_lines():
+    if level < threshold():
         return
     try:
-        sys.stderr.write(f"[holdfast] {text}\n")
-        sys.stderr.flush()
+        put_line(f"[holdfast] {text}")
     except (OSError, ValueError, AttributeError):
         pass  # No console (closed, or None under pythonw-like hosts): nothing to tell it.
 
 
-def _takes_lines() -> bool:
-    """Whether the console takes a line soon. Supervision must not wait for one that is stuck:
+_unfinished = False  # Whether the last line could be written only in part.
 
-    a pager nobody scrolls, a terminal held by Ctrl-S, a log collector that hangs.
+
+def put_line(line: str) -> None:
+    """Write a line to standard error; raise `OSError` if it does not take it soon.
+
+    Supervision must not wait for a console that is stuck: a pager nobody scrolls, a terminal held
+    by Ctrl-S, a log collector that hangs.
     """
-    import select
-
+    global _unfinished  # noqa: PLW0603 (there is one console)
+    stream = sys.stderr
+    if stream is None:
+        raise OSError("there is no standard error")
+    text = f"\n{line}\n" if _unfinished else f"{line}\n"
     try:
-        descriptor = sys.stderr.fileno()
+        descriptor = stream.fileno()
     except (OSError, ValueError, AttributeError):
-        return sys.stderr is not None  # A stream of Python's own, such as a notebook's.
+        stream.write(text)  # A stream of Python's own, such as a notebook's, is never stuck.
+        stream.flush()
+        return
+    import select
+    import time
+
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
-    return bool(poll.poll(CONSOLE_MS_MAX))
+    deadline = time.monotonic() + CONSOLE_MS_MAX / 1000
+    size = PIECE_CHARS_MAX if text.isascii() else PIECE_CHARS_MAX_NOT_ASCII
+    for start in range(0, len(text), size):
+        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            _unfinished = _unfinished or start > 0
+            raise OSError(f"the console takes no line for {CONSOLE_MS_MAX} ms")
+        stream.write(text[start : start + size])
+        stream.flush()
+    _unfinished = False
 
 
 def debug(text: str) -> None:

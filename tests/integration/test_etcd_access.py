@@ -46,6 +46,12 @@ def test_only_who_has_the_right_certificate_gets_in(tmp_path: Path) -> None:
         cluster.start("stranger", conf=f"cacert={tls.ca},cert={stranger.cert},key={stranger.key}")
         cluster.start("suspicious", conf=f"cacert={foreign.cert},{mine}")
         cluster.start("plain", plainly, conf="read_timeout=0.5")
+        cluster.start("forgetful", conf=f"cacert={tmp_path}/none.pem,{mine}")
+        assert cluster.agents["forgetful"].end() == (
+            2,
+            f"holdfast run: error: --rdzv-conf: cacert: {tmp_path}/none.pem cannot be read: "
+            "No such file or directory\n",
+        )
         for name in ("bare", "stranger"):
             assert "it wants a client certificate that its CA has signed" in turned_away(
                 cluster, name
@@ -66,6 +72,9 @@ def test_only_who_has_the_right_password_gets_in(tmp_path: Path) -> None:
         cluster.start("a", env=SECRETS)
         cluster.start("b", conf=f"user={USER},password={PASSWORD}")
         starts = cluster.generation(2)
+        for start in starts.values():  # Workers run the user's code.
+            with open(f"/proc/{start.pid}/environ", "rb") as variables:
+                assert b"HOLDFAST_ETCD" not in variables.read()
         cluster.start("guesses", env={**SECRETS, "HOLDFAST_ETCD_PASSWORD": "guess"})
         cluster.start("nobody")
         cluster.start("outside", conf="etcd_prefix=/others", env=SECRETS)

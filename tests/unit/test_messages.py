@@ -47,6 +47,33 @@ def test_a_console_that_is_full_is_not_waited_for() -> None:
     os.close(write)
 
 
+@pytest.mark.parametrize("letter", ["x", "\N{GRINNING FACE}"])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_a_line_longer_than_the_console_takes_is_not_waited_for(letter: str, encoding: str) -> None:
+    """What is written after it begins a line of its own."""
+    read, write = os.pipe()
+    size = fcntl.fcntl(write, fcntl.F_GETPIPE_SZ)
+    os.write(write, bytes(size - 8192))
+    program = (
+        "import os; from holdfast import messages; "
+        f"messages.error({letter!r} * 100_000); os.read({read}, {size}); messages.error('short')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONIOENCODING": encoding}, stderr=write, pass_fds=[read], timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert os.read(read, size) == b"\n[holdfast] short\n"
+    os.close(read)
+    os.close(write)
+
+
+def test_a_long_line_is_written_whole() -> None:
+    program = "from holdfast import messages; messages.error('\xe4x' * 100_000)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.stderr.decode() == "[holdfast] " + "\xe4x" * 100_000 + "\n"
+
+
 @pytest.mark.parametrize("closing", ["import os; os.close(2)", "import sys; sys.stderr = None"])
 def test_no_console_is_no_fault(closing: str) -> None:
     program = f"{closing}\nfrom holdfast import messages; messages.error('lost'); print('on')"

@@ -270,7 +270,7 @@ class NodeClient:
         problem = self._link.problem if self._link is not None else None
         permanent = problem is not None and problem.permanent
         self._lose_link()
-        # That a link was up says little where it is this node itself that asks for more, as on etcd.
+        # That a link was up says little where a node itself may have to lead, as on etcd.
         if permanent and not self.membership.ever_told:
             self._refuse(why)
         else:

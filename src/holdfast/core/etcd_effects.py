@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.etcd_asking import Doing
-from holdfast.core.news import Ack, View
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.core.news import Ack, View
 
 
 class Opened(msgspec.Struct, frozen=True):

@@ -6,7 +6,20 @@ import asyncio
 import socket
 from typing import TYPE_CHECKING
 
-from etcd_clients import LOCAL, SHORT_S, Watched, client_of, done, freeze, get, problem, put, saying
+from etcd_clients import (
+    LOCAL,
+    SHORT_S,
+    Watched,
+    client_of,
+    done,
+    freeze,
+    get,
+    http,
+    problem,
+    put,
+    saying,
+    server,
+)
 
 from holdfast.core.etcd_calls import Change, Grant, Granted, KeepAlive, Problem, Trouble, TxnDone
 from real_etcd import Etcd, EtcdCluster, running_cluster, running_etcd
@@ -16,6 +29,8 @@ if TYPE_CHECKING:
 
     from holdfast.core.etcd_calls import Answer, Request
     from holdfast.etcd.client import AsyncEtcd
+    from holdfast.etcd.failover import Tries
+    from holdfast.etcd.http import HttpConnection
 
 PATIENCE_S = 30.0
 
@@ -113,6 +128,52 @@ def test_who_finds_out_later_does_not_disturb_those_who_have_gone_on(tmp_path: P
             assert client.endpoint == etcd.endpoint
             await done(client, put(b"a", b"2"))
             assert (await watched.changes())[0].value == b"2"
+
+    with running_etcd(tmp_path) as etcd:
+        asyncio.run(talk(etcd))
+
+
+def test_a_late_answer_is_taken_and_its_endpoint_is_not_gone_back_to(tmp_path: Path) -> None:
+    async def talk(etcd: Etcd) -> None:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def answer_late(_: bytes) -> bytes:
+            asked.set()
+            await go_on.wait()
+            return http(b'{"header": {"revision": "1"}, "succeeded": true}')
+
+        async with server(answer_late) as slow, client_of(slow, etcd.port) as client:
+            late = asyncio.ensure_future(client.call(put(b"a"), limit_s=PATIENCE_S))
+            await asked.wait()
+            await problem(client, put(b"a"), SHORT_S)
+            watched = Watched(client, b"a", b"", (await done(client, put(b"a", b"1"))).revision)
+            assert len(await watched.changes()) == 1
+            go_on.set()
+            assert isinstance(await late, TxnDone)
+            assert client.endpoint == etcd.endpoint
+            assert client.tried == {}
+            assert watched.is_silent
+
+    with running_etcd(tmp_path) as etcd:
+        asyncio.run(talk(etcd))
+
+
+def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(tmp_path: Path) -> None:
+    async def talk(etcd: Etcd) -> None:
+        async with saying(b"") as left, client_of(left, etcd.port) as client:
+            connect = client._connect
+
+            async def connect_slowly(at: int, tries: Tries) -> HttpConnection:
+                connection = await connect(at, tries)
+                if at == 0:
+                    client._leave(0, "no answer within 1 s")  # As a call would find.
+                return connection
+
+            client._connect = connect_slowly  # type: ignore[method-assign]
+            watched = Watched(client, b"a", b"", etcd.put(b"a", b"1"))
+            assert len(await watched.changes()) == 1
+            assert client.endpoint == etcd.endpoint
+            assert client.tried == {f"{LOCAL}:{left}": "no answer within 1 s"}
 
     with running_etcd(tmp_path) as etcd:
         asyncio.run(talk(etcd))

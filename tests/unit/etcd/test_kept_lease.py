@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +20,7 @@ from holdfast.store import DistStoreError
 from real_etcd import LOOK_AGAIN_S, PATIENCE_S, Etcd, running_etcd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 LONG = 3600
@@ -109,6 +110,33 @@ def test_a_store_that_is_forgotten_is_kept_no_more(client: ListeningClient, tmp_
     gc.collect()
     keeping.join(PATIENCE_S)
     assert not keeping.is_alive()
+
+
+class CollectingClient(ListeningClient):
+    """A client during whose first call the collector finds something."""
+
+    found: Callable[[], None] | None = None
+
+    def call(self, request: Request, limit_s: float | None = None) -> Any:
+        found, self.found = self.found, None
+        if found is not None:
+            found()
+        return super().call(request, limit_s)
+
+
+def test_a_store_may_be_forgotten_in_the_middle_of_another_ones_write(etcd: Etcd) -> None:
+    with CollectingClient(etcd) as client:
+        kept = KeptLease(client, LONG)
+        forgotten = kept.share()
+        client.found = forgotten.release
+        with ThreadPoolExecutor(1) as pool:  # Who waits for himself waits for ever.
+            lease = pool.submit(kept.current).result(PATIENCE_S)
+        assert kept.current() == lease
+        kept.release()
+        kept.join()
+        with pytest.raises(DistStoreError, match="the store is closed"):
+            kept.current()
+        client.revoke(lease)
 
 
 def test_a_closed_store_writes_nothing_and_still_reads(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 from event_fakes import event
 
+from holdfast import messages
 from holdfast.events import ConsoleEventHandler
 
 PROGRAM = """
@@ -40,6 +42,18 @@ def test_a_console_that_takes_nothing_is_not_waited_for(monkeypatch: pytest.Monk
         monkeypatch.setattr(sys, "stderr", full)
         with pytest.raises(OSError, match="takes no line for 200 ms"):
             ConsoleEventHandler().record(event())
+
+
+def test_an_event_longer_than_the_console_takes_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "_unfinished", False)
+    readable, writable = os.pipe()
+    long = event("x" * 2 * fcntl.fcntl(writable, fcntl.F_GETPIPE_SZ))
+    with open(writable, "w") as console, open(readable):
+        monkeypatch.setattr(sys, "stderr", console)
+        with pytest.raises(OSError, match="takes no line for 200 ms"):
+            ConsoleEventHandler().record(long)
 
 
 def test_a_stream_without_a_descriptor_and_no_stream_at_all(

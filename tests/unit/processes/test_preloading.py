@@ -20,14 +20,15 @@ def function() -> None: ...
 def test_commands_are_started_as_their_interpreter_with_its_flags(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_TOKEN", "for agents alone")
+    for name in FOR_AGENTS_ALONE:
+        monkeypatch.setenv(name, "for agents alone")
     start = warm_start(["json"], sys.executable, ["-u", "train.py", 1], "spawn", {"OMP": "1"})
     assert start is not None
     assert start._command.flags == ("-u",)
     assert (start._command.what, start._command.args) == ("train.py", ("1",))
     assert start._env["OMP"] == "1"
-    assert "HOLDFAST_TOKEN" not in start._env
-    assert "HOLDFAST_TOKEN" in os.environ
+    assert "for agents alone" not in start._env.values()
+    assert set(FOR_AGENTS_ALONE) <= os.environ.keys()
     assert list(start._modules) == ["json"]
 
 

@@ -39,7 +39,7 @@ for words in sys.stdin:
         for _ in range(int(how[0])):
             with section:
                 time.sleep(float(how[2]))
-            time.sleep(float(how[2]))
+            time.sleep(float(how[3]))
     elif what == "leave":
         section.__exit__(None, None, None)
     print("done", flush=True)
@@ -174,15 +174,15 @@ def test_sections_entered_and_left_wake_the_agent_once(
     assert looks_for(pages, now)
 
 
-@pytest.mark.parametrize("gap", ["0", "0.002"])
+@pytest.mark.parametrize("times", ["0 0", "0 0.002", "0.001 0.001"])
 def test_a_loop_of_short_sections_wakes_the_agent_a_few_times(
-    pages: WorkerPages, workers: list[Worker], gap: str
+    pages: WorkerPages, workers: list[Worker], times: str
 ) -> None:
     """The agent comes while it is in a section, or between two of them."""
     poll = select.poll()
     poll.register(pages.fileno(), select.POLLIN)
     looks = 0
-    doing = threading.Thread(target=workers[0].do, args=(f"loop 100 60 {gap}",))
+    doing = threading.Thread(target=workers[0].do, args=(f"loop 100 60 {times}",))
     doing.start()
     while doing.is_alive():
         deadline = pages.next_deadline()

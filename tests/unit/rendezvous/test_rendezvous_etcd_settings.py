@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -8,12 +8,21 @@ from holdfast.errors import UsageError
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.rendezvous.etcd_settings import etcd_settings_of
 from holdfast.rendezvous.parameters import RendezvousParameters
+from real_etcd import Tls, make_tls
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)
 def no_user(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("tls"))
 
 
 def settings(endpoint: str = "host", **config: Any) -> EtcdSettings:
@@ -49,14 +58,34 @@ def test_both_ways_to_say_how_etcd_is_reached(
 @pytest.mark.parametrize(
     "names", [("cert", "key", "cacert"), ("ssl_cert", "ssl_cert_key", "ca_cert")]
 )
-def test_both_spellings_of_certificates(names: tuple[str, ...]) -> None:
-    config = dict(zip(names, ["/c", "/k", "/a"], strict=True))
+def test_both_spellings_of_certificates(names: tuple[str, ...], tls: Tls, tmp_path: Path) -> None:
+    files = [tls.client.cert, tls.client.key, tls.ca]
+    config = dict(zip(names, files, strict=True))
     found = settings(protocol="https", tls_server_name="etcd", **config)
-    assert (found.cert, found.key, found.ca, found.server_name) == ("/c", "/k", "/a", "etcd")
+    assert [found.cert, found.key, found.ca, found.server_name] == [*files, "etcd"]
+    none = str(tmp_path / "none.pem")
+    for name in names:
+        with pytest.raises(UsageError) as caught:
+            settings(protocol="https", **{**config, name: none})
+        said = f"--rdzv-conf: {name}: {none} cannot be read: No such file or directory"
+        assert str(caught.value) == said
 
 
-def test_a_spelling_given_twice_may_say_the_same() -> None:
-    assert settings(protocol="https", ca_cert="/a", cacert="/a").ca == "/a"
+def test_files_that_are_not_what_they_should_be(tls: Tls) -> None:
+    cert, key = tls.client.cert, tls.client.key
+    for config, said in [
+        ({"cacert": key}, f"cacert: {key} has no certificate in PEM format in it"),
+        ({"ssl_cert": cert, "key": cert}, f"key: {cert} is not a private key in PEM format"),
+        ({"cert": cert, "key": tls.server.key}, f"key: {tls.server.key} is not the key of cert: "),
+        ({"cacert": " "}, "cacert"),
+    ]:
+        with pytest.raises(UsageError) as caught:
+            settings("https://host", **config)
+        assert str(caught.value).startswith(f"--rdzv-conf: {said}")
+
+
+def test_a_spelling_given_twice_may_say_the_same(tls: Tls) -> None:
+    assert settings(protocol="https", ca_cert=tls.ca, cacert=tls.ca).ca == tls.ca
 
 
 def test_the_limit_of_a_call() -> None:

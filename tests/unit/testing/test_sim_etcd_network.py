@@ -402,7 +402,8 @@ def test_a_short_cut_holds_up_what_a_watch_says(scene: Scene) -> None:
     scene.change((b"3",))
     assert scene.agent.changes == []
     scene.pass_s(NOTICED_S[1])
-    assert scene.agent.revisions == [2, 3, 4]
+    ((_, revision, changes),) = scene.agent.changes
+    assert (revision, [one.value for one in changes]) == (4, [b"1", b"2", b"3"])
     assert scene.agent.ends == []
 
 

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.etcd.blocking import EtcdClient
+from holdfast.etcd.settings import EtcdSettings
+from holdfast.rendezvous.etcd_stores import GenerationStores
+from holdfast.store import DistStoreError
+from real_etcd import PATIENCE_S, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdClient]:
+    with (
+        running_etcd(tmp_path_factory.mktemp("etcd")) as etcd,
+        EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),))) as made,
+    ):
+        yield made
+
+
+@pytest.fixture
+def stores(client: EtcdClient, request: pytest.FixtureRequest) -> Iterator[GenerationStores]:
+    made = GenerationStores(client, f"/{request.node.name}/".encode())
+    yield made
+    made.close()
+
+
+def keepers() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "holdfast-etcd-lease"]
+
+
+def test_a_store_and_its_parts_know_nothing_of_other_generations(stores: GenerationStores) -> None:
+    first = stores.store("1/0/0")
+    assert first is stores.store("1/0/0")
+    part = stores.store("1/0/0", "part")
+    part.set("key", "of the part")
+    assert not first.check(["key"])
+    assert not stores.store("1/0/1", "part").check(["key"])
+    assert stores.store("1/0/0", "part").get("key") == b"of the part"
+
+
+def test_only_the_newest_generation_is_kept_alive(stores: GenerationStores) -> None:
+    for generation in range(3):
+        before = keepers()
+        stores.store(f"1/0/{generation}").set("key", "value")
+        for one in before:
+            one.join(PATIENCE_S)
+        assert len(keepers()) == 1
+
+
+def test_an_older_store_stays_for_whoever_has_it_until_all_are_closed(
+    stores: GenerationStores,
+) -> None:
+    older = stores.store("1/0/0")
+    newest = stores.store("1/0/1")
+    older.set("key", "value")
+    newest.set("key", "value")
+    stores.close()
+    assert keepers() == []
+    for one in (older, newest):
+        with pytest.raises(DistStoreError, match="closed"):
+            one.set("key", "other")
