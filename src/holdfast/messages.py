@@ -53,7 +53,7 @@ def put_line(line: str) -> None:
     stream = sys.stderr
     if stream is None:
         raise OSError("there is no standard error")
-    text = f"\n{line}\n" if _unfinished else f"{line}\n"
+    text = f"{line}\n"
     try:
         descriptor = stream.fileno()
     except (OSError, ValueError, AttributeError):
@@ -65,6 +65,8 @@ def put_line(line: str) -> None:
 
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
+    if _unfinished:
+        text = f"\n{text}"
     deadline = time.monotonic() + CONSOLE_MS_MAX / 1000
     size = PIECE_CHARS_MAX if text.isascii() else PIECE_CHARS_MAX_NOT_ASCII
     for start in range(0, len(text), size):

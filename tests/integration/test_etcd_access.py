@@ -47,11 +47,9 @@ def test_only_who_has_the_right_certificate_gets_in(tmp_path: Path) -> None:
         cluster.start("suspicious", conf=f"cacert={foreign.cert},{mine}")
         cluster.start("plain", plainly, conf="read_timeout=0.5")
         cluster.start("forgetful", conf=f"cacert={tmp_path}/none.pem,{mine}")
-        assert cluster.agents["forgetful"].end() == (
-            2,
-            f"holdfast run: error: --rdzv-conf: cacert: {tmp_path}/none.pem cannot be read: "
-            "No such file or directory\n",
-        )
+        code, said = cluster.agents["forgetful"].end()
+        assert (code, said.count("\n")) == (2, 1)
+        assert said.startswith(f"holdfast run: error: --rdzv-conf: cacert: {tmp_path}/none.pem")
         for name in ("bare", "stranger"):
             assert "it wants a client certificate that its CA has signed" in turned_away(
                 cluster, name

@@ -93,6 +93,44 @@ def test_the_report_says_what_a_worker_was_killed_for(tmp_path: Path, block: str
     assert why in report.read_text()
 
 
+@pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
+def test_below_a_shell_a_worker_is_shown_and_explained_as_well(tmp_path: Path, block: str) -> None:
+    script = f"""{HEAD}
+if len(sys.argv) == 1:
+    import subprocess
+    done = subprocess.run([sys.executable, *sys.orig_argv[1:], "inner"])
+    sys.exit(128 - done.returncode)
+with {block}:
+    be_stuck_here()
+"""
+    with WatchedJob(tmp_path, script, *LOGS[:2], env=TIMERS) as job:
+        code, said = job.ends()
+    assert code == 128 + signal.SIGKILL
+    pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
+    assert f"reason    : its process {pid} was killed because the time was up for " in said
+    [log] = tmp_path.glob("logs/*/attempt_0/0/stderr.log")
+    assert "be_stuck_here (" in log.read_text()
+
+
+def test_without_a_log_the_stacks_are_in_the_report(tmp_path: Path) -> None:
+    with WatchedJob(tmp_path, stuck_once(SECTION), "--nproc-per-node=2", "--log-dir=logs") as job:
+        code, said = job.ends()
+    assert code == 128 + signal.SIGKILL
+    assert "be_stuck_here (" in said.partition("Root Cause")[2]
+    [report] = tmp_path.glob("logs/*/failure.json")
+    assert "be_stuck_here (" in report.read_text()
+
+
+def test_a_bad_path_for_the_pipe_is_a_warning(tmp_path: Path) -> None:
+    env = {**TIMERS, "TORCHELASTIC_TIMER_FILE": str(tmp_path)}
+    script = "sys.exit(os.environ['TORCHELASTIC_TIMER_FILE'] != '')\n"
+    with WatchedJob(tmp_path, script, env=env) as job:
+        code, said = job.ends()
+    assert code == 0
+    [line] = said.splitlines()
+    assert f"cannot make the pipe for timers {tmp_path}: something else is there" in line
+
+
 def test_what_is_left_in_time_harms_nobody(tmp_path: Path) -> None:
     """Two blocks are left at once; a third one's time is up after theirs would have been."""
     script = f"""{HEAD}

@@ -241,14 +241,14 @@ def test_metrics_of_a_job_that_restarts(tmp_path: Path) -> None:
         probe.bind(("127.0.0.1", port))
 
 
-@pytest.mark.parametrize("what", ["--metrics-port", "health checks"])
+@pytest.mark.parametrize("what", ["--metrics-port", "TORCHELASTIC_HEALTH_CHECK_PORT"])
 def test_a_port_that_is_taken_ends_the_command_before_anything_starts(
     tmp_path: Path, what: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         flags = [f"--metrics-port={port}"] if what == "--metrics-port" else []
-        env = {} if flags else {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port)}
+        env = {} if flags else {what: str(port)}
         with WatchedJob(tmp_path, "tell('up')", *flags, env=env) as job:
             code, said = job.ends()
             assert job.news.is_quiet()

@@ -62,9 +62,15 @@ class Companions:
             except Exception as problem:  # noqa: BLE001 (it may be anybody's, and the run is over)
                 what = f"{type(problem).__name__}: {problem}"
                 messages.warning(f"the health check server could not be stopped: {what}")
-        if self._pulse is not None:
-            self._pulse.close()
-            self._pulse = None
+        self._drop_pulse()
+
+    def _drop_pulse(self) -> None:
+        pulse, self._pulse = self._pulse, None
+        if pulse is not None:
+            try:
+                pulse.close()
+            except OSError:
+                pass  # Somebody has closed its descriptor.
 
     def _obtain_readiness(self) -> Readiness:
         """Return the one that looks on, at this run or at the one before already."""
@@ -89,7 +95,11 @@ class Companions:
     def look(self, now: float) -> None:
         """Do what is due."""
         if self._pulse is not None:
-            self._pulse.answer()
+            try:
+                self._pulse.answer()
+            except OSError as problem:
+                messages.warning(f"health checks do not ask this agent any more: {problem}")
+                self._drop_pulse()
         self.watchdogs.look(now)
 
     def away(self, what: str) -> Any:

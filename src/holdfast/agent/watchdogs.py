@@ -13,6 +13,7 @@ import time
 
 from holdfast import messages
 from holdfast.agent.moments import Watchdog
+from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,8 +29,29 @@ if TYPE_CHECKING:
 
 ENABLE_ENV = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE_ENV = "TORCHELASTIC_TIMER_FILE"
+ENABLING = ("1", "true", "yes", "on")
+EXPIRED = "timer expired"
 KILLED = "kill worker process"
-DUMP_S = 2.0  # The agent looks after nothing else meanwhile.
+DUMP_S = 2.0
+"""How long all dumps of a look may take; the agent looks after nothing else meanwhile."""
+DUMP_LEAST_S = 0.1
+"""How long each may take, however many there are; for what the kernel knows, that will do."""
+STACKS_CHARS_MAX = 64 * 1024
+"""So much of a worker's stacks is kept for the report, if it has no log."""
+
+
+class End:
+    """What a worker was killed for, or a process below it."""
+
+    def __init__(self, pid: int, signum: int, scope: str, *, direct: bool) -> None:
+        self._signum = signum
+        self._direct = direct
+        who = "" if direct else f"its process {pid} "
+        self.why = f"{who}was killed because the time was up for {scope!r}"
+
+    def is_of(self, failure: ProcessFailure) -> bool:
+        """Whether the worker failed by it: itself, or as a shell does whose program was killed."""
+        return self._direct or failure.exitcode == 128 + self._signum
 
 
 class Watchdogs:
@@ -48,33 +70,41 @@ class Watchdogs:
         self._reaper: Reaper | None = None
         self._workers: dict[int, int] = {}  # Local ranks by process.
         self._logs: Mapping[int, str] = {}
-        self._ended: dict[int, str] = {}  # By process, what it was killed for.
+        self._roots: dict[int, int] = {}  # By process whose time is up, the worker it is below.
+        self._ends: dict[int, End] = {}  # By worker.
+        self._stacks: dict[int, str] = {}  # By worker, if it has no log.
+        self._dump_until = 0.0
+        self._refused = False  # Whether there are to be timers, and cannot be.
+        self._gave_up_pages = False
 
     # One generation after the other.
 
     def begin(self, ranks: Iterable[int], environ: Mapping[str, str]) -> None:
         """Make what the workers of a generation need."""
-        self._workers, self._ended = {}, {}
-        if self._timers is not None:
-            self._timers.forget_all()
-        elif environ.get(ENABLE_ENV) == "1":
-            self._timers = self._serve_timers(environ.get(FILE_ENV, ""))
-        if self._pages is None:
+        self._workers, self._roots, self._ends, self._stacks = {}, {}, {}, {}
+        if self._pages is None and not self._gave_up_pages:
             from holdfast.processes.worker_pages import WorkerPages
 
             try:
                 self._pages = WorkerPages()
             except OSError as problem:
                 messages.info(f"workers cannot tell their progress: {problem}")
-                return
-        self._silent = set(ranks)
-        self._pages.begin(self._silent)
+        if self._pages is not None:
+            self._silent = set(ranks)
+            self._pages.begin(self._silent)
+        if self._timers is not None:
+            self._timers.forget_all()
+        elif environ.get(ENABLE_ENV, "").strip().lower() in ENABLING and not self._refused:
+            self._timers = self._serve_timers(environ.get(FILE_ENV, ""))
+            self._refused = self._timers is None
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return what a worker needs in its environment."""
         found = self._pages.environment(rank) if self._pages is not None else {}
         if self._timers is not None:
             found[FILE_ENV] = self._timers_path
+        elif self._refused:
+            found[FILE_ENV] = ""  # What they inherit names a pipe that nobody reads.
         return found
 
     def started(self, pids: Mapping[int, int], logs: Mapping[int, str]) -> None:
@@ -92,11 +122,12 @@ class Watchdogs:
     def close(self) -> None:
         """Remove everything."""
         if self._timers is not None:
-            self._timers.close()
+            _give_up(self._timers)
             self._note("watchdog stopped", None)
         if self._pages is not None:
-            self._pages.close()
+            _give_up(self._pages)
         self._timers = self._pages = None
+        self._refused = self._gave_up_pages = False
         self._workers = {}
 
     # In the agent's loop.
@@ -112,19 +143,32 @@ class Watchdogs:
 
     def look(self, now: float) -> None:
         """Take in what has come, and end whoever is late."""
+        self._dump_until = 0.0
         if self._timers is not None:
-            self._timers.take(now)
-        if self._pages is None:
-            return
-        for rank, section in self._pages.take(now):
+            try:
+                self._timers.take(now)
+            except OSError as problem:
+                messages.warning(f"timers are not watched any more: {problem}")
+                timers, self._timers, self._refused = self._timers, None, True
+                _give_up(timers)
+        if self._pages is not None:
+            try:
+                self._look_at_pages(self._pages, now)
+            except OSError as problem:
+                messages.warning(f"sections and progress are not watched any more: {problem}")
+                pages, self._pages, self._gave_up_pages = self._pages, None, True
+                _give_up(pages)
+
+    def _look_at_pages(self, pages: WorkerPages, now: float) -> None:
+        for rank, section in pages.take(now):
             from holdfast.timers.sections import request_of
 
             # Whoever makes the calls is the one to look at; it may be below a shell.
-            pid = self._pages.progress(rank).pid
+            pid = pages.progress(rank).pid
             if pid:
                 self._obtain_reaper().expire(pid, [request_of(section, pid, now, time.time())])
-        if self._pages.was_asked and self._silent:
-            for rank in [rank for rank in self._silent if self._pages.progress(rank).pid]:
+        if pages.was_asked and self._silent:
+            for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
                 self._silent.discard(rank)
                 self._spoke(rank)
 
@@ -132,10 +176,18 @@ class Watchdogs:
 
     def explain(self, failure: ProcessFailure) -> ProcessFailure:
         """Return the failure of a worker that was killed here as what it is."""
-        why = self._ended.get(failure.pid)
-        if why:
-            failure.detail = f"{why}; {failure.detail}" if failure.detail else why
+        end = self._ends.get(failure.pid)
+        if end is None:
+            return failure
+        if end.is_of(failure):
             failure.consequence = failure.stopped = False
+        elif failure.consequence or failure.stopped:
+            return failure
+        if end.why not in failure.detail:
+            failure.detail = f"{end.why}; {failure.detail}" if failure.detail else end.why
+        stacks = self._stacks.get(failure.pid, "")
+        if stacks and not failure.stderr_tail.endswith(stacks):
+            failure.stderr_tail += stacks
         return failure
 
     def progress(self) -> list[tuple[int, Progress]]:
@@ -151,19 +203,28 @@ class Watchdogs:
         from holdfast.timers.file_server import FileTimerServer
 
         if not path:
-            import tempfile
-
-            path = os.path.join(tempfile.gettempdir(), f"watchdog_timer_{os.urandom(8).hex()}")
+            path = self._own_path()
         try:
             server = FileTimerServer(
                 path, self._run_id, log_event=self._note, is_ours=self._is_ours, dump=self._dump
             )
+        except UsageError as problem:  # The round has formed: this is no reason to end it.
+            messages.warning(f"{problem.message}: timers are not watched ({problem.hint})")
+            return None
         except OSError as problem:
             messages.warning(f"{FILE_ENV}: no timers at {path}: {problem.strerror or problem}")
             return None
         self._timers_path = path
         self._note("watchdog started", None)
         return server
+
+    def _own_path(self) -> str:
+        """Return a path that nobody else has, and that is swept if this agent is killed."""
+        if self._pages is not None:
+            return os.path.join(self._pages.folder, "timers")
+        import tempfile
+
+        return os.path.join(tempfile.gettempdir(), f"watchdog_timer_{os.urandom(8).hex()}")
 
     def _obtain_reaper(self) -> Reaper:
         from holdfast.timers.reaping import Reaper
@@ -180,29 +241,48 @@ class Watchdogs:
     def _dump(self, pid: int) -> None:
         from holdfast.control import stacks
 
-        rank = self._workers.get(pid)
+        now = time.monotonic()
+        self._dump_until = self._dump_until or now + DUMP_S
+        limit_s = max(DUMP_LEAST_S, self._dump_until - now)
+        root = self._roots.get(pid, pid)
+        rank = self._workers.get(root)
         path = self._logs.get(rank, "") if rank is not None else ""
         if path:
-            stacks.dump_into_log(pid, path, limit_s=DUMP_S)
+            stacks.dump_into_log(pid, path, limit_s=limit_s)
         else:
-            messages.error(stacks.dump_stacks(pid, limit_s=DUMP_S))
+            found = stacks.dump_stacks(pid, limit_s=limit_s)
+            messages.error(found)
+            self._stacks[root] = found[:STACKS_CHARS_MAX]
 
     def _note(self, what: str, request: FileTimerRequest | None) -> None:
         if request is None:
             self._tell(Watchdog(time.monotonic(), time.time(), what))
             return
-        if what == KILLED:
-            self._ended[request.worker_pid] = (
-                f"was killed because the time was up for {request.scope_id!r}"
-            )
+        pid = request.worker_pid
+        if what == EXPIRED:
+            # Now, since of a process that was killed nobody knows any more whose it was.
+            from holdfast.timers.ownership import root_of
+
+            self._roots[pid] = root_of(pid, self._workers)
+        elif what == KILLED:
+            root = self._roots.get(pid, pid)
+            self._ends[root] = End(pid, request.signal, request.scope_id, direct=root == pid)
         self._tell(
             Watchdog(
                 time.monotonic(),
                 time.time(),
                 what,
-                request.worker_pid,
+                pid,
                 request.scope_id,
                 request.expiration_time,
                 request.signal,
             )
         )
+
+
+def _give_up(one: FileTimerServer | WorkerPages) -> None:
+    """Close it, as far as that goes."""
+    try:
+        one.close()
+    except OSError:
+        pass  # Somebody has closed its descriptors.

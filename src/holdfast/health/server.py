@@ -45,7 +45,8 @@ class HealthCheckServer:
     tells which once it is started.
 
     `ready_callback` returns why the workers do not run, or nothing if they do. Without one, whoever
-    lives is ready. `host` is where to listen, every address unless given.
+    lives is ready. `host` is where to listen, every address unless given. `name` is what the person
+    reads before the reason if the port cannot be had.
 
     Subclasses of TorchElastic's override `start` and `stop`, and can do so here.
     """
@@ -58,12 +59,14 @@ class HealthCheckServer:
         *,
         ready_callback: Callable[[], str] | None = None,
         host: str = "",
+        name: str = "health checks",
     ) -> None:
         self._alive_callback = alive_callback
         self._port = port
         self._timeout = timeout
         self._ready_callback = ready_callback
         self._host = host
+        self._name = name
         self._server: TinyHttpServer | None = None
 
     def start(self) -> None:
@@ -71,7 +74,7 @@ class HealthCheckServer:
         if self._server is not None:
             return
         server = TinyHttpServer(
-            self._host or every_address(), self._port, self._answer, name="health checks"
+            self._host or every_address(), self._port, self._answer, name=self._name
         )
         server.start()
         self._server = server
@@ -150,7 +153,11 @@ def server_from_environment(
         )
         return None
     return HealthCheckServer(
-        alive_callback, int(given), _timeout_from(environ), ready_callback=ready_callback
+        alive_callback,
+        int(given),
+        _timeout_from(environ),
+        ready_callback=ready_callback,
+        name=PORT_VARIABLE,
     )
 
 

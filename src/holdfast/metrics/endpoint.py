@@ -32,7 +32,13 @@ class MetricsEndpoint:
         self, collect: Callable[[], Iterable[Family]], *, host: str = LOOPBACK, port: int = 0
     ) -> None:
         self._collect = collect
-        self._server = TinyHttpServer(host or LOOPBACK, port, self._answer, name="--metrics-port")
+        self._server = TinyHttpServer(
+            host or LOOPBACK,
+            port,
+            self._answer,
+            name="--metrics-port",
+            host_name="--metrics-addr",
+        )
 
     @property
     def port(self) -> int:

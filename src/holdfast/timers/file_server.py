@@ -177,6 +177,9 @@ class FileTimerServer:
 
     def _read(self, now: float) -> int:
         taken = 0
+        # To find out whose a process is takes longer than all else; so it is done once for those
+        # that are not ours. They cannot become ours meanwhile.
+        foreign: set[int] = set()
         for chunk in self._fifo.chunks():
             taken += len(chunk)
             for line in self._lines.feed(chunk):
@@ -185,12 +188,14 @@ class FileTimerServer:
                 except Unreadable as problem:
                     self._refusals.tell("it cannot be read", str(problem))
                     continue
-                if self._reaper.is_ours(request.worker_pid):
+                pid = request.worker_pid
+                if pid not in foreign and self._reaper.is_ours(pid):
                     self._set(request, now)
                 else:
+                    foreign.add(pid)
                     self._refusals.tell(
                         "it names a process that is no worker of this agent",
-                        f"pid {request.worker_pid}, scope {request.scope_id!r}",
+                        f"pid {pid}, scope {request.scope_id!r}",
                     )
         return taken
 

@@ -23,17 +23,22 @@ def parent_of(pid: int) -> int:
     return int(fields.rpartition(b")")[2].split()[1])
 
 
-def descends_from(pid: int, roots: Container[int]) -> bool:
-    """Return whether a process is one of the roots or below one; this process itself never is."""
+def root_of(pid: int, roots: Container[int]) -> int:
+    """Return which of the roots a process is or is below, 0 for none; this process has none."""
     if pid == os.getpid():
-        return False
+        return 0
     for _ in range(ANCESTORS_MAX):
         if pid <= 0:
-            return False
+            return 0
         if pid in roots:
-            return True
+            return pid
         pid = parent_of(pid)
-    return False
+    return 0
+
+
+def descends_from(pid: int, roots: Container[int]) -> bool:
+    """Return whether a process is one of the roots or below one; this process itself never is."""
+    return root_of(pid, roots) > 0
 
 
 def is_below_this_process(pid: int) -> bool:

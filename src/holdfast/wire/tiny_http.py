@@ -51,17 +51,25 @@ class TinyHttpServer:
 
     `answer` gets the path, without what comes after a `?`, and returns status, content type and
     body. It is called in the server's thread, and must not wait: meanwhile nobody is served. One
-    that raises is told of once, and whoever asked gets a 500. `name` is how the person knows it.
+    that raises is told of once, and whoever asked gets a 500. `name` is how the person knows it,
+    and `host_name` what the person calls the host, if there is a choice.
     """
 
     def __init__(
-        self, host: str, port: int, answer: Callable[[str], Answer], *, name: str = "http"
+        self,
+        host: str,
+        port: int,
+        answer: Callable[[str], Answer],
+        *,
+        name: str = "http",
+        host_name: str = "",
     ) -> None:
         self.host = host
         self.port = port
         """Where it listens; 0 until `start` chooses one that is free."""
         self._answer = answer
         self._name = name
+        self._host_name = host_name
         self._listener: socket.socket | None = None
         self._lifeline: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -74,6 +82,13 @@ class TinyHttpServer:
         try:
             listener = _listen(self.host, self.port)
         except OSError as problem:
+            bad_host = isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL
+            if bad_host and self._host_name:
+                raise EnvironmentProblem(
+                    f"{self._host_name}: cannot listen at {self.host}: "
+                    f"{problem.strerror or problem}",
+                    hint="give an address of this host, or leave it out",
+                ) from None
             raise EnvironmentProblem(
                 f"{self._name}: cannot listen at {self.host or '*'}, port {self.port}: "
                 f"{problem.strerror or problem}",

@@ -552,6 +552,28 @@ def test_resigned_while_it_takes_over() -> None:
     assert not [key for key in scene.keys if key.startswith(("nodes/", "shared/leader"))]
 
 
+def test_who_goes_while_it_reads_the_job_does_not_wait_for_who_is_silent() -> None:
+    scene = Scene("abcd", a_job_of(2, 4, settle_s=0.5))
+    scene.wait(1.0)
+    a, b, c, d = scene.nodes.values()
+    assert scene.leader is a
+    c.held = {"asked", "answers", "news"}  # Its lease lasts a little longer than it did.
+    d.held = {"news"}
+    b.held = {"answers"}
+    a.crash()
+    scene.end_lease_at(scene.places.leader)
+    scene.run()
+    b.answer()
+    assert b.leadership.post is Post.LOADING
+    b.leave()
+    b.held = set()
+    scene.run()
+    assert b.has_left
+    d.held = set()
+    scene.run()
+    assert d.leadership.post is Post.LOADING
+
+
 def test_a_leader_that_leaves_while_etcd_goes_away_has_left() -> None:
     scene = Scene("ab")
     a, _ = scene.nodes.values()
@@ -583,6 +605,32 @@ def test_the_lease_of_the_job_is_kept_alive_by_who_leads() -> None:
     assert a.session.next_deadline(scene.now) == pytest.approx(2 * JOB_KEEP_ALIVE_S)
     scene.run()
     assert scene.leader is a
+
+
+def test_how_a_job_ended_is_not_kept_for_longer_by_who_asks() -> None:
+    scene = Scene("ab")
+    found = scene.read(scene.places.job)
+    assert found is not None
+    for node in [*scene.nodes.values()]:
+        node.say(node.node.succeed())
+    scene.run()
+    a = scene.leader
+    scene.now = JOB_KEEP_ALIVE_S
+    a.do(a.session.tick(scene.now))
+    assert a.asked == []
+    assert a.session.next_deadline(scene.now) == pytest.approx(2 * JOB_KEEP_ALIVE_S)
+    for node in [*scene.nodes.values()]:
+        node.leave()
+        scene.run()
+        node.crash()
+    late = scene.join("c")
+    assert late.node.role is Role.CLOSED
+    assert KeepAlive(found.lease) not in late.sent
+    late.leave()
+    scene.run()
+    scene.now = JOB_KEEP_S + 1.0
+    scene.etcd.expire(scene.now)
+    assert scene.keys == []
 
 
 def test_a_lease_of_the_job_that_ended_is_replaced_and_the_round_goes_on() -> None:
@@ -781,3 +829,23 @@ def test_who_comes_back_while_its_loss_is_being_stored_is_fenced() -> None:
     assert Role.FENCED in [view.role for view in b.views]
     assert not a.closed, "what it stored was taken"
     assert scene.job.nodes["b"].info.incarnation == b.node.info.incarnation > 100
+
+
+def test_who_went_and_came_back_in_what_is_heard_as_one_is_fenced() -> None:
+    scene = Scene("abc", THREE)
+    a, _, c = scene.nodes.values()
+    assert scene.leader is a
+    a.held = {"news"}
+    scene.end_lease_of(c)
+    c.beat()
+    scene.run()
+    ((number, gone), (again, back)) = a.news
+    assert number == again
+    assert isinstance(gone, tuple)
+    assert isinstance(back, tuple)
+    assert [change.value is None for change in gone + back] == [True, False]
+    a.news[:] = [(number, gone + back)]
+    a.held = set()
+    scene.run()
+    assert Role.FENCED in [view.role for view in c.views]
+    assert scene.job.nodes["c"].info.incarnation == c.node.info.incarnation > 100

@@ -189,6 +189,24 @@ def test_what_was_on_its_way_when_it_went_does_not_bring_it_back() -> None:
     assert not [key for key in scene.keys if key.startswith("nodes/a")]
 
 
+@pytest.mark.parametrize("name", ["a", "b"], ids=["the leader", "another"])
+def test_a_link_that_is_dropped_and_opened_while_it_goes_does_not_bring_it_back(name: str) -> None:
+    scene = Scene("abc", TWO)
+    node = scene.nodes[name]
+    assert (scene.leader is node) == (name == "a")
+    node.held = {"asked"}
+    node.leave()
+    node.drop()
+    node.open()
+    assert [one.permanent for one in node.closed] == [False]
+    node.held = set()
+    scene.run()
+    assert node.has_left
+    assert not node.is_open
+    assert not [key for key in scene.keys if key.startswith(f"nodes/{name}")]
+    assert scene.leader is not node
+
+
 def test_who_never_spoke_has_a_lease_to_give_back_and_no_more() -> None:
     scene = Scene()
     node = scene.add("a")

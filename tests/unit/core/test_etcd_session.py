@@ -309,6 +309,32 @@ def test_what_was_stored_and_went_with_its_lease_is_said_again_whatever_is_heard
     assert node.acks[-1] == 1
 
 
+@pytest.mark.parametrize("late", ["the renewal", "the put"])
+def test_of_a_lease_that_ended_is_heard_twice_and_the_next_one_is_kept(late: str) -> None:
+    scene, node = alone()
+    node.say(at(node, 1))
+    scene.run()
+    node.held = {"answers"}
+    scene.end_lease_of(node)
+    node.beat()
+    node.say(at(node, 2))
+    node.carry_out()
+    node.session._key_revision = 0  # So that the put is refused for its lease, like a first one.
+    node.asked.clear()
+    node.session._putting = False
+    node.say(at(node, 3))
+    node.carry_out()
+    assert len(node.answers) == 2
+    held = node.answers.pop(0 if late == "the renewal" else 1)
+    node.held = set()
+    scene.run()
+    lease = node.session._lease
+    node.answers.append(held)
+    scene.run()
+    assert node.session._lease == lease != 0
+    assert stored(scene, node) == 3
+
+
 def test_a_new_lease_that_is_not_granted_ends_the_session() -> None:
     scene, node = alone()
     node.say(at(node, 1))

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.job import Job, JobPhase, NodeLost
 from holdfast.core.leading import Lead
-from holdfast.core.news import Ending, JobSettings, Role, Status, View
+from holdfast.core.news import Ending, JobSettings, NodeInfo, Role, Status, View
 from holdfast.core.rounds import Rounds
 from told_nodes import RUN, ToldNode, a_job_of, a_node
 
@@ -151,6 +151,35 @@ def test_a_failure_of_another_member_is_an_answer() -> None:
     assert roles(led.fail("c")) == dict.fromkeys("abc", Role.MEMBER)
     assert led.lead.call == 1, "one call is enough for one generation"
     assert (led.job.generation, led.job.restarts) == (1, 1)
+
+
+def test_success_and_loss_during_a_call_are_answers() -> None:
+    led = Led("abc")
+    led.fail("a")
+    assert led.say(led.nodes["b"].succeed()) == []
+    assert roles(led.answer("c")) == dict.fromkeys("abc", Role.MEMBER)
+    led.fail("a")
+    led.answer("b")
+    assert led.lose("c")
+    assert (led.job.generation, led.job.restarts) == (2, 1), "the loss is the reason"
+
+
+def test_what_an_answer_costs_does_not_grow_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+    is_awaited = Lead._is_awaited
+
+    def counted(lead: Lead, info: NodeInfo) -> bool:
+        looked_at.append(info)
+        return is_awaited(lead, info)
+
+    monkeypatch.setattr(Lead, "_is_awaited", counted)
+    names = "abcdefghijklmnopqrst"
+    led = Led(names, a_job_of(20, 20, max_restarts=3))
+    led.fail("a")
+    for name in names[1:]:
+        led.answer(name)
+    assert led.job.generation == 1
+    assert len(looked_at) == len(names), "each was looked at once, when the call went out"
 
 
 def test_each_generation_has_a_call_of_its_own() -> None:

@@ -189,6 +189,56 @@ def test_it_gives_up_once_and_not_before_the_limit(
     assert effect.why == "refused"
 
 
+def refused_each_time(machine: Membership, until: float) -> list[tuple[float, ms.Effect]]:
+    """Tick at every deadline; links open, bring a word and are closed for good at once."""
+    happened: list[tuple[float, ms.Effect]] = []
+    now = 0.0
+    while now < until:
+        for effect in machine.handle(now, ms.Tick()):
+            happened.append((now, effect))
+            if isinstance(effect, ms.OpenLink):
+                machine.handle(now, ms.LinkOpened())
+                machine.handle(now, Ack(run_id=RUN, node="a", incarnation=1, seq=1))
+                closed = machine.handle(now, ms.LinkClosed("too large", permanent=True))
+                happened += [(now, one) for one in closed]
+        deadline = machine.next_deadline(now)
+        assert deadline > now, "it asks for a tick that does nothing"
+        now = min(until, deadline)
+    return happened
+
+
+def test_links_that_open_to_be_refused_are_tried_ever_less_often_and_count_as_away() -> None:
+    happened = refused_each_time(member(away_s=10.0), 30.0)
+    opened = [at for at, effect in happened if isinstance(effect, ms.OpenLink)]
+    gaps = [later - earlier for earlier, later in pairwise(opened)]
+    assert gaps == pytest.approx(
+        [min(RETRY_MAX_S, RETRY_FIRST_S * 2**i) for i in range(len(gaps))], abs=1e-6
+    )
+    ((at, effect),) = [(at, one) for at, one in happened if isinstance(one, ms.GiveUp)]
+    assert at == pytest.approx(10.0, abs=RETRY_MAX_S)
+    assert isinstance(effect, ms.GiveUp)
+    assert effect.why == "too large"
+
+
+def test_a_link_that_lasts_after_refusals_is_one_again() -> None:
+    machine = member(away_s=10.0, beat_s=1.0, silence_s=5.0)
+    refused_each_time(machine, 9.5)
+    assert machine.is_refused
+    now = 9.5
+    while machine.link is not Link.OPENING:
+        now = machine.next_deadline(now)
+        machine.handle(now, ms.Tick())
+    machine.handle(now, ms.LinkOpened())
+    while now < 30.0:
+        now = machine.next_deadline(now) + 1e-6
+        effects = machine.handle(now, ms.Tick())
+        assert {type(one) for one in effects} <= {ms.Send}, "neither dropped nor given up"
+        machine.handle(now, Ack(run_id=RUN, node="a", incarnation=1, seq=99))
+    assert not machine.is_refused
+    machine.handle(now, ms.LinkClosed("reset"))
+    assert machine.next_deadline(now) == pytest.approx(now + RETRY_FIRST_S)
+
+
 def test_a_node_that_slept_does_not_give_up_on_anybody() -> None:
     machine = up(member(away_s=10.0))
     assert [type(effect) for effect in machine.handle(3_600.0, ms.Tick())] == [ms.Send]

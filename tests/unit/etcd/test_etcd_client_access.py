@@ -69,7 +69,7 @@ def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_p
         ({"ca": tls.ca, "cert": foreign.cert, "key": foreign.key}, "it wants a client certificate"),
         ({"ca": other.cert, **ours}, "its certificate is not trusted"),
         ({"ca": tls.ca, **ours, "server_name": "elsewhere"}, "is for another host"),
-        ({"ca": "/nonexistent/ca.pem"}, "tls_ca: /nonexistent/ca.pem cannot be read"),
+        ({"ca": "/nonexistent/ca.pem"}, "cacert: /nonexistent/ca.pem cannot be read"),
     ]
     for settings, why in cases:
         found = asyncio.run(refused(secure, put(b"a"), tls=True, **settings))

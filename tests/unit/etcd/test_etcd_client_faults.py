@@ -140,7 +140,9 @@ def test_a_late_answer_is_taken_and_its_endpoint_is_not_gone_back_to(tmp_path: P
         async def answer_late(_: bytes) -> bytes:
             asked.set()
             await go_on.wait()
-            return http(b'{"header": {"revision": "1"}, "succeeded": true}')
+            return http(
+                b'{"header":{"revision":"1"},"succeeded":true,"responses":[{"response_put":{}}]}'
+            )
 
         async with server(answer_late) as slow, client_of(slow, etcd.port) as client:
             late = asyncio.ensure_future(client.call(put(b"a"), limit_s=PATIENCE_S))

@@ -79,14 +79,16 @@ def test_files_of_certificates_are_read_only_when_asked_for() -> None:
     settings = EtcdSettings(endpoints=ONE, tls=True, ca="/nonexistent/ca.pem")
     with pytest.raises(EnvironmentProblem, match=r"/nonexistent/ca\.pem cannot be read"):
         settings.tls_context()
-    with pytest.raises(UsageError, match="^cert is set and key is not"):
+    with pytest.raises(UsageError, match=r"^cert is set and key is not"):
         EtcdSettings(endpoints=ONE, tls=True, cert="/c").tls_context()
-    with pytest.raises(UsageError, match="^theirs is set and mine is not"):
+    with pytest.raises(UsageError, match=r"^theirs is set and mine is not"):
         EtcdSettings(endpoints=ONE, tls=True, key="/k").tls_context(("mine", "theirs", ""))
 
 
 def test_a_password_is_not_shown() -> None:
     shown = repr(EtcdSettings(endpoints=ONE, user="u", password="geheim"))
     assert "geheim" not in shown
-    assert shown.startswith("EtcdSettings(endpoints=(('h1', 2379),), user='u', password=..., tls=")
+    assert shown.startswith(
+        "EtcdSettings(endpoints=(('h1', 2379),), user='u', password='...', tls="
+    )
     assert "password=''" in repr(EtcdSettings(endpoints=ONE))

@@ -149,6 +149,15 @@ def test_the_environment_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
         assert f"{limit}={wrong!r}" in caplog.messages[-1]
 
 
+def test_a_taken_port_of_the_environments_is_named_by_its_variable() -> None:
+    with started(HealthCheckServer(time.time, 0, 60)) as first:
+        name = "TORCHELASTIC_HEALTH_CHECK_PORT"
+        second = server_from_environment({name: str(first.port)}, time.time)
+        assert second is not None
+        with pytest.raises(EnvironmentProblem, match=rf"^{name}: .*{first.port}.*in use"):
+            second.start()
+
+
 class Loop:
     """What an agent's loop is to a pulse: it waits for all that may happen, and answers."""
 

@@ -63,3 +63,9 @@ def test_an_address_with_colons_is_written_in_brackets() -> None:
 def test_a_port_in_use_names_the_flag(endpoint: MetricsEndpoint) -> None:
     with pytest.raises(EnvironmentProblem, match=r"^--metrics-port: cannot listen .*in use"):
         MetricsEndpoint(collect, port=endpoint.port).start()
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
+def test_an_address_that_is_not_ours_names_its_own_flag(host: str) -> None:
+    with pytest.raises(EnvironmentProblem, match=rf"^--metrics-addr: cannot listen at {host}: "):
+        MetricsEndpoint(collect, host=host).start()

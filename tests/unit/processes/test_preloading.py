@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.processes.keeping import FOR_AGENTS_ALONE
 from holdfast.processes.preloading import warm_start
 from holdfast.processes.subprocess_handler import SubprocessHandler, replace_subprocess_handler
 

@@ -9,26 +9,24 @@ from holdfast.etcd.blocking import EtcdClient
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.rendezvous.etcd_stores import GenerationStores
 from holdfast.store import DistStoreError
-from real_etcd import PATIENCE_S, running_etcd
+from real_etcd import PATIENCE_S, Etcd, running_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdClient]:
-    with (
-        running_etcd(tmp_path_factory.mktemp("etcd")) as etcd,
-        EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),))) as made,
-    ):
-        yield made
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
 
 
 @pytest.fixture
-def stores(client: EtcdClient, request: pytest.FixtureRequest) -> Iterator[GenerationStores]:
-    made = GenerationStores(client, f"/{request.node.name}/".encode())
-    yield made
-    made.close()
+def stores(etcd: Etcd, request: pytest.FixtureRequest) -> Iterator[GenerationStores]:
+    with EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),))) as client:
+        made = GenerationStores(client, f"/{request.node.name}/".encode())
+        yield made
+        made.close()
 
 
 def keepers() -> list[threading.Thread]:

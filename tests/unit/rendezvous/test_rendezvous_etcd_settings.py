@@ -6,7 +6,8 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.rendezvous.etcd_settings import etcd_settings_of
+from holdfast.processes.keeping import inherited_environment
+from holdfast.rendezvous.etcd_settings import PASSWORD_VARIABLE, USER_VARIABLE, etcd_settings_of
 from holdfast.rendezvous.parameters import RendezvousParameters
 from real_etcd import Tls, make_tls
 
@@ -140,6 +141,12 @@ def test_what_contradicts_is_refused_by_name(
 def test_an_endpoint_that_is_none() -> None:
     with pytest.raises(UsageError, match=r"^--rdzv-endpoint: "):
         settings("host:port")
+
+
+def test_workers_inherit_neither_user_nor_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(USER_VARIABLE, "u")
+    monkeypatch.setenv(PASSWORD_VARIABLE, "p")
+    assert not {USER_VARIABLE, PASSWORD_VARIABLE} & inherited_environment().keys()
 
 
 def test_a_password_is_shown_nowhere() -> None:

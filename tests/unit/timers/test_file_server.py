@@ -151,6 +151,28 @@ def test_only_workers_of_this_agent_may_be_named(
     assert record.said == []
 
 
+def test_whose_a_process_is_is_found_out_once_for_all_requests_that_are_refused(
+    make: Callable[..., FileTimerServer], tmp_path: Path
+) -> None:
+    asked: list[int] = []
+    with sleeping() as ours:
+
+        def is_ours(pid: int) -> bool:
+            asked.append(pid)
+            return pid == ours.pid
+
+        server = make(is_ours=is_ours)
+        for number in range(20):
+            ask(tmp_path, 1, f"foreign {number}", 60)
+        ask(tmp_path, ours.pid, "ours", 60)
+        server.take(time.monotonic())
+        assert asked == [1, ours.pid]
+        assert server.next_deadline() is not None
+        ask(tmp_path, 1, "foreign", 60)  # By then the number may be a worker's.
+        server.take(time.monotonic())
+        assert asked == [1, ours.pid, 1]
+
+
 def test_without_being_told_it_is_whatever_descends_from_this_process(
     make: Callable[..., FileTimerServer], tmp_path: Path
 ) -> None:

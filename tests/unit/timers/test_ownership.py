@@ -6,7 +6,7 @@ import sys
 
 from watching import run_python, sleeping
 
-from holdfast.timers.ownership import descends_from, is_below_this_process, parent_of
+from holdfast.timers.ownership import descends_from, is_below_this_process, parent_of, root_of
 
 GRANDCHILD = """
 import subprocess
@@ -26,6 +26,7 @@ def test_children_and_theirs_are_ours() -> None:
         assert descends_from(pid, {child.pid: "a worker"})
         assert descends_from(child.pid, {child.pid: "a worker"})
         assert not descends_from(child.pid, {pid})
+        assert (root_of(pid, {child.pid}), root_of(child.pid, {pid})) == (child.pid, 0)
         child.communicate("\n")
 
 

@@ -27,6 +27,7 @@ NOTICED_S = (0.5, 4.0)  # So long a connection may say nothing before somebody f
 REPEATED_S = (0.2, 1.0)  # So much later comes what TCP had to send again.
 LATE_SHARE = 0.25  # So many of the requests sent into a cut arrive after all, if it ends in time:
 LATE_S = 6.0
+CATCH_UP_S = 0.1  # How often etcd looks which watches began in the past and have to catch up.
 LEASE_LOOK_S = 0.5  # How often etcd looks which leases are over.
 HELD_CHANGES_MAX = 256  # Of one watch, while its agent cannot be reached; then it ends.
 NEVER = float("inf")
@@ -209,22 +210,19 @@ class EtcdNetwork:
             else:
                 self._break(stream, TIMED_OUT, CALL_S)
             return
-        missed: list[Change] = []
-        up_to = self.etcd.revision
+        if start_revision <= self.etcd.revision:
+            stream.holds = True
+            at = self._world.now + CATCH_UP_S * self._random()
+            self._world.schedule(at, self._say_again, stream)
 
         def sink(revision: int, changes: tuple[Change, ...]) -> None:
-            if revision <= up_to:
-                missed.extend(changes)
-            else:
-                self._say(stream, revision, changes)
+            self._say(stream, revision, changes)
 
         subscription = self.etcd.subscribe(key, end, start_revision, sink)
         if isinstance(subscription, Problem):
             self._break(stream, subscription, self._delay_s(stream.agent))
             return
         stream.subscription = subscription
-        if missed:  # etcd sends this as one, with the newest revision there is.
-            self._say(stream, up_to, tuple(missed))
 
     def unwatch(self, agent: EtcdAgent, number: int) -> None:
         """End a watch, of which the agent then hears no more; one that ended is fine."""
@@ -255,9 +253,9 @@ class EtcdNetwork:
             return
         stream.holds = False
         held, stream.held = stream.held, []
-        if held:  # etcd sends this as one, like all that a watch has to catch up with.
+        if held:  # etcd sends this as one, with the newest revision there is.
             missed = [change for _, changes in held for change in changes]
-            self._send(stream, held[-1][0], tuple(missed))
+            self._send(stream, self.etcd.revision, tuple(missed))
 
     def _send(self, stream: _Stream, revision: int, changes: tuple[Change, ...]) -> None:
         parcel = (stream.number, revision, changes)
