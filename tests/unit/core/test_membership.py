@@ -222,9 +222,9 @@ def test_links_that_open_to_be_refused_are_tried_ever_less_often_and_count_as_aw
 
 def test_a_link_that_lasts_after_refusals_is_one_again() -> None:
     machine = member(away_s=10.0, beat_s=1.0, silence_s=5.0)
-    refused_each_time(machine, 9.5)
+    refused_each_time(machine, 9.0)
     assert machine.is_refused
-    now = 9.5
+    now = 9.0
     while machine.link is not Link.OPENING:
         now = machine.next_deadline(now)
         machine.handle(now, ms.Tick())

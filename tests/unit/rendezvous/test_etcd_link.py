@@ -61,9 +61,11 @@ class EtcdHere:
         loop = asyncio.get_running_loop()
         if self.watches_end:
             loop.call_soon(on_ended, Problem(Trouble.UNREACHABLE, "the watch ended"))
-        number = self.etcd.subscribe(
-            key, end, start_revision, lambda *news: loop.call_soon(on_changes, *news)
-        )
+
+        def saw(revision: int, changes: tuple[Change, ...]) -> None:
+            loop.call_soon(on_changes, revision, changes)
+
+        number = self.etcd.subscribe(key, end, start_revision, saw)
         assert isinstance(number, int)
         return Watching(self.etcd, number)
 

@@ -24,6 +24,7 @@ from holdfast.testing.sim import etcd_network as module
 from holdfast.testing.sim.etcd import ELECTION_S, SimEtcd
 from holdfast.testing.sim.etcd_network import (
     CALL_S,
+    CATCH_UP_S,
     HELD_CHANGES_MAX,
     LATE_S,
     LEASE_LOOK_S,
@@ -331,12 +332,16 @@ def test_a_watch_keeps_its_order_in_any_weather(scene: Scene) -> None:
 def test_what_a_watch_missed_comes_as_one(scene: Scene) -> None:
     scene.change((b"1", b"2", b"3"))
     scene.etcd.perform(0.0, Txn(success=(Put(b"other", b""),)))
-    scene.watch(7, start_revision=3)
-    missed = (Change(KEY, b"2", 3, 2), Change(KEY, b"3", 4, 2))
-    assert scene.agent.changes == [(7, 5, missed)]
-    scene.change((b"4",))
+    scene.network.watch(scene.agent, 7, KEY, b"", 3)
+    scene.pass_s(CATCH_UP_S / 2)
+    assert scene.agent.changes == []
+    scene.change((b"4",))  # It catches up with this as well.
+    scene.pass_s(CATCH_UP_S + SOON_S)
+    missed = (Change(KEY, b"2", 3, 2), Change(KEY, b"3", 4, 2), Change(KEY, b"4", 6, 2))
+    assert scene.agent.changes == [(7, 6, missed)]
+    scene.change((b"5",))
     scene.pass_s(SOON_S)
-    assert scene.agent.changes[1:] == [(7, 6, (Change(KEY, b"4", 6, 2),))]
+    assert scene.agent.changes[1:] == [(7, 7, (Change(KEY, b"5", 7, 2),))]
 
 
 def test_a_watch_from_before_a_compaction_is_refused(scene: Scene) -> None:

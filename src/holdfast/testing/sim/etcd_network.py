@@ -212,7 +212,7 @@ class EtcdNetwork:
             return
         if start_revision <= self.etcd.revision:
             stream.holds = True
-            at = self._world.now + CATCH_UP_S * self._random() ** 6  # Most are soon done.
+            at = (self._world.now // CATCH_UP_S + 1) * CATCH_UP_S
             self._world.schedule(at, self._say_again, stream)
 
         def sink(revision: int, changes: tuple[Change, ...]) -> None:
