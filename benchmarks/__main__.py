@@ -34,6 +34,7 @@ examples:
   python -m benchmarks --quick                    few rounds and no row of minutes, about 8 minutes
   python -m benchmarks --rows one-node            without the rows of many nodes, about 4 minutes
   python -m benchmarks --rows torch               workers that import torch, about 12 minutes
+  python -m benchmarks --rows etcd                jobs on etcd, about 3 minutes
   python -m benchmarks --rows whole first-line    two rows
   python -m benchmarks --rows whole --repeat 25   one row, with more rounds
   python -m benchmarks --rows whole --launchers holdfast bare

@@ -6,12 +6,12 @@ While nobody looks on, nothing is put together at all.
 
 from __future__ import annotations
 
-from holdfast.agent import moments, own_records
+from holdfast.agent import moments
 from holdfast.agent.moments import Moment, Onlookers, WorkerEnd, WorkerFact
-from holdfast.agent.own_records import OwnRecords
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from holdfast.agent.own_records import OwnRecords
     from holdfast.agent.simple import SimpleElasticAgent
     from holdfast.agent.workers import RunResult, Worker
 
@@ -43,9 +43,11 @@ class RunTeller:
             self._own.end()
 
     def _begin_own_records(self) -> None:
+        from holdfast.agent.own_records import OwnRecords, wanted
+
         destination = self._agent.get_worker_group().spec.event_log_handler
         if self._own is None:
-            if not own_records.wanted(destination):
+            if not wanted(destination):
                 return
             logs_specs = getattr(self._agent, "_logs_specs", None)
             self._own = OwnRecords(destination, lambda: getattr(logs_specs, "run_dir", None))
