@@ -1,4 +1,4 @@
-"""Addresses as this package needs them: found for an endpoint, judged, and written for a person.
+"""Addresses as this package needs them: found for an endpoint, connected to, and written.
 
 The one thing to know: names are only ever resolved forwards. Nobody asks who an address belongs to,
 and nobody guesses from a host's own name where it can be reached.
@@ -7,13 +7,20 @@ and nobody guesses from a host's own name where it can be reached.
 from __future__ import annotations
 
 import asyncio
+import errno
 import ipaddress
 import socket
 import threading
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 LOCALHOST = "localhost"
+
+# This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
+_NOT_ASKED = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 class Address(NamedTuple):
@@ -120,3 +127,39 @@ def unmapped(
 def written(host: str, port: int) -> str:
     """Return an endpoint as a person writes it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def connect_first(
+    found: list[Address], limit_s: float, prepare: Callable[[socket.socket], None] | None = None
+) -> socket.socket:
+    """Return a connection to the first address that takes one, within a limit for all of them."""
+    loop = asyncio.get_running_loop()
+    share_s = limit_s / max(1, len(found))
+    problems: list[OSError] = []
+    for one in found:
+        connection = socket.socket(one.family, socket.SOCK_STREAM)
+        try:
+            connection.setblocking(False)  # noqa: FBT003 (the name says it)
+            if prepare is not None:
+                prepare(connection)
+            async with asyncio.timeout(share_s):
+                await loop.sock_connect(connection, one.sockaddr)
+            return connection
+        except TimeoutError:
+            connection.close()
+            problems.append(OSError(f"no answer within {share_s:.3g} s"))
+        except OSError as error:
+            connection.close()
+            problems.append(error)
+        except BaseException:
+            connection.close()
+            raise
+    raise _worst(problems)
+
+
+def _worst(problems: list[OSError]) -> OSError:
+    """Return what says most: that nobody listens only if that is true wherever one could ask."""
+    asked = [one for one in problems if one.errno not in _NOT_ASKED]
+    refused = [one for one in asked if isinstance(one, ConnectionRefusedError)]
+    others = [one for one in asked if one not in refused]
+    return next(iter(others or refused or problems), OSError("it has no address"))

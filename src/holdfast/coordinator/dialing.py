@@ -9,9 +9,7 @@ not there yet may come.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import socket
 from typing import TYPE_CHECKING
 
 from holdfast.coordinator import addresses
@@ -27,6 +25,7 @@ from holdfast.wire.handshake import ClientHandshake, check_server_bytes, explain
 from holdfast.wire.messages import Goodbye, Message, decode, decode_handshake
 
 if TYPE_CHECKING:
+    import socket
     import ssl
     from collections.abc import Callable
 
@@ -43,9 +42,6 @@ NOT_CONTENT = (
     "it closed the connection after the TLS handshake, without an answer: it wants a certificate "
     "that its tls_ca has signed (set tls_cert and tls_key here), or it is no coordinator"
 )
-
-# This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
-_NOT_ASKED = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 class LinkProblem(Exception):
@@ -239,7 +235,7 @@ class Dialer:
         except OSError as error:
             raise LinkProblem(f"{self.host} cannot be resolved: {_words(error)}") from None
         try:
-            connection = await self._connect(found)
+            connection = await addresses.connect_first(found, CONNECT_S)
         except ConnectionRefusedError:
             if self._when_refused is None or not self._when_refused(found):
                 raise LinkProblem("connection refused") from None
@@ -250,31 +246,9 @@ class Dialer:
 
     async def _connect_again(self, found: list[Address]) -> socket.socket:
         try:
-            return await self._connect(found)
+            return await addresses.connect_first(found, CONNECT_S)
         except OSError as error:
             raise LinkProblem(_words(error)) from None
-
-    async def _connect(self, found: list[Address]) -> socket.socket:
-        """Return a connection to the first address that takes one."""
-        loop = asyncio.get_running_loop()
-        problems: list[OSError] = []
-        for one in found:
-            connection = socket.socket(one.family, socket.SOCK_STREAM)
-            try:
-                connection.setblocking(False)  # noqa: FBT003 (the name says it)
-                async with asyncio.timeout(CONNECT_S / len(found)):
-                    await loop.sock_connect(connection, one.sockaddr)
-                return connection
-            except TimeoutError:
-                connection.close()
-                problems.append(OSError(f"no answer within {CONNECT_S / len(found):g} s"))
-            except OSError as error:
-                connection.close()
-                problems.append(error)
-            except BaseException:
-                connection.close()
-                raise
-        raise _worst(problems)
 
     async def _talk(self, connection: socket.socket) -> Link:
         loop = asyncio.get_running_loop()
@@ -311,14 +285,6 @@ def is_tls_fault(error: Exception) -> bool:
     return isinstance(error, ssl.SSLError) and not isinstance(
         error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)
     )
-
-
-def _worst(problems: list[OSError]) -> OSError:
-    """Return what says most: that nobody listens only if that is true wherever one could ask."""
-    asked = [one for one in problems if one.errno not in _NOT_ASKED]
-    refused = [one for one in asked if isinstance(one, ConnectionRefusedError)]
-    others = [one for one in asked if one not in refused]
-    return next(iter(others or refused or problems), OSError("it has no address"))
 
 
 def _words(error: Exception | None) -> str:

@@ -42,7 +42,7 @@ async def open_connection(
                 found = await addresses.find_soon(host, port)
             except OSError as error:
                 raise ConnectionProblem(f"it cannot be resolved: {words_of(error)}") from None
-            connected = await _connect(found, limit_s)
+            connected = await addresses.connect_first(found, limit_s, _set_options)
             return await _wrap(connected, addresses.written(host, port), tls, server_name or host)
     except TimeoutError:
         raise ConnectionProblem(f"no connection within {limit_s:.3g} s") from None
@@ -52,31 +52,6 @@ async def open_connection(
         if tls is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError):
             raise ConnectionProblem(MAYBE_NO_TLS) from None
         raise ConnectionProblem(words_of(error)) from None
-
-
-async def _connect(found: list[addresses.Address], limit_s: float) -> socket.socket:
-    """Return a connection to the first address that takes one."""
-    loop = asyncio.get_running_loop()
-    problems: list[OSError] = []
-    for one in found:
-        connected = socket.socket(one.family, socket.SOCK_STREAM)
-        try:
-            connected.setblocking(False)  # noqa: FBT003 (the name says it)
-            _set_options(connected)
-            async with asyncio.timeout(limit_s / len(found)):
-                await loop.sock_connect(connected, one.sockaddr)
-            return connected
-        except TimeoutError:
-            connected.close()
-            problems.append(OSError(f"no connection within {limit_s / len(found):.3g} s"))
-        except OSError as error:
-            connected.close()
-            problems.append(error)
-        except BaseException:
-            connected.close()
-            raise
-    asked = [one for one in problems if one.errno not in _NOT_ASKED]
-    raise next(iter(asked or problems), OSError("it has no address"))
 
 
 def _set_options(connected: socket.socket) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from pathlib import Path
 
@@ -69,3 +70,14 @@ def test_no_address_is_looked_up_backwards_anywhere(call: str) -> None:
     source = Path(holdfast.__file__).parent
     found = [path for path in source.rglob("*.py") if call in path.read_text()]
     assert found == [], "a name server that does not answer would stop the node"
+
+
+def test_that_nobody_listens_is_said_only_if_it_is_so_everywhere() -> None:
+    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+    silent = OSError("no answer within 5 s")
+    no_way = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+    assert addresses._worst([refused, silent]) is silent
+    assert addresses._worst([silent, refused]) is silent
+    assert addresses._worst([no_way, refused]) is refused
+    assert addresses._worst([no_way]) is no_way
+    assert "no address" in str(addresses._worst([]))

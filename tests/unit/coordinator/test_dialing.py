@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import socket
 from typing import TYPE_CHECKING
 
@@ -129,14 +128,3 @@ def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 
         with pytest.raises(LinkProblem, match="no handshake"):
             asyncio.run(dial())
-
-
-def test_that_nobody_listens_is_said_only_if_it_is_so_everywhere() -> None:
-    refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-    silent = OSError("no answer within 5 s")
-    no_way = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
-    assert dialing._worst([refused, silent]) is silent
-    assert dialing._worst([silent, refused]) is silent
-    assert dialing._worst([no_way, refused]) is refused
-    assert dialing._worst([no_way]) is no_way
-    assert "no address" in str(dialing._worst([]))
