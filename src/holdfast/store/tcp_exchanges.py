@@ -170,7 +170,8 @@ def _get(keys: Sequence[str], read: Talk[list[bytes]]) -> Talk[list[bytes]]:
     """Wait for the keys, and return what `read` then reads of them.
 
     An empty value may be that of a key which is not there: torch's server ends a wait when somebody
-    only compares the key, and a key may be deleted just then. Then the wait goes on.
+    only compares the key, and a key may be deleted just then. So a key is asked for, and it is read
+    again since its value may have come in between; if it is not there, the wait goes on.
     """
     await_them = wait(keys)
 
@@ -179,12 +180,19 @@ def _get(keys: Sequence[str], read: Talk[list[bytes]]) -> Talk[list[bytes]]:
             await_them(connection)
             _allow_grace(connection)
             values = read(connection)
-            doubtful = [key for key, value in zip(keys, values, strict=True) if not value]
-            if not doubtful or check(doubtful)(connection):
+            doubtful = _without_value(keys, values)
+            if doubtful and check(sorted(doubtful))(connection):
+                values = read(connection)
+                doubtful = _without_value(keys, values) - doubtful
+            if not doubtful:
                 return values
         raise Overdue(f"no value came for: {named(keys)}")
 
     return talk
+
+
+def _without_value(keys: Sequence[str], values: list[bytes]) -> set[str]:
+    return {key for key, value in zip(keys, values, strict=True) if not value}
 
 
 def _released(connection: Connection) -> bool:

@@ -86,8 +86,24 @@ CALLS: list[tuple[str, Callable[[TCPStore], Any], list[tuple[bytes, bytes]], Any
     (
         "get of an empty value",
         lambda s: s.get("k"),
-        [(b"\x06" + ONE_K, b"\x00"), (b"\x03" + K, blob(b"")), (b"\x05" + ONE_K, b"\x00")],
+        [
+            (b"\x06" + ONE_K, b"\x00"),
+            (b"\x03" + K, blob(b"")),
+            (b"\x05" + ONE_K, b"\x00"),
+            (b"\x03" + K, blob(b"")),
+        ],
         b"",
+    ),
+    (
+        "get of a value that comes after a wait that ended for nothing",
+        lambda s: s.get("k"),
+        [
+            (b"\x06" + ONE_K, b"\x00"),
+            (b"\x03" + K, blob(b"")),
+            (b"\x05" + ONE_K, b"\x00"),
+            (b"\x03" + K, blob(b"v")),
+        ],
+        b"v",
     ),
     ("add", lambda s: s.add("k", -3), [(b"\x04" + K + i64(-3), i64(-2))], -2),
     ("check", lambda s: s.check(["k", "l"]), [(b"\x05" + K_AND_L, b"\x00")], True),
@@ -102,6 +118,19 @@ CALLS: list[tuple[str, Callable[[TCPStore], Any], list[tuple[bytes, bytes]], Any
         lambda s: s.multi_get(["k", "l"]),
         [(b"\x06" + K_AND_L, b"\x00"), (b"\x0a" + K_AND_L, blob(b"1") + blob(b"2"))],
         [b"1", b"2"],
+    ),
+    (
+        "multi_get of a key that is deleted while another comes",
+        lambda s: s.multi_get(["k", "l"]),
+        [
+            (b"\x06" + K_AND_L, b"\x00"),
+            (b"\x0a" + K_AND_L, blob(b"1") + blob(b"")),
+            (b"\x05" + u64(1) + L, b"\x00"),
+            (b"\x0a" + K_AND_L, blob(b"") + blob(b"2")),
+            (b"\x06" + K_AND_L, b"\x00"),
+            (b"\x0a" + K_AND_L, blob(b"3") + blob(b"2")),
+        ],
+        [b"3", b"2"],
     ),
     (
         "multi_set",
