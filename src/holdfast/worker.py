@@ -36,6 +36,7 @@ __all__ = ["Info", "Section", "heartbeat", "info", "progress", "section"]
 PAGE_ENV = "HOLDFAST_WORKER_PAGE"
 PREVIOUS_WORLD_SIZE_ENV = "HOLDFAST_PREVIOUS_WORLD_SIZE"
 LAST_END_ENV = "HOLDFAST_LAST_END"
+NOTICE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 NOTICE_NAME = "notice"  # The agent's pipe, next to the pages: a byte asks it to look.
 
 # The layout of a page: words of 8 bytes, signed, in the order of bytes of the machine. The last
@@ -201,7 +202,7 @@ def _number(name: str, default: int) -> int:
 class _Page:
     """The memory that calls write to: the agent's page, or some of our own that nobody reads."""
 
-    __slots__ = ("folder", "free", "memory", "names", "words")
+    __slots__ = ("folder", "free", "memory", "names", "notice", "words")
 
     def __init__(self, memory: Any, folder: str = "") -> None:
         self.memory = memory
@@ -210,23 +211,49 @@ class _Page:
         starts = [NAMES_AT + slot * NAME_BYTES for slot in range(SLOTS)]
         self.names = [slice(start, start + NAME_BYTES) for start in starts]
         self.folder = folder
+        self.notice: tuple[int, int, int] | None = None  # A descriptor, and what it is one of.
 
     def ask_to_look(self) -> None:
         """Have the agent look at once: this is earlier than it would.
 
         The pipe is opened anew, since a program may have closed what it does not know. Opened for
-        reading too, it cannot break.
+        reading too, it cannot break. Where its folder was removed, the one kept from the first time
+        is what is left of it.
         """
         try:
-            fd = os.open(os.path.join(self.folder, NOTICE_NAME), os.O_RDWR | os.O_NONBLOCK)
+            fd = os.open(os.path.join(self.folder, NOTICE_NAME), NOTICE_FLAGS)
         except OSError:
+            fd = self._kept()
+        if fd < 0:
             return  # There is no agent any more, and soon no worker.
         try:
             os.write(fd, b"\0")
         except OSError:
             pass  # It is full: the agent has not looked yet.
-        finally:
+        if self.notice is None:
+            self.notice = _identified(fd)
+        elif fd != self.notice[0]:
             os.close(fd)
+
+    def drop_notice(self) -> None:
+        """Close what is kept of the pipe."""
+        fd, self.notice = self._kept(), None
+        if fd >= 0:
+            os.close(fd)
+
+    def _kept(self) -> int:
+        """Return the descriptor that is kept, unless it is somebody else's file by now."""
+        try:
+            if self.notice is not None and _identified(self.notice[0]) == self.notice:
+                return self.notice[0]
+        except OSError:
+            pass  # The program has closed it.
+        return -1
+
+
+def _identified(fd: int) -> tuple[int, int, int]:
+    found = os.fstat(fd)
+    return fd, found.st_dev, found.st_ino
 
 
 class _Unattached:
@@ -304,6 +331,7 @@ def _begin_anew_after_fork() -> None:
     if _page is not None:
         _page.memory = bytearray(PAGE_BYTES)
         _page.words = memoryview(_page.memory).cast("q")
+        _page.drop_notice()
         _page = None
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -392,6 +393,36 @@ def test_an_agent_that_is_gone_or_does_not_read_is_no_trouble(pages: WorkerPages
     pages.close()
     with worker.section("gone", timeout=1):
         worker.progress(7)
+
+
+def test_an_agent_whose_folder_was_removed_is_asked_all_the_same(pages: WorkerPages) -> None:
+    worker.heartbeat()
+    assert pages._take_notice()
+    shutil.rmtree(pages.folder)
+    with worker.section("short", timeout=60):
+        assert pages._take_notice()
+        assert [one.name for one in pages.progress(0).sections] == ["short"]
+    # A program may close what it does not know, and have another file there.
+    assert worker._page is not None
+    assert worker._page.notice is not None
+    kept = worker._page.notice[0]
+    with open(os.devnull, "wb") as other:
+        os.dup2(other.fileno(), kept)
+        assert worker._page._kept() == -1
+        os.close(kept)
+        assert worker._page._kept() == -1
+    with worker.section("nobody hears of it", timeout=1):
+        assert not pages._take_notice()
+
+
+def test_a_forked_child_keeps_nothing_of_the_page_open(pages: WorkerPages) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    worker.heartbeat()
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    child = os.fork()
+    if child == 0:
+        os._exit(len(os.listdir("/proc/self/fd")) != before)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 # What it learns.

@@ -46,12 +46,19 @@ class End:
     def __init__(self, pid: int, signum: int, scope: str, *, direct: bool) -> None:
         self._signum = signum
         self._direct = direct
-        who = "" if direct else f"its process {pid} "
-        self.why = f"{who}was killed because the time was up for {scope!r}"
+        self._scope = scope
+        self._who = "" if direct else f"its process {pid} "
 
     def is_of(self, failure: ProcessFailure) -> bool:
         """Whether the worker failed by it: itself, or as a shell does whose program was killed."""
-        return self._direct or failure.exitcode == 128 + self._signum
+        own = failure.exitcode == -self._signum and self._direct
+        return own or failure.exitcode == 128 + self._signum
+
+    def why(self, failure: ProcessFailure) -> str:
+        """Return what it has to do with the failure; a worker may outlive a signal."""
+        survived = self._direct and not self.is_of(failure)
+        what = f"got signal {self._signum:d}" if survived else "was killed"
+        return f"{self._who}{what} because the time was up for {self._scope!r}"
 
 
 class Watchdogs:
@@ -89,18 +96,30 @@ class Watchdogs:
                 self._pages = WorkerPages()
             except OSError as problem:
                 messages.info(f"workers cannot tell their progress: {problem}")
+        self._silent = set(ranks)
         if self._pages is not None:
-            self._silent = set(ranks)
-            self._pages.begin(self._silent)
+            try:
+                self._pages.begin(self._silent)
+            except OSError as problem:
+                self._give_up_pages(problem)
         if self._timers is not None:
             self._timers.forget_all()
-        elif environ.get(ENABLE_ENV, "").strip().lower() in ENABLING and not self._refused:
+            if not self._timers.is_reachable():
+                messages.warning(f"{self._timers_path} has been removed: another pipe is made")
+                self._stop_timers()
+        if self._timers is not None:
+            return
+        if environ.get(ENABLE_ENV, "").strip().lower() in ENABLING and not self._refused:
             self._timers = self._serve_timers(environ.get(FILE_ENV, ""))
             self._refused = self._timers is None
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return what a worker needs in its environment."""
+        from holdfast.worker import PAGE_ENV
+
         found = self._pages.environment(rank) if self._pages is not None else {}
+        if PAGE_ENV not in found and os.environ.get(PAGE_ENV):
+            found[PAGE_ENV] = ""  # What they inherit is the page of whoever started this agent.
         if self._timers is not None:
             found[FILE_ENV] = self._timers_path
         elif self._refused:
@@ -121,14 +140,18 @@ class Watchdogs:
 
     def close(self) -> None:
         """Remove everything."""
-        if self._timers is not None:
-            _give_up(self._timers)
-            self._note("watchdog stopped", None)
+        self._stop_timers()
         if self._pages is not None:
             _give_up(self._pages)
-        self._timers = self._pages = None
+            self._pages = None
         self._refused = self._gave_up_pages = False
         self._workers = {}
+
+    def _stop_timers(self) -> None:
+        timers, self._timers = self._timers, None
+        if timers is not None:
+            _give_up(timers)
+            self._note("watchdog stopped", None)
 
     # In the agent's loop.
 
@@ -155,22 +178,40 @@ class Watchdogs:
             try:
                 self._look_at_pages(self._pages, now)
             except OSError as problem:
-                messages.warning(f"sections and progress are not watched any more: {problem}")
-                pages, self._pages, self._gave_up_pages = self._pages, None, True
-                _give_up(pages)
+                self._give_up_pages(problem)
+
+    def _give_up_pages(self, problem: OSError) -> None:
+        messages.warning(f"sections and progress are not watched any more: {problem}")
+        pages, self._pages, self._gave_up_pages = self._pages, None, True
+        if pages is not None:
+            _give_up(pages)
 
     def _look_at_pages(self, pages: WorkerPages, now: float) -> None:
+        late = self._find_late(pages, now)
+        asked = pages.was_asked
+        if late:
+            self._obtain_reaper().expire(
+                late, more=lambda: self._find_late(pages, max(now, time.monotonic()))
+            )
+        if (asked or pages.was_asked) and self._silent:
+            for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
+                self._silent.discard(rank)
+                self._spoke(rank)
+
+    def _find_late(self, pages: WorkerPages, now: float) -> dict[int, list[FileTimerRequest]]:
+        """Return the sections that were not left in time, by process."""
+        late: dict[int, list[FileTimerRequest]] = {}
         for rank, section in pages.take(now):
             from holdfast.timers.sections import request_of
 
             # Whoever makes the calls is the one to look at; it may be below a shell.
             pid = pages.progress(rank).pid
+            if not self._is_ours(pid):
+                # It lives, and knows itself by another number, or has left its parent.
+                pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
-                self._obtain_reaper().expire(pid, [request_of(section, pid, now, time.time())])
-        if pages.was_asked and self._silent:
-            for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
-                self._silent.discard(rank)
-                self._spoke(rank)
+                late.setdefault(pid, []).append(request_of(section, pid, now, time.time()))
+        return late
 
     # What is known of workers.
 
@@ -183,8 +224,9 @@ class Watchdogs:
             failure.consequence = failure.stopped = False
         elif failure.consequence or failure.stopped:
             return failure
-        if end.why not in failure.detail:
-            failure.detail = f"{end.why}; {failure.detail}" if failure.detail else end.why
+        why = end.why(failure)
+        if why not in failure.detail:
+            failure.detail = f"{why}; {failure.detail}" if failure.detail else why
         stacks = self._stacks.get(failure.pid, "")
         if stacks and not failure.stderr_tail.endswith(stacks):
             failure.stderr_tail += stacks

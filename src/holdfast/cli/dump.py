@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 
 from holdfast.cli.parser import Help, VerbParser
-from holdfast.errors import HoldfastError
+from holdfast.errors import EnvironmentProblem, HoldfastError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,8 +79,23 @@ def execute(args: argparse.Namespace) -> None:
     workers = _chosen(args)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         for text in pool.map(lambda worker: _shown(worker, args.subprocesses), workers):
-            sys.stdout.write(text)
-            sys.stdout.flush()
+            _print(text)
+
+
+def _print(text: str) -> None:
+    """Write to standard output, whatever its encoding is; raise if it takes no more."""
+    if sys.stdout is None:
+        raise EnvironmentProblem("standard output is closed")
+    encoding = sys.stdout.encoding
+    try:
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise  # Whoever read it has seen enough.
+    except OSError as problem:
+        raise EnvironmentProblem(
+            f"standard output cannot be written: {problem.strerror or problem}"
+        ) from None
 
 
 def _chosen(args: argparse.Namespace) -> list[LocalWorker]:

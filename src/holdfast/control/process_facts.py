@@ -48,13 +48,33 @@ def name_of(pid: int) -> str:
     return _read(f"/proc/{pid}/comm").strip()
 
 
+def state_of(pid: int) -> str:
+    """Return the letter of the state a process is in, empty if it is gone."""
+    return _state(f"/proc/{pid}")
+
+
+def is_standing_still(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or by another that looks into it."""
+    return state_of(pid) in ("T", "t")
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be reaped."""
+    return state_of(pid) in ("", "Z", "X")
+
+
 def _thread_line(folder: str, thread: int) -> str:
     name = _read(f"{folder}/comm").strip()
-    letter = _read(f"{folder}/stat").rpartition(")")[2].split()[:1]
-    state = STATES.get(letter[0], letter[0]) if letter else "gone"
+    letter = _state(folder)
+    state = STATES.get(letter, letter) or "gone"
     place = _read(f"{folder}/wchan").strip()
     where = f", in {place}" if place not in ("", "0") else ""
     return f'  thread {thread} "{name}": {state}{where}'
+
+
+def _state(folder: str) -> str:
+    # The name of the program, in brackets, may have blanks and brackets in it.
+    return "".join(_read(f"{folder}/stat").rpartition(")")[2].split()[:1])
 
 
 def _read(path: str) -> str:

@@ -35,7 +35,10 @@ CONNECTIONS_MAX = 16
 READ_S = 5.0
 """How long a client may take for the next piece of its request."""
 BODY_BYTES_MAX = 1 << 20
+LENGTH_DIGITS_MAX = 20
 PARAMS_MAX = 100
+UNREAD_BYTES_MAX = 4 * BODY_BYTES_MAX
+"""So much of a request that was refused is thrown away, for the answer to arrive."""
 FINISH_S = 1.0
 """How long `shutdown` waits for answers that are on their way; a handler that hangs is left."""
 
@@ -101,7 +104,10 @@ class WorkerServer:
                     target=self._serve, args=(connection,), name="holdfast-control", daemon=True
                 )
                 self._exchanges[connection] = thread
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError:  # There are no more threads to be had: not now.
+                    self._end(connection)
 
     def _is_listening(self) -> bool:
         return self in _servers
@@ -110,11 +116,16 @@ class WorkerServer:
         try:
             with connection:
                 _Exchange(connection, "", self)
+                _see_off(connection)
         except OSError:
             pass  # The client is gone, or too slow.
         finally:
-            self._exchanges.pop(connection, None)
-            self._room.release()
+            self._end(connection)
+
+    def _end(self, connection: socket.socket) -> None:
+        connection.close()
+        self._exchanges.pop(connection, None)
+        self._room.release()
 
 
 class _Exchange(BaseHTTPRequestHandler):
@@ -167,10 +178,14 @@ class _Exchange(BaseHTTPRequestHandler):
         if "Transfer-Encoding" in self.headers or not (length.isascii() and length.isdigit()):
             self._answer(411, "text/plain", b"a body needs a Content-Length\n")
             return None
-        if int(length) > BODY_BYTES_MAX:
+        if len(length) > LENGTH_DIGITS_MAX or int(length) > BODY_BYTES_MAX:
             self._answer(413, "text/plain", f"more than {BODY_BYTES_MAX} bytes\n".encode())
             return None
-        return self.rfile.read(int(length))
+        body = self.rfile.read(int(length))
+        if len(body) < int(length):
+            self._answer(400, "text/plain", f"{len(body)} bytes came of {length}\n".encode())
+            return None
+        return body
 
     def _answer(self, status: int, content_type: str, content: bytes) -> None:
         self.send_response(status)
@@ -202,6 +217,18 @@ def _send(connection: socket.socket, data: bytes) -> None:
         connection.send(data)
     except OSError:
         pass  # It is gone.
+
+
+def _see_off(connection: socket.socket) -> None:
+    """Let the client be done as well: to close before it is throws away what it has not read."""
+    connection.shutdown(socket.SHUT_WR)
+    deadline, unread = time.monotonic() + READ_S, UNREAD_BYTES_MAX
+    while unread > 0 and (left := deadline - time.monotonic()) > 0:
+        connection.settimeout(left)
+        data = connection.recv(1 << 16)
+        if not data:
+            return
+        unread -= len(data)
 
 
 def _shut(connection: socket.socket, how: int) -> None:

@@ -13,7 +13,7 @@ import os
 import time
 
 from holdfast.control.live_environment import has_now, started_with
-from holdfast.control.process_facts import facts_of
+from holdfast.control.process_facts import facts_of, has_ended, is_standing_still
 from holdfast.control.py_spy import CannotSpy, spy
 from holdfast.control.socket_file import place_from
 
@@ -35,9 +35,13 @@ def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: floa
     """
     deadline = time.monotonic() + limit_s
     try:
-        # Half of the time is for the other way, should there be no end to this one.
-        return _ending_a_line(spy(pid, limit_s=limit_s / 2))
+        # Half of the time is for the other way, should there be no end to this one. What stands
+        # still already need not be stopped for the look, and cannot be.
+        found = spy(pid, pausing=not is_standing_still(pid), limit_s=limit_s / 2)
+        return _ending_a_line(found)
     except CannotSpy as problem:
+        if has_ended(pid):
+            return f"process {pid} has ended\n"
         why = str(problem) if is_python(pid) else "this is no Python program"
     place = place_from(started_with(pid)) or place_from(has_now(pid) if env is None else env)
     if place and (told := _ask_for_stacks(place, pid, deadline)):
@@ -51,7 +55,9 @@ def dump_into_log(pid: int, path: str, title: str = "", *, limit_s: float = LIMI
     text = f"\n[holdfast] {title or 'stacks'} (pid {pid}, {when})\n"
     text += dump_stacks(pid, limit_s=limit_s)
     # The worker writes to the same file: in one piece, so that its lines do not get in between.
-    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    # Should it be a pipe, nobody waits until somebody reads it.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o644)
     try:
         unwritten = memoryview(text.encode(errors="replace"))
         while unwritten:

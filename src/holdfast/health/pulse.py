@@ -110,9 +110,13 @@ class Pulse:
         This is an `alive_callback`: it asks first, unless an answer has just come.
         """
         with self._changed:
-            is_fresh = time.monotonic() - self._answered_at < FRESH_S
+            now = time.monotonic()
+            is_fresh = now - self._answered_at < FRESH_S
+            # A question that has waited so long already is not waited for again: probes come one
+            # after the other, and each has but a second.
+            waited_s = 0.0 if self._asked_at is None else now - self._asked_at
         if not is_fresh:
-            self.ask()
+            self.ask(max(0.0, ANSWER_S - waited_s))
         return time.time() - self.silent_s()
 
     def _leave(self, what: str) -> None:

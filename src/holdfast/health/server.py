@@ -16,6 +16,7 @@ two bits and one line about them, and takes nothing.
 from __future__ import annotations
 
 import math
+import re
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -31,6 +32,8 @@ TIMEOUT_VARIABLE = "HOLDFAST_HEALTH_TIMEOUT"
 TIMEOUT_S = 60
 """How long an agent may be silent before it counts as dead, as in TorchElastic."""
 PORT_MAX = 65535
+PORT = re.compile("[0-9]{1,20}")
+SHOWN_CHARS_MAX = 80
 
 LIVENESS = ("/", "/healthz", "/livez")
 READINESS = "/readyz"
@@ -147,9 +150,10 @@ def server_from_environment(
     given = environ.get(PORT_VARIABLE, "")
     if not given:
         return None
-    if not (given.isascii() and given.isdigit() and int(given) <= PORT_MAX):
+    if not (PORT.fullmatch(given) and int(given) <= PORT_MAX):
         messages.warning(
-            f"{PORT_VARIABLE}={given!r} is not a port from 0 to {PORT_MAX}: no health checks"
+            f"{PORT_VARIABLE}={given[:SHOWN_CHARS_MAX]!r} is not a port from 0 to {PORT_MAX}: "
+            "no health checks"
         )
         return None
     return HealthCheckServer(

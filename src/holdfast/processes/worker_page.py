@@ -134,7 +134,7 @@ class WorkerPage:
         return None if nearest == NEVER else nearest / 1e9
 
     def expired(self, now: float) -> list[Section]:
-        """Return the sections that should have been left by now, each once.
+        """Return the sections that should have been left by now, each once, the earliest first.
 
         A section counts only if two looks agree on it, and if the process that is in it lives.
         """
@@ -151,7 +151,7 @@ class WorkerPage:
             return []
         second, names = self._read()
         found = []
-        for slot in late:
+        for slot in sorted(late, key=lambda slot: first[DEADLINES + slot]):
             deadline = first[DEADLINES + slot]
             if second and second[DEADLINES + slot] == deadline:
                 self._told.add((slot, deadline))

@@ -43,17 +43,11 @@ class WorkerPages:
 
     def __init__(self, parent: str | None = None) -> None:
         """Make the folder and the pipe. Raises `OSError` where that cannot be done."""
-        parent = parent or _parent()
-        _sweep(parent)
-        name = f"{FOLDER_PREFIX}{os.getuid()}-{os.urandom(8).hex()}"
-        self.folder = os.path.join(parent, name)
-        os.mkdir(self.folder, 0o700)
+        self._parent = parent or _parent()
+        self.folder = ""
         self._folder_fd = self._notice = -1
-        try:
-            self._open()
-        except OSError:
-            self._remove()
-            raise
+        _sweep(self._parent)
+        self._make()
         self._pages: dict[int, WorkerPage] = {}
         self._starts = 0
         self._look_at: float | None = None
@@ -62,8 +56,15 @@ class WorkerPages:
         """Whether a worker asked for the last look."""
 
     def begin(self, ranks: Iterable[int]) -> None:
-        """Make new pages for the workers of a generation; those of the last are given up."""
+        """Make new pages for the workers of a generation; those of the last are given up.
+
+        Raises `OSError` where the folder was removed, and no other can be made.
+        """
         self.end()
+        if not os.path.exists(os.path.join(self.folder, NOTICE_NAME)):
+            messages.warning(f"{self.folder} has been removed: another is made for the workers")
+            self._remove()
+            self._make()
         # Another path each time: a process of the last generation may only now look for its page.
         self._starts += 1
         for rank in ranks:
@@ -135,6 +136,16 @@ class WorkerPages:
         self.end()
         self._remove()
 
+    def _make(self) -> None:
+        name = f"{FOLDER_PREFIX}{os.getuid()}-{os.urandom(8).hex()}"
+        self.folder = os.path.join(self._parent, name)
+        os.mkdir(self.folder, 0o700)
+        try:
+            self._open()
+        except OSError:
+            self._remove()
+            raise
+
     def _open(self) -> None:
         self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         _hold(self._folder_fd)
@@ -177,10 +188,7 @@ def _hold(folder_fd: int) -> bool:
 def _sweep(parent: str) -> None:
     """Remove what agents of this user left that were killed."""
     prefix = f"{FOLDER_PREFIX}{os.getuid()}-"
-    try:
-        left = [name for name in os.listdir(parent) if name.startswith(prefix)]
-    except OSError:
-        return
+    left = [name for name in _names_in(parent) if name.startswith(prefix)]
     for name in left[:SWEPT_MAX]:
         folder = os.path.join(parent, name)
         try:
@@ -190,10 +198,17 @@ def _sweep(parent: str) -> None:
         found = os.fstat(fd)
         old = time.time() - found.st_mtime > SWEPT_AGE_S
         if old and found.st_uid == os.getuid() and _hold(fd):
-            for inner in os.listdir(folder):
+            for inner in _names_in(folder):
                 _remove(os.path.join(folder, inner))
             _remove_folder(folder)
         os.close(fd)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []  # It cannot be looked into, or another agent that starts just now was first.
 
 
 def _remove(path: str) -> None:

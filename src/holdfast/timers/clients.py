@@ -10,6 +10,7 @@ from __future__ import annotations
 import abc
 import sys
 import time
+from _thread import get_ident
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,13 +56,13 @@ def expires(
 
 
 class ExpiringBlock:
-    """One block with a timer. A thread may enter it again, also before it has left it."""
+    """One block with a timer. It may be entered again, by any thread, also before it was left."""
 
     def __init__(self, after: float, scope: str, client: TimerClient | None) -> None:
         self._after = after
         self._scope = scope
         self._client = client
-        self._entered: list[tuple[TimerClient, str]] = []
+        self._entered: dict[int, list[tuple[TimerClient, str]]] = {}  # By thread.
 
     def __enter__(self) -> None:
         client = self._client or _configured
@@ -70,7 +71,7 @@ class ExpiringBlock:
                 "expires() has no client: call timer.configure(client), or give it one (client=...)"
             )
         scope = _claim(client, self._scope)
-        self._entered.append((client, scope))
+        self._entered.setdefault(get_ident(), []).append((client, scope))
         try:
             client.acquire(scope, time.time() + self._after)
         except BaseException:
@@ -92,12 +93,22 @@ class ExpiringBlock:
         return watched  # type: ignore[return-value]
 
     def _leave(self, *, release: bool) -> None:
-        client, scope = self._entered.pop()
+        client, scope = self._pop_entered()
         try:
             if release:
                 client.release(scope)
         finally:
             _scopes_in_use.pop((id(client), scope), None)
+
+    def _pop_entered(self) -> tuple[TimerClient, str]:
+        """Return what this thread entered last; what another did only if it has entered nothing."""
+        thread = get_ident()
+        if thread not in self._entered:
+            thread = next(iter(self._entered))
+        found = self._entered[thread].pop()
+        if not self._entered[thread]:
+            del self._entered[thread]
+        return found
 
 
 def _claim(client: TimerClient, scope: str) -> str:

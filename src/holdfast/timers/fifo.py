@@ -44,6 +44,13 @@ class Fifo:
         """Return the descriptor that can be read when something has come."""
         return self._fd
 
+    def is_reachable(self) -> bool:
+        """Return whether the pipe is still at its path."""
+        try:
+            return os.lstat(self.path).st_ino == self._inode
+        except OSError:
+            return False
+
     def chunks(self) -> Iterator[bytes]:
         """Take all that has come, and no more than `TAKE_BYTES_MAX`."""
         taken = 0
@@ -59,11 +66,11 @@ class Fifo:
         """Close the pipe, and remove it unless another is at its path by now."""
         if self._fd < 0:
             return
-        try:
-            if os.lstat(self.path).st_ino == self._inode:
+        if self.is_reachable():
+            try:
                 os.unlink(self.path)
-        except OSError:
-            pass  # Somebody has removed it, or its folder.
+            except OSError:
+                pass  # Somebody has removed it just now, or its folder.
         os.close(self._fd)
         self._fd = -1
 

@@ -59,6 +59,10 @@ class FileTimerClient(TimerClient):
             os.close(fd)
 
     def _open(self) -> int:
+        if not self._file_path:
+            raise BrokenPipeError(
+                errno.EPIPE, "there is no pipe for timers here, and the agent has said why"
+            )
         for tries in range(OPEN_TRIES_MAX):
             try:
                 return os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import time
 
+from holdfast import messages
 from holdfast.timers.debug_info import log_debug_info_for_expired_timers
 from holdfast.timers.fifo import TAKE_BYTES_MAX, Fifo
-from holdfast.timers.ownership import is_below_this_process
+from holdfast.timers.ownership import has_ended, is_below_this_process
 from holdfast.timers.reaping import STARTED, STOPPED, Reaper, send_signal
 from holdfast.timers.refusals import Refusals
 from holdfast.timers.request_lines import Lines, Unreadable, parse
@@ -86,6 +87,10 @@ class FileTimerServer:
         finally:
             self._taking = False
             self._last_take = time.time()
+
+    def is_reachable(self) -> bool:
+        """Return whether clients find the pipe where it was made."""
+        return self._fifo.is_reachable()
 
     def forget_all(self) -> None:
         """Forget all timers: the workers they were for have ended."""
@@ -167,19 +172,34 @@ class FileTimerServer:
         self._full_takes = self._full_takes + 1 if taken >= TAKE_BYTES_MAX else 0
         if 0 < self._full_takes < FULL_TAKES_MAX:
             return 0
-        late = self._timers.due(now)
-        if late:
-            asked = {pid: [one.to_json() for one in timers] for pid, timers in late.items()}
-            log_debug_info_for_expired_timers(self._run_id, asked)
+        late: dict[int, list[FileTimerRequest]] = {}
+
+        def find_late() -> dict[int, list[FileTimerRequest]]:
+            found = self._find_late(max(now, time.monotonic()) if late else now)
+            for pid, requests in found.items():
+                late.setdefault(pid, []).extend(requests)
+            return found
+
+        def find_more() -> dict[int, list[FileTimerRequest]]:
+            self._read(time.monotonic())  # They may have released them while others were shown.
+            return find_late()
+
+        alive = self._reaper.expire(find_late(), more=find_more, again=self._kills)
         for pid, requests in late.items():
-            self._expire(pid, requests, now)
+            self._settle(pid, requests, now, killed=pid not in alive)
         return len(late)
+
+    def _find_late(self, now: float) -> dict[int, list[FileTimerRequest]]:
+        late = self._timers.due(now)
+        asked = {pid: [one.to_json() for one in timers] for pid, timers in late.items()}
+        log_debug_info_for_expired_timers(self._run_id, asked)
+        return late
 
     def _read(self, now: float) -> int:
         taken = 0
         # To find out whose a process is takes longer than all else; so it is done once for those
         # that are not ours. They cannot become ours meanwhile.
-        foreign: set[int] = set()
+        foreign: dict[int, bool] = {}  # And whether they have ended.
         for chunk in self._fifo.chunks():
             taken += len(chunk)
             for line in self._lines.feed(chunk):
@@ -192,12 +212,17 @@ class FileTimerServer:
                 if pid not in foreign and self._reaper.is_ours(pid):
                     self._set(request, now)
                 else:
-                    foreign.add(pid)
-                    self._refusals.tell(
-                        "it names a process that is no worker of this agent",
-                        f"pid {pid}, scope {request.scope_id!r}",
-                    )
+                    if pid not in foreign:
+                        foreign[pid] = has_ended(pid)
+                    self._refuse(request, ended=foreign[pid])
         return taken
+
+    def _refuse(self, request: FileTimerRequest, *, ended: bool) -> None:
+        detail = f"pid {request.worker_pid}, scope {request.scope_id!r}"
+        if ended:  # Most likely a worker's child, or a worker of the last generation: no fault.
+            self._refusals.tell("it names a process that has ended", detail, messages.INFO)
+        else:
+            self._refusals.tell("it names a process that is no worker of this agent", detail)
 
     def _set(self, request: FileTimerRequest, now: float) -> None:
         wall = time.time()
@@ -210,8 +235,11 @@ class FileTimerServer:
                 f"pid {request.worker_pid}, scope {request.scope_id!r}",
             )
 
-    def _expire(self, pid: int, requests: list[FileTimerRequest], now: float) -> None:
-        if self._reaper.expire(pid, requests, again=pid in self._kills):
+    def _settle(
+        self, pid: int, requests: list[FileTimerRequest], now: float, *, killed: bool
+    ) -> None:
+        """Drop the timers of a worker that has been seen to, or have it tried again."""
+        if killed:
             if any(one.signal > 0 for one in requests):
                 self.clear_timers((pid,))
             else:

@@ -15,7 +15,7 @@ from holdfast.timers.ownership import is_below_this_process
 from holdfast.timers.queue_server import RequestQueue, TimerServer
 from holdfast.timers.reaping import Reaper
 from holdfast.timers.refusals import Refusals
-from holdfast.timers.requests import RELEASED, TimerRequest
+from holdfast.timers.requests import RELEASED, TimerRequest, is_time
 from holdfast.timers.watched import WatchedTimers
 
 TYPE_CHECKING = False
@@ -153,5 +153,5 @@ def _is_request(found: Any) -> bool:
     return (
         type(getattr(found, "worker_id", None)) is int
         and isinstance(getattr(found, "scope_id", None), str)
-        and isinstance(getattr(found, "expiration_time", None), (int, float))
+        and is_time(getattr(found, "expiration_time", None))
     )

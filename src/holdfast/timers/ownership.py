@@ -23,6 +23,16 @@ def parent_of(pid: int) -> int:
     return int(fields.rpartition(b")")[2].split()[1])
 
 
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone, or only waits to be reaped."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            fields = stat.read()
+    except OSError:
+        return True
+    return fields.rpartition(b")")[2].split()[0] in (b"Z", b"X")
+
+
 def root_of(pid: int, roots: Container[int]) -> int:
     """Return which of the roots a process is or is below, 0 for none; this process has none."""
     if pid == os.getpid():

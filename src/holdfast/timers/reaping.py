@@ -1,8 +1,9 @@
 """What is done to a worker whose time is up, and in which order.
 
 It is told (`timer expired`), the worker's stacks are dumped, the worker gets the signal that the
-timer named, and that is told (`kill worker process`). Nothing that goes wrong with the dump keeps
-the worker alive, and the process that watches is never signalled.
+timer named, and that is told (`kill worker process`). Workers that wait for each other are late
+together, so all are dumped before the first is killed. Nothing that goes wrong with the dump keeps
+a worker alive, and the process that watches is never signalled.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from __future__ import annotations
 import os
 
 from holdfast import messages
+from holdfast.timers.ownership import has_ended
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Mapping, Sequence
 
     from holdfast.timers.requests import FileTimerRequest
 
@@ -25,6 +27,10 @@ EXPIRED = "timer expired"
 KILLED = "kill worker process"
 
 SCOPES_NAMED_MAX = 3
+SHOWINGS_MAX = 4
+"""How often it is asked who has become late meanwhile, before the first is killed."""
+DUMPS_AT_ONCE = 8
+"""So many stacks are dumped in the same moment: what waits for each other is best seen so."""
 
 
 def send_signal(pid: int, signum: int) -> None:
@@ -66,23 +72,48 @@ class Reaper:
             self._tell(what, request)
 
     def expire(
-        self, pid: int, requests: Sequence[FileTimerRequest], *, again: bool = False
-    ) -> bool:
-        """Do what is to be done about expired timers, the earliest first.
+        self,
+        late: Mapping[int, Sequence[FileTimerRequest]],
+        *,
+        more: Callable[[], Mapping[int, Sequence[FileTimerRequest]]] | None = None,
+        again: Container[int] = (),
+    ) -> list[int]:
+        """Do what is to be done about expired timers, by process, the earliest first.
 
-        Returns False if the worker was to be killed and could not be; `again` tries only that.
+        All are shown before the first is killed, since its end has the agent stop the others: also
+        those that `more()` finds late when the first are shown. Returns the processes that were to
+        be killed and could not be; of those in `again`, only that is tried.
         """
-        if not self.is_ours(pid):
-            return True  # It has ended; perhaps the number is somebody else's by now.
-        fatal = next((one for one in requests if one.signal > 0), None)
-        if not again:
+        expired: dict[int, list[FileTimerRequest]] = {}
+        for showing in range(SHOWINGS_MAX):
+            # Of whom it is known that it will be killed, no more need be said.
+            new = [pid for pid in late if _fatal(expired.get(pid, ())) is None]
+            for pid, requests in late.items():
+                expired.setdefault(pid, []).extend(requests)
+            self._show({pid: late[pid] for pid in new if pid not in again and self._lives(pid)})
+            if more is None or not new or showing == SHOWINGS_MAX - 1:
+                break
+            late = more()
+        return [pid for pid, requests in expired.items() if not self._end(pid, requests)]
+
+    def _lives(self, pid: int) -> bool:
+        """Whether a process is a worker's still. It may have ended by itself, or been stopped."""
+        return self.is_ours(pid) and not has_ended(pid)
+
+    def _show(self, late: Mapping[int, Sequence[FileTimerRequest]]) -> None:
+        for pid, requests in late.items():
+            fatal = _fatal(requests)
             for request in requests:
                 self.tell(EXPIRED, request)
                 if request is fatal:
                     break
             self._explain(pid, requests, fatal)
-            self.dump_stacks(pid)
-        if fatal is None:
+        self._dump_all([*late])
+
+    def _end(self, pid: int, requests: Sequence[FileTimerRequest]) -> bool:
+        """Kill a process if that is asked for; return False if it could not be."""
+        fatal = _fatal(requests)
+        if fatal is None or not self._lives(pid):
             return True
         if not self.kill(pid, fatal.signal):
             return False
@@ -111,6 +142,32 @@ class Reaper:
         what = f"killed with signal {fatal.signal:d}" if fatal is not None else "left alone"
         messages.error(f"the time is up for {named} (pid {pid}): it is {what}")
 
+    def _dump_all(self, pids: Sequence[int]) -> None:
+        """Have the stacks of several workers written at once: one that is stuck keeps no other."""
+        waiting = [*reversed(pids)]
+
+        def dump_some() -> None:
+            while True:
+                try:
+                    pid = waiting.pop()
+                except IndexError:
+                    return
+                self.dump_stacks(pid)
+
+        others = []
+        for _ in range(1, min(len(pids), DUMPS_AT_ONCE)):
+            import threading
+
+            one = threading.Thread(target=dump_some, name="holdfast-dumps", daemon=True)
+            try:
+                one.start()
+            except RuntimeError:
+                break  # No more threads are to be had here; those there are will do.
+            others.append(one)
+        dump_some()
+        for one in others:
+            one.join()
+
     def dump_stacks(self, pid: int) -> None:
         """Have the stacks of a worker written, whatever comes of it."""
         if self._dump is None:
@@ -120,3 +177,8 @@ class Reaper:
         except Exception as problem:  # noqa: BLE001 (it must not keep the worker alive)
             kind = type(problem).__name__
             messages.warning(f"no stacks could be had (pid {pid}): {kind}: {problem}")
+
+
+def _fatal(requests: Sequence[FileTimerRequest]) -> FileTimerRequest | None:
+    """Return the timer for whose sake a process is killed: the first that has a signal."""
+    return next((one for one in requests if one.signal > 0), None)

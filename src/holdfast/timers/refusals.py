@@ -18,10 +18,10 @@ class Refusals:
     def __len__(self) -> int:
         return sum(self._counts.values())
 
-    def tell(self, kind: str, detail: str) -> None:
+    def tell(self, kind: str, detail: str, level: int = messages.WARNING) -> None:
         """Say that a request was refused; `kind` is why, `detail` is which."""
         count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count <= NAMED_MAX:
-            messages.warning(f"{self._where}: {kind}: {detail}")
+            messages.say(level, f"{self._where}: {kind}: {detail}")
         if count == NAMED_MAX:
-            messages.warning(f"{self._where}: {kind}: more of these are not told")
+            messages.say(level, f"{self._where}: {kind}: more of these are not told")

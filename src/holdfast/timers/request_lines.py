@@ -7,7 +7,7 @@ ours: what follows it on the same line is found nevertheless.
 
 from __future__ import annotations
 
-from holdfast.timers.requests import FileTimerRequest
+from holdfast.timers.requests import TIME_MAX, FileTimerRequest, is_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ LINE_BYTES_MAX = 4096
 """A line with its end is no longer than what the kernel writes in one piece (PIPE_BUF)."""
 
 SIGNAL_MAX = 64
-TIME_MAX = 1e15  # Seconds; what is not a number is not between this and its negative.
 SHOWN_BYTES_MAX = 80
 START = b'{"version"'
 
@@ -78,11 +77,11 @@ def _parse(line: bytes) -> FileTimerRequest:
         raise Unreadable(f"its pid is no process: {shown(line)}")
     if not isinstance(scope, str):
         raise Unreadable(f"its scope_id is no text: {shown(line)}")
-    if not _is_number(expires, int, float) or not -TIME_MAX < expires < TIME_MAX:
+    if not is_time(expires):
         raise Unreadable(f"its expiration_time is no time: {shown(line)}")
     if not _is_number(signum, int) or signum > SIGNAL_MAX:
         raise Unreadable(f"its signal is none: {shown(line)}")
-    return FileTimerRequest(pid, scope, float(expires), signum)
+    return FileTimerRequest(pid, scope, float(min(expires, TIME_MAX)), signum)
 
 
 def shown(line: bytes) -> str:

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeGuard
 
 RELEASED = -1
 """Stands in a request for the time of a timer that is to be released."""
+
+TIME_MAX = 1e15
+"""Seconds; what expires later, as `expires(after=math.inf)` does, expires then."""
+
+
+def is_time(value: object) -> TypeGuard[float]:
+    """Return whether a value can be when a timer expires: a number, and not `nan`."""
+    return isinstance(value, (int, float)) and type(value) is not bool and value > -TIME_MAX
 
 
 class TimerRequest:

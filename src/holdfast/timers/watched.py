@@ -10,7 +10,7 @@ from _thread import RLock
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from holdfast.core.deadlines import Deadlines
-from holdfast.timers.requests import TimerRequest
+from holdfast.timers.requests import TIME_MAX, TimerRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -54,7 +54,8 @@ class WatchedTimers(Generic[Request]):
                     return False
                 self._count += 1
             self._requests.setdefault(pid, scopes)[scope] = request
-            self._deadlines.set(pid, scope, now + (request.expiration_time - wall))
+            expires = min(request.expiration_time, TIME_MAX)
+            self._deadlines.set(pid, scope, now + (expires - wall))
         return True
 
     def release(self, pid: int, scope: str) -> None:

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -8,9 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast import worker
+from holdfast.agent.moments import Watchdog
 from holdfast.agent.watchdogs import DUMP_LEAST_S, DUMP_S, ENABLE_ENV, FILE_ENV, Watchdogs
 from holdfast.control import stacks
 from holdfast.processes.failures import ProcessFailure
+from holdfast.timers import reaping
 from holdfast.timers.requests import FileTimerRequest
 from holdfast.worker import PAGE_ENV
 
@@ -30,11 +36,15 @@ class Watching:
         self.told: list[Moment] = []
         self.dogs = Watchdogs("job", self.told.append, lambda _rank: None)
 
-    def ask(self, pid: int, scope: str) -> None:
+    def ask(self, pid: int, scope: str, signum: int = signal.SIGKILL) -> None:
         """Set a timer that is over."""
-        request = FileTimerRequest(pid, scope, time.time() - 1, 9)
+        request = FileTimerRequest(pid, scope, time.time() - 1, signum)
         with open(self.dogs.environment(0)[FILE_ENV], "w") as pipe:
             pipe.write(request.to_json() + "\n")
+
+
+def refuse_room(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
 @pytest.fixture
@@ -127,6 +137,111 @@ def test_a_pipe_that_fails_is_named_once_and_dropped(
     assert len(caplog.messages) == 1
 
 
+def test_the_page_of_another_agents_worker_is_not_passed_on(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.processes.worker_page.WorkerPage.create", refuse_room)
+    watching.dogs.begin([0], {})
+    assert watching.dogs.environment(0) == {}
+    monkeypatch.setenv(PAGE_ENV, "/the/page/of/the/worker/that/started/this/agent")
+    assert watching.dogs.environment(0) == {PAGE_ENV: ""}
+
+
+def test_what_was_removed_is_made_anew_for_the_next_generation(
+    watching: Watching, caplog: pytest.LogCaptureFixture
+) -> None:
+    watching.dogs.begin([0], ON)
+    pipe = watching.dogs.environment(0)[FILE_ENV]
+    shutil.rmtree(os.path.dirname(pipe))
+    watching.dogs.begin([0], ON)
+    assert f"{pipe} has been removed: another pipe is made" in caplog.messages
+    with subprocess.Popen(["sleep", "60"]) as child:
+        watching.dogs.started({0: child.pid}, {})
+        watching.ask(child.pid, "step")
+        watching.dogs.look(time.monotonic())
+    assert child.returncode == -9
+    whats = [one.what for one in watching.told if isinstance(one, Watchdog)]
+    assert whats[:3] == ["watchdog started", "watchdog stopped", "watchdog started"]
+
+
+def test_without_a_folder_for_pages_the_next_generation_goes_without(
+    watching: Watching, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    watching.dogs.begin([0], {})
+    shutil.rmtree(os.path.dirname(watching.dogs.environment(0)[PAGE_ENV]))
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.processes.worker_pages.WorkerPages._make", refuse_room)
+        watching.dogs.begin([0], {})
+    assert "sections and progress are not watched any more: " in caplog.text
+    assert (watching.dogs.environment(0), watching.dogs.descriptors()) == ({}, [])
+
+
+# Sections that are not left.
+
+
+class Stuck:
+    """A process that does nothing, in a section whose time is up: one late for each name."""
+
+    def __init__(self, page: str, *names: bytes, pid: int | None = None) -> None:
+        self.process = subprocess.Popen(["sleep", "60"])
+        self.pid = self.process.pid
+        self._page = os.open(page, os.O_RDWR)
+        fcntl.flock(self._page, fcntl.LOCK_EX)
+        self._write(worker.PID, self.pid if pid is None else pid)
+        for slot, name in enumerate(names):
+            os.pwrite(self._page, name, worker.NAMES_AT + slot * worker.NAME_BYTES)
+            self._write(worker.ENTERED + slot, 1)
+            self._write(worker.DEADLINES + slot, 1000 - slot)
+
+    def _write(self, word: int, value: int) -> None:
+        os.pwrite(self._page, value.to_bytes(8, sys.byteorder), word * 8)
+
+    def end(self) -> int:
+        """Return how it ended."""
+        os.close(self._page)
+        return self.process.wait()
+
+
+def look_at(watching: Watching, stuck: list[Stuck]) -> list[str]:
+    """Have a generation of these looked at; return what was told."""
+    watching.dogs.started({rank: one.pid for rank, one in enumerate(stuck)}, {})
+    page = watching.dogs.environment(0)[PAGE_ENV]
+    with open(os.path.join(os.path.dirname(page), worker.NOTICE_NAME), "wb") as notice:
+        notice.write(b"\0")
+    watching.dogs.look(time.monotonic())
+    moments = [one for one in watching.told if isinstance(one, Watchdog)]
+    return [f"{one.what} {one.pid} {one.scope}" for one in moments]
+
+
+def test_sections_that_are_late_together_are_all_told_before_the_first_is_killed(
+    watching: Watching, dumps: list[tuple[int, float]]
+) -> None:
+    watching.dogs.begin([0, 1], {})
+    stuck = [
+        Stuck(watching.dogs.environment(rank)[PAGE_ENV], b"outer", b"inner") for rank in (0, 1)
+    ]
+    told = look_at(watching, stuck)
+    assert [one.end() for one in stuck] == [-9, -9]
+    assert sorted(pid for pid, _ in dumps) == sorted(one.pid for one in stuck)
+    # Of several sections of one worker, the one that was to be left first is to blame.
+    assert told == [
+        f"{what} {one.pid} section inner"
+        for what in ("timer expired", "kill worker process")
+        for one in stuck
+    ]
+
+
+@pytest.mark.parametrize("calls_itself", [1, 0, (1 << 62)])
+def test_a_worker_that_knows_itself_by_another_number_is_ended_all_the_same(
+    watching: Watching, dumps: list[tuple[int, float]], calls_itself: int
+) -> None:
+    watching.dogs.begin([0], {})
+    stuck = Stuck(watching.dogs.environment(0)[PAGE_ENV], b"step", pid=calls_itself)
+    told = look_at(watching, [stuck])
+    assert stuck.end() == -9
+    assert told[-1] == f"kill worker process {stuck.pid} section step"
+
+
 # Whose a process is, and what becomes of its stacks.
 
 BELOW = "import subprocess as s; p = s.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
@@ -156,9 +271,31 @@ def test_the_end_of_a_process_below_a_worker_is_its_end(
     assert watching.dogs.explain(ProcessFailure(0, below, -9, "")).detail == ""
 
 
-def test_workers_that_are_late_together_share_the_time_for_dumps(
-    watching: Watching, dumps: list[tuple[int, float]], caplog: pytest.LogCaptureFixture
+def test_a_worker_that_outlived_its_signal_did_not_fail_by_it(
+    watching: Watching, dumps: list[tuple[int, float]]
 ) -> None:
+    watching.dogs.begin([0], ON)
+    with subprocess.Popen(["sleep", "60"]) as worker:
+        watching.dogs.started({0: worker.pid}, {})
+        watching.ask(worker.pid, "step", signal.SIGWINCH)
+        watching.dogs.look(time.monotonic())
+        assert worker.poll() is None
+        worker.kill()
+    later = watching.dogs.explain(ProcessFailure(0, worker.pid, 1, ""))
+    number = int(signal.SIGWINCH)
+    assert later.detail == f"got signal {number} because the time was up for 'step'"
+    stopped = ProcessFailure(0, worker.pid, -15, "", consequence=True, stopped=True)
+    assert watching.dogs.explain(stopped).detail == ""
+    assert (stopped.consequence, stopped.stopped) == (True, True)
+    by_it = ProcessFailure(0, worker.pid, -number, "", consequence=True, stopped=True)
+    assert watching.dogs.explain(by_it).detail == "was killed because the time was up for 'step'"
+    assert (by_it.consequence, by_it.stopped) == (False, False)
+
+
+def test_workers_that_are_late_together_share_the_time_for_dumps(
+    watching: Watching, dumps: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reaping, "DUMPS_AT_ONCE", 1)
     watching.dogs.begin([0, 1, 2], ON)
     workers = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
     watching.dogs.started({rank: one.pid for rank, one in enumerate(workers)}, {})

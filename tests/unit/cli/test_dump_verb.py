@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
 import subprocess
@@ -12,7 +14,7 @@ import pytest
 
 from holdfast.cli import dump
 from holdfast.control.local_workers import local_workers
-from holdfast.errors import HoldfastError
+from holdfast.errors import EnvironmentProblem, HoldfastError
 from real_jobs import HOLDFAST, Job
 
 if TYPE_CHECKING:
@@ -111,6 +113,30 @@ def test_few_of_very_many_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
         finally:
             child.kill()
     assert re.search(rf"^== below pid {os.getpid()}: \d+ more processes$", text, re.MULTILINE)
+
+
+def test_an_output_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(io.StringIO):
+        encoding = "utf-8"
+
+        def flush(self) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(EnvironmentProblem, match="standard output cannot be written: No space"):
+        dump._print("stacks\n")
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(EnvironmentProblem, match="standard output is closed"):
+        dump._print("stacks\n")
+
+
+def test_a_name_that_the_output_has_no_letters_for_is_written_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    dump._print("gr\xf6\xdfe\n")
+    assert written.getvalue() == b"gr\\xf6\\xdfe\n"
 
 
 def test_what_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

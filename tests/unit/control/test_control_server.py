@@ -139,11 +139,40 @@ def test_a_body_has_a_length_and_a_limit(place: str, monkeypatch: pytest.MonkeyP
     much = b"POST /handler/ping HTTP/1.1\r\nHost: x\r\nContent-Length: 11\r\n\r\n"
     chunked = b"POST /handler/ping HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     wrong = b"POST /handler/ping HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n"
-    for request, status in ((much, 413), (chunked, 411), (wrong, 411)):
+    huge = b"POST /handler/ping HTTP/1.1\r\nHost: x\r\nContent-Length: %b\r\n\r\n" % (b"9" * 5000)
+    for request, status in ((much, 413), (chunked, 411), (wrong, 411), (huge, 413)):
         with socket.socket(socket.AF_UNIX) as client:
             client.connect(place)
             client.sendall(request)
             assert client.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_a_body_that_breaks_off_is_not_taken_for_a_whole_one(place: str) -> None:
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(place)
+        client.sendall(b"POST /handler/ping HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhal")
+        client.shutdown(socket.SHUT_WR)
+        assert client.makefile("rb").read().endswith(b"3 bytes came of 10\n")
+
+
+def test_who_sends_too_much_hears_so(place: str) -> None:
+    body = b"x" * (server.BODY_BYTES_MAX + 1)
+    assert asked(place, "POST", "/handler/ping", body)[0] == 413
+    assert asked(place, "POST", "/elsewhere", body)[0] == 404
+
+
+def test_without_a_thread_for_it_a_client_is_sent_away(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for _ in range(server.CONNECTIONS_MAX + 1):
+            with pytest.raises((ConnectionError, http.client.BadStatusLine)):
+                asked(place, "POST", "/handler/ping")
+    assert asked(place, "POST", "/handler/ping")[0] == 200
 
 
 def test_too_many_parameters_are_a_failure(place: str) -> None:

@@ -10,7 +10,13 @@ import threading
 from typing import TYPE_CHECKING
 
 from holdfast.control import process_facts
-from holdfast.control.process_facts import command_of, facts_of, name_of
+from holdfast.control.process_facts import (
+    command_of,
+    facts_of,
+    has_ended,
+    is_standing_still,
+    name_of,
+)
 
 if TYPE_CHECKING:
     import pytest
@@ -25,6 +31,8 @@ def test_a_process_and_its_threads() -> None:
             assert lines[0] == "command: sleep 600"
             assert lines[1].startswith(f'  thread {process.pid} "sleep": stopped')
             assert name_of(process.pid) == "sleep"
+            assert is_standing_still(process.pid)
+            assert not has_ended(process.pid)
         finally:
             process.kill()
 
@@ -40,6 +48,8 @@ def test_one_that_is_gone() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert facts_of(ended.pid) == f"process {ended.pid} has ended\n"
+    assert has_ended(ended.pid)
+    assert not is_standing_still(ended.pid)
     assert command_of(ended.pid) == "[]"
 
 
@@ -47,6 +57,7 @@ def test_one_that_nobody_has_reaped() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
     assert "ended, not yet reaped" in facts_of(ended.pid)
+    assert has_ended(ended.pid)
     assert command_of(ended.pid).startswith("[python")
     ended.wait()
 

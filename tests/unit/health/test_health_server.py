@@ -142,6 +142,9 @@ def test_the_environment_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
     for wrong in ("http", "-1", "65536", "\u0663"):
         assert server_from_environment({name: wrong}, time.time) is None
         assert f"{name}={wrong!r} is not a port" in caplog.messages[-1]
+    assert server_from_environment({name: "9" * 5000}, time.time) is None
+    assert f"{name}='999" in caplog.messages[-1]
+    assert len(caplog.messages[-1]) < 200
     for wrong in ("0", "nan", "inf", "soon"):
         server = server_from_environment({name: "80", limit: wrong}, time.time)
         assert server is not None

@@ -80,8 +80,11 @@ def test_the_time_of_life_stands_still_while_the_loop_is_silent(
     now = time.monotonic()
     monkeypatch.setattr(pulse, "_answered_at", now - 2 * FRESH_S)
     monkeypatch.setattr(pulse, "_asked_at", now - 100)
-    monkeypatch.setattr(pulse, "ask", lambda: False)
+    limits: list[float] = []
+    monkeypatch.setattr(pulse, "ask", limits.append)
     assert time.time() - pulse.alive_time() >= 100
+    # Probes come one after the other: the second does not wait as long as the first once more.
+    assert limits == [0.0]
     pulse.answer()
     assert time.time() - pulse.alive_time() < 100
 

@@ -107,6 +107,14 @@ def test_an_expired_section_is_told_once_and_again_when_it_is_entered_again(
     assert [one.name for one in page.expired(100.0)] == ["again"]
 
 
+def test_of_several_the_one_that_was_to_be_left_first_comes_first(
+    page: WorkerPage, hand: Hand
+) -> None:
+    for slot, deadline in ((0, 70), (1, 50), (2, 60)):
+        hand.section(slot, b"%d" % deadline, deadline * SECOND)
+    assert [one.name for one in page.expired(100.0)] == ["50", "60", "70"]
+
+
 def test_a_section_that_was_left_meanwhile_has_not_expired(
     page: WorkerPage, hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +197,10 @@ def test_a_step_without_its_time_is_not_there_yet(page: WorkerPage, hand: Hand) 
     assert (page.read().step, page.read().heartbeat_ns) == (5, 9)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=50,
+)
 @given(st.binary(min_size=1, max_size=4088), st.integers(8, 4088))
 def test_whatever_stands_in_it_it_can_be_read(page: WorkerPage, noise: bytes, at: int) -> None:
     with open(page.path, "r+b") as file:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import os
 import select
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from holdfast import worker
 from holdfast.processes import worker_pages
 from holdfast.processes.worker_page import Progress, Section, WorkerPage
-from holdfast.processes.worker_pages import SETTLE_S, SWEPT_AGE_S, WorkerPages
+from holdfast.processes.worker_pages import FOLDER_PREFIX, SETTLE_S, SWEPT_AGE_S, WorkerPages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,6 +247,28 @@ def test_a_new_generation_has_new_pages(pages: WorkerPages, workers: list[Worker
     assert pages.progress(0) == Progress()
 
 
+def test_a_folder_that_was_removed_is_made_anew_for_the_next_generation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = WorkerPages(str(tmp_path))
+    first = made.folder
+    made.begin([0])
+    shutil.rmtree(first)
+    open_before = len(os.listdir("/proc/self/fd"))
+    made.begin([0])
+    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert caplog.messages == [f"{first} has been removed: another is made for the workers"]
+    assert os.path.dirname(made.environment(0)[worker.PAGE_ENV]) == made.folder != first
+    with open(os.path.join(made.folder, worker.NOTICE_NAME), "wb") as notice:
+        notice.write(b"x")
+    made.take(time.monotonic())
+    assert made.was_asked
+    shutil.rmtree(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        made.begin([0])
+    made.close()
+
+
 def test_without_room_workers_go_without_a_page(
     pages: WorkerPages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -288,6 +311,26 @@ def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path: Path) -> None
     assert (tmp_path / "holdfast-other").exists()
     next_one.close()
     living.close()
+
+
+def test_what_another_agent_removes_first_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / f"{FOLDER_PREFIX}{os.getuid()}-left"
+    left.mkdir()
+    os.utime(left, (0, 0))
+    real, taken = worker_pages._hold, []
+
+    def hold_what_is_gone(fd: int) -> bool:
+        if left.exists():
+            left.rmdir()
+            taken.append(fd)
+        return real(fd)
+
+    monkeypatch.setattr(worker_pages, "_hold", hold_what_is_gone)
+    made = WorkerPages(str(tmp_path))
+    assert len(taken) == 1
+    made.close()
 
 
 def test_shared_memory_is_used_where_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,33 @@ def test_a_block_may_be_entered_again_and_within_itself(client: Kept) -> None:
         assert sorted(client.timers) == ["a"]
 
 
+def test_a_block_that_several_threads_are_in_is_left_by_each_for_itself(client: Kept) -> None:
+    block = expires(60, "a", client)
+    entered, leave = threading.Event(), threading.Event()
+
+    def be_in_it() -> None:
+        with block:
+            entered.set()
+            leave.wait()
+
+    other = threading.Thread(target=be_in_it, daemon=True)
+    with block:
+        other.start()
+        entered.wait()
+    # Were it the other's that is released, this thread's time would go on, with nobody to end it.
+    assert [*client.timers] == ["a (2)"]
+    with block:  # As little may it be that of whoever came first.
+        assert [*client.timers] == ["a (2)", "a"]
+    assert [*client.timers] == ["a (2)"]
+    leave.set()
+    other.join()
+    block.__enter__()
+    leaving = threading.Thread(target=block.__exit__, args=(None, None, None))
+    leaving.start()
+    leaving.join()
+    assert client.timers == {}
+
+
 def test_a_function_is_watched_at_every_call(client: Kept) -> None:
     @expires(60, "count", client)
     def count(depth: int) -> int:

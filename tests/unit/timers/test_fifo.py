@@ -99,3 +99,15 @@ def test_a_writer_that_never_stops_does_not_keep_the_reader(tmp_path: Path) -> N
     writer.join()
     os.close(fd)
     fifo.close()
+
+
+def test_one_that_was_removed_is_reachable_no_more(tmp_path: Path) -> None:
+    fifo = Fifo(str(tmp_path / "pipe"))
+    assert fifo.is_reachable()
+    (tmp_path / "pipe").unlink()
+    assert not fifo.is_reachable()
+    (tmp_path / "other").touch()  # So that it gets another number.
+    (tmp_path / "pipe").touch()
+    assert not fifo.is_reachable()
+    fifo.close()
+    assert (tmp_path / "pipe").exists()

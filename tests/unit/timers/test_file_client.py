@@ -83,6 +83,10 @@ def test_without_a_server_the_pipe_is_named(
     with pytest.raises(BrokenPipeError, match="No such device"):
         client.acquire("a", 1.0)
     assert len(pauses) == 2 * (file_client.OPEN_TRIES_MAX - 1)
+    # So it is where an agent could not make its pipe: nobody is on the way there.
+    with pytest.raises(BrokenPipeError, match="no pipe for timers here, and the agent has said"):
+        FileTimerClient("").acquire("a", 1.0)
+    assert len(pauses) == 2 * (file_client.OPEN_TRIES_MAX - 1)
 
 
 def test_a_full_pipe_is_waited_for(fifo: Fifo, monkeypatch: pytest.MonkeyPatch) -> None:

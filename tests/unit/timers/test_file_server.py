@@ -151,6 +151,47 @@ def test_only_workers_of_this_agent_may_be_named(
     assert record.said == []
 
 
+def test_what_a_process_asked_for_that_has_ended_is_no_fault(
+    make: Callable[..., FileTimerServer], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    server = make(is_ours=lambda _pid: False)  # Nobody knows any more whose it was.
+    with sleeping() as child:
+        pass
+    ask(tmp_path, child.pid, "its last", 60)
+    ask(tmp_path, child.pid, "its last", -1)
+    server.take(time.monotonic())
+    assert server.next_deadline() is None
+    [first, second] = caplog.records
+    assert "it names a process that has ended" in first.message
+    assert (first.levelname, second.levelname) == ("INFO", "INFO")
+
+
+def test_those_who_become_late_while_others_are_shown_are_shown_too(
+    make: Callable[..., FileTimerServer], tmp_path: Path, record: Record
+) -> None:
+    with sleeping() as first, sleeping() as second, sleeping() as third:
+
+        def dump(pid: int) -> None:
+            record.dump(pid)
+            if pid == first.pid:  # The second is late by now; the third has been in time.
+                ask(tmp_path, second.pid, "step", 0)
+                ask(tmp_path, third.pid, "step", -1)
+
+        server = make(dump=dump)
+        ask(tmp_path, first.pid, "step", 0)
+        ask(tmp_path, third.pid, "step", 60)
+        assert server.take(time.monotonic() + 1) == 2
+        assert (first.wait(), second.wait(), third.poll()) == (-9, -9, None)
+        assert server.next_deadline() is None
+    assert record.said == [
+        "timer expired: step", f"dump {first.pid}",
+        "timer expired: step", f"dump {second.pid}",
+        f"kill {first.pid} with 9", "kill worker process: step",
+        f"kill {second.pid} with 9", "kill worker process: step",
+    ]  # fmt: skip
+
+
 def test_whose_a_process_is_is_found_out_once_for_all_requests_that_are_refused(
     make: Callable[..., FileTimerServer], tmp_path: Path
 ) -> None:

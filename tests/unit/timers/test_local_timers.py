@@ -87,9 +87,10 @@ def test_only_processes_below_this_one_are_killed(
 def test_what_is_no_request_is_refused(queue: Any, caplog: pytest.LogCaptureFixture) -> None:
     server = LocalTimerServer(queue)
     bad: list[Any] = ["a word", TimerRequest("7", "a", 1.0), TimerRequest(7, "a", "soon")]  # type: ignore[arg-type]
+    bad.append(TimerRequest(7, "a", float("nan")))  # It would be in the way of all others.
     server.register_timers([*bad, TimerRequest(7, "a", 1.0)])
     assert [*server.get_expired_timers(1.0)] == [7]
-    assert caplog.text.count("it cannot be read") == 3
+    assert caplog.text.count("it cannot be read") == 4
 
 
 def test_timers_are_kept_by_process_and_scope(queue: Any) -> None:

@@ -6,7 +6,13 @@ import sys
 
 from watching import run_python, sleeping
 
-from holdfast.timers.ownership import descends_from, is_below_this_process, parent_of, root_of
+from holdfast.timers.ownership import (
+    descends_from,
+    has_ended,
+    is_below_this_process,
+    parent_of,
+    root_of,
+)
 
 GRANDCHILD = """
 import subprocess
@@ -43,6 +49,15 @@ def test_a_process_that_is_gone_is_nobodys() -> None:
     assert not is_below_this_process(child.pid)
 
 
+def test_one_that_nobody_has_reaped_has_ended() -> None:
+    with sleeping() as child:
+        assert not has_ended(child.pid)
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert has_ended(child.pid)
+    assert has_ended(child.pid)
+
+
 def test_the_name_of_a_program_may_be_anything() -> None:
     name = "a ) 1 ("
     program = f"open('/proc/self/comm', 'w').write({name!r}); print(flush=True); input()"
@@ -52,4 +67,5 @@ def test_the_name_of_a_program_may_be_anything() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         assert parent_of(child.pid) == os.getpid()
+        assert not has_ended(child.pid)
         child.communicate("\n")

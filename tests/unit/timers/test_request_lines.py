@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.timers.request_lines import LINE_BYTES_MAX, Lines, Unreadable, parse
-from holdfast.timers.requests import FileTimerRequest
+from holdfast.timers.requests import TIME_MAX, FileTimerRequest
 
 REQUEST = FileTimerRequest(7, "step {1}", 12.5, 9)
 LINE = REQUEST.to_json().encode()
@@ -73,8 +73,8 @@ def changed(**values: object) -> bytes:
         (changed(scope_id=3), "scope_id is no text"),
         (changed(expiration_time="soon"), "expiration_time is no time"),
         (changed(expiration_time=float("nan")), "expiration_time is no time"),
-        (changed(expiration_time=float("inf")), "expiration_time is no time"),
-        (changed(expiration_time=10**400), "expiration_time is no time"),
+        (changed(expiration_time=True), "expiration_time is no time"),
+        (changed(expiration_time=float("-inf")), "expiration_time is no time"),
         (changed(signal=65), "signal is none"),
         (changed(signal=9.0), "signal is none"),
         (changed(signal=None), "signal is none"),
@@ -84,6 +84,11 @@ def changed(**values: object) -> bytes:
 def test_a_line_that_is_no_request_is_refused_in_words(line: bytes, why: str) -> None:
     with pytest.raises(Unreadable, match=why):
         parse(line)
+
+
+@pytest.mark.parametrize("never", [float("inf"), 10**400, 1e16])
+def test_what_never_expires_does_so_in_the_far_future(never: float) -> None:
+    assert parse(changed(expiration_time=never)).expiration_time == TIME_MAX
 
 
 @given(st.binary(max_size=300))

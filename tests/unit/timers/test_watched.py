@@ -24,6 +24,13 @@ def test_one_that_expired_before_it_came_is_due_at_once() -> None:
     assert watched(TimerRequest(1, "a", WALL - 5)).due(NOW) != {}
 
 
+def test_one_that_never_expires_is_in_nobodys_way() -> None:
+    never = TimerRequest(1, "never", float("inf"))
+    timers = watched(never, TimerRequest(2, "a", WALL + 5), TimerRequest(3, "b", 10**400))
+    assert [*timers.due(NOW + 5)] == [2]
+    assert (timers.next_deadline() or 0) > 1e14
+
+
 def test_a_negative_time_releases_and_only_that_one() -> None:
     timers = watched(TimerRequest(1, "a", WALL + 5), TimerRequest(1, "b", WALL + 9))
     timers.set(TimerRequest(1, "a", -1), NOW, WALL)
