@@ -18,12 +18,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE_S = 3.0
+PATIENCE_S = 30.0
 LOOK_AGAIN_S = 0.01
 BEGINNING_LOOKS = 100  # At a program that is just being started, a millisecond apart.
 MARK = "HOLDFAST_TESTS"
@@ -43,8 +44,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_configure() -> None:
-    """Mark every process that is started from here on, and let each be told to end.
+def pytest_configure(config: pytest.Config) -> None:
+    """Mark every process that is started from here on, let each be told to end, hurry nobody.
 
     Under `nohup`, or in the background of a shell, some signals are ignored, and that would pass
     on to all jobs the tests start.
@@ -54,6 +55,14 @@ def pytest_configure() -> None:
         if signal.getsignal(one) == signal.SIG_IGN:
             interrupt = one == signal.SIGINT
             signal.signal(one, signal.default_int_handler if interrupt else signal.SIG_DFL)
+    # Others may need the machine meanwhile: how long an example takes says nothing. Each run tries
+    # the same examples, so that it says something of the change; `exploring` looks for new ones.
+    unhurried = hypothesis.settings(
+        deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+    hypothesis.settings.register_profile("exploring", unhurried)
+    hypothesis.settings.register_profile("steady", unhurried, derandomize=True)
+    hypothesis.settings.load_profile(config.getoption("--hypothesis-profile") or "steady")
 
 
 class Snapshot:

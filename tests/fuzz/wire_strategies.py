@@ -30,7 +30,8 @@ LENGTH_MAX = 12
 
 printable = st.characters(exclude_categories=["C", "Z"])
 any_text = st.characters(exclude_categories=["Cs"])
-counts = st.integers(-1, limits.SAID_MAX)
+COUNTED_MIN, COUNTED_MAX = -1, limits.SAID_MAX
+counts = st.integers(COUNTED_MIN, COUNTED_MAX)
 nodes = st.integers(0, limits.NODES_MAX)
 
 
@@ -42,6 +43,7 @@ RANGES: dict[str, SearchStrategy[Any]] = {
     "run_id": names(1, RUN_ID_CHARS_MAX),
     "node": names(1, NODE_ID_CHARS_MAX),
     "incarnation": st.integers(0, limits.INCARNATION_MAX),
+    "round_key": st.integers(0, limits.INCARNATION_MAX),
     "rank": st.integers(-1, limits.NODES_MAX - 1),
     "fixed_rank": st.integers(-1, limits.NODES_MAX - 1),
     "local_world_size": st.integers(1, limits.LOCAL_WORLD_SIZE_MAX),
