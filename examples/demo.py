@@ -41,7 +41,7 @@ MARK = "HOLDFAST_DEMO"  # An environment variable that finds every process of th
 WIDTH = 96
 
 STARTED = re.compile(r"rank (\d+) of (\d+) \(pid (\d+)\): generation (\d+)")
-STEPPED = re.compile(r"rank \d+ of \d+ \(pid \d+\): block \d+")
+STEPPED = re.compile(r"rank \d+ of \d+ \(pid \d+\): block (\d+)")
 RESULT = re.compile(r"pi = (\S+)")
 
 INTRODUCTION = f"""\
@@ -83,6 +83,7 @@ class Demo:
         self.starts: dict[int, dict[int, Worker]] = {}
         self.took: dict[str, float] = {}
         self.blocks = 0
+        self.newest = 0  # The block that was done last.
         self.pi: float | None = None
 
     def run(self) -> int:
@@ -185,6 +186,9 @@ class Demo:
     def add_node(self) -> None:
         """Start an agent that nobody knew of before."""
         self.begin("the start of a new node", 3 * WORKERS)
+        # What was just done is lost, and only the next generation looks for what is missing: so the
+        # job cannot be over before the node is in, however slowly this machine starts it.
+        (self.folder / f"block_{self.newest}").unlink(missing_ok=True)
         self.start("D")
         self.tell("demo", "starts a new node, D, by the same command")
 
@@ -205,8 +209,9 @@ class Demo:
             mates[rank] = Worker(line.agent, pid)
             if len(mates) == world:
                 self.all_started(generation, line.at)
-        elif STEPPED.search(text):
+        elif found := STEPPED.search(text):
             self.blocks += 1
+            self.newest = int(found[1])
             self.tell_progress()
             self.disturb()
         elif found := RESULT.search(text):

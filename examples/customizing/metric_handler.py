@@ -28,7 +28,7 @@ class Times(metrics.MetricHandler):
         self.last: dict[str, int] = {}
 
     def emit(self, metric_data: metrics.MetricData) -> None:
-        """Take a metric; this is called in the agent's thread, so it must be quick."""
+        """Take a metric; this is called in a thread of its own, so it may take its time."""
         name, is_duration, _ = metric_data.name.partition(".duration.ms")
         if is_duration:
             self.spent_ms[name] += metric_data.value

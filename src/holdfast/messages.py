@@ -18,6 +18,9 @@ CONSOLE_MS_MAX = 200
 PIECE_CHARS_MAX = 4096
 PIECE_CHARS_MAX_NOT_ASCII = PIECE_CHARS_MAX // 10
 
+# How much is told of what an exception says: it may have a whole batch of data in it.
+PROBLEM_CHARS_MAX = 500
+
 _LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "ERROR": ERROR}
 
 
@@ -101,3 +104,15 @@ def warning(text: str) -> None:
 def error(text: str) -> None:
     """Say why the job, or a part of it, failed."""
     say(ERROR, text)
+
+
+def of(problem: BaseException) -> str:
+    """Return what an exception is and says, in one line; one that cannot say it is only named."""
+    name = type(problem).__name__
+    try:
+        said = str(problem)
+    except Exception:  # noqa: BLE001 (an exception may be anybody's, and as faulty as the rest)
+        return name
+    if len(said) > PROBLEM_CHARS_MAX:
+        said = f"{said[:PROBLEM_CHARS_MAX]}…"
+    return " ".join(f"{name}: {said}".split())

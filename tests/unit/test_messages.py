@@ -79,3 +79,13 @@ def test_no_console_is_no_fault(closing: str) -> None:
     program = f"{closing}\nfrom holdfast import messages; messages.error('lost'); print('on')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert done.stdout == b"on\n"
+
+
+def test_what_an_exception_says_fits_a_line() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    assert messages.of(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert messages.of(Mute()) == "Mute"
+    assert len(messages.of(OSError("x" * 100_000))) < 2 * messages.PROBLEM_CHARS_MAX

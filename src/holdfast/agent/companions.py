@@ -1,12 +1,15 @@
 """What an agent looks after besides its workers' exits, in the same loop and without a wake-up of
-its own: timers and sections (`watchdogs`), and whoever asks whether it is well (`holdfast.health`).
+its own: timers and sections (`watchdogs`), whoever asks whether it is well (`holdfast.health`), and
+being ready for failures (`foresight`).
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 from holdfast import messages
+from holdfast.agent.foresight import Foresight
 from holdfast.agent.watchdogs import Watchdogs
 from holdfast.processes.waiting import min_of
 
@@ -26,6 +29,7 @@ class Companions:
 
     def __init__(self, run_id: str, teller: RunTeller, health_check_server: Any) -> None:
         self.watchdogs = Watchdogs(run_id, teller.tell, teller.spoke)
+        self._foresight = Foresight()
         self._onlookers = teller.onlookers
         self._given = health_check_server
         self._health: Any = None
@@ -34,6 +38,7 @@ class Companions:
 
     def begin(self) -> None:
         """Begin to answer health checks, if anybody wants to ask."""
+        self._foresight.begin(time.monotonic())
         self._health = self._given
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
             from holdfast.health.pulse import Pulse
@@ -90,7 +95,9 @@ class Companions:
 
     def next_deadline(self, deadline: float | None) -> float | None:
         """Return when to `look` at the latest, or the other deadline, whichever comes first."""
-        return min_of(deadline, self.watchdogs.next_deadline())
+        return min_of(
+            min_of(deadline, self._foresight.next_deadline()), self.watchdogs.next_deadline()
+        )
 
     def look(self, now: float) -> None:
         """Do what is due."""
@@ -101,6 +108,7 @@ class Companions:
                 messages.warning(f"health checks do not ask this agent any more: {problem}")
                 self._drop_pulse()
         self.watchdogs.look(now)
+        self._foresight.look(now)
 
     def away(self, what: str) -> Any:
         """Return a context in which the agent waits for something that is not its loop."""

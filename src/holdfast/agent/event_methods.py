@@ -34,22 +34,33 @@ class EventMethods:
         return self._event_recorder().agent_event("FAILED", time.time(), traceback.format_exc())
 
     def record_duration(self, state: str) -> AbstractContextManager[None]:
-        """Return a context that records an event of this state with how long it took."""
+        """Return a context that records an event of this state with how long it took.
+
+        While a run goes on it goes where the run's own events go.
+        """
         from contextlib import contextmanager
 
         @contextmanager
         def measuring():  # type: ignore[no-untyped-def]
-            from holdfast.events import record
-
             begun = time.perf_counter()
             try:
                 yield
             finally:
                 took_ms = (time.perf_counter() - begun) * 1000
                 event = self._event_recorder().agent_event(state, time.time(), duration_ms=took_ms)
-                record(event, self._worker_group.spec.event_log_handler)
+                self._record(event)
 
         return measuring()
+
+    def _record(self, event: Event) -> None:
+        if self._teller.onlookers:
+            from holdfast.agent.moments import Recorded
+
+            self._teller.tell(Recorded(event))
+            return
+        from holdfast.events import record
+
+        record(event, self._worker_group.spec.event_log_handler)
 
     def _event_recorder(self) -> EventRecorder:
         from holdfast.agent.event_recorder import EventRecorder

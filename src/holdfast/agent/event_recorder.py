@@ -65,6 +65,8 @@ class EventRecorder:
                 self._ended(moment)
             case moments.Watchdog():
                 self._watchdog(moment)
+            case moments.Recorded(event=Event() as event):
+                self._record(event)
 
     def _place(self, moment: moments.Met | moments.Ranked | moments.Started) -> None:
         self._group_rank = moment.group_rank

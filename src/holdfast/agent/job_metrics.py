@@ -55,11 +55,16 @@ FAMILIES = {
 
 
 class _Meter:
-    """A clock that runs for some of the time."""
+    """A clock that runs for some of the time.
+
+    What it showed once it never falls below, even if it turns out to have stopped a moment before:
+    Prometheus takes a counter that falls for one that began anew, and adds all of it once more.
+    """
 
     def __init__(self) -> None:
         self._so_far = 0.0
         self._since: float | None = None
+        self._shown = 0.0
 
     def run(self, at: float) -> None:
         if self._since is None:
@@ -71,7 +76,9 @@ class _Meter:
             self._since = None
 
     def total(self, now: float) -> float:
-        return self._so_far + (0.0 if self._since is None else max(0.0, now - self._since))
+        running = 0.0 if self._since is None else max(0.0, now - self._since)
+        self._shown = max(self._shown, self._so_far + running)
+        return self._shown
 
 
 class _WorkerState(NamedTuple):
@@ -214,8 +221,9 @@ class JobMetrics:
 
     def _add_states(self, found: dict[str, Family], began: moments.Began) -> None:
         run_id = began.run_id
+        entry_point = began.program or began.entry_point
         found["holdfast_job_info"].add(
-            1, run_id=run_id, role=began.role, backend=began.backend, entry_point=began.entry_point
+            1, run_id=run_id, role=began.role, backend=began.backend, entry_point=entry_point
         )
         for name, states, current in (
             ("holdfast_job_state", JOB_STATES, self._job_state),

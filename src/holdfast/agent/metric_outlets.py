@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from holdfast.agent.job_metrics import JobMetrics, Progress
+    from holdfast.agent.metrics_apart import MetricsApart
     from holdfast.agent.moments import Onlookers
     from holdfast.metrics.endpoint import MetricsEndpoint
     from holdfast.metrics.otel import OtelExport
@@ -22,12 +23,20 @@ class MetricOutlets:
     """What was opened; each is None where it was not asked for."""
 
     def __init__(self) -> None:
+        self.to_handlers: MetricsApart | None = None
         self.figures: JobMetrics | None = None
         self.endpoint: MetricsEndpoint | None = None
         self.export: OtelExport | None = None
 
+    def finish(self) -> None:
+        """Begin to send the last figures, while others are waited for."""
+        if self.export is not None:
+            self.export.finish()
+
     def close(self) -> None:
-        """Send the last figures and free the port. May be called twice."""
+        """Hand over and send what is left, and free the port. May be called twice."""
+        if self.to_handlers is not None:
+            self.to_handlers.close()
         endpoint, self.endpoint = self.endpoint, None
         export, self.export = self.export, None
         if export is not None:
@@ -52,8 +61,10 @@ def open_outlets(
     outlets = MetricOutlets()
     if metrics.is_configured():
         from holdfast.agent.metric_recorder import MetricRecorder
+        from holdfast.agent.metrics_apart import MetricsApart
 
-        onlookers.add(MetricRecorder())
+        outlets.to_handlers = MetricsApart()
+        onlookers.add(MetricRecorder(outlets.to_handlers.put))
     wants_otel = metrics.wants_otel()
     if port is None and not wants_otel:
         return outlets

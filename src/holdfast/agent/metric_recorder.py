@@ -4,14 +4,14 @@ There they come from decorators around the agent's methods; here they are made o
 run. Where one method there calls another, the inner one ends first, and so it is told of first:
 that is why a rendezvous waits for the ranks, and a restart for the start.
 
-Add one to an agent's onlookers only if `holdfast.metrics.is_configured()`.
+Add one to an agent's onlookers only if `holdfast.metrics.is_configured()`. What gets the metrics
+must not wait: it is called in the agent's thread.
 """
 
 from __future__ import annotations
 
 from holdfast.agent import moments
 from holdfast.core.supervision import Reason
-from holdfast.metrics.streams import put_metric
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class MetricRecorder:
 
     name = "the recorder of metrics"
 
-    def __init__(self, put: Callable[[str, int], None] = put_metric) -> None:
+    def __init__(self, put: Callable[[str, int], object]) -> None:
         self._put = put
         self._role = ""
         self._max_restarts = self._remaining = 0

@@ -47,6 +47,8 @@ class Began(Moment):
     entry_point: str
     local_world_size: int
     max_restarts: int
+    program: str = ""
+    """What a person calls the workers: the script rather than its interpreter."""
 
 
 class Met(Moment):
@@ -169,6 +171,12 @@ class Watchdog(Moment):
     signum: int = 0
 
 
+class Recorded(Moment):
+    """An agent of somebody's own has an event to record, besides those that are made of moments."""
+
+    event: object
+
+
 if TYPE_CHECKING:
     Onlooker = Callable[[Moment], object]
 
@@ -203,7 +211,7 @@ class Onlookers:
         faults = self._faults[number] = self._faults.get(number, 0) + 1
         name = getattr(onlooker, "name", None) or type(onlooker).__name__
         if faults == 1:
-            messages.warning(f"{name} failed: {type(problem).__name__}: {problem}")
+            messages.warning(f"{name} failed: {messages.of(problem)}")
         if faults >= FAULTS_MAX:
             messages.warning(f"{name} failed {faults} times, and is told nothing more")
             self._each.remove(onlooker)

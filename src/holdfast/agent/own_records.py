@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.agent.metrics_apart import MetricsApart
     from holdfast.agent.moments import Moment, Onlooker
     from holdfast.events.job import JobEvents
 
@@ -33,11 +34,13 @@ class OwnRecords:
         self._handler = event_log_handler
         self._folder = folder
         self._events: JobEvents | None = None
+        self._rdzv: rdzv_recorder.RdzvRecorder | None = None
+        self._metrics: MetricsApart | None = None
         self._recorders: list[Onlooker] = []
 
     def begin(self) -> None:
         """Look up who wants records of the run that begins; raise `UsageError` for a bad name."""
-        self._events, self._recorders = None, []
+        self._events, self._rdzv, self._metrics, self._recorders = None, None, None, []
         if _events_wanted(self._handler):
             from holdfast.agent.event_recorder import EventRecorder
             from holdfast.events.job import JobEvents
@@ -46,11 +49,14 @@ class OwnRecords:
             self._events = JobEvents(self._handler, folder)
             self._recorders.append(EventRecorder(self._events.record))
         if rdzv_recorder.is_wanted():
-            self._recorders.append(rdzv_recorder.RdzvRecorder())
+            self._rdzv = rdzv_recorder.RdzvRecorder()
+            self._recorders.append(self._rdzv)
         if _metrics_wanted():
             from holdfast.agent.metric_recorder import MetricRecorder
+            from holdfast.agent.metrics_apart import MetricsApart
 
-            self._recorders.append(MetricRecorder())
+            self._metrics = MetricsApart()
+            self._recorders.append(MetricRecorder(self._metrics.put))
 
     def __call__(self, moment: Moment) -> None:
         """Record a moment."""
@@ -61,6 +67,10 @@ class OwnRecords:
         """Wait, for a limited time, until the handlers have what was recorded."""
         if self._events is not None:
             self._events.close()
+        if self._rdzv is not None:
+            self._rdzv.end()
+        if self._metrics is not None:
+            self._metrics.close()
 
 
 def wanted(event_log_handler: str) -> bool:

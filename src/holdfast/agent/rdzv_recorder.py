@@ -48,6 +48,12 @@ class RdzvRecorder:
                 state = NodeState.FAILED if failed else NodeState.SUCCEEDED
                 self._record("the node's part ended", state, moment.group_rank)
 
+    def end(self) -> None:
+        """Wait, for a limited time, until whoever gets these events has them."""
+        from holdfast.events import destinations
+
+        destinations.find(DESTINATION).flush(destinations.FLUSH_S)
+
     def _record(
         self, message: str, state: NodeState, rank: int | None = None, *, error: str = ""
     ) -> None:

@@ -6,6 +6,9 @@ While nobody looks on, nothing is put together at all.
 
 from __future__ import annotations
 
+import os
+import sys
+
 from holdfast.agent import moments
 from holdfast.agent.moments import Moment, Onlookers, WorkerEnd, WorkerFact
 
@@ -13,7 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.agent.own_records import OwnRecords
     from holdfast.agent.simple import SimpleElasticAgent
-    from holdfast.agent.workers import RunResult, Worker
+    from holdfast.agent.workers import RunResult, Worker, WorkerSpec
 
 
 class RunTeller:
@@ -81,6 +84,7 @@ class RunTeller:
             spec.get_entrypoint_name(),
             spec.local_world_size,
             spec.max_restarts,
+            _program(spec),
         )
 
     def place(self, error: BaseException | None = None) -> moments.Met:
@@ -206,6 +210,22 @@ class RunTeller:
             else:
                 ends.append(WorkerEnd(_fact(worker), "succeeded", 0))
         return tuple(ends)
+
+
+def _program(spec: WorkerSpec) -> str:
+    """Return the name of the script or module that an interpreter runs, or else the entry point's.
+
+    Of a program that is given as text there is no name, and nobody wants it as one.
+    """
+    name = spec.get_entrypoint_name()
+    if spec.entrypoint != sys.executable and name != "run_script_path":  # What --run-path calls.
+        return name
+    for word in map(str, spec.args):
+        if word == "-c":
+            break
+        if word and not word.startswith("-"):
+            return os.path.basename(word)
+    return name
 
 
 def _fact(worker: Worker) -> WorkerFact:

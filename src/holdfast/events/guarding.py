@@ -20,6 +20,9 @@ FAULTS_MAX = 3
 class Guarded:
     """Calls a handler, and bears what it does."""
 
+    kind = "event"
+    """What the handler gets, as the person calls it."""
+
     def __init__(self, handler: EventHandler, name: str) -> None:
         self.handler = handler
         self.name = name
@@ -37,7 +40,7 @@ class Guarded:
             self.handler.record(event)
         except Exception as problem:  # noqa: BLE001 (a handler may raise anything)
             self.miss()
-            self.blame(f"{type(problem).__name__}: {problem}")
+            self.blame(problem)
         else:
             self._faults = 0
 
@@ -61,15 +64,14 @@ class Guarded:
         try:
             method()
         except Exception as problem:  # noqa: BLE001 (a handler may raise anything)
-            self.blame(f"{type(problem).__name__}: {problem}")
+            self.blame(problem)
 
-    def blame(self, what: str) -> None:
+    def blame(self, problem: BaseException) -> None:
         """Name the handler if that is its first fault; drop it if it stays faulty."""
         self._faults += 1
         if not self._was_named:
             self._was_named = True
-            line = " ".join(what.split())
-            self.say(f"the event handler {self.name} failed: {line}")
+            self.say(f"the {self.kind} handler {self.name} failed: {messages.of(problem)}")
         if self._faults >= FAULTS_MAX:
             self.drop(f"failed {FAULTS_MAX} times in a row")
 
@@ -77,7 +79,7 @@ class Guarded:
         """Give the handler nothing any more."""
         if not self.is_dropped:
             self.is_dropped = True
-            self.say(f"the event handler {self.name} {why}: it gets no more events")
+            self.say(f"the {self.kind} handler {self.name} {why}: it gets no more {self.kind}s")
 
     def miss(self, count: int = 1) -> None:
         """Count events that the handler did not get."""
@@ -87,8 +89,9 @@ class Guarded:
         """Say how many events the handler did not get, if any; not again until there are more."""
         missed, self._missed = self._missed, 0
         if missed:
-            events = "1 event was" if missed == 1 else f"{missed} events were"
-            self.say(f"{events} not recorded by the event handler {self.name}")
+            kind = self.kind
+            what = f"1 {kind} was" if missed == 1 else f"{missed} {kind}s were"
+            self.say(f"{what} not recorded by the {kind} handler {self.name}")
 
     def say(self, line: str) -> None:
         """Tell the person."""

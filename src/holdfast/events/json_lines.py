@@ -86,7 +86,11 @@ class JsonLinesEventHandler(EventHandler):
         if self._size and self._size + len(data) > self._file_bytes_max:
             self._put_aside()
         assert self._descriptor is not None
-        written = os.write(self._descriptor, data)
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError as problem:
+            problem.filename = self.path  # So that the person is told which disk is full.
+            raise
         self._size += written
         self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)
         if written < len(data):

@@ -2,6 +2,9 @@ r"""JSON of the few kinds of values that events are made of, written without the
 
 Every agent writes events, and importing `json` would take as long as writing thousands of them.
 The text is the same to the byte as that of `json.dumps`: ASCII only, `\u` for everything else.
+
+What JSON has no word for (a date, a path, a tensor) becomes what `str` makes of it, where `json`
+would raise: an event is worth having even so, and no handler is at fault for what is in it.
 """
 
 from __future__ import annotations
@@ -17,8 +20,14 @@ _ESCAPES |= {ord(one): text for one, text in _SHORT.items()}
 _NAMES = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
 
 
-def json_text(value: Any) -> str:
-    """Return a value as JSON; raise `TypeError` for one of a kind that JSON has no word for."""
+DEPTH_MAX = 50
+"""How deep values may lie within each other; one that is in itself has no end."""
+
+
+def json_text(value: Any, depth: int = 0) -> str:
+    """Return a value as JSON. Never raises."""
+    if depth > DEPTH_MAX:
+        return '"..."'
     match value:
         case None:
             return "null"
@@ -33,11 +42,11 @@ def json_text(value: Any) -> str:
         case float():
             return _number(value)
         case dict():
-            pairs = (f"{_key(key)}: {json_text(inner)}" for key, inner in value.items())
+            pairs = (f"{_key(key)}: {json_text(inner, depth + 1)}" for key, inner in value.items())
             return "{" + ", ".join(pairs) + "}"
         case list() | tuple():
-            return "[" + ", ".join(map(json_text, value)) + "]"
-    raise TypeError(f"an event cannot have a {type(value).__name__} in it: {value!r}")
+            return "[" + ", ".join(json_text(inner, depth + 1) for inner in value) + "]"
+    return _quoted(_shown(value))
 
 
 def _number(value: float) -> str:
@@ -47,9 +56,16 @@ def _number(value: float) -> str:
 
 
 def _key(key: object) -> str:
-    if not isinstance(key, str):
-        raise TypeError(f"a key of an event is a text, not {key!r}")
-    return _quoted(key)
+    if key is None or isinstance(key, (bool, int, float)):
+        return f'"{json_text(key)}"'
+    return _quoted(key if isinstance(key, str) else _shown(key))
+
+
+def _shown(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 (a value may be of anybody's class)
+        return f"<{type(value).__name__}>"
 
 
 def _quoted(text: str) -> str:

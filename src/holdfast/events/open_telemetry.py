@@ -10,22 +10,20 @@ attributes, without those that are null.
 
 from __future__ import annotations
 
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from holdfast import messages
 from holdfast.errors import EnvironmentProblem
 from holdfast.events.handlers import EventHandler
 from holdfast.events.values import RdzvEvent
+from holdfast.wire.otlp import EXPORT_S, SERVICE, OneLineExporter, resource, sendable
 
 if TYPE_CHECKING:
     from holdfast.events.values import Event
 
 FLUSH_MS = 5000
 """How long the end of a job waits for the collector."""
-EXPORT_S = 5.0
-"""How long one attempt to reach the collector may last, tries again included."""
-SERVICE = "holdfast"
 
 
 class OpenTelemetryEventHandler(EventHandler):
@@ -71,31 +69,30 @@ class OpenTelemetryEventHandler(EventHandler):
             observed_timestamp=now_ns,
             severity_number=self._logs.SeverityNumber.INFO,
             severity_text="INFO",
-            event_name=name,
-            body=body,
-            attributes={key: _plain(one) for key, one in fields.items() if one is not None},
+            event_name=sendable(name),
+            body=sendable(body),
+            attributes={str(key): sendable(one) for key, one in fields.items() if one is not None},
         )
-
-
-def _plain(value: Any) -> Any:
-    return str.__str__(value) if isinstance(value, str) else value
 
 
 def _provider_of_our_own() -> Any:
     from opentelemetry.sdk._logs import LoggerProvider
     from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
-    from opentelemetry.sdk.resources import Resource
 
     try:
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
     except ImportError as problem:
         raise _missing(problem) from problem
-    variables = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    is_named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in variables
-    resource = Resource.create({} if is_named else {"service.name": SERVICE})
-    # Its own hook for the end of the process could wait for long; ours has a limit.
-    provider = LoggerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter(timeout=EXPORT_S)))
+    try:
+        exporter: Any = OneLineExporter(OTLPLogExporter(timeout=EXPORT_S), "events")
+        # Its own hook for the end of the process could wait for long; ours has a limit.
+        provider = LoggerProvider(resource=resource(), shutdown_on_exit=False)
+        provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
+    except Exception as problem:
+        raise EnvironmentProblem(
+            f"events: OpenTelemetry cannot be set up: {messages.of(problem)}",
+            hint="mend what its variables say (OTEL_...)",
+        ) from problem
     return provider
 
 

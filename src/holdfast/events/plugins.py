@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast import messages
 from holdfast.errors import UsageError
 
 GROUP = "holdfast.event_handlers"
@@ -25,8 +26,6 @@ def load(plugin: Any) -> Any:
     """Return the handler that a plug-in makes; raise `UsageError` if it makes none."""
     try:
         return plugin.load()()
-    except Exception as problem:
-        line = " ".join(f"{type(problem).__name__}: {problem}".split())
-        raise UsageError(
-            f"the event handler {plugin.name!r} ({plugin.value}) cannot be made: {line}"
-        ) from problem
+    except (Exception, SystemExit) as problem:  # A module that exits when it is imported included.
+        what = f"the event handler {plugin.name!r} ({plugin.value})"
+        raise UsageError(f"{what} cannot be made: {messages.of(problem)}") from problem

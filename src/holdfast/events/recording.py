@@ -30,12 +30,13 @@ def record(event: Event, destination: str = destinations.DEFAULT) -> None:
 
 
 def stamped(event: Any) -> Any:
-    """Return the event with the time in it; the one that was given stays as it is."""
-    if event.timestamp:
-        return event
+    """Return the event as it is now, with the time in it: it may wait, and the caller goes on."""
     other = object.__new__(type(event))
     other.__dict__.update(event.__dict__)
-    other.timestamp = time.time_ns() // 1_000_000
+    if isinstance(event.metadata, dict):
+        other.metadata = {**event.metadata}
+    if not event.timestamp:
+        other.timestamp = time.time_ns() // 1_000_000
     return other
 
 

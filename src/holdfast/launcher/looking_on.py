@@ -11,6 +11,7 @@ import os
 import sys
 from collections import deque
 
+from holdfast import messages
 from holdfast.agent.moments import Ended, Moment, Started
 from holdfast.errors import UsageError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.agent.event_recorder import EventRecorder
     from holdfast.agent.local import LocalElasticAgent
     from holdfast.agent.metric_outlets import MetricOutlets
+    from holdfast.agent.rdzv_recorder import RdzvRecorder
     from holdfast.events.job import JobEvents
     from holdfast.launcher.config import LaunchConfig
     from holdfast.processes.logs import LogsSpecs
@@ -41,12 +43,15 @@ class LookingOn:
         self._is_for_failures_alone = False
         self._recorder: EventRecorder | None = None
         self._events: JobEvents | None = None
+        self._rdzv: RdzvRecorder | None = None
         self._outlets: MetricOutlets | None = None
 
     def begin(self, agent: LocalElasticAgent) -> None:
         """Look on from now on; raises `UsageError` for a handler that there is not."""
         if self._config.event_log_handler not in DEFAULT_EVENT_HANDLERS:
             self._open_events()
+        if self._config.metrics_addr and self._config.metrics_port is None:
+            messages.warning("--metrics-addr does nothing without --metrics-port")
         if self._wants_metrics():
             from holdfast.agent.metric_outlets import open_outlets
 
@@ -66,7 +71,8 @@ class LookingOn:
         if handlers is not None and handlers.is_recorded("dynamic_rendezvous"):
             from holdfast.agent.rdzv_recorder import RdzvRecorder
 
-            agent.onlookers.add(RdzvRecorder())
+            self._rdzv = RdzvRecorder()
+            agent.onlookers.add(self._rdzv)
         agent.onlookers.recorded = True
 
     def _wants_metrics(self) -> bool:
@@ -98,8 +104,12 @@ class LookingOn:
 
     def end(self) -> None:
         """Close everything; before the log directory is removed."""
+        if self._outlets is not None:
+            self._outlets.finish()
         if self._events is not None:
             self._events.close()
+        if self._rdzv is not None:
+            self._rdzv.end()
         if self._outlets is not None:
             self._outlets.close()
 

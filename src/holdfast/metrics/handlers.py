@@ -24,8 +24,9 @@ else:
 class MetricHandler(ABC):
     """Takes metrics; `holdfast.metrics.configure` makes one known.
 
-    It is called in the thread that has the metric, mostly the agent's: what takes long here takes
-    long there. One that raises does the job no harm; see `streams.FAULTS_MAX`.
+    The agent's metrics come in a thread of their own, one by one and in order, so it may take its
+    time. Those of a program come in the thread that calls `put_metric`. One that raises does no
+    harm; see `streams.FAULTS_MAX`.
     """
 
     @abstractmethod

@@ -11,7 +11,6 @@ thread that sends, and `close` for `CLOSE_S`.
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast import messages
 from holdfast.errors import EnvironmentProblem
 from holdfast.metrics.histogram import Histogram
+from holdfast.wire.otlp import EXPORT_S, OneLineExporter, resource, sendable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,8 +30,6 @@ INTERVAL_S = 15.0
 INTERVAL_ENV = "OTEL_METRIC_EXPORT_INTERVAL"
 INTERVAL_S_MIN = 0.1
 """What `OTEL_METRIC_EXPORT_INTERVAL` may be at least; the agent has better things to do."""
-EXPORT_S = 5.0
-"""How long one attempt to reach the collector may last, tries again included."""
 CLOSE_S = 5.0
 """How long the end of a job waits for the last figures to be sent."""
 SERVICE = "holdfast"
@@ -49,20 +47,24 @@ class OtelExport:
     ) -> None:
         self._collect = collect
         self._interval_s = _interval() if interval_s is None else interval_s
-        self._exporter = _exporter() if exporter is None else exporter
-        self._resource = _resource()
+        self._exporter = OneLineExporter(_exporter() if exporter is None else exporter, "metrics")
+        self._resource = resource()
         self._began_ns = time.time_ns()
         self._over = threading.Event()
-        self._told = False
+        self._told = False  # That there are no figures to send.
         self._thread = threading.Thread(target=self._run, name="holdfast-otel", daemon=True)
 
     def start(self) -> None:
         """Begin to send."""
         self._thread.start()
 
+    def finish(self) -> None:
+        """Send the last figures; nobody waits for that yet."""
+        self._over.set()
+
     def close(self) -> None:
         """Send the last figures and end; a collector that is away costs no more than `CLOSE_S`."""
-        self._over.set()
+        self.finish()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
         # This also ends a try that still goes on. The limit is only for what it has to flush.
@@ -74,22 +76,15 @@ class OtelExport:
         self._send()
 
     def _send(self) -> None:
-        from opentelemetry.sdk.metrics.export import MetricExportResult
-
-        why = "it did not take them"
         try:
             data = self._as_data(time.time_ns())
-            if data is None:
-                return
-            taken = self._exporter.export(data, timeout_millis=EXPORT_S * 1000)
-            if taken is MetricExportResult.SUCCESS:
-                self._told = False
-                return
         except Exception as problem:  # noqa: BLE001 (whatever it is, the job goes on)
-            why = f"{type(problem).__name__}: {problem}"
-        if not self._told:
-            self._told = True
-            messages.warning(f"metrics: cannot send figures to the OpenTelemetry collector: {why}")
+            if not self._told:
+                self._told = True
+                messages.warning(f"metrics: there are no figures to send: {messages.of(problem)}")
+            return
+        if data is not None:
+            self._exporter.export(data, timeout_millis=EXPORT_S * 1000)
 
     def _as_data(self, now_ns: int) -> Any:
         from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
@@ -112,6 +107,9 @@ def start_export(collect: Callable[[], Iterable[Family]]) -> OtelExport | None:
         export = OtelExport(collect)
     except EnvironmentProblem as problem:
         messages.warning(str(problem))
+        return None
+    except Exception as problem:  # noqa: BLE001 (what the variables say may be anything)
+        messages.warning(f"metrics: OpenTelemetry cannot be set up: {messages.of(problem)}")
         return None
     export.start()
     return export
@@ -136,7 +134,7 @@ def _as_metric(family: Family, began_ns: int, now_ns: int) -> Any:
 def _as_point(sample: Sample, began_ns: int, now_ns: int) -> Any:
     from opentelemetry.sdk.metrics.export import HistogramDataPoint, NumberDataPoint
 
-    labels = {name: str(value) for name, value in sample.labels.items()}
+    labels = {name: sendable(str(value)) for name, value in sample.labels.items()}
     value = sample.value
     if not isinstance(value, Histogram):
         return NumberDataPoint(labels, began_ns, now_ns, value)
@@ -171,16 +169,4 @@ def _exporter() -> Any:
             f"metrics: OpenTelemetry is not installed: {problem}",
             hint="pip install 'holdfast[otel]'",
         ) from problem
-    # It would tell of each failed try; a person needs one line, and gets it from us.
-    logger = logging.getLogger("opentelemetry.exporter.otlp")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.CRITICAL)
     return OTLPMetricExporter(timeout=EXPORT_S)
-
-
-def _resource() -> Any:
-    from opentelemetry.sdk.resources import Resource
-
-    variables = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
-    is_named = "OTEL_SERVICE_NAME" in os.environ or "service.name=" in variables
-    return Resource.create({} if is_named else {"service.name": SERVICE})

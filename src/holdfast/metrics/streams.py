@@ -1,7 +1,9 @@
 """From whoever has a metric to the handler that wants it, by the metric's group.
 
-The one thing to know: `put_metric` never raises on account of a handler. One that does is named
-once, and after `FAULTS_MAX` failures in a row it gets nothing more until it is configured again.
+The one thing to know: `put_metric` calls the handler where it is called, and never raises on its
+account. A handler that raises is named once, and after `FAULTS_MAX` failures in a row it gets
+nothing more until it is configured again. The agent's own metrics take another way to the handler,
+where nobody waits: `holdfast.agent.metrics_apart`.
 """
 
 from __future__ import annotations
@@ -21,11 +23,12 @@ DEFAULT_GROUP = "torchelastic"
 class _Faults:
     """How a handler that failed has been doing since. Keeps it alive, so that its id stays its."""
 
-    __slots__ = ("handler", "in_a_row")
+    __slots__ = ("handler", "in_a_row", "was_named")
 
     def __init__(self, handler: MetricHandler) -> None:
         self.handler = handler
         self.in_a_row = 0
+        self.was_named = False
 
 
 _handlers: dict[str, MetricHandler] = {}
@@ -51,27 +54,50 @@ class MetricStream:
 
     def add_value(self, metric_name: str, metric_value: int) -> None:
         """Hand a metric to the handler, now."""
-        handler = self.handler
+        hand_over(self.handler, MetricData(time.time(), self.group_name, metric_name, metric_value))
+
+
+def hand_over(handler: MetricHandler, metric: MetricData) -> None:
+    """Give a handler a metric, unless it is left alone; bear what it raises."""
+    if is_left_alone(handler):
+        return
+    try:
+        handler.emit(metric)
+    except Exception as problem:  # noqa: BLE001 (a handler may be anybody's)
+        _blame(handler, problem)
+    else:
         faults = _faulty.get(id(handler)) if _faulty else None
-        if faults is not None and faults.in_a_row >= FAULTS_MAX:
-            return
-        try:
-            handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
-        except Exception as problem:  # noqa: BLE001 (a handler may be anybody's)
-            _blame(handler, problem)
-        else:
-            if faults is not None:
-                faults.in_a_row = 0
+        if faults is not None and faults.in_a_row < FAULTS_MAX:
+            faults.in_a_row = 0
+
+
+def is_left_alone(handler: MetricHandler) -> bool:
+    """Whether a handler gets nothing more until it is configured again."""
+    faults = _faulty.get(id(handler)) if _faulty else None
+    return faults is not None and faults.in_a_row >= FAULTS_MAX
+
+
+def leave_alone(handler: MetricHandler) -> None:
+    """Give a handler nothing more until it is configured again."""
+    _faults_of(handler).in_a_row = FAULTS_MAX
+
+
+def _faults_of(handler: MetricHandler) -> _Faults:
+    """Return the faults of a handler, remembered from now on if they were not yet."""
+    faults = _faulty.get(id(handler))
+    if faults is None:
+        if len(_faulty) >= FAULTY_MAX:
+            del _faulty[next(iter(_faulty))]
+        faults = _faulty[id(handler)] = _Faults(handler)
+    return faults
 
 
 def _blame(handler: MetricHandler, problem: Exception) -> None:
     name = f"the metric handler {type(handler).__name__}"
-    faults = _faulty.get(id(handler))
-    if faults is None:
-        messages.warning(f"{name} failed: {type(problem).__name__}: {problem}")
-        if len(_faulty) >= FAULTY_MAX:
-            del _faulty[next(iter(_faulty))]
-        faults = _faulty[id(handler)] = _Faults(handler)
+    faults = _faults_of(handler)
+    if not faults.was_named:
+        faults.was_named = True
+        messages.warning(f"{name} failed: {messages.of(problem)}")
     faults.in_a_row += 1
     if faults.in_a_row == FAULTS_MAX:
         messages.warning(f"{name} failed {FAULTS_MAX} times in a row, and gets nothing more")

@@ -145,6 +145,22 @@ def test_a_signal_stops_the_clock() -> None:
     assert figures.value("holdfast_elapsed_seconds_total") == 20.0
 
 
+def test_a_clock_that_was_looked_at_never_goes_back() -> None:
+    """What has just ended may have been counted already, by a look that came in between."""
+    now = [30.0]
+    metrics = JobMetrics(clock=lambda: now[0])
+    for moment in first_start():
+        metrics(moment)
+    before = render(metrics.collect()).decode()
+    for moment in (exited(29.0, 0, failed=True), ended(29.5, "failed", 0)):
+        metrics(moment)
+    after = render(metrics.collect()).decode()
+    for name, value in (("running", 17), ("elapsed", 20)):
+        line = f'holdfast_{name}_seconds_total{{run_id="job-1"}} {value}\n'
+        assert line in before
+        assert line in after
+
+
 def test_a_rendezvous_that_fails_is_counted() -> None:
     figures = Figures([began(), met(12.0, 2.0, error="timed out")])
     assert figures.value("holdfast_rendezvous_failures_total") == 1

@@ -43,9 +43,10 @@ def test_a_handler_has_a_recorder(capsys: pytest.CaptureFixture[str]) -> None:
     onlookers = Onlookers()
     configure(ConsoleMetricHandler())
     try:
-        open_outlets(onlookers).close()
+        outlets = open_outlets(onlookers)
         for moment in [*first_start(), *success(20.0, 3)]:
             onlookers.tell(moment)
+        outlets.close()
     finally:
         configure(NullMetricHandler())
     assert kinds(onlookers) == [MetricRecorder]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,6 +28,7 @@ from holdfast.rendezvous.errors import RendezvousTimeoutError
 from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.single_node import SingleNodeHandler
+from holdfast.run import run_script_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,3 +138,26 @@ def test_a_rendezvous_that_fails_is_told_once_before_the_end(tmp_path: Path) -> 
     met = told[1]
     assert isinstance(met, Met)
     assert "RendezvousTimeoutError" in met.error
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "program"),
+    [
+        (sys.executable, ("-u", "jobs/train.py", "--steps", "3"), "train.py"),
+        (sys.executable, ("-u", "-m", "jobs.train", "x"), "jobs.train"),
+        (sys.executable, ("-u", "-c", "print(1)"), sys.executable.rpartition("/")[2]),
+        ("/opt/train.sh", ("fast",), "train.sh"),
+        (run_script_path, ("jobs/train.py", "x"), "train.py"),
+        (len, ("jobs/train.py",), "len"),
+    ],
+)
+def test_a_program_has_the_name_a_person_knows_it_by(
+    tmp_path: Path, entrypoint: Any, args: tuple[str, ...], program: str
+) -> None:
+    handler = SingleNodeHandler("job-1")
+    spec = WorkerSpec("trainer", 1, handler, entrypoint=entrypoint, args=args)
+    agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(tmp_path)))
+    began = agent._teller.beginning()
+    assert began.program == program
+    assert began.entry_point == spec.get_entrypoint_name()
+    handler.shutdown()

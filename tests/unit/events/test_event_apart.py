@@ -96,6 +96,61 @@ def test_the_end_waits_no_longer_than_it_may(said: pytest.LogCaptureFixture) -> 
     handler.go_on.set()
 
 
+def test_one_that_has_all_but_sends_none_is_waited_for_as_long(
+    said: pytest.LogCaptureFixture,
+) -> None:
+    class Sending(Blocking):
+        def record(self, event: Event) -> None: ...
+
+        def flush(self) -> None:
+            self.entered.set()
+            assert self.go_on.wait(PATIENCE_S)
+
+    handler = Sending()
+    apart = Apart(handler, "mine")
+    apart.record(event())
+    apart.flush(0.0)
+    assert handler.entered.wait(PATIENCE_S)
+    apart.flush(0.01)
+    assert said.messages[-1] == "the event handler mine has not sent all events after 0.01 s"
+    handler.go_on.set()
+    apart.close(PATIENCE_S)
+
+
+def test_two_who_flush_at_once_each_wait_for_their_own() -> None:
+    class Sending(Blocking):
+        def record(self, event: Event) -> None:
+            if event.name == "second":
+                early.append(second_is_back.wait(0.1))  # In vain, unless it has not waited.
+            self.got.append(event)
+
+        def flush(self) -> None:
+            self.entered.set()
+            assert self.go_on.wait(PATIENCE_S)
+
+    def flush_second() -> None:
+        apart.flush(PATIENCE_S)
+        second_is_back.set()
+
+    early: list[bool] = []
+    second_is_back = threading.Event()
+    handler = Sending()
+    apart = Apart(handler, "mine")
+    apart.record(event("first"))
+    one, other = threading.Thread(target=apart.flush), threading.Thread(target=flush_second)
+    one.start()
+    assert handler.entered.wait(PATIENCE_S)
+    apart.record(event("second"))
+    other.start()
+    while apart._flushes_wanted < 2:
+        threading.Event().wait(0.001)
+    handler.go_on.set()
+    one.join()
+    other.join()
+    assert (names(handler.got), early) == (["first", "second"], [False])
+    apart.close(PATIENCE_S)
+
+
 def test_one_that_stays_faulty_is_dropped(said: pytest.LogCaptureFixture) -> None:
     handler = Failing()
     apart = Apart(handler, "mine")
@@ -224,3 +279,83 @@ def test_a_handler_that_ends_its_thread_is_a_faulty_one(said: pytest.LogCaptureF
         f"the event handler mine failed {FAULTS_MAX} times in a row: it gets no more events",
         f"{FAULTS_MAX} events were not recorded by the event handler mine",
     ]
+
+
+STRAYING = """
+import os
+from holdfast import events
+
+class Straying(events.EventHandler):
+    def record(self, event):
+        if os.fork() == 0:
+            return  # Should have been the child's end.
+        _, status = os.wait()
+        print("the child ended with", os.waitstatus_to_exitcode(status), flush=True)
+
+events.configure(Straying())
+events.record(events.Event("it", events.EventSource.AGENT))
+"""
+
+
+def test_a_fork_that_a_handler_forgot_to_end_is_ended() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", STRAYING],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("the child ended with 1\n", "")
+
+
+FORKING_MEANWHILE = """
+import os, threading, time
+from holdfast import events
+from holdfast.events import apart
+
+class Locking(events.EventHandler):
+    def record(self, event):
+        with lock:
+            entered.set()
+            time.sleep(0.05)
+
+lock, entered = threading.Lock(), threading.Event()
+apart.FORK_S = 20.0
+events.configure(Locking())
+for number in range(3):
+    events.record(events.Event("it", events.EventSource.AGENT))
+entered.wait()
+child = os.fork()
+if not child:
+    os._exit(not lock.acquire(timeout=0.01))
+_, status = os.waitpid(child, 0)
+events.flush()
+print(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_what_a_handler_locks_is_never_locked_in_a_fork() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKING_MEANWHILE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
+def test_a_fork_waits_for_a_call_that_is_stuck_only_once() -> None:
+    handler = Blocking()
+    apart = Apart(handler, "mine")
+    apart.record(event())
+    assert handler.entered.wait(PATIENCE_S)
+    apart.pause(0.01)
+    apart.pause(PATIENCE_S * 100)  # At once.
+    apart.go_on()
+    handler.go_on.set()
+    apart.flush(PATIENCE_S)
+    apart.pause(PATIENCE_S)
+    apart.record(event("held back"))
+    assert len(handler.got) == 1
+    apart.go_on()
+    apart.close(PATIENCE_S)
+    assert len(handler.got) == 2

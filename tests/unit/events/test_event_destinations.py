@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,8 @@ from holdfast.events.guarding import Guarded
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from holdfast.events import Event
 
 
 def test_a_configured_handler_gets_what_goes_to_the_default() -> None:
@@ -179,6 +182,7 @@ def test_a_plugin_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ("import a_module_that_is_not_there", "'some' .* cannot be made: ModuleNotFoundError"),
         ("def Mine():\n    return 7", "7 is no event handler"),
+        ("raise SystemExit(9)", "'some' .* cannot be made: SystemExit: 9"),
     ],
 )
 def test_a_faulty_plugin_is_named(
@@ -191,3 +195,30 @@ def test_a_faulty_plugin_is_named(
             events.record(event(), "some")
     finally:
         sys.modules.pop("some_events", None)
+
+
+def test_a_handler_may_put_another_in_its_place(said: pytest.LogCaptureFixture) -> None:
+    other = Keeping()
+
+    class GivingUp(Keeping):
+        def record(self, event: Event) -> None:
+            assert all_there.wait(PATIENCE_S)
+            super().record(event)
+            events.flush(PATIENCE_S)  # It has itself to wait for.
+            if event.name == "b":
+                events.configure(other)
+            if len(self.got) == 3:
+                done.set()
+
+    all_there, done = threading.Event(), threading.Event()
+    handler = GivingUp()
+    events.configure(handler)
+    for name in ("a", "b", "c"):
+        events.record(event(name))
+    all_there.set()
+    assert done.wait(PATIENCE_S / 2)
+    events.record(event("d"))
+    events.flush(PATIENCE_S)
+    assert names(handler.got) == ["a", "b", "c"]
+    assert names(other.got) == ["d"]
+    assert said.messages == []

@@ -5,10 +5,11 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from event_fakes import PATIENCE_S, Keeping, event, names
+from event_fakes import PATIENCE_S, Blocking, Keeping, event, names
 
 from holdfast import events
 from holdfast.events import Event, EventSource, NodeState, RdzvEvent
+from holdfast.events.guarding import FAULTS_MAX
 
 if TYPE_CHECKING:
     import pytest
@@ -67,10 +68,27 @@ def test_a_step_of_the_rendezvous_names_its_caller(monkeypatch: pytest.MonkeyPat
     assert third.error_trace.endswith("ValueError: no room\n")
 
 
-def test_an_event_that_cannot_be_written_hurts_nobody(
+def test_an_event_is_recorded_as_it_was_then() -> None:
+    handler = Blocking()
+    events.configure(handler)
+    events.record(event("first"))
+    assert handler.entered.wait(PATIENCE_S)
+    later = event("later", step=1)
+    events.record(later)
+    later.metadata["step"] = 2
+    later.name = "another"
+    handler.go_on.set()
+    events.flush(PATIENCE_S)
+    assert handler.got[1] == event("later", step=1)
+
+
+def test_no_handler_is_blamed_for_what_is_in_an_event(
     capsys: pytest.CaptureFixture[str], said: pytest.LogCaptureFixture
 ) -> None:
-    events.record(event("bad", what=b"bytes"), "console")  # type: ignore[arg-type]
+    for _ in range(FAULTS_MAX):
+        events.record(event("odd", what=b"bytes"), "console")  # type: ignore[arg-type]
     events.record(event("good"), "console")
-    assert names([Event.deserialize(capsys.readouterr().err)]) == ["good"]
-    assert "a bytes in it" in said.text
+    found = [Event.deserialize(line) for line in capsys.readouterr().err.splitlines()]
+    assert names(found) == ["odd"] * FAULTS_MAX + ["good"]
+    assert found[0].metadata == {"what": "b'bytes'"}
+    assert said.messages == []

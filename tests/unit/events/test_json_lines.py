@@ -160,3 +160,11 @@ def test_a_folder_that_cannot_be_written_is_named(said: pytest.LogCaptureFixture
     guarded = Guarded(JsonLinesEventHandler("/nowhere/at/all"), "jsonl")
     guarded.record(event())
     assert "No such file or directory: '/nowhere/at/all/events-" in said.text
+
+
+def test_a_disk_that_is_full_is_named(tmp_path: Path, said: pytest.LogCaptureFixture) -> None:
+    (tmp_path / file_name()).symlink_to("/dev/full")
+    guarded = Guarded(JsonLinesEventHandler(str(tmp_path)), "jsonl")
+    guarded.record(event())
+    guarded.close(0)
+    assert f"No space left on device: '{tmp_path}/events-" in said.text

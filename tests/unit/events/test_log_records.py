@@ -24,7 +24,7 @@ def test_events_are_logged_with_the_event(
     (record,) = caplog.records
     assert (record.name, record.levelname) == ("holdfast.events", "INFO")
     assert Event.deserialize(record.getMessage()) == one
-    assert vars(record)["event"] is one
+    assert vars(record)["event"] == one
 
 
 def test_a_text_is_given_on_as_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -8,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_fakes import event
+from event_fakes import PATIENCE_S, event
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import (
     ExportLogsServiceRequest,
     ExportLogsServiceResponse,
@@ -53,6 +54,19 @@ def test_a_step_of_the_rendezvous_becomes_one_too() -> None:
     assert "local_id" not in one.attributes
 
 
+def test_what_cannot_be_sent_as_it_is_becomes_text() -> None:
+    odd = {"list": [1, "a"], "big": 2**80, "half": "\udce9", 3: b"x", "nan": float("nan")}
+    (one,) = recorded(Event("caf\udce9", EventSource.WORKER, 1, odd))  # type: ignore[arg-type]
+    assert one.event_name == "caf?"
+    assert {key: value for key, value in one.attributes.items() if key != "nan"} == {
+        "source": "WORKER",
+        "list": "[1, 'a']",
+        "big": str(2**80),
+        "half": "?",
+        "3": "b'x'",
+    }
+
+
 class Collector(HTTPServer):
     """Keeps what is sent to it by OTLP."""
 
@@ -95,10 +109,17 @@ for number in range(3):
 """
 
 
-def run(**variables: str) -> subprocess.CompletedProcess[str]:
+IMPATIENT = """
+from opentelemetry.exporter.otlp.common.http import _OTLPHTTPClient
+_OTLPHTTPClient._compute_backoff = lambda client, retry: 0.001
+"""
+FLUSHING = f"events.flush({PATIENCE_S})\n"
+
+
+def run(program: str = PROGRAM, **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("OTEL_")}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env=kept | variables,
         capture_output=True,
         text=True,
@@ -119,6 +140,27 @@ def test_events_reach_a_collector_before_the_program_ends(collector: Collector) 
                 assert scope.scope.name == "holdfast.events"
                 found += [(one.event_name, one.time_unix_nano) for one in scope.log_records]
     assert found == [(f"event {number}", 7_000_000) for number in range(3)]
+
+
+def test_a_collector_that_is_away_is_one_line_with_its_address() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # Nobody listens there, and nobody else can.
+        at = f"127.0.0.1:{nobody.getsockname()[1]}"
+        endpoint = f"http://me:secret@{at}"
+        done = run(IMPATIENT + PROGRAM + FLUSHING, OTEL_EXPORTER_OTLP_ENDPOINT=endpoint)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == (
+        f"[holdfast] events: the OpenTelemetry collector at http://{at}/v1/logs takes none: "
+        "ConnectionRefusedError: [Errno 111] Connection refused\n"
+    )
+
+
+def test_variables_that_say_nonsense_are_an_error_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OTEL_BLRP_MAX_QUEUE_SIZE", "-3")
+    with pytest.raises(EnvironmentProblem, match=r"OpenTelemetry cannot be set up: ValueError"):
+        OpenTelemetryEventHandler()
 
 
 def test_without_opentelemetry_the_person_is_told_what_to_install(

@@ -19,6 +19,7 @@ from holdfast.metrics import otel
 from holdfast.metrics.exposition import Family
 from holdfast.metrics.histogram import Histogram
 from holdfast.metrics.otel import OtelExport
+from holdfast.wire.otlp import EXPORT_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,10 +140,11 @@ def test_a_collector_that_refuses_is_told_of_once(
     for _ in range(3):
         assert collector.came.acquire(timeout=PATIENCE_S)
     export.close()
-    told = [one.getMessage() for one in caplog.records if one.name == "holdfast"]
-    assert told == [
-        "metrics: cannot send figures to the OpenTelemetry collector: it did not take them"
-    ]
+    [line] = caplog.messages
+    assert line == (
+        f"metrics: the OpenTelemetry collector at {collector.url}/v1/metrics takes none: "
+        "Failed to export metrics batch code: 400, reason: Bad Request"
+    )
 
 
 def test_a_collector_that_is_away_keeps_nobody_for_long(
@@ -154,7 +156,7 @@ def test_a_collector_that_is_away_keeps_nobody_for_long(
     export.start()
     assert collector.came.acquire(timeout=PATIENCE_S)
     export.close()
-    export._thread.join(otel.EXPORT_S / 2)
+    export._thread.join(EXPORT_S / 2)
     assert not export._thread.is_alive()
 
 
@@ -167,7 +169,9 @@ def test_figures_that_cannot_be_had_are_told_of(
     export = OtelExport(broken, interval_s=1000)
     export.start()
     export.close()
-    assert "ValueError: no figures today" in caplog.text
+    assert caplog.messages == [
+        "metrics: there are no figures to send: ValueError: no figures today"
+    ]
     assert collector.requests == []
 
 
@@ -203,6 +207,19 @@ def test_where_it_is_not_installed_one_line_says_what_to_do() -> None:
     [line] = done.stderr.splitlines()
     assert "OpenTelemetry is not installed" in line
     assert "pip install 'holdfast[otel]'" in line
+
+
+def test_what_cannot_be_set_up_leaves_the_job_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise ValueError("no such certificate")
+
+    monkeypatch.setattr(otel, "_exporter", refuse)
+    assert otel.start_export(collect) is None
+    assert caplog.messages == [
+        "metrics: OpenTelemetry cannot be set up: ValueError: no such certificate"
+    ]
 
 
 def test_it_is_started_in_one_call(collector: Collector) -> None:

@@ -1,0 +1,97 @@
+"""Events that an agent of one's own makes by hand, as TorchElastic's agents do."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.agent.local import LocalElasticAgent
+from holdfast.agent.workers import WorkerSpec
+from holdfast.elastic import events
+from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.rendezvous.single_node import SingleNodeHandler
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PREFIX = "torchelastic.worker.status."
+
+
+class Measuring(LocalElasticAgent):
+    """Records how long the start of the workers takes; as told, it fails in that."""
+
+    is_failing = False
+
+    def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+        with self.record_duration("MY_START"):
+            if self.is_failing:
+                raise OSError("cannot start")
+            return super()._start_workers(worker_group)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Measuring]:
+    handler = SingleNodeHandler("job-1")
+    spec = WorkerSpec("trainer", 1, handler, entrypoint="true", event_log_handler="jsonl")
+    yield Measuring(spec, DefaultLogsSpecs(str(tmp_path)))
+    handler.shutdown()
+
+
+def test_a_step_of_ones_own_is_among_the_events_of_the_run(
+    agent: Measuring, tmp_path: Path
+) -> None:
+    agent.run()
+    (written,) = tmp_path.glob("*/events-*.jsonl")
+    found = [events.Event.deserialize(line) for line in written.read_text().splitlines()]
+    states = [one.name.removeprefix(PREFIX) for one in found]
+    assert states[:4] == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "MY_START", "START"]
+    step = found[2]
+    assert (step.source, step.metadata["run_id"]) == (events.EventSource.AGENT, "job-1")
+    assert step.metadata["group_rank"] == 0
+    duration = step.metadata["duration_ms"]
+    assert isinstance(duration, float)
+    assert duration > 0
+
+
+def test_a_step_that_fails_is_recorded_too(agent: Measuring, tmp_path: Path) -> None:
+    agent.is_failing = True
+    got: list[str] = []
+
+    class Kept(events.EventHandler):
+        def record(self, event: events.Event) -> None:
+            got.append(event.name.removeprefix(PREFIX))
+
+    events.configure(Kept())
+    try:
+        with pytest.raises(OSError, match="cannot start"):
+            agent.run()
+    finally:
+        events.configure(events.NullEventHandler())
+    assert got[2:] == ["MY_START", "FAILED"]
+
+
+def test_the_end_can_be_told_by_hand(agent: Measuring) -> None:
+    good = agent.get_event_succeeded()
+    assert (good.name, good.source) == (f"{PREFIX}SUCCEEDED", events.EventSource.AGENT)
+    assert good.metadata["raw_error"] is None
+    inner = good.metadata["metadata"]
+    assert isinstance(inner, str)
+    assert json.loads(inner) == {"group_world_size": None, "entry_point": "true"}
+    try:
+        raise ValueError("what went wrong")
+    except ValueError:
+        bad = agent.get_event_failed()
+    assert bad.metadata["state"] == "FAILED"
+    assert "ValueError: what went wrong" in str(bad.metadata["raw_error"])
+
+
+def test_outside_of_a_run_a_step_goes_where_the_spec_says(
+    agent: Measuring, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent.get_worker_group().spec.event_log_handler = "console"
+    with agent.record_duration("BEFORE"):
+        pass
+    assert f'"name": "{PREFIX}BEFORE"' in capsys.readouterr().err

@@ -1,0 +1,93 @@
+"""Who looks on at a launch, and that the agent never waits for them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.elastic import events, metrics
+from holdfast.launcher import LaunchConfig, elastic_launch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PATIENCE_S = 20.0
+
+# Fails the first time; the second time it says so, by a file.
+FAILING_ONCE = """
+import os, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(1)
+open(sys.argv[1], "w").close()
+"""
+
+
+class Waiting(metrics.MetricHandler):
+    """Takes no metric before a file is there, or patience is over."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.names: list[str] = []
+        self.was_in_vain = False
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not self.was_in_vain and not self._path.exists():
+            time.sleep(0.005)
+            self.was_in_vain = time.monotonic() > deadline
+        self.names.append(metric_data.name)
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Waiting]:
+    handler = Waiting(tmp_path / "second")
+    metrics.configure(handler)
+    yield handler
+    metrics.configure(metrics.NullMetricHandler())
+
+
+def config_of(**more: object) -> LaunchConfig:
+    return LaunchConfig(1, 1, 1, rdzv_backend="c10d", max_restarts=1, **more)  # type: ignore[arg-type]
+
+
+def test_workers_are_started_again_while_a_metric_handler_blocks(
+    tmp_path: Path, waiting: Waiting
+) -> None:
+    elastic_launch(config_of(), sys.executable)("-c", FAILING_ONCE, str(tmp_path / "second"))
+    assert not waiting.was_in_vain
+    # And at the end of the launch it has everything, in order.
+    assert waiting.names[0] == "SimpleElasticAgent._assign_worker_ranks.success"
+    assert waiting.names[-2:] == [
+        "SimpleElasticAgent.run.success",
+        "SimpleElasticAgent.run.duration.ms",
+    ]
+    assert waiting.names.count("SimpleElasticAgent._restart_workers.success") == 1
+
+
+def test_events_of_the_rendezvous_are_there_when_the_launch_is_over() -> None:
+    class Slow(events.EventHandler):
+        def __init__(self) -> None:
+            self.states: list[object] = []
+
+        def record(self, event: Any) -> None:
+            time.sleep(0.02)  # So that whoever does not wait for it comes too early.
+            self.states.append(event.node_state.value)
+
+    handler = Slow()
+    events.configure(handler, "dynamic_rendezvous")
+    try:
+        elastic_launch(config_of(), "true")()
+        assert handler.states == ["INIT", "RUNNING", "SUCCEEDED"]
+    finally:
+        events.configure(events.NullEventHandler(), "dynamic_rendezvous")
+
+
+def test_an_address_for_metrics_without_a_port_is_told_of(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    elastic_launch(config_of(metrics_addr="127.0.0.1"), "true")()
+    assert caplog.messages == ["--metrics-addr does nothing without --metrics-port"]
