@@ -19,6 +19,7 @@ It knows nothing of Holdfast, and `torchrun` runs it as well. What makes it elas
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import pickle
@@ -149,28 +150,32 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> 
 
     Rank 0 reads it for all. If each did, one could see a file that was not there for another.
     """
-    found = [newest(folder) if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(found)
-    state = found[0]
-    if state is None:
+    content = bytearray(newest(folder) if dist.get_rank() == 0 else b"")
+    size = torch.tensor(len(content))
+    dist.broadcast(size, src=0)
+    if not size:
         return 0
+    content = content or bytearray(int(size))
+    dist.broadcast(torch.frombuffer(content, dtype=torch.uint8), src=0)  # It shares the memory.
+    state = torch.load(io.BytesIO(content), weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     torch.set_rng_state(state["random"])
     return int(state["step"])
 
 
-def newest(folder: Path) -> dict[str, Any] | None:
-    """Return the newest checkpoint that can be read."""
+def newest(folder: Path) -> bytes:
+    """Return what is in the newest checkpoint that can be read; nothing if there is none."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted(folder.glob("checkpoint_*.pt"), reverse=True):
         try:
-            state: dict[str, Any] = torch.load(path, weights_only=True)
+            content = path.read_bytes()
+            torch.load(io.BytesIO(content), weights_only=True)
         except (EOFError, OSError, RuntimeError, pickle.UnpicklingError) as error:
             print(f"{path} cannot be read, taking the one before it: {error}")
         else:
-            return state
-    return None
+            return content
+    return b""
 
 
 def continue_log(folder: Path, step: int) -> Any:

@@ -50,6 +50,6 @@ class Foresight:
             try:
                 __import__(name)
             except Exception as problem:  # noqa: BLE001 (a failure would meet it, and is not here yet)
-                what = f"{type(problem).__name__}: {problem}"
-                messages.warning(f"what a failure would need cannot be imported: {name}: {what}")
+                what = f"{name}: {messages.of(problem)}"
+                messages.warning(f"what a failure would need cannot be imported: {what}")
         messages.debug("ready for failures")

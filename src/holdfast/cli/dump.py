@@ -37,7 +37,7 @@ examples:
   holdfast dump --subprocesses 4711
       of one process, whatever it is, and all that it has started
 
-Stacks are read by py-spy (pip install 'holdfast[dump]'), or asked for at a
+Stacks are read by py-spy (pip install py-spy), or asked for at a
 worker's control socket. Where neither can be, what the kernel tells is shown.
 """
 

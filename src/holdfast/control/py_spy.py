@@ -15,7 +15,7 @@ SPY_S = 10.0
 """How long one look may take; it takes a tenth of a second."""
 TEXT_BYTES_MAX = 4 << 20
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
-INSTALL = "install it beside Holdfast: pip install 'holdfast[dump]'"
+INSTALL = "install it beside Holdfast: pip install py-spy"
 
 
 class CannotSpy(Exception):

@@ -99,5 +99,5 @@ def _provider_of_our_own() -> Any:
 def _missing(problem: ImportError) -> EnvironmentProblem:
     return EnvironmentProblem(
         f"events: 'otel' needs OpenTelemetry, which is not installed: {problem}",
-        hint="pip install 'holdfast[otel]'",
+        hint="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
     )

@@ -291,10 +291,13 @@ def failure_of(
 def write_report(
     error: ChildFailedError, path: str, config: LaunchConfig, run_id: str, generation: int
 ) -> None:
-    """Write the failure as JSON beside the logs; a full disk must not hide the failure."""
-    from holdfast.processes import report
+    """Write the failure as JSON beside the logs; a full disk must not hide the failure.
 
+    Nor may a module of the user's that has the name of one which the report needs.
+    """
     try:
+        from holdfast.processes import report
+
         report.FailureReport.from_error(
             error,
             run_id=run_id,
@@ -303,8 +306,9 @@ def write_report(
             log_dir=error.log_dir,
         ).write(path)
         error.report_file = path
-    except OSError as problem:
-        messages.warning(f"the failure report could not be written to {path}: {problem.strerror}")
+    except Exception as problem:  # noqa: BLE001
+        what = getattr(problem, "strerror", None) or messages.of(problem)
+        messages.warning(f"the failure report could not be written to {path}: {what}")
 
 
 def discard_logs(specs: Any) -> None:

@@ -167,6 +167,6 @@ def _exporter() -> Any:
     except ImportError as problem:
         raise EnvironmentProblem(
             f"metrics: OpenTelemetry is not installed: {problem}",
-            hint="pip install 'holdfast[otel]'",
+            hint="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
         ) from problem
     return OTLPMetricExporter(timeout=EXPORT_S)

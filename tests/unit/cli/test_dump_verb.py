@@ -160,4 +160,4 @@ def test_a_wrong_command_line_is_one_line(word: str) -> None:
 def test_help_tells_what_is_needed() -> None:
     code, out, err = dumped("--help")
     assert (code, err) == (0, "")
-    assert "pip install 'holdfast[dump]'" in out
+    assert "pip install py-spy" in out

@@ -55,7 +55,7 @@ def test_without_py_spy_there_is_a_line_that_says_so(monkeypatch: pytest.MonkeyP
     response = asked("pyspy_dump")
     assert response.status == 500
     assert response.content.count(b"\n") == 1
-    assert b"pip install 'holdfast[dump]'" in response.content
+    assert b"pip install py-spy" in response.content
 
 
 def test_own_ones_are_registered_once() -> None:

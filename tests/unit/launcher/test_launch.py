@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from holdfast import processes
 from holdfast.errors import CannotStart, EnvironmentProblem, UsageError
 from holdfast.launcher import api
 from holdfast.launcher import launch as launching
@@ -282,6 +283,18 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_failure(
     (warning,) = caplog.messages
     assert "could not be written" in warning
     assert "No such file or directory" in warning
+
+
+def test_a_report_that_cannot_be_made_does_not_hide_the_failure(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the user's folder has a `numbers.py`, which the report's library takes for its own."""
+    monkeypatch.delattr(processes, "report", raising=False)
+    monkeypatch.setitem(sys.modules, "holdfast.processes.report", None)
+    assert fails("exit 3").report_file == ""
+    (warning,) = caplog.messages
+    assert "could not be written" in warning
+    assert "holdfast.processes.report" in warning
 
 
 def test_workers_that_were_stopped_without_failing_are_told_of() -> None:

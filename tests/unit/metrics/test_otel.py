@@ -206,7 +206,7 @@ def test_where_it_is_not_installed_one_line_says_what_to_do() -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     [line] = done.stderr.splitlines()
     assert "OpenTelemetry is not installed" in line
-    assert "pip install 'holdfast[otel]'" in line
+    assert "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" in line
 
 
 def test_what_cannot_be_set_up_leaves_the_job_alone(
