@@ -63,8 +63,8 @@ def tell(name, pid=None):
         news.write(f"{name} {pid or os.getpid()}\\n")
 RANK, GENERATION = os.environ.get("RANK"), os.environ.get("TORCHELASTIC_RESTART_COUNT")
 def forever():
-    while True:
-        signal.pause()
+    while True:  # Not for long: a signal just before Python goes to sleep does not wake it.
+        time.sleep(0.1)
 """
 
 

@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 
 CONNECT_S = 3.0
 HANDSHAKE_S = 10.0
+MUTE_S = 1.0
+"""A connection that was taken and on which nothing came for so long is worth a word, since most
+coordinators answer in milliseconds. It is waited for until `HANDSHAKE_S` all the same."""
 READ_BYTES = 256 * 1024
 DIALS_MAX = 512
 """Connections that all clients of one loop open at a time. More would only make each take longer,
 until the coordinator drops those that do not get on with their handshake."""
 
+MUTE = "it takes the connection but does not answer: no coordinator, or one that is stopped"
 NOT_CONTENT = (
     "it closed the connection after the TLS handshake, without an answer: it wants a certificate "
     "that its tls_ca has signed (set tls_cert and tls_key here), or it is no coordinator"
@@ -84,6 +88,11 @@ class Link(asyncio.BufferedProtocol):
     def is_open(self) -> bool:
         """Whether the handshake is done and the connection still there."""
         return self._open and self._handshake is None
+
+    @property
+    def is_mute(self) -> bool:
+        """Whether the other side has not said a word that is for us."""
+        return not self._heard
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin the handshake."""
@@ -219,6 +228,8 @@ class Dialer:
         self.token = token
         self.has_tls = tls is not None
         self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self.doubt = ""
+        """What is wrong, it seems, with the attempt that is under way; any thread may ask."""
         self._tls = tls
         self._server_name = server_name or host
         self._when_refused = when_refused
@@ -253,6 +264,8 @@ class Dialer:
     async def _talk(self, connection: socket.socket) -> Link:
         loop = asyncio.get_running_loop()
         link = Link(self)
+        is_made = False
+        mute = loop.call_later(MUTE_S, self._tell_mute, link)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await loop.create_connection(
@@ -264,18 +277,27 @@ class Dialer:
                 await link.ready
             if link.problem is not None:  # It was over before anybody could look at it.
                 raise link.problem
+            is_made = True
         except LinkProblem:
             raise
         except TimeoutError:
-            raise LinkProblem(f"no handshake within {HANDSHAKE_S:g} s") from None
+            slow = f"no handshake within {HANDSHAKE_S:g} s"
+            raise LinkProblem(MUTE if link.is_mute else slow) from None
         except OSError as error:
             if self.has_tls and is_tls_fault(error):
                 raise LinkProblem(wire_tls.explain_failure(error), permanent=True) from None
             raise LinkProblem(explain_silent_close(tls=self.has_tls)) from None
         finally:
-            if not link.is_open and not link.drop():
+            mute.cancel()
+            self.doubt = ""
+            # Also one that opened just when it was given up: nobody else knows of it.
+            if not is_made and not link.drop():
                 connection.close()
         return link
+
+    def _tell_mute(self, link: Link) -> None:
+        if link.is_mute:
+            self.doubt = MUTE
 
 
 def is_tls_fault(error: Exception) -> bool:

@@ -121,7 +121,7 @@ class Participant:
         self._rounds: Rounds | None = None  # That of the last step: making one takes a while.
         self._observer = Observer(now, info.node, interval_s=interval_s, lost_after_s=lost_after_s)
         self._attending: tuple[int, float] = (-1, now)
-        self.standing = Standing(goal=Goal.ABSENT)
+        self.standing = Standing(goal=Goal.ABSENT, needed=settings.min_nodes)
 
     # What the handler asks for.
 

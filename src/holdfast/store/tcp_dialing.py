@@ -26,6 +26,8 @@ PAUSE_GROWTH = 1.7
 ATTEMPT_S_MAX = 5.0
 """How long one address may take to take the connection; then the next gets its turn."""
 
+NO_TIME = "there was no time to try"
+
 Found = tuple[int, "Any"]
 """A family of addresses, and one of these as the `socket` module takes it."""
 
@@ -39,7 +41,7 @@ def dial(host: str, port: int, deadline: float, timeout_s: float, about: str) ->
     """
     where = written(host, port)
     pause = PAUSE_S_MIN
-    problems = {where: "there was no time to try"}
+    problems = {where: NO_TIME}
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -49,16 +51,20 @@ def dial(host: str, port: int, deadline: float, timeout_s: float, about: str) ->
         except OSError as problem:
             problems = {where: _reason(problem)}
         else:
-            problems = {}
+            before, problems = problems, {}
             for number, one in enumerate(found):
+                place = written(*one[1][:2])
                 left = deadline - time.monotonic()
+                if left <= 0:  # What was wrong when there was time says more.
+                    problems[place] = before.get(place, NO_TIME)
+                    continue
                 attempt_s = min(ATTEMPT_S_MAX, left / (len(found) - number))
                 try:
                     return _greeted(_connect(one, attempt_s), deadline, timeout_s, about)
                 except StoreTimeoutError:
                     raise  # It is an OSError too.
                 except OSError as problem:
-                    problems[written(*one[1][:2])] = _reason(problem)
+                    problems[place] = _reason(problem)
         jitter = 0.5 + os.urandom(1)[0] / 255
         time.sleep(max(0.0, min(pause * jitter, deadline - time.monotonic())))
         pause = min(pause * PAUSE_GROWTH, PAUSE_S_MAX)
@@ -113,8 +119,6 @@ def _look_up(host: str, port: int) -> list[Found]:
 
 
 def _connect(address: Found, timeout_s: float) -> socket.socket:
-    if timeout_s <= 0:
-        raise TimeoutError("there was no time to try")
     sock = socket.socket(address[0], socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)

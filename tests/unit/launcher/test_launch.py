@@ -288,7 +288,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_failure(
 def test_a_report_that_cannot_be_made_does_not_hide_the_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As where the user's folder has a `numbers.py`, which the report's library takes for its own."""
+    """As where the user's folder has a `numbers.py`, which a library takes for Python's."""
     monkeypatch.delattr(processes, "report", raising=False)
     monkeypatch.setitem(sys.modules, "holdfast.processes.report", None)
     assert fails("exit 3").report_file == ""

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,8 @@ def tell(news: str, word: str) -> None:
 
 def tell_and_wait(news: str) -> None:
     tell(news, "ready")
-    while True:
-        signal.pause()
+    while True:  # Not for long: a signal just before Python goes to sleep does not wake it.
+        time.sleep(0.1)
 
 
 def tell_or_fail(news: str, rank: int, failing: int) -> None:

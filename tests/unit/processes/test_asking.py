@@ -109,8 +109,12 @@ def test_a_lost_zygote_is_started_again_while_workers_run(started: Started) -> N
 def test_news_of_the_keeper_that_a_lost_zygote_brought_in_are_not_left_lying(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = started.context("pass")
-    Watched(*context.pids().values()).all_gone()
+    os.mkfifo("gate")
+    context = started.context("open('gate').read()")  # So that it does not end during the start.
+    ended = Watched(*context.pids().values())
+    with open("gate", "w"):
+        pass
+    ended.all_gone()
     assert select.select([started.keeper.fileno()], [], [], PATIENCE_S)[0]
     monkeypatch.setattr(started.warm, "take_in", started.keeper.is_gone)
     assert isinstance(context, SubprocessContext)

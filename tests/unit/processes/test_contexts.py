@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import time
+from _socket import MSG_PEEK
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,6 +110,12 @@ def until(
 def all_ended(context: PContext) -> list[Ended]:
     seen: list[Ended] = []
     return until(context, lambda: len(seen) == context.nprocs, seen)
+
+
+def await_told(keeper: Keeper, word: bytes, times: int = 1) -> None:
+    """Wait until the keeper has told of something so often, and leave it there to be received."""
+    while keeper._control.recv(1 << 16, MSG_PEEK).count(word) < times:
+        select.select([], [], [], 0.001)
 
 
 # Starting.
@@ -485,9 +492,7 @@ class SlowToHear(SubprocessContext):
 
     def _await_spawned(self, ranks: Sequence[int]) -> None:
         assert self._keeper is not None
-        control = self._keeper._control
-        while control.recv(1 << 16, 2).count(b"exited") < len(ranks):  # MSG_PEEK
-            select.select([], [], [], 0.001)
+        await_told(self._keeper, b"exited", len(ranks))
         super()._await_spawned(ranks)
 
 
@@ -525,11 +530,13 @@ def test_killing_now_needs_a_stop(group: Group) -> None:
 
 
 class Unkillable(SubprocessContext):
-    """As if its first worker were in uninterruptible sleep."""
+    """As if its first worker were in uninterruptible sleep; the others die at once."""
 
     def _kill_tree(self, rank: int) -> None:
         if rank != 0:
             super()._kill_tree(rank)
+            assert self._keeper is not None
+            await_told(self._keeper, b"exited")
 
 
 def test_a_worker_that_cannot_be_killed_is_given_up_and_reported(

@@ -156,7 +156,9 @@ ODD_FILES = st.fixed_dictionaries(
 
 
 @given(content=st.binary() | ODD_FILES, stderr=st.text(), exitcode=st.integers(-70, 300))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
 def test_no_error_file_and_no_stderr_can_break_the_report(
     tmp_path: Path, content: bytes, stderr: str, exitcode: int
 ) -> None:

@@ -223,7 +223,8 @@ ENDINGS = {
     "atexit raises": "import atexit, os\natexit.register(os.fspath, 1)",
     "threads": (
         "import threading, time\n"
-        "threading.Thread(target=lambda: (time.sleep(0.05), print('joined'))).start()\n"
+        "main = threading.main_thread()\n"
+        "threading.Thread(target=lambda: (main.join(), print('joined'))).start()\n"
         "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
         "print('main done')"
     ),

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -225,3 +226,28 @@ def test_a_stream_that_goes_nowhere_costs_no_memory(tmp_path: Path) -> None:
             assert sys.getsizeof(lines._held) < 1000
     finally:
         stream.end()
+
+
+def test_what_is_still_in_a_pipe_can_be_waited_for(followed: Followed) -> None:
+    read, write = os.pipe()
+    stream = followed.pipe(read)
+    assert stream.catch_up(0)
+    os.write(write, b"last words\n")
+    assert not stream.catch_up(0)
+    reading = threading.Timer(0.05, stream.take_turn)
+    reading.start()
+    assert stream.catch_up(60)
+    assert stream.tail() == b"last words\n"
+    reading.join()
+    os.write(write, b"never read\n")
+    os.close(write)
+    stream.end()
+    assert stream.catch_up(0)
+
+
+def test_what_is_in_a_file_need_not_be_waited_for(followed: Followed, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"last words\n")
+    stream = followed.file(path)
+    assert stream.catch_up(0)
+    assert stream.tail() == b"last words\n"

@@ -19,7 +19,7 @@ from holdfast.elastic.rendezvous.registry import get_rendezvous_handler
 
 folder, worker = sys.argv[1:]
 handler = get_rendezvous_handler(
-    RendezvousParameters("file", folder, "job", 3, 3, "127.0.0.1", keep_alive_interval="0.2")
+    RendezvousParameters("file", folder, "job", 3, 3, "127.0.0.1", keep_alive_interval="2")
 )
 spec = WorkerSpec(
     role="trainer", local_world_size=2, rdzv_handler=handler, entrypoint="/bin/sh",
@@ -60,9 +60,11 @@ def test_workers_of_three_agents_have_ranks_of_one_world(tmp_path: Path) -> None
 
 def test_a_worker_that_fails_once_restarts_those_of_all_agents(tmp_path: Path) -> None:
     worker = (
+        f"started() {{ until [ $(cat {tmp_path}/starts* | wc -l) -ge $1 ]; do sleep 0.02; done; }};"
         f"echo $MASTER_PORT >> {tmp_path}/starts$RANK; "
-        f"[ $RANK = 3 ] && mkdir {tmp_path}/failed 2>/dev/null && exit 1; "
-        f"until [ $(cat {tmp_path}/starts* | wc -l) -ge 12 ]; do sleep 0.02; done"
+        # Not before all have started, or those that have not would be stopped before they do.
+        f"[ $RANK = 3 ] && started 6 && mkdir {tmp_path}/failed 2>/dev/null && exit 1; "
+        "started 12"
     )
     assert run_agents(tmp_path, worker) == ["SUCCEEDED"] * 3
     starts = [(tmp_path / f"starts{rank}").read_text().split() for rank in range(6)]

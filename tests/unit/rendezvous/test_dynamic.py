@@ -63,8 +63,16 @@ class Cluster:
 
     def meet(self, *handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
         """Have nodes join at the same time; return their rounds by rank."""
+
+        def join(one: DynamicRendezvousHandler) -> RendezvousInfo:
+            info = one.next_rendezvous()
+            while info.world_size < len(handlers):  # Others came after the last call.
+                until(one.num_nodes_waiting)
+                info = one.next_rendezvous()
+            return info
+
         with ThreadPoolExecutor(len(handlers)) as pool:
-            infos = list(pool.map(lambda one: one.next_rendezvous(), handlers))
+            infos = list(pool.map(join, handlers))
         return sorted(infos, key=lambda info: info.rank)
 
 
@@ -183,6 +191,7 @@ def test_a_standby_waits_longer_than_the_join_timeout_and_ends_well(
     wait = spare._attendant.wait
 
     def counted(number: int, *given: Any) -> Any:
+        wait(number, lambda standing: standing.was_standby, LONG_S)  # Its time begins to run now.
         waits.append(number)
         return wait(number, *given)
 
@@ -196,8 +205,15 @@ def test_a_standby_waits_longer_than_the_join_timeout_and_ends_well(
             waiting.result()
 
 
-def test_too_few_nodes_are_told_of(cluster: Cluster) -> None:
+def test_too_few_nodes_are_told_of(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     lonely = cluster.add(2, 3, times={"join": timedelta(seconds=0.05)})
+    wait = lonely._attendant.wait
+
+    def once_in(number: int, *given: Any) -> Any:
+        wait(number, lambda standing: standing.in_job, LONG_S)  # Its time begins to run now.
+        return wait(number, *given)
+
+    monkeypatch.setattr(lonely._attendant, "wait", once_in)
     with pytest.raises(RendezvousTimeoutError) as told:
         lonely.next_rendezvous()
     assert str(told.value) == (
@@ -277,7 +293,7 @@ def test_a_store_that_hangs_is_given_up_in_time(cluster: Cluster) -> None:
         times={"join": soon, "close": soon, "heartbeat": soon},
     )
     try:
-        with pytest.raises(RendezvousTimeoutError):
+        with pytest.raises(RendezvousTimeoutError, match="0 of at least 1 nodes are there"):
             handler.next_rendezvous()
         with pytest.raises(RendezvousTimeoutError, match=r"'c10d' did not answer in 0.02 s"):
             handler.is_closed()

@@ -209,17 +209,19 @@ def test_a_backend_that_fails_for_a_while_costs_nothing(place: Place) -> None:
     backend.error = RendezvousConnectionError("the cable is out")
     while not connection.problem():
         backend.asked.acquire()
-    assert connection.problem().startswith("no contact with the place for 0.")
-    assert connection.problem().endswith("s: the cable is out")
+    assert connection.problem().startswith("no contact with the place for ")
+    assert connection.problem().endswith(" s: the cable is out")
     backend.error = None
     connection.say(Phase.SUCCEEDED, 0)
     assert told(connection, lambda view: view.final).outcome is Ending.SUCCEEDED
 
 
 def test_a_backend_that_keeps_failing_is_given_up_once(place: Place) -> None:
-    connection = place.enter("a")
+    connection, backend = place.enter("a"), place.backend("a")
     told(connection, is_member)
-    place.backend("a").error = RendezvousConnectionError("the cable is out")
+    backend.error = RendezvousConnectionError("the cable is out")
+    while not connection.problem():
+        backend.asked.acquire()
     lose_patience(connection)
     (gave_up,) = news(connection)
     assert isinstance(gave_up, GaveUp)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SHORT_S = 0.05
+LONG_S = 60
 
 
 def torchs_hash_store(_folder: Path) -> Any:
@@ -55,6 +57,24 @@ def all_ranks(world_size: int, of_rank: Callable[[int], Any]) -> list[Any]:
         return list(pool.map(result, range(world_size)))
 
 
+class Together:
+    """A store at which nobody's time begins to run before so many ranks have come to wait."""
+
+    def __init__(self, store: Any, ranks: int) -> None:
+        self._store = store
+        self._gate = threading.Barrier(ranks)
+        self._is_open = False
+
+    def wait(self, *arguments: Any) -> None:
+        if not self._is_open:
+            self._gate.wait(LONG_S)
+            self._is_open = True
+        self._store.wait(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
 def test_the_timeout_is_restored_whatever_happens(store: Any) -> None:
     """With torch's an exception leaves the short one."""
     store.set_timeout(timedelta(seconds=9))
@@ -81,8 +101,10 @@ def test_data_that_was_set_before(store: Any) -> None:
 
 
 def test_who_waits_for_data_in_vain_is_told_whose(store: Any) -> None:
+    both = Together(store, 2)
+
     def give(rank: int) -> Any:
-        return synchronize(store, b"", rank, 5, "data", SHORT_S) if rank in (1, 3) else None
+        return synchronize(both, b"", rank, 5, "data", SHORT_S) if rank in (1, 3) else None
 
     _, first, _, second, _ = all_ranks(5, give)
     for problem in (first, second):
@@ -136,16 +158,18 @@ def test_a_barrier_can_be_used_again() -> None:
 
 
 def test_every_rank_is_told_who_is_missing(store: Any) -> None:
+    others = Together(store, 3)
+
     def come(rank: int) -> None:
         if rank not in (1, 3):
-            barrier(store, 5, "here", 0.5, rank, lambda one: f"{one} (host{one})")
+            barrier(others, 5, "here", SHORT_S, rank, lambda one: f"{one} (host{one})")
 
     problems = [one for one in all_ranks(5, come) if one is not None]
     assert len(problems) == 3
     for problem in problems:
         assert isinstance(problem, StoreTimeoutError)
         assert str(problem) == (
-            "the barrier here was waited at for 0.5 s: missing are ranks 1 (host1), 3 (host3) of 5"
+            "the barrier here was waited at for 0.05 s: missing are ranks 1 (host1), 3 (host3) of 5"
         )
 
 
@@ -252,13 +276,13 @@ def test_torchs_function_sees_our_ranks_as_come() -> None:
     from torch.distributed import HashStore
     from torch.distributed.elastic.utils import store as torchs
 
-    store = HashStore()
+    store = Together(HashStore(), 2)
 
     def come(rank: int) -> None:
         if rank == 0:
-            torchs.barrier(store, 3, "here", 0.5, rank, None, 0.1)
+            torchs.barrier(store, 3, "here", SHORT_S, rank, None, 0.1)
         elif rank == 1:
-            barrier(store, 3, "here", 0.5, rank)
+            barrier(store, 3, "here", SHORT_S, rank)
 
     theirs, ours, _ = all_ranks(3, come)
     assert "missing_ranks=[2]" in str(theirs)

@@ -10,12 +10,14 @@ import os
 import select
 import signal
 import threading
+import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from scripted_tcp_store import LONG_S, Peer, ScriptedStore, blob, i64, u64
 
+from holdfast.store import tcp_dialing, tcp_exchanges
 from holdfast.store.errors import (
     DistNetworkError,
     DistStoreError,
@@ -43,6 +45,28 @@ def await_news(store: TCPStore) -> None:
     connection = store._link._connection
     assert connection is not None
     assert select.select([connection._socket], [], [], LONG_S)[0]
+
+
+@pytest.fixture
+def _time_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let reaching a server take no time but that of pauses, however busy the machine is."""
+
+    class Pauses:
+        now = time.monotonic()
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
+    monkeypatch.setattr(tcp_dialing, "time", Pauses())
+
+
+@pytest.fixture
+def _time_to_end_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the end of a wait take as long as the server's thread may take to get its turn."""
+    monkeypatch.setattr(tcp_exchanges, "GRACE_S_MAX", LONG_S)
 
 
 def nothing(peer: Peer) -> None:
@@ -231,6 +255,7 @@ def test_a_frozen_server_is_given_up_in_time(
             call(store)
 
 
+@pytest.mark.usefixtures("_time_to_dial")
 def test_a_frozen_server_does_not_hold_the_constructor() -> None:
     with (
         ScriptedStore(Peer.expect_all, greets=False) as server,
@@ -282,6 +307,7 @@ def test_a_late_answer_is_not_taken_for_that_of_the_next_request(
     ]
 
 
+@pytest.mark.usefixtures("_time_to_end_waits")
 @pytest.mark.parametrize("late", [b"", b"\x00"])
 def test_a_wait_that_is_over_is_ended_in_order(late: bytes) -> None:
     """The answer of the wait may come just when it is cancelled."""
@@ -301,6 +327,7 @@ def test_a_wait_that_is_over_is_ended_in_order(late: bytes) -> None:
         assert store.num_keys() == 5
 
 
+@pytest.mark.usefixtures("_time_to_end_waits")
 def test_the_keys_that_are_missing_are_named() -> None:
     def script(peer: Peer) -> None:
         peer.exchange(b"\x06" + K_AND_L + b"\x0c", b"\x01")
@@ -315,6 +342,7 @@ def test_the_keys_that_are_missing_are_named() -> None:
         store.wait(["k", "l"], SHORT)
 
 
+@pytest.mark.usefixtures("_time_to_end_waits")
 def test_a_barrier_that_is_over() -> None:
     script = exchanges((b"\x12" + K + i64(2) + b"\x0c", b"\x01"))
     with (
@@ -372,6 +400,7 @@ def test_a_connection_lost_in_an_answer(begun: bytes) -> None:
         assert store.num_keys() == 0
 
 
+@pytest.mark.usefixtures("_time_to_dial")
 def test_a_server_that_does_not_come_back_is_told_of_with_the_call() -> None:
     with ScriptedStore(lambda _: None) as server, client_of(server) as store:
         await_news(store)
@@ -488,15 +517,19 @@ def test_messages_do_not_show_thousands_of_keys() -> None:
 
 
 def test_an_interrupted_call_leaves_no_answer_behind() -> None:
-    main = threading.get_ident()
+    main, raised = threading.get_ident(), threading.Event()
 
     def interrupt(peer: Peer) -> None:
         peer.expect(b"\x06" + ONE_K)
-        signal.pthread_kill(main, signal.SIGUSR1)
+        # Again and again: a signal in the moment before Python goes to sleep does not wake it.
+        while not raised.wait(0.01):
+            signal.pthread_kill(main, signal.SIGUSR1)
         peer.expect_end()
 
     def raise_it(*_: object) -> None:
-        raise KeyboardInterrupt
+        if not raised.is_set():
+            raised.set()
+            raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGUSR1, raise_it)
     try:
@@ -603,10 +636,11 @@ def test_a_forked_child_has_a_connection_of_its_own() -> None:
 
 def test_a_clone_has_a_connection_of_its_own() -> None:
     with ScriptedStore(nothing, exchanges((b"\x07", i64(1)))) as server:
-        store = client_of(server, SHORT)
+        its_own = LONG / 2
+        store = client_of(server, its_own)
         other = store.clone()
         store.close()
-        assert (other.host, other.port, other.timeout) == ("127.0.0.1", server.port, SHORT)
+        assert (other.host, other.port, other.timeout) == ("127.0.0.1", server.port, its_own)
         assert other.num_keys() == 1
         other.close()
 

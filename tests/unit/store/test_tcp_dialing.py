@@ -30,6 +30,30 @@ def nobodys() -> Iterator[int]:
         yield int(bound.getsockname()[1])
 
 
+class Clock:
+    """Time that passes only by sleeping, and by what is told to take some."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds >= 0
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Make attempts take no time, so that there is some for each, however busy the machine is."""
+    clock = Clock()
+    monkeypatch.setattr(tcp_dialing, "time", clock)
+    return clock
+
+
 def found_at(monkeypatch: pytest.MonkeyPatch, *hosts: tuple[str, int]) -> None:
     """Make any name mean these places."""
 
@@ -39,6 +63,7 @@ def found_at(monkeypatch: pytest.MonkeyPatch, *hosts: tuple[str, int]) -> None:
     monkeypatch.setattr(tcp_dialing, "_look_up", look_up)
 
 
+@pytest.mark.usefixtures("clock")
 def test_all_addresses_that_were_tried_are_named(
     nobodys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -49,6 +74,27 @@ def test_all_addresses_that_were_tried_are_named(
         rf"\(127.0.0.1:{nobodys}: Connection refused; 127.0.0.2:{nobodys}: Connection refused\)$",
     ):
         reach(nobodys, 0.1, "there")
+
+
+def test_what_was_wrong_is_told_although_the_last_attempts_had_no_time(
+    nobodys: int, monkeypatch: pytest.MonkeyPatch, clock: Clock
+) -> None:
+    tried: list[str] = []
+
+    def refuse(address: Any, _: float) -> socket.socket:
+        tried.append(address[1][0])
+        if len(tried) == 3:
+            clock.now += 100  # As if this process had been stopped just then.
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(tcp_dialing, "_connect", refuse)
+    found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.2", nobodys))
+    with pytest.raises(
+        DistNetworkError,
+        match=r"\(127.0.0.1:\d+: Connection refused; 127.0.0.2:\d+: Connection refused\)$",
+    ):
+        dial("there", nobodys, clock.now + 60, 60, "")
+    assert tried == ["127.0.0.1", "127.0.0.2", "127.0.0.1"]
 
 
 def test_any_of_the_addresses_will_do(nobodys: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,6 +152,7 @@ def test_one_that_hangs_up_at_once_is_tried_again() -> None:
         reach(server.port)
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_frozen_one_is_told_of_as_such() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # The kernel takes connections for it.
         port = listener.getsockname()[1]
@@ -130,40 +177,23 @@ def test_another_program_is_told_of_at_once() -> None:
         reach(server.port)
 
 
-class Clock:
-    """Time that passes only by sleeping, and by what is told to take some."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        assert seconds >= 0
-        self.slept.append(seconds)
-        self.now += seconds
-
-
 @pytest.mark.parametrize("seconds", [0.03, 1.0, 7.0, 100.0])
 def test_pauses_grow_and_never_go_beyond_the_deadline(
-    seconds: float, nobodys: int, monkeypatch: pytest.MonkeyPatch
+    seconds: float, nobodys: int, clock: Clock
 ) -> None:
-    clock = Clock()
-    monkeypatch.setattr(tcp_dialing, "time", clock)
+    deadline = clock.now + seconds
     with pytest.raises(DistNetworkError, match="Connection refused"):
-        dial("127.0.0.1", nobodys, clock.now + seconds, seconds, "")
-    assert clock.now == pytest.approx(1000.0 + seconds)
+        dial("127.0.0.1", nobodys, deadline, seconds, "")
+    assert clock.now == pytest.approx(deadline, rel=0, abs=1e-6)
     assert max(clock.slept) <= 1.5 * tcp_dialing.PAUSE_S_MAX
     assert len(clock.slept) <= 20 + 2 * seconds
     assert len(clock.slept) >= seconds / 1.5
 
 
 def test_an_address_that_swallows_everything_leaves_time_for_the_others(
-    nobodys: int, monkeypatch: pytest.MonkeyPatch
+    nobodys: int, monkeypatch: pytest.MonkeyPatch, clock: Clock
 ) -> None:
-    clock = Clock()
+    clock.now = 1000.0
     allowed: list[float] = []
 
     def swallow(_: object, timeout_s: float) -> socket.socket:
@@ -171,7 +201,6 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_others(
         clock.now += timeout_s
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(tcp_dialing, "time", clock)
     monkeypatch.setattr(tcp_dialing, "_connect", swallow)
     found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.2", nobodys))
     with pytest.raises(DistNetworkError, match=r"127.0.0.1:\d+: timed out; 127.0.0.2:\d+: timed"):
@@ -184,13 +213,14 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_others(
     assert max(allowed) == tcp_dialing.ATTEMPT_S_MAX
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_name_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(*_: object) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(tcp_dialing, "_look_up", look_up)
     with pytest.raises(DistNetworkError, match=r"\(nowhere:7: Name or service not known\)"):
-        reach(7, 0.05, "nowhere")
+        reach(7, host="nowhere")
 
 
 def test_a_name_that_is_none() -> None:
@@ -198,6 +228,7 @@ def test_a_name_that_is_none() -> None:
         resolve("a" * 70 + ".example", 7, LONG_S)
 
 
+@pytest.mark.usefixtures("clock")
 def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     over = threading.Event()
 
@@ -228,6 +259,7 @@ def test_an_address_with_colons_is_written_with_brackets() -> None:
     assert (written("::1", 7), written("host", 7)) == ("[::1]:7", "host:7")
 
 
+@pytest.mark.usefixtures("clock")
 def test_no_connection_to_oneself(nobodys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel may connect a socket to itself where nobody listens at a port it hands out."""
 

@@ -224,8 +224,9 @@ def test_whoever_goes_away_is_not_counted_at_a_barrier(
 
 
 def test_a_queue_passes_on_what_was_promised_to_one_who_is_gone(
-    server: TcpStoreServer, client: Client, other: Client
+    monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer, client: Client, other: Client
 ) -> None:
+    monkeypatch.setattr(tcp_loop, "PROMISE_S", PATIENCE_S)
     with Client(server.port) as gone:
         gone.ask(op(1, blob(b"/here"), blob(b"")), b"")
         gone.send(op(6, keys(b"/q")))
