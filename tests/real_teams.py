@@ -12,13 +12,14 @@ import socket
 import subprocess
 import textwrap
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.etcd.process import hold_port
 from real_jobs import HOLDFAST, PATIENCE_S, SCRIPT_HEAD, News, Watched, children
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
     from typing import Self
 
@@ -47,6 +48,8 @@ OBEY = "obey()"
 QUICK = "settle=0.2"
 SILENCE_S = 2.0
 SOON_SILENT = "keep_alive_interval=0.2,keep_alive_max_attempt=10"
+# Nobody runs alone because another comes late: a round forms when all are there that may be.
+TOGETHER = "settle=60"
 LOOK_AGAIN_S = 0.01
 
 
@@ -72,6 +75,13 @@ class Start(NamedTuple):
         os.kill(self.pid, signal.SIGUSR2)
 
 
+def fail_all(starts: Iterable[Start]) -> None:
+    """Order workers to fail; a late one may have been stopped for an early one's failure."""
+    for start in starts:
+        with suppress(ProcessLookupError):
+            start.fail()
+
+
 class Agent:
     """One `holdfast run` of a cluster, or its coordinator."""
 
@@ -87,9 +97,15 @@ class Agent:
     def signal(self, signum: signal.Signals) -> None:
         self.process.send_signal(signum)
 
+    def freeze(self) -> None:
+        """Stop the agent until SIGCONT, and wait until all its threads have stopped."""
+        self.signal(signal.SIGSTOP)
+        if self.process.returncode is None:
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
     def kill(self) -> None:
         """SIGKILL the agent, its keeper and its workers at once, as a machine that dies would."""
-        self.signal(signal.SIGSTOP)  # So that it does not notice another's end.
+        self.freeze()  # So that it does not notice another's end.
         for one in (signal.SIGSTOP, signal.SIGKILL):
             for pid in [*descendants(self.pid), self.pid]:
                 with suppress(ProcessLookupError):
@@ -145,7 +161,10 @@ class Cluster:
         self.workers: list[Watched] = []
         self._backend = backend
         self._conf = conf
-        self.port = free_port(host) if port is None else port
+        self._held = ExitStack()
+        if port is None:  # Nobody else is given it meanwhile; agents can bind it all the same.
+            port = int(self._held.enter_context(hold_port(host)).getsockname()[1])
+        self.port = port
         self.agents: dict[str, Agent] = {}
         self.news = News(folder)
         self.run_id = run_id
@@ -308,6 +327,7 @@ class Cluster:
         for worker in self.workers:
             worker.all_gone()
         self.news.close()
+        self._held.close()
 
 
 def check_agreement(starts: dict[int, Start]) -> None:

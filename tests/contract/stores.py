@@ -30,6 +30,7 @@ CLIENT_ON_TORCHS = "client on TCPStore"
 TORCHS = ["HashStore", "FileStore", "PrefixStore", "TCPStore", "TCPStore on ours"]
 NEED_TORCH = {CLIENT_ON_TORCHS, *TORCHS}
 ALL = [*OURS, CLIENT_ON_TORCHS, *TORCHS]
+CALL_S = 60.0  # A large value takes long where many tests run at once.
 
 # What a store of torch's does not do as all others do, each with its reason.
 GAPS = {
@@ -82,7 +83,8 @@ def opened(name: str, folder: Path, shared: Shared) -> Iterator[Any]:
         case "file":
             yield FileStore(folder)
         case "etcd":
-            client = EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", shared.etcd_port),)))
+            where = (("127.0.0.1", shared.etcd_port),)
+            client = EtcdClient(EtcdSettings(endpoints=where, call_s=CALL_S))
             with EtcdStore(client, str(folder), closes_client=True) as store:
                 yield store
         case "client":

@@ -238,21 +238,25 @@ def test_nodes_meet_over_tls(tls: tuple[Pair, Pair]) -> None:
         assert len(second.store("s").get("key")) == 400_000
 
 
-def test_a_plain_client_against_tls_learns_the_likely_reason(tls: tuple[Pair, Pair]) -> None:
+def test_a_plain_client_against_tls_is_told_at_once(tls: tuple[Pair, Pair]) -> None:
     _, head = tls
     conf = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key}"
     with (
         Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator,
         started(one := node(coordinator.port, "a")),
     ):
-        eventually(lambda: "coordinator with TLS (set tls_ca here)" in one.problem())
+        news = fault(one)
+        assert isinstance(news, Refused)
+        assert "speaks TLS and this side does not (set tls_ca here)" in news.why
 
 
-def test_a_tls_client_against_a_plain_coordinator_learns_the_reason(tls: tuple[Pair, Pair]) -> None:
+def test_a_tls_client_against_a_plain_coordinator_is_told_at_once(tls: tuple[Pair, Pair]) -> None:
     ca, _ = tls
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
         with started(one := node(coordinator.port, "a", tls=TlsFiles(ca=ca.cert))):
-            eventually(lambda: "coordinator without TLS" in one.problem())
+            news = fault(one)
+            assert isinstance(news, Refused)
+            assert "the other side does not speak TLS" in news.why
         _, errors = coordinator.end(signal.SIGTERM)
         assert "a TLS client; this coordinator is plain" in errors
 

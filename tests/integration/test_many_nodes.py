@@ -110,7 +110,7 @@ def test_a_worker_can_serve_where_the_workers_are_told_to_meet(tmp_path: Path) -
 
 
 def test_several_joiners_cost_one_restart(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="1:3", conf="settle=1") as cluster:
+    with Cluster(tmp_path, OBEY, nnodes="1:3", conf="settle=3") as cluster:
         cluster.start("a")
         cluster.generation(1)
         cluster.start_all("b", "c")
@@ -223,7 +223,7 @@ def test_a_node_that_left_may_be_started_again(tmp_path: Path) -> None:
 
 
 def test_a_signal_while_waiting_for_nodes_ends_the_wait(tmp_path: Path) -> None:
-    with Cluster(tmp_path, OBEY, nnodes="2", port=free_port()) as cluster:
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start("a")
         cluster.agents["a"].says(f"waiting for nodes at {cluster.endpoint}: 1 of 2 are here")
         cluster.agents["a"].signal(signal.SIGTERM)
@@ -231,12 +231,12 @@ def test_a_signal_while_waiting_for_nodes_ends_the_wait(tmp_path: Path) -> None:
 
 
 def test_too_few_nodes_end_the_wait_with_one_clear_line(tmp_path: Path, team: MakeTeam) -> None:
-    with team(tmp_path, OBEY, nnodes="2", conf="join_timeout=0.5") as cluster:
+    with team(tmp_path, OBEY, nnodes="2", conf="join_timeout=1.5") as cluster:
         cluster.start("a")
         code, said = cluster.end()["a"]
         assert code == 78
         assert said == (
-            f"holdfast run: error: 1 of 2 nodes came to {cluster.endpoint} within 0.5 s "
+            f"holdfast run: error: 1 of 2 nodes came to {cluster.endpoint} within 1.5 s "
             "(join_timeout)\n"
         )
 

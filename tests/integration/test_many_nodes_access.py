@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from certificates import make_ca, make_certificate
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster
+from watched_jobs import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +21,9 @@ HALF_OPEN = 200
 SOON = "join_timeout=1"
 
 SECRETS = """
-with open(f"environ-{RANK}", "w") as seen:
+with open("unfinished-" + RANK, "w") as seen:
     seen.write(repr(dict(E)))
+os.rename("unfinished-" + RANK, "environ-" + RANK)
 obey()
 """
 
@@ -62,7 +64,9 @@ def test_nodes_that_know_the_token_take_part_and_others_do_not(tmp_path: Path) -
         for start in starts.values():
             with open(f"/proc/{start.pid}/environ", "rb") as variables:
                 assert b"HOLDFAST_TOKEN" not in variables.read()
-            assert "HOLDFAST_TOKEN" not in (tmp_path / f"environ-{start.rank}").read_text()
+            seen = tmp_path / f"environ-{start.rank}"
+            until(lambda seen=seen: seen.exists() or None)  # type: ignore[misc]
+            assert "HOLDFAST_TOKEN" not in seen.read_text()
         undisturbed(cluster, "a", "b")
         for start in starts.values():
             start.finish()

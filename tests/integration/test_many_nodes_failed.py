@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from real_jobs import Watched
-from real_teams import OBEY, Cluster
+from real_teams import OBEY, Cluster, fail_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,8 +39,7 @@ def test_workers_that_fail_on_all_nodes_at_once_cost_one_restart(
 ) -> None:
     with team(tmp_path, OBEY, "--max-restarts=1", nnodes="3") as cluster:
         cluster.start_all("a", "b", "c")
-        for start in cluster.generation(3).values():
-            start.fail()
+        fail_all(cluster.generation(3).values())
         again = cluster.generation(3)
         assert {(start.generation, start.restarts) for start in again.values()} == {(1, 1)}
         for start in again.values():

@@ -196,7 +196,7 @@ def test_two_jobs_in_one_folder_know_nothing_of_each_other(tmp_path: Path) -> No
 
 def test_a_folder_that_goes_away_is_given_up(tmp_path: Path) -> None:
     """Workers go on for a while, and are then stopped; the agent says why."""
-    with in_a_folder(tmp_path, "1", conf="coordinator_timeout=0.5") as cluster:
+    with in_a_folder(tmp_path, "1", conf="coordinator_timeout=2") as cluster:
         cluster.start("a")
         cluster.generation(1)
         meeting = tmp_path / "meeting"

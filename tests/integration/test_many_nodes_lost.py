@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from real_jobs import Watched, children
-from real_teams import OBEY, QUICK, SILENCE_S, SOON_SILENT, Cluster, descendants
+from real_teams import OBEY, QUICK, SILENCE_S, SOON_SILENT, TOGETHER, Cluster, descendants
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_worker_that_fails_of_a_killed_node_costs_nothing(tmp_path: Path) -> N
     obey()
     """
     flags = ("--worker-store", "--max-restarts", "0")
-    with Cluster(tmp_path, script, *flags, nnodes="1:2") as cluster:
+    with Cluster(tmp_path, script, *flags, nnodes="1:2", conf=TOGETHER) as cluster:
         cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b")
         told = [cluster.news.next() for _ in range(3)]

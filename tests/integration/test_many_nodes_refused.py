@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from real_teams import OBEY, Cluster
+from real_teams import OBEY, Cluster, fail_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,8 +60,11 @@ def test_a_node_that_comes_after_the_end_is_told_of_it(tmp_path: Path, how: str)
         coordinator = cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b", conf=ELSEWHERE)
         starts = cluster.generation(2)
-        for start in starts.values():
-            getattr(start, how)()
+        if how == "fail":
+            fail_all(starts.values())
+        else:
+            for start in starts.values():
+                start.finish()
         ended = 0 if how == "finish" else 1
         assert [cluster.agents[name].end()[0] for name in "ab"] == [ended, ended]
         cluster.start("late", conf=ELSEWHERE)

@@ -102,8 +102,8 @@ def test_a_generation_is_gone_before_the_next_one_starts(tmp_path: Path) -> None
     with open(os.environ["NEWS"] + ".go"): pass
     """
     )
+    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
     with Job(tmp_path, script, "--max-restarts=1", "--shutdown-timeout=30") as job:
-        os.mkfifo(f"{job.news.path}.go")
         told = job.news.take(FAMILY_SIZE)
         family = Watched(*told.values())
         os.kill(told["leader0"], signal.SIGKILL)

@@ -68,13 +68,13 @@ def test_a_signal_goes_to_the_leader_alone(tmp_path: Path) -> None:
 def test_a_shell_that_dies_of_the_signal_does_not_cost_its_child_the_grace(tmp_path: Path) -> None:
     child = tmp_path / "child.py"
     child.write_text(
-        "import os, signal, sys\n"
+        "import os, signal, sys, time\n"
         "def save(signum, frame):\n"
         "    with open(os.environ['NEWS'], 'w') as news: news.write(f'saved {os.getpid()}\\n')\n"
         "    sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "with open(os.environ['NEWS'], 'w') as news: news.write(f'child {os.getpid()}\\n')\n"
-        "while True: signal.pause()\n"
+        "while True: time.sleep(0.1)  # A signal just before it sleeps does not wake it.\n"
     )
     script = f"#!/bin/sh\npython3 {child}\nexit $?\n"
     with Job(tmp_path, script, "--no-python", name="train.sh") as job:
@@ -144,8 +144,8 @@ def test_the_same_time_holds_when_a_failure_brings_workers_down(tmp_path: Path) 
     forever()
     """
     )
+    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--shutdown-timeout=0.2") as job:
-        os.mkfifo(f"{job.news.path}.go")
         family = Watched(*job.news.take(2).values())
         with open(f"{job.news.path}.go", "w"):
             pass
@@ -166,8 +166,8 @@ def test_the_stop_signal_can_be_chosen(tmp_path: Path) -> None:
     forever()
     """
     )
+    os.mkfifo(tmp_path / "news.go")  # Before a worker looks for it.
     with Job(tmp_path, script, "--nproc-per-node=2", "--stop-signal=SIGUSR1") as job:
-        os.mkfifo(f"{job.news.path}.go")
         leaders = job.news.take(2)
         with open(f"{job.news.path}.go", "w"):
             pass

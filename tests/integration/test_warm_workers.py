@@ -93,8 +93,8 @@ def test_a_job_without_restarts_survives_its_zygote(folder: Path) -> None:
     tell("warm" if "slow" in sys.modules else "cold")
     with open(os.environ["NEWS"] + ".go"): pass
     """
+    os.mkfifo(folder / "news.go")  # Before a worker looks for it.
     with Job(folder, script, "--preload=slow") as job:
-        os.mkfifo(f"{job.news.path}.go")
         assert job.news.next()[0] == "warm"
         gone = Watched(zygote_of(job))
         os.kill(zygote_of(job), signal.SIGKILL)

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.store.errors import DistNetworkError
 from holdfast.store.tcp_client import TCPStore
-from real_teams import Cluster
+from real_teams import TOGETHER, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -133,7 +133,7 @@ def test_the_store_is_there_until_the_last_worker_is_done(tmp_path: Path) -> Non
 
 
 def test_the_store_moves_when_its_node_is_lost(tmp_path: Path) -> None:
-    with Cluster(tmp_path, MEET, nnodes="1:2") as cluster:
+    with Cluster(tmp_path, MEET, nnodes="1:2", conf=TOGETHER) as cluster:
         cluster.start_coordinator("coordinator")
         cluster.start_all("a", "b")
         first, other = cluster.ranks(2)

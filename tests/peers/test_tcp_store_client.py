@@ -210,7 +210,7 @@ sys.stdin.read()
 
 
 @contextlib.contextmanager
-def serving_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving_process(port: int) -> Iterator[subprocess.Popen[str]]:
     """A process with a server of torch's; it ends with its standard input."""
     with subprocess.Popen(
         [sys.executable, "-c", SERVING, str(port)],
@@ -220,18 +220,20 @@ def serving_process(port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]
     ) as process:
         try:
             assert process.stdout is not None
-            yield process, int(process.stdout.readline())
+            assert int(process.stdout.readline()) == port
+            yield process
         finally:
             process.kill()
 
 
-def test_a_server_that_is_stopped_goes_on_or_dies() -> None:
+def test_a_server_that_is_stopped_goes_on_or_dies(port: int) -> None:
     """torch's client waits for ever for a stopped server, and never again reaches a new one."""
-    with serving_process() as (process, port):
+    with serving_process(port) as process:
         store = TCPStore("localhost", port, timeout=LONG)
         store.set("key", "value")
         assert store.add("count", 1) == 1
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are.
         store.set_timeout(SHORT)
         calls: list[tuple[str, Callable[[], Any]]] = [
             ("get of key", lambda: store.get("key")),

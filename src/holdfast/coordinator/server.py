@@ -19,12 +19,13 @@ import msgspec
 
 from holdfast import messages
 from holdfast.coordinator.accepting import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
+from holdfast.coordinator.failures_last import FailuresLast
 from holdfast.coordinator.keys import Keys
 from holdfast.coordinator.peer import READ_BYTES, Key, Peer
 from holdfast.coordinator.summaries import answer_frame
 from holdfast.core.hosting import Hosting
 from holdfast.core.job import JobPhase
-from holdfast.core.news import Ack, Beat, Role, Status, View
+from holdfast.core.news import Ack, Beat, Phase, Role, Status, View
 from holdfast.wire.errors import BadMessage, quoted
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import refusal
@@ -72,6 +73,7 @@ class CoordinatorServer:
         )
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._keys = Keys()
+        self._failures = FailuresLast(self._loop, self._take_in)
         self._token = token
         self._tls = tls
         self._on_change = on_change
@@ -133,7 +135,7 @@ class CoordinatorServer:
         now = peer.heard_at = self._loop.time()
         kind = type(message)
         if kind is Beat or kind is Status:
-            self._heard(now, peer, message)  # type: ignore[arg-type]
+            self._heard(peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
         elif kind is Query:
@@ -165,13 +167,14 @@ class CoordinatorServer:
             del self._by_key[key]
             if peer.told_end:
                 self._told_end.add(key)
+            self._failures.release(key)
             self._send(self.hosting.link_closed(self._loop.time(), *key))
         self._gone.set()
         self._soon()
 
     # Nodes.
 
-    def _heard(self, now: float, peer: Peer, message: Status | Beat) -> None:
+    def _heard(self, peer: Peer, message: Status | Beat) -> None:
         if type(message) is Beat:
             key = (message.run_id, message.node, message.incarnation)
         else:
@@ -179,6 +182,15 @@ class CoordinatorServer:
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
             self._speaks_for(peer, key)
+        if type(message) is Status:
+            if message.phase is Phase.FAILED:
+                self._failures.hold(peer, key, message)
+                return
+            self._failures.forget(key)
+        self._take_in(peer, key, message)
+
+    def _take_in(self, peer: Peer, key: Key, message: Status | Beat) -> None:
+        now = self._loop.time()
         if peer.is_remote:
             self._locate(peer, key[0])
             answers = self.hosting.received(now, message, peer.address)

@@ -167,7 +167,7 @@ class Membership:
         self._times = times
         self._draw = draw
         self._clock = AttendedClock(now, max(times.beat_s, times.silence_s / 5))
-        self._beat_s = times.beat_s
+        self._beat_s = min(times.beat_s, times.away_s / BEATS_PER_SILENCE_MIN)
         self._heard_at = 0.0  # This and the next five by the attended clock.
         self._opened_at = 0.0
         self._away_since: float | None = None  # Until there is a view again, not just a link.
@@ -274,9 +274,11 @@ class Membership:
         self._heard_at = at
 
     def _pace(self, view: View) -> float:
-        # The coordinator may be set to lose patience sooner than this node would.
-        silence_s = min(self._times.silence_s, view.silence_s or self._times.silence_s)
-        wanted = max(self._times.beat_s, BEAT_S_PER_NODE * view.present)
+        # The coordinator may be set to lose patience sooner than this node would; and this node
+        # may be set to do without it sooner than it calls a link silent.
+        times = self._times
+        silence_s = min(times.silence_s, view.silence_s or times.silence_s, times.away_s)
+        wanted = max(times.beat_s, BEAT_S_PER_NODE * view.present)
         return min(wanted, silence_s / BEATS_PER_SILENCE_MIN)
 
     def _closed(self, at: float, why: str) -> list[Effect]:
@@ -300,7 +302,9 @@ class Membership:
             return [DropLink(why), *self._closed(at, why)]
         if self._may_give_up() and at - self._heard_at >= self._limit_s():
             self._given_up = True
-            effects.append(GiveUp(at - self._heard_at, self.last_problem))
+            is_mute = self.link is Link.UP
+            why = f"no answer for {self._limit_s():g} s" if is_mute else self.last_problem
+            effects.append(GiveUp(at - self._heard_at, why))
         if self.link is Link.DOWN and at >= self._retry_at:
             self.link = Link.OPENING
             return [*effects, OpenLink()]

@@ -65,15 +65,16 @@ class Asking(Watching, ABC):
 
     def _await_answers(self, all_answered: Callable[[], bool]) -> None:
         """Wait until each worker that was asked for was forked, or could not be."""
+        # While they are forked, so that it delays none, and before one has a family of its own.
+        sweeping.become_subreaper_if_wanted()
         warm = self._warm
         while True:
             self._hear_keeper()
             if all_answered():
-                break
+                return
             self._block(warm.next_deadline() if warm is not None else None)
             if warm is not None:
                 self._hear_zygote()
-        sweeping.become_subreaper_if_wanted()
 
     def _hear_zygote(self) -> None:
         warm = self._warm

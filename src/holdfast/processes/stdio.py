@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # What is kept of a worker's standard error for the report: some hundred lines.
 TAIL_BYTES_MAX = 64 * 1024
+# How long a report waits for a worker's last words, once: a console that takes nothing keeps them.
+CATCH_UP_S = 1.0
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
@@ -79,6 +81,7 @@ class WorkerStdio:
         self._capture_stderr = capture_stderr
         self._follower: LogFollower | None = None
         self._console_stuck = False
+        self._is_behind = False
         self._pipes: dict[tuple[int, int], int] = {}
         self._hidden: set[tuple[int, int]] = set()
         self._files: list[tuple[int, int, str]] = []
@@ -144,6 +147,9 @@ class WorkerStdio:
         """Return the end of a worker's standard error, empty where it is not kept."""
         captured = self._captured.get((rank, STDERR))
         if captured is not None:
+            # What a worker wrote last is often why it ended, and may not have been read yet.
+            if not self._is_behind:
+                self._is_behind = not captured.catch_up(CATCH_UP_S)
             return captured.tail(TAIL_BYTES_MAX).decode(errors="replace")
         path = self._dest.stderrs.get(rank, "")
         if not path or path == os.devnull:

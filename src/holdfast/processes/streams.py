@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import threading
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +31,9 @@ TAIL_BYTES_MAX = 1 << 14
 # The room asked for in a pipe, so that a noisy worker waits less often for its reader.
 PIPE_ROOM_BYTES = 1 << 18
 _F_SETPIPE_SZ = 1031
+
+# How often `catch_up` looks whether the follower's thread has come so far.
+LOOK_AGAIN_S = 0.001
 
 # No pipe holds more than this (fs.pipe-max-size), so once this much was read after the wish to
 # finish, all that was written before it has come. What a survivor writes later is not waited for.
@@ -82,6 +87,20 @@ class Stream:
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
         """Return the last bytes of the stream; the first line may be cut. Any thread."""
         raise NotImplementedError
+
+    def catch_up(self, limit_s: float) -> bool:
+        """Wait until `tail()` has all that was written so far; return whether. Any thread."""
+        deadline = time.monotonic() + limit_s
+        wanted = self._bytes_so_far()
+        while self.bytes_read < wanted and not self.finished:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(LOOK_AGAIN_S)
+        return True
+
+    def _bytes_so_far(self) -> int:
+        """Return how many bytes must have been read for `tail()` to be complete."""
+        return 0
 
     def begin_finish(self) -> None:
         """Read on only to the end of what is there now; others may go on writing."""
@@ -190,7 +209,7 @@ class PipeStream(Stream):
         left = TURN_BYTES_MAX
         while left > 0:
             try:
-                data = os.read(self._fd, CHUNK_BYTES)
+                data = self._read()
             except BlockingIOError:
                 if self.finishing:
                     raise EOFError from None
@@ -202,8 +221,6 @@ class PipeStream(Stream):
                 raise
             if not data:
                 raise EOFError
-            self._keep(data)
-            self.bytes_read += len(data)
             left -= len(data)
             self._lines.feed(data)
             if self.finishing:
@@ -214,21 +231,38 @@ class PipeStream(Stream):
                 return False  # Reading on would catch the worker's writes one by one.
         return True
 
+    def _bytes_so_far(self) -> int:
+        import fcntl
+        import termios
+
+        with self._ring_lock:
+            try:
+                unread = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
+            except (OSError, ValueError):
+                return 0  # It has ended.
+            return self.bytes_read + int.from_bytes(unread, sys.byteorder)
+
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
         """Return the last bytes that were read, at most `tail_bytes_max` of them."""
         kept = min(bytes_max, self._tail_bytes_max)
         with self._ring_lock:
             return bytes(self._ring[-kept:]) if kept > 0 else b""
 
+    def _read(self) -> bytes:
+        with self._ring_lock:  # Whatever is no longer in the pipe is in the ring.
+            data = os.read(self._fd, CHUNK_BYTES)
+            self._keep(data)
+            self.bytes_read += len(data)
+            return data
+
     def _keep(self, data: bytes) -> None:
         limit = self._tail_bytes_max
         if limit <= 0:
             return
-        with self._ring_lock:
-            self._ring += data[-limit:]
-            # Cut only now and then: cutting at each read would copy the whole ring each time.
-            if len(self._ring) > 2 * limit:
-                del self._ring[:-limit]
+        self._ring += data[-limit:]
+        # Cut only now and then: cutting at each read would copy the whole ring each time.
+        if len(self._ring) > 2 * limit:
+            del self._ring[:-limit]
 
 
 def _ask_for_room(fd: int) -> None:

@@ -37,7 +37,7 @@ def adopt_orphans() -> None:
 
 
 def become_subreaper_if_wanted() -> None:
-    """Do what `adopt_orphans` asked for; not earlier, for it would delay the first worker."""
+    """Do what `adopt_orphans` asked for; once a worker is asked for, since it would delay that."""
     global _is_subreaper  # noqa: PLW0603 (a property of the process)
     if _adopts and not _is_subreaper:
         load_prctl()(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
