@@ -16,6 +16,7 @@ from real_jobs import PATIENCE_S
 from real_teams import FOREVER, QUICK, Agent, Cluster
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from real_etcd import Etcd
@@ -89,6 +90,16 @@ class EtcdTeam(Cluster):
             running = [one for one in self.agents.values() if one.process.poll() is None]
             assert running, f"nobody is left: {self.said_by_all()}"
             assert time.monotonic() < deadline, f"{leader!r} leads: {self.said_by_all()}"
+            time.sleep(LOOK_AGAIN_S)
+
+    def await_unharmed(self, is_so: Callable[[], bool]) -> None:
+        """Wait until something is so; leases are kept meanwhile, however slow the machine is."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            self.etcd.keep_leases()
+            if is_so():
+                return
+            assert time.monotonic() < deadline, self.said_by_all()
             time.sleep(LOOK_AGAIN_S)
 
     def left(self) -> dict[str, Leaf]:

@@ -20,6 +20,7 @@ from holdfast.etcd import gateway
 from holdfast.etcd.connecting import open_connection
 from holdfast.etcd.failover import Tries
 from holdfast.etcd.http import ConnectionProblem, HttpConnection, Reply
+from holdfast.etcd.mute import NO_WORD, why_mute
 from holdfast.etcd.refusals import Handling, Refusal
 from holdfast.etcd.settings import EtcdSettings, written
 from holdfast.etcd.watching import WatchHandle
@@ -58,6 +59,7 @@ class AsyncEtcd:
         self._token: str | None = None
         self._renewing = asyncio.Lock()
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
+        self._heard: set[int] = set()  # Endpoints that ever answered.
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._watches: set[WatchHandle] = set()
@@ -101,7 +103,7 @@ class AsyncEtcd:
                 token = await self._token_at(at, tries)
                 reply = await self._ask(at, tries, path, body, token)
             except ConnectionProblem as problem:
-                self._failed(at, tries, problem)
+                self._failed(at, tries, await self._explained(at, tries, problem))
                 continue
             except TokenRefused as error:  # By an endpoint that speaks for all of them.
                 self._refused(at, tries, error.refusal, "")
@@ -117,7 +119,9 @@ class AsyncEtcd:
         connection = self._take_idle(at) or await self._connect(at, tries)
         try:
             limit_s = tries.answer_s(self._loop.time())
-            return await connection.ask(path, body, token, limit_s=limit_s)
+            reply = await connection.ask(path, body, token, limit_s=limit_s)
+            self._heard.add(at)
+            return reply
         finally:
             self._give_back(at, connection)
 
@@ -150,14 +154,18 @@ class AsyncEtcd:
             server_name=self.settings.server_name,
             limit_s=tries.connect_s(self._loop.time()),
         )
-        self._open.add(connection)
-        connection.on_ended = self._open.discard
+        self._keep(connection)
         if self._closed:
             connection.abort(CLOSED.why)
             await connection.ended
             raise ConnectionProblem(CLOSED.why)
         self.local_address = connection.local_address
         return connection
+
+    def _keep(self, connection: HttpConnection) -> None:
+        """Have `close` end a connection, and wait for its end."""
+        self._open.add(connection)
+        connection.on_ended = self._open.discard
 
     # Users.
 
@@ -182,7 +190,7 @@ class AsyncEtcd:
             reply = await self._ask(at, tries, gateway.AUTHENTICATE, body, "")
         except ConnectionProblem as problem:
             # Whatever was to be asked has not been asked yet.
-            raise ConnectionProblem(problem.why, problem.kind) from None
+            raise ConnectionProblem(problem.why, problem.kind, mute=problem.mute) from None
         token = gateway.decode_token(reply.status, reply.body)
         if isinstance(token, Refusal):
             raise TokenRefused(token)
@@ -223,7 +231,7 @@ class AsyncEtcd:
                 self._use(at)
                 said = await handle.follow(connection, token, tries.answer_s(self._loop.time()))
             except ConnectionProblem as problem:
-                self._failed(at, tries, problem)
+                self._failed(at, tries, await self._explained(at, tries, problem))
                 continue
             except TokenRefused as error:
                 self._refused(at, tries, error.refusal, "")
@@ -249,6 +257,24 @@ class AsyncEtcd:
             if tries.is_late(self._loop.time()):
                 return None
         return at
+
+    async def _explained(
+        self, at: int, tries: Tries, problem: ConnectionProblem
+    ) -> ConnectionProblem:
+        """Return more of a problem with an endpoint that never said a word, if there is more."""
+        if not problem.mute or at in self._heard or self._closed:
+            return problem
+        host, port = self.settings.endpoints[at]
+        better = await why_mute(
+            host,
+            port,
+            tls=self._tls,
+            server_name=self.settings.server_name,
+            limit_s=tries.connect_s(self._loop.time()),
+            opened=self._keep,
+        )
+        why = f"{problem.why} {NO_WORD}"
+        return better or ConnectionProblem(why, problem.kind, written=problem.written)
 
     def _failed(self, at: int, tries: Tries, problem: ConnectionProblem) -> None:
         tries.failed(at, Problem(problem.kind, problem.why), written=problem.written)

@@ -12,7 +12,7 @@ import ssl
 
 from holdfast.coordinator import addresses
 from holdfast.etcd.http import (
-    MAYBE_NO_TLS,
+    NO_HANDSHAKE,
     ConnectionProblem,
     HttpConnection,
     tls_problem,
@@ -36,6 +36,7 @@ async def open_connection(
     limit_s: float,
 ) -> HttpConnection:
     """Return a connection, or raise `ConnectionProblem`; both within the limit."""
+    late = "no connection"
     try:
         async with asyncio.timeout(limit_s):
             try:
@@ -43,14 +44,15 @@ async def open_connection(
             except OSError as error:
                 raise ConnectionProblem(f"it cannot be resolved: {words_of(error)}") from None
             connected = await addresses.connect_first(found, limit_s, _set_options)
+            late = "it takes connections, but there was no TLS handshake"
             return await _wrap(connected, addresses.written(host, port), tls, server_name or host)
     except TimeoutError:
-        raise ConnectionProblem(f"no connection within {limit_s:.3g} s") from None
+        raise ConnectionProblem(f"{late} within {limit_s:.3g} s") from None
     except ssl.SSLError as error:
         raise tls_problem(error) from None
     except OSError as error:
         if tls is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError):
-            raise ConnectionProblem(MAYBE_NO_TLS) from None
+            raise ConnectionProblem(NO_HANDSHAKE, mute=True) from None
         raise ConnectionProblem(words_of(error)) from None
 
 
@@ -66,7 +68,7 @@ def _set_options(connected: socket.socket) -> None:
 async def _wrap(
     connected: socket.socket, host_header: str, tls: ssl.SSLContext | None, server_name: str
 ) -> HttpConnection:
-    connection = HttpConnection(host_header, is_tls=tls is not None)
+    connection = HttpConnection(host_header)
     try:
         await asyncio.get_running_loop().create_connection(
             lambda: connection,

@@ -252,7 +252,7 @@ def decode(request: Request, status: int, body: bytes) -> Answer | Refusal:
             return _missing_lease(request, refusal_of(status, body))
         return KeptAlive(max(_lease_line.decode(body).result.TTL, 0))
     except msgspec.MsgspecError as error:
-        return not_understood(error)
+        return not_understood(error, body)
 
 
 def decode_token(status: int, body: bytes) -> str | Refusal:
@@ -273,7 +273,7 @@ def decode_line(line: bytes) -> News | Refusal:
     try:
         said = _watch_line.decode(line)
     except msgspec.MsgspecError as error:
-        return not_understood(error)
+        return not_understood(error, line)
     result, failed = said.result, said.error
     if failed is not None and failed.message:
         return classify(failed.message, failed.grpc_code or failed.code)

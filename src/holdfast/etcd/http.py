@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.coordinator import addresses
 from holdfast.core.etcd_calls import Trouble
 from holdfast.errors import EnvironmentProblem
-from holdfast.etcd.refusals import TLS_ONLY
+from holdfast.etcd.refusals import SAID_CHARS_MAX, TLS_ONLY
 from holdfast.wire.errors import quoted
 
 try:
     import h11
 except ImportError:
-    raise EnvironmentProblem(
-        "etcd needs the package h11", hint="pip install 'holdfast[etcd]'"
-    ) from None
+    raise EnvironmentProblem("etcd needs the package h11", hint="pip install h11") from None
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,25 +30,33 @@ ANSWER_BYTES_MAX = 64 * 1024 * 1024
 it is told otherwise, but a range may hold many of those."""
 HEAD_BYTES_MAX = 64 * 1024
 
-MAYBE_NO_TLS = (
-    "it closed the connection during the TLS handshake (if it does not speak TLS, write http:// "
-    "before it)"
-)
+TLS_FAILED = "TLS failed"
+NO_TLS = "it does not speak TLS: write http:// before it"
+NO_HANDSHAKE = "it closed the connection during the TLS handshake"
 
 _OK = 200
+_HTTP = b"HTTP/1."
+_ALERT = b"\x15\x03"  # Of TLS.
 
 
 class ConnectionProblem(Exception):
     """A connection could not be made or kept."""
 
     def __init__(
-        self, why: str, kind: Trouble = Trouble.UNREACHABLE, *, written: bool = False
+        self,
+        why: str,
+        kind: Trouble = Trouble.UNREACHABLE,
+        *,
+        written: bool = False,
+        mute: bool = False,
     ) -> None:
         super().__init__(why)
         self.why = why
         self.kind = kind
         self.written = written
         """Whether some of a request was sent, so that it may have been carried out."""
+        self.mute = mute
+        """Whether the other side closed the connection and never said anything on it."""
 
 
 class Reply(NamedTuple):
@@ -63,7 +69,7 @@ class Reply(NamedTuple):
 class HttpConnection(asyncio.Protocol):
     """A connection from `open_connection` until `abort`, or until it fails."""
 
-    def __init__(self, host_header: str, *, is_tls: bool) -> None:
+    def __init__(self, host_header: str) -> None:
         loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = loop.create_future()
         """Done when the socket is closed."""
@@ -72,7 +78,6 @@ class HttpConnection(asyncio.Protocol):
         self._loop = loop
         self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
         self._host_header = host_header
-        self._is_tls = is_tls
         self._heard = False
         self._transport: asyncio.Transport | None = None
         self._problem: ConnectionProblem | None = None
@@ -81,6 +86,11 @@ class HttpConnection(asyncio.Protocol):
         self._status = 0
         self._body = bytearray()
         self._looked_at = 0  # So far there is no end of a line in `_body`.
+
+    @property
+    def problem(self) -> ConnectionProblem | None:
+        """Why it is over, if it is."""
+        return self._problem
 
     @property
     def is_idle(self) -> bool:
@@ -159,7 +169,8 @@ class HttpConnection(asyncio.Protocol):
         return self._reply
 
     def _silent(self, limit_s: float) -> None:
-        self._fail(ConnectionProblem(f"no answer within {limit_s:.3g} s"))
+        taken = "" if self._heard else "it takes connections, but there was "
+        self._fail(ConnectionProblem(f"{taken}no answer within {limit_s:.3g} s"))
 
     # What comes in.
 
@@ -174,6 +185,9 @@ class HttpConnection(asyncio.Protocol):
         """Take in some of an answer."""
         if self._problem is not None:
             return
+        if not self._heard and not _begins_http(data):
+            self._fail(_no_http(data))
+            return
         self._heard = True
         try:
             self._http.receive_data(data)
@@ -181,8 +195,6 @@ class HttpConnection(asyncio.Protocol):
                 pass
         except h11.RemoteProtocolError as error:
             why = f"it does not speak HTTP: {quoted(str(error))}"
-            if data.startswith(b"\x15\x03"):  # The first bytes of an alert.
-                why = TLS_ONLY
             self._fail(ConnectionProblem(why, Trouble.REFUSED))
 
     def eof_received(self) -> bool:
@@ -260,8 +272,7 @@ class HttpConnection(asyncio.Protocol):
             return ConnectionProblem(f"the connection was lost: {words_of(error)}")
         if self._heard or self._reply is None:
             return ConnectionProblem("it closed the connection")
-        hint = "" if self._is_tls else " (if it speaks TLS, write https:// before it)"
-        return ConnectionProblem(f"it closed the connection without an answer{hint}")
+        return ConnectionProblem("it closed the connection without an answer", mute=True)
 
     def _fail(self, problem: ConnectionProblem) -> None:
         if self._problem is not None:
@@ -275,25 +286,44 @@ class HttpConnection(asyncio.Protocol):
             self._transport.abort()
 
 
+def _begins_http(data: bytes) -> bool:
+    return data[: len(_HTTP)] == _HTTP[: len(data)]
+
+
+def _no_http(data: bytes) -> ConnectionProblem:
+    if data.startswith(_ALERT):
+        return ConnectionProblem(TLS_ONLY, Trouble.DENIED)
+    said = quoted(data.decode(errors="replace").strip(), SAID_CHARS_MAX)
+    return ConnectionProblem(f"it does not speak HTTP, it says: {said}", Trouble.REFUSED)
+
+
 def tls_problem(error: ssl.SSLError) -> ConnectionProblem:
     """Return in words why TLS failed, and whether trying again can help."""
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return ConnectionProblem(MAYBE_NO_TLS)
+        return ConnectionProblem(NO_HANDSHAKE, mute=True)
     if isinstance(error, ssl.SSLCertVerificationError):
-        if error.verify_code in (62, 64):  # The name, or the address, is not in the certificate.
-            why = f"its certificate is for another host: {quoted(error.verify_message)}"
+        said = quoted(error.verify_message).rstrip(".")
+        if error.verify_code in _OTHER_HOST:
+            why = f"its certificate is for another host: {said} (or set tls_server_name)"
+        elif error.verify_code in _OUT_OF_DATE:
+            why = f"its certificate is out of date: {said} (or the clock of this machine is wrong)"
         else:
-            why = f"its certificate is not trusted: {quoted(error.verify_message)} (check the CA)"
+            why = f"its certificate is not trusted: {said} (set cacert to the CA that signed it)"
         return ConnectionProblem(why, Trouble.DENIED)
     reason = error.reason or ""
     if reason in _NOT_TLS:
-        return ConnectionProblem("it does not speak TLS: write http:// before it", Trouble.DENIED)
+        return ConnectionProblem(NO_TLS, Trouble.DENIED)
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
-        why = f"it wants a client certificate that its CA has signed: {quoted(reason)}"
+        why = (
+            f"it wants a client certificate that its CA has signed (set cert and key): "
+            f"{quoted(reason)}"
+        )
         return ConnectionProblem(why, Trouble.DENIED)
-    return ConnectionProblem(f"TLS failed: {quoted(str(error))}")
+    return ConnectionProblem(f"{TLS_FAILED}: {quoted(str(error))}")
 
 
+_OUT_OF_DATE = (9, 10)  # Not yet valid, not valid any more.
+_OTHER_HOST = (62, 64)  # The name, or the address, is not in the certificate.
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
 
 

@@ -44,6 +44,8 @@ STOP_S = 10.0  # etcd ends within some milliseconds; a larger limit only delays 
 NOTICE_BYTES_MAX = 4096
 LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 5
+UNKNOWN_FLAG = "flag provided but not defined"
+TOO_OLD = "etcd 3.4 or newer is needed"
 
 # Asks to be killed with the thread that started it (1 is PR_SET_PDEATHSIG), then becomes etcd.
 BECOME_ETCD = """
@@ -229,9 +231,15 @@ def ended(code: int | None) -> str:
 
 
 def last_words(log: Path) -> str:
-    """Return the last lines of a log in one line, or nothing if it has none."""
+    """Return the last lines of a log in one line, or nothing if it has none.
+
+    An etcd that does not know a flag says so first, and then all that it does know.
+    """
     try:
         with log.open("rb") as stream:
+            first = stream.readline(LOG_TAIL_BYTES).decode(errors="replace").strip()
+            if first.startswith(UNKNOWN_FLAG):
+                return f"{first} ({TOO_OLD})"
             stream.seek(0, os.SEEK_END)
             stream.seek(max(0, stream.tell() - LOG_TAIL_BYTES))
             lines = stream.read().decode(errors="replace").splitlines()

@@ -27,6 +27,8 @@ _DEADLINE_EXCEEDED, _PERMISSION_DENIED, UNAVAILABLE, _UNAUTHENTICATED = 4, 7, 14
 _NOT_FOUND = 404
 _NO_SUCH_PATH = "Not Found"
 OK = 200
+SAID_CHARS_MAX = 60
+"""What is shown of the words of something that is no etcd."""
 _OF_PROXIES = (502, 503, 504)
 
 
@@ -142,7 +144,9 @@ def classify(text: str, code: int) -> Refusal:
     return Refusal(Problem(Trouble.REFUSED, words))
 
 
-def not_understood(error: Exception) -> Refusal:
-    """Return what to make of an answer that cannot be read."""
+def not_understood(error: Exception, said: bytes = b"") -> Refusal:
+    """Return what to make of an answer that cannot be read; the other endpoints may be etcds."""
+    words = quoted(said[: 4 * SAID_CHARS_MAX].decode(errors="replace").strip(), SAID_CHARS_MAX)
     why = f"its answer is not what an etcd says: {quoted(str(error))}"
-    return Refusal(Problem(Trouble.REFUSED, why))
+    why += f": {words}" if words else ""
+    return Refusal(Problem(Trouble.REFUSED, why), Handling.UNSURE)

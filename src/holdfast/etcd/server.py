@@ -167,6 +167,7 @@ def command_line(binary: str, data: Path, client: socket.socket, peer: socket.so
         f"--initial-advertise-peer-urls={peer_url}",
         f"--initial-cluster=default={peer_url}",
         *ALONE,
+        "--logger=zap",  # etcd 3.4 would begin with a line on what else it has.
         "--log-level=warn",
     ]
 

@@ -188,7 +188,7 @@ def test_no_space(tmp_path: Path) -> None:
         (http(b"404 page not found\n", "404 Not Found"), Trouble.REFUSED, "older than 3.4"),
         (http(b"<html>hello</html>"), Trouble.REFUSED, "not what an etcd says"),
         (b"220 mail.example ESMTP\r\n\r\n", Trouble.REFUSED, "does not speak HTTP"),
-        (None, Trouble.UNREACHABLE, "without an answer"),
+        (None, Trouble.UNREACHABLE, "without an answer (it is no etcd, or a proxy"),
         (b"", Trouble.UNREACHABLE, "no answer within"),
     ],
 )

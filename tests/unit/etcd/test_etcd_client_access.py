@@ -80,9 +80,9 @@ def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_p
 
 def test_with_and_without_tls_mixed_up(secure: Etcd, plain: Etcd, tls: Tls) -> None:
     found = asyncio.run(refused(secure, put(b"a")))
-    assert "if it speaks TLS, write https://" in found.why
+    assert found == Problem(Trouble.DENIED, "it speaks TLS only: write https:// before it")
     found = asyncio.run(refused(plain, put(b"a"), tls=True, ca=tls.ca))
-    assert "if it does not speak TLS, write http://" in found.why
+    assert found == Problem(Trouble.DENIED, "it does not speak TLS: write http:// before it")
 
 
 def test_a_user_with_a_password(plain: Etcd) -> None:

@@ -90,16 +90,16 @@ def test_a_stream_that_is_refused_is_an_answer() -> None:
 @pytest.mark.parametrize(
     ("words", "kind", "why"),
     [
-        (None, Trouble.UNREACHABLE, "closed the connection without an answer .*https://"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", Trouble.REFUSED, "does not speak HTTP"),
-        (b"\x15\x03\x01\x00\x02\x02\x46\r\n\r\n", Trouble.REFUSED, "speaks TLS only"),
+        (None, Trouble.UNREACHABLE, "closed the connection without an answer"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", Trouble.REFUSED, "not speak HTTP, it says: SSH-2.0-OpenSSH"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", Trouble.DENIED, "speaks TLS only"),
         (b"\0" * 100_000, Trouble.REFUSED, "does not speak HTTP"),
         (http(b"{}").replace(b"2\r\n\r\n", b"3\r\n\r\n"), Trouble.UNREACHABLE, "no answer within"),
     ],
 )
 def test_every_failure_says_why(words: bytes | None, kind: Trouble, why: str) -> None:
     with pytest.raises(ConnectionProblem, match=why) as caught:
-        asyncio.run(ask_of(words, limit_s=0.2))
+        asyncio.run(ask_of(words, limit_s=1.0))
     assert caught.value.kind is kind
     assert caught.value.written
 
@@ -178,4 +178,4 @@ def test_without_h11_there_is_one_line_about_what_to_install() -> None:
         "except EnvironmentProblem as error:\n    print(error)\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert ran.stdout == "etcd needs the package h11 (pip install 'holdfast[etcd]')\n", ran.stderr
+    assert ran.stdout == "etcd needs the package h11 (pip install h11)\n", ran.stderr

@@ -13,13 +13,17 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 import pytest
 
 from holdfast.core.etcd_calls import Get, Txn, TxnDone
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.etcd.process import BINARY_VARIABLE, find_binary
+from holdfast.etcd.process import BINARY_VARIABLE, EtcdProcess, find_binary
 from holdfast.etcd.server import EtcdServer, is_healthy, stop_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PATIENCE_S = 20.0  # Only a test that fails waits for so long.
 
@@ -179,10 +183,19 @@ def test_one_that_dies_once_is_forgiven(tmp_path: Path, monkeypatch: pytest.Monk
 def test_one_that_is_never_ready_costs_no_more_than_the_time_given(
     tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = named(tmp_path, monkeypatch, "echo once >> $0.runs; exec sleep infinity")
+    started: list[EtcdProcess] = []
+
+    class Counted(EtcdProcess):
+        def __init__(self, command: Sequence[str], *, log: int | IO[str]) -> None:
+            super().__init__(command, log=log)
+            started.append(self)
+
+    named(tmp_path, monkeypatch, "exec sleep infinity")
+    monkeypatch.setattr("holdfast.etcd.server.EtcdProcess", Counted)
     with pytest.raises(TimeoutError, match=r"some-etcd was not ready within 0\.3 s"):
         EtcdServer().start(timeout=0.3)
-    assert Path(f"{program}.runs").read_text() == "once\n"
+    assert len(started) == 1
+    assert started[0].returncode is not None
     assert not list(temporary.iterdir())
 
 

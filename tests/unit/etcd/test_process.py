@@ -281,3 +281,12 @@ def test_last_words_of_etcd_are_without_its_stack(tmp_path: Path) -> None:
         '{"level":"fatal","msg":"no luck","error":"disk on fire","stacktrace":"a\\nb"}\n7'
     )
     assert last_words(log) == "no luck: disk on fire | 7"
+
+
+def test_of_an_etcd_that_is_too_old_the_flag_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    usage = "".join(f"  --flag-{number}\n" for number in range(1000))
+    log.write_text(f"flag provided but not defined: -logger\nusage: etcd [flags]\n{usage}")
+    assert last_words(log) == (
+        "flag provided but not defined: -logger (etcd 3.4 or newer is needed)"
+    )

@@ -50,9 +50,11 @@ class BudgetKept(Checker):
         if after.nodes == 0 or before.nodes == 0:
             return  # A job that all have left begins anew.
         charged = after.restarts - before.restarts
-        heard = status is not None and before.round[0] == 0 and status.restarts >= after.restarts
-        if heard:
-            return  # It learned of what an earlier coordinator charged.
+        if status is not None and before.round[0] == 0:
+            # It learns of what an earlier coordinator charged, and maybe of one failure since.
+            failed_since = status.phase is Phase.FAILED and after.phase is not JobPhase.CLOSED
+            if status.restarts + failed_since >= after.restarts:
+                return
         failed = (
             status is not None
             and status.phase is Phase.FAILED

@@ -35,7 +35,7 @@ class NoNeedlessRestart(Checker):
         """Watch what comes of it, if nothing else was going on."""
         world = self.world
         calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
-        if calm and not world.network.weather.rough:
+        if calm and not world.network.weather.rough and not self._misses_a_member():
             self._watch_until = world.now + RECOVER_S_MAX + 2.0
             self._calm_since = world.disturbed_at
 
@@ -47,6 +47,15 @@ class NoNeedlessRestart(Checker):
         closed = agent.told is not None and agent.told.role is Role.CLOSED
         if world.disturbed_at == self._calm_since and not closed:
             self.violated(f"{agent.node} restarts its workers because the coordinator did")
+
+    def _misses_a_member(self) -> bool:
+        """Whether a member died of which nobody knows: an etcd that restarts renews all leases."""
+        for job in self.world.jobs.values():
+            known = self.world.coordinator.job(job.run_id)
+            living = {agent.node for agent in job.living}
+            if known is not None and any(info.node not in living for info in known.members):
+                return True
+        return False
 
 
 class RoundForms(Checker):
