@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-DEBUG, INFO, NOTICE, WARNING, ERROR = 10, 20, 25, 30, 40
+DEBUG, INFO, NOTICE, WARNING, ERROR, NOTHING = 10, 20, 25, 30, 40, 50
 # How long a line waits for a console that is full; then it is dropped.
 CONSOLE_MS_MAX = 200
 # How much a console takes for certain that says it takes something: what a pipe has to, and in one
@@ -21,12 +21,22 @@ PIECE_CHARS_MAX_NOT_ASCII = PIECE_CHARS_MAX // 10
 # How much is told of what an exception says: it may have a whole batch of data in it.
 PROBLEM_CHARS_MAX = 500
 
-_LEVELS = {"DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "ERROR": ERROR}
+_LEVELS = {
+    "DEBUG": DEBUG, "INFO": INFO, "WARNING": WARNING, "WARN": WARNING, "ERROR": ERROR,
+    "CRITICAL": NOTHING, "FATAL": NOTHING, "NOTSET": NOTICE, "": NOTICE,
+}  # fmt: skip
 
 
 def threshold() -> int:
     """Return the lowest level that is shown; an unknown `LOGLEVEL` counts as none."""
     return _LEVELS.get(os.environ.get("LOGLEVEL", "").upper(), NOTICE)
+
+
+def warn_of_level() -> None:
+    """Say that `LOGLEVEL` is no level, if so; a command does once, when it starts."""
+    level = os.environ.get("LOGLEVEL", "")
+    if level.upper() not in _LEVELS:
+        warning(f"LOGLEVEL: {level!r} is ignored; accepted: DEBUG, INFO, WARNING, ERROR, CRITICAL")
 
 
 def say(level: int, text: str) -> None:

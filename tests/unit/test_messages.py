@@ -24,6 +24,27 @@ def test_levels_choose_what_is_shown(
         assert capsys.readouterr().err == "[holdfast] a line\n" * shown
 
 
+@pytest.mark.parametrize("level", [None, "", "debug", "Warn", "CRITICAL", "NOTSET"])
+def test_levels_that_torchrun_knows_are_taken(
+    level: str | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LOGLEVEL", raising=False)
+    if level is not None:
+        monkeypatch.setenv("LOGLEVEL", level)
+    messages.warn_of_level()
+    assert caplog.messages == []
+
+
+def test_a_level_that_is_none_is_told_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGLEVEL", "FOO")
+    messages.warn_of_level()
+    assert caplog.messages == [
+        "LOGLEVEL: 'FOO' is ignored; accepted: DEBUG, INFO, WARNING, ERROR, CRITICAL"
+    ]
+
+
 def test_a_program_that_has_set_up_logging_gets_records(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="holdfast"):
         messages.info("told")

@@ -256,7 +256,7 @@ class Team:
         self._told_of_wait = ""
         if last is not None and last.role is Role.STANDBY:
             self._since = now  # It had not waited for a round before: there was one.
-        if view.role is Role.MEMBER:
+        if view.role is Role.MEMBER and not self._machine.signum:  # Else it leaves: no part of it.
             restart = ""
             if last is not None and last.role is Role.MEMBER and view.restarts > last.restarts:
                 restart = f"; restart {view.restarts} of {self._group.spec.max_restarts}"

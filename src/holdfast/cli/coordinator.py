@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ENDPOINT = "localhost"
 DEFAULT_PORT = 29400
+RESOLVE_S = 30.0
+ADDRESSES_SHOWN_MAX = 4
 
 DESCRIPTION = """\
 Coordinate jobs on their own: let agents find each other here, and tell them who
@@ -91,6 +93,7 @@ def parse_args(args: Sequence[str]) -> argparse.Namespace:
 
 def execute(args: argparse.Namespace) -> None:
     """Coordinate until a signal comes, which is raised as `SignalException`."""
+    from holdfast import messages
     from holdfast.coordinator.binding import try_bind
     from holdfast.coordinator.connection import warn_if_open
     from holdfast.coordinator.security import TlsFiles
@@ -98,6 +101,7 @@ def execute(args: argparse.Namespace) -> None:
     from holdfast.store.descriptors import raise_descriptor_limit
     from holdfast.wire.token import load_token
 
+    messages.warn_of_level()
     try:
         host, port = parse_rendezvous_endpoint(args.endpoint, DEFAULT_PORT)
     except UsageError as error:
@@ -164,12 +168,43 @@ def _serve(
         secured = [name for name, there in (("a token", token), ("TLS", tls)) if there]
         tell(f"coordinating at {written(host, port)}, with {' and '.join(secured) or 'no token'}")
         _announce(args.ready_fd, port)
+        doubting = loop.create_task(warn_of_name(host, port))  # Name servers take their time.
         signum = await stopped
+        doubting.cancel()
         await server.stop()
         return signum
 
     signum = asyncio.run(serve())
     raise SignalException(f"stopped by {in_words(signum)}", signum)
+
+
+async def warn_of_name(host: str, port: int) -> None:
+    """Warn of an endpoint that is not this machine's, as far as can be seen from here.
+
+    It may be a service's or a load balancer's, so this is no reason not to serve.
+    """
+    import asyncio
+
+    from holdfast import messages
+    from holdfast.coordinator import addresses
+    from holdfast.coordinator.binding import is_local
+
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await addresses.find_soon(host, port)
+    except TimeoutError:
+        why = f"cannot be resolved here: no answer within {RESOLVE_S:g} s"
+    except OSError as error:
+        why = f"cannot be resolved here: {error.strerror or error}"
+    else:
+        if any(is_local(one) for one in found):
+            return
+        ips = ", ".join(sorted({one.ip for one in found})[:ADDRESSES_SHOWN_MAX])
+        why = "is no address of this machine" if ips == host else f"is {ips}, not this machine"
+    messages.warning(
+        f"--endpoint: {host} {why}; agents must get here by it all the same, as through a load "
+        "balancer"
+    )
 
 
 def tell(line: str) -> None:

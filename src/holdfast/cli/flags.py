@@ -201,8 +201,8 @@ FLAGS = (
     ),
     Flag(
         OUTPUT, "--event-log-handler", "null", "NAME",
-        "who gets the events of the job, besides the log directory: null, console, logging, otel "
-        "or a plug-in (null)",
+        "who gets the events of the job, besides the log directory: console, logging, otel, a "
+        "plug-in, or nobody for null, jsonl and dynamic_rendezvous (null)",
     ),
     Flag(
         OUTPUT, "--metrics-port", None, "PORT",

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 HELP_COLUMNS, HELP_COLUMNS_MAX = 80, 100
 HELP_INDENT = 26
 SUGGESTIONS_MAX = 1
+STRAY_CHARS_MAX = 2
+"""A word that is the beginning of one flag but for so many letters is meant to be that flag."""
+PREFIX_CHARS_MIN = 6  # Shorter beginnings, as `--no-`, say little.
+LIKENESS_MIN = 0.6
+RDZV, RDZV_LIKENESS_MIN = "--rdzv-", 0.8  # All of them are alike in their first letters.
 
 
 class Refused(Exception):
@@ -74,9 +79,11 @@ class ScriptParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Say what argparse found wrong, in the form of our own messages."""
         if "training_script" in message:
-            message = f"no script given; usage: {self.usage}"
+            message = f"no script given{self._swallowed}; usage: {self.usage}"
         elif message.startswith("argument "):
             names, _, problem = message.removeprefix("argument ").partition(": ")
+            if problem.startswith("ignored explicit argument"):
+                problem = "takes no value"
             longs = [name for name in names.split("/") if name.startswith("--")]
             message = f"{longs[0] if longs else names}: {problem}"
         self.refuse(message)
@@ -84,6 +91,8 @@ class ScriptParser(argparse.ArgumentParser):
     def refuse(self, text: str) -> NoReturn:
         """End the process with one line and exit code 2."""
         self.exit(2, f"{self.prog}: error: {text}\n")
+
+    _swallowed = ""  # What is to be said of a script that was taken for a flag's value.
 
     def _cut(self, words: list[str]) -> tuple[list[str], list[str]]:
         """Return the flags, abbreviations written out, and the script with its arguments."""
@@ -102,6 +111,9 @@ class ScriptParser(argparse.ArgumentParser):
                 flags.append(words[at])
                 values -= 1
                 at += 1
+        if len(flags) > 1 and words[-1] == flags[-1] and words[-1].endswith(".py"):
+            name = flags[-2].replace("_", "-")
+            self._swallowed = f": {words[-1]} was taken as the value of {name}"
         return flags, []
 
     def _is_flag(self, word: str) -> bool:
@@ -152,7 +164,15 @@ class ScriptParser(argparse.ArgumentParser):
 
         name = word.partition("=")[0].replace("_", "-")
         known = [full for full in self._option_string_actions if "_" not in full]
-        close = get_close_matches(name, known, n=SUGGESTIONS_MAX)
+        for length in range(len(name) - 1, len(name) - 1 - STRAY_CHARS_MAX, -1):
+            fitting = [full for full in known if full.startswith(name[:length])]
+            if length >= PREFIX_CHARS_MIN and len(fitting) == 1:
+                return f"; did you mean {fitting[0]}?"
+        is_rdzv = name.startswith(RDZV)
+        likeness = RDZV_LIKENESS_MIN if is_rdzv else LIKENESS_MIN
+        close = get_close_matches(name, known, n=SUGGESTIONS_MAX, cutoff=likeness)
+        if is_rdzv and not close:
+            return "; settings of the rendezvous are given by --rdzv-conf KEY=VALUE"
         return f"; did you mean {close[0]}?" if close else f"; see {self.prog} --help"
 
 
@@ -189,5 +209,6 @@ class VerbParser(argparse.ArgumentParser):
             message = message.removeprefix("argument ")
         elif message.startswith("unrecognized arguments: "):
             word = message.removeprefix("unrecognized arguments: ").split()[0]
-            message = f"{word}: no such flag; see {self.prog} --help"
+            what = "no such flag" if word.startswith("-") else "not understood"
+            message = f"{word}: {what}; see {self.prog} --help"
         self.exit(2, f"{self.prog}: error: {message}\n")

@@ -124,9 +124,14 @@ def _numa_options(args: Namespace) -> NumaOptions | None:
 
 def run(args: Namespace) -> None:
     """Run the job of a parsed command line until it ends; raises if it cannot or if it fails."""
-    args = _with_rendezvous(args)
+    messages.warn_of_level()
+    given, args = args, _with_rendezvous(args)
     config, program, program_args = config_from_args(args)
     check_can_start(args)
+    if config.max_nodes > 1 or _may_be_in_vain(given):
+        from holdfast.cli import doubts
+
+        doubts.tell(given, config)
     if config.omp_num_threads is not None:
         messages.info(
             f"OMP_NUM_THREADS is not set: each of the {config.nproc_per_node} workers gets "
@@ -167,6 +172,12 @@ def _with_rendezvous(args: Namespace) -> Namespace:
         if args.master_port is not None:
             messages.warning(f"--master-port is ignored by --rdzv-backend {backend}")
     return args
+
+
+def _may_be_in_vain(args: Namespace) -> bool:
+    """Whether there are flags that one node alone may have no use for."""
+    spares = getattr(args, "spares", 0)
+    return bool(args.rdzv_conf or args.node_rank or args.local_ranks_filter or spares)
 
 
 def _rdzv_configs(args: Namespace) -> dict[str, Any]:

@@ -27,10 +27,12 @@ def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None
 
     `is_host` is what the person said: True coordinates here or raises `EnvironmentProblem`, False
     never does, None does if the endpoint is this machine's and nobody else here was quicker. This
-    may wait for a name server.
+    may wait for a name server, if that has anything to say about where to listen.
     """
     if is_host is False:
         return None
+    if is_host and not addresses.names_loopback(host):
+        return bind_one_of(host, port, [], is_host)
     try:
         found = addresses.find(host, port)
     except OSError:

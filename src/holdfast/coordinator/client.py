@@ -105,6 +105,7 @@ class NodeClient:
         on_refused: Callable[[Refused], None],
         on_away: Callable[[str], None] | None = None,
         on_back: Callable[[], None] | None = None,
+        doubt: Callable[[], str] = str,
     ) -> None:
         self.membership = membership
         self.store = StoreCalls(self.send)
@@ -117,6 +118,7 @@ class NodeClient:
         self._on_gave_up = on_gave_up
         self._on_refused = on_refused
         self._on_away, self._on_back = on_away, on_back
+        self._doubt = doubt  # What seems wrong with the attempt to connect that is under way.
         self._away: asyncio.TimerHandle | None = None
         self._told_away = False
         self._link: Carries | None = None
@@ -130,6 +132,11 @@ class NodeClient:
         """Whether there is nothing more to hear: the job's end is known."""
         view = self.membership.view
         return view is not None and view.role is Role.CLOSED and view.final
+
+    @property
+    def last_problem(self) -> str:
+        """Why there is no link, as far as is known by now; any thread may ask."""
+        return self._doubt() or self.membership.last_problem
 
     def start(self) -> None:
         """Connect."""
@@ -217,7 +224,7 @@ class NodeClient:
             case DropLink(_):
                 self._lose_link()
             case GiveUp(away_s, why):
-                self._on_gave_up(GaveUp(why, away_s))
+                self._on_gave_up(GaveUp(self._doubt() or why, away_s))
 
     def _schedule(self) -> None:
         at = self.membership.next_deadline(self._loop.time())

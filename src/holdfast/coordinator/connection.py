@@ -150,7 +150,7 @@ class NodeConnection(NodeLine):
             server_name=self._tls.server_name if self._tls is not None else None,
             when_refused=self._take_over if self._may_host else None,
         )
-        self._connect(loop.time(), dialer)
+        self._connect(loop.time(), dialer, lambda: dialer.doubt)
 
     def _serve(self, listener: socket.socket, *, follows_another: bool = False) -> None:
         warn_if_open(listener, self._token, self._host)

@@ -10,6 +10,7 @@ Whatever goes wrong in the thread and was not expected comes out of `take` as a 
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 import threading
@@ -27,7 +28,7 @@ from holdfast.wire.errors import BadMessage
 from holdfast.wire.messages import check
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
     from holdfast.coordinator.client import Dials
     from holdfast.store.interface import RoundStore
@@ -37,6 +38,9 @@ START_S = 10.0
 DRAIN_S = 5.0
 """How long a coordinator whose job is over waits for nodes to hear of it."""
 SLACK_S = 5.0
+REMIND_S = 60.0
+"""How often an agent that was never told anything says why. Whoever looks at a job that does not
+begin finds the reason near the end of its output; oftener would only fill logs."""
 
 
 def draw_incarnation() -> int:
@@ -161,13 +165,13 @@ class NodeLine:
         since = client.down_since
         if since is None:
             return ""
-        why = client.membership.last_problem or "connecting"
+        why = client.last_problem or "connecting"
         away_s = time.monotonic() - since
         return f"no {self.decider.removeprefix('the ')} at {self.where} for {away_s:.1f} s: {why}"
 
     # In the thread.
 
-    def _connect(self, now: float, dialer: Dials) -> NodeClient:
+    def _connect(self, now: float, dialer: Dials, doubt: Callable[[], str] = str) -> NodeClient:
         """Begin to keep the node in touch."""
         membership = Membership(
             now,
@@ -185,9 +189,20 @@ class NodeLine:
             on_refused=self._box.put_fault,
             on_away=self._tell_away,
             on_back=lambda: messages.notice(f"{self.decider} at {self.where} is back"),
+            doubt=doubt,
         )
         self._client.start()
+        asyncio.get_running_loop().call_later(REMIND_S, self._remind)
         return self._client
+
+    def _remind(self) -> None:
+        client = self._client
+        if client is None or self._ending or client.refused or client.membership.ever_told:
+            return
+        problem = self.problem()
+        if problem:
+            messages.notice(f"still waiting: {problem}")
+        asyncio.get_running_loop().call_later(REMIND_S, self._remind)
 
     async def _end(self, drain_s: float) -> None:
         """Close what the thread holds."""

@@ -16,18 +16,25 @@ import asyncio
 from typing import TYPE_CHECKING, Protocol
 
 from holdfast.coordinator import addresses
-from holdfast.wire.errors import HandshakeRefused, WireError
+from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameReader
-from holdfast.wire.handshake import ServerHandshake, check_client_bytes
+from holdfast.wire.handshake import ServerHandshake, check_client_bytes, refusal
 from holdfast.wire.messages import Message, decode, decode_handshake
 from holdfast.wire.tls import explain_failure
 
 if TYPE_CHECKING:
+    import socket
     import ssl
 
 READ_BYTES = 256 * 1024
 WRITE_BYTES_MAX = 4 * 1024 * 1024
 """What a connection may leave unread. Raising it lets each slow reader hold that much memory."""
+
+NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
+"""OpenSSL's reasons for a client that began with something else than TLS."""
+TLS_RECORD = 0x16  # The first byte of a TLS client.
+SPEAK_TLS = "it speaks TLS and this side does not (set tls_ca here)"
+SPEAK_PLAIN = "it speaks no TLS"
 
 Key = tuple[str, str, int]
 """Run id, node and incarnation: whom a peer speaks for."""
@@ -116,6 +123,7 @@ class Peer(asyncio.BufferedProtocol):
         assert raw is not None
         raw.pause_reading()
         loop = asyncio.get_running_loop()
+        twin = _twin(raw)  # asyncio closes its own without a word when the handshake fails.
         try:
             transport = await loop.start_tls(
                 raw, self, context, server_side=True, ssl_handshake_timeout=limit_s
@@ -127,7 +135,12 @@ class Peer(asyncio.BufferedProtocol):
         except Exception as error:  # noqa: BLE001 (asyncio has more to raise than it says)
             self.reject(explain_failure(error))
             self._host.disconnected(self)  # Of one that was reset, asyncio does not tell us.
+            if twin is not None and getattr(error, "reason", None) in NOT_TLS:
+                _say_last(twin, refusal(SPEAK_TLS))
             return
+        finally:
+            if twin is not None:
+                twin.close()
         if transport is None or self.closed:  # It went away at the last moment.
             self.abort()
             self._host.disconnected(self)
@@ -150,6 +163,9 @@ class Peer(asyncio.BufferedProtocol):
             self._take(self._reader.feed(data))
         except HandshakeRefused as error:
             self.reject(str(error), error.reply)
+        except NotOurProtocol as error:
+            # A TLS client cannot read it, but learns from it that this is no TLS.
+            self.reject(str(error), refusal(SPEAK_PLAIN) if data[0] == TLS_RECORD else b"")
         except WireError as error:
             self.reject(str(error))
         except Exception as error:  # noqa: BLE001 (a bug of ours costs one connection, not all)
@@ -264,3 +280,20 @@ class Peer(asyncio.BufferedProtocol):
         if handshake is None and bodies and self._reader.buffered_bytes:
             # A frame that was too large before the handshake was done is judged anew.
             self._take(self._reader.feed(b""))
+
+
+def _twin(transport: asyncio.Transport) -> socket.socket | None:
+    """Return the connection once more, which stays open when the transport closes its own."""
+    try:
+        twin: socket.socket = transport.get_extra_info("socket").dup()
+    except OSError:
+        return None  # It is gone, or there is no descriptor left: then without last words.
+    return twin
+
+
+def _say_last(connection: socket.socket, frame: bytes) -> None:
+    """Send what the kernel takes at once; nothing was sent before, so that is all of it."""
+    try:
+        connection.send(frame)
+    except OSError:
+        pass  # Whoever it was for has gone.

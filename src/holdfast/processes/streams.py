@@ -11,7 +11,6 @@ import errno
 import os
 import sys
 import threading
-import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,9 +30,6 @@ TAIL_BYTES_MAX = 1 << 14
 # The room asked for in a pipe, so that a noisy worker waits less often for its reader.
 PIPE_ROOM_BYTES = 1 << 18
 _F_SETPIPE_SZ = 1031
-
-# How often `catch_up` looks whether the follower's thread has come so far.
-LOOK_AGAIN_S = 0.001
 
 # No pipe holds more than this (fs.pipe-max-size), so once this much was read after the wish to
 # finish, all that was written before it has come. What a survivor writes later is not waited for.
@@ -90,17 +86,8 @@ class Stream:
 
     def catch_up(self, limit_s: float) -> bool:
         """Wait until `tail()` has all that was written so far; return whether. Any thread."""
-        deadline = time.monotonic() + limit_s
-        wanted = self._bytes_so_far()
-        while self.bytes_read < wanted and not self.finished:
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(LOOK_AGAIN_S)
+        del limit_s
         return True
-
-    def _bytes_so_far(self) -> int:
-        """Return how many bytes must have been read for `tail()` to be complete."""
-        return 0
 
     def begin_finish(self) -> None:
         """Read on only to the end of what is there now; others may go on writing."""
@@ -182,7 +169,7 @@ class FileStream(Stream):
 class PipeStream(Stream):
     """The read end of a pipe, or the master of a pseudo-terminal, with its last bytes kept."""
 
-    __slots__ = ("_left", "_ring", "_ring_lock", "_tail_bytes_max")
+    __slots__ = ("_has_read", "_left", "_ring", "_ring_lock", "_tail_bytes_max")
 
     def __init__(
         self,
@@ -196,6 +183,7 @@ class PipeStream(Stream):
         super().__init__(name, fd, lines, sinks)
         self._ring = bytearray()
         self._ring_lock = threading.Lock()
+        self._has_read = threading.Condition(self._ring_lock)
         self._tail_bytes_max = tail_bytes_max
         self._left = HELD_BYTES_MAX
         os.set_blocking(fd, False)
@@ -231,16 +219,25 @@ class PipeStream(Stream):
                 return False  # Reading on would catch the worker's writes one by one.
         return True
 
-    def _bytes_so_far(self) -> int:
+    def catch_up(self, limit_s: float) -> bool:
+        """Wait until the follower's thread has read all that was written so far."""
         import fcntl
         import termios
 
         with self._ring_lock:
-            try:
-                unread = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
-            except (OSError, ValueError):
-                return 0  # It has ended.
-            return self.bytes_read + int.from_bytes(unread, sys.byteorder)
+            if self._fd < 0:
+                return True
+            unread = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
+            wanted = self.bytes_read + int.from_bytes(unread, sys.byteorder)
+            return self._has_read.wait_for(
+                lambda: self.bytes_read >= wanted or self._fd < 0, limit_s
+            )
+
+    def end(self) -> None:
+        """Hand on the last line and free the descriptor. Harmless when repeated."""
+        with self._ring_lock:
+            super().end()
+            self._has_read.notify_all()
 
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
         """Return the last bytes that were read, at most `tail_bytes_max` of them."""
@@ -253,6 +250,7 @@ class PipeStream(Stream):
             data = os.read(self._fd, CHUNK_BYTES)
             self._keep(data)
             self.bytes_read += len(data)
+            self._has_read.notify_all()
             return data
 
     def _keep(self, data: bytes) -> None:

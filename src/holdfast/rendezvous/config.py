@@ -272,7 +272,7 @@ def _check_together(params: RendezvousParameters, values: dict[str, Any]) -> Non
         raise UsageError(f"--rdzv-conf: {there} needs {missing} beside it")
     if values["spares"] >= params.max_nodes:
         raise UsageError(
-            f"--rdzv-conf: spares: {values['spares']} of at most {params.max_nodes} nodes leave "
+            f"--spares: {values['spares']} of at most {params.max_nodes} nodes leave "
             "none to run; accepted: fewer than the nodes"
         )
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 DEFAULT_PORT = 29400
+REPLACED = "another agent took the place of"  # So a refusal begins that `core.rounds` words.
 LEAVE_S = 2.0  # How long a node that goes waits to be heard.
 
 
@@ -262,6 +263,11 @@ class CoordinatedHandler(RendezvousHandler):
 
     def refused(self, why: str) -> str:
         """Return that this node cannot be in the job, and why, in one line."""
+        given = f"node_id={self._config.node_id}" if self._config.node_id else ""
+        if not given and self._fixed_rank >= 0:
+            given = f"--node-rank {self._fixed_rank}"
+        if given and why.startswith(REPLACED):
+            why = f"{why}; was one more started with {given}?"
         return f"{self.endpoint}: {why}"
 
     def unreachable(self, gave_up: GaveUp) -> str:

@@ -11,6 +11,7 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
+from holdfast import messages
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
@@ -121,7 +122,13 @@ def job_folder(params: RendezvousParameters) -> str:
     if not endpoint:
         raise UsageError("--rdzv-endpoint: missing; name a folder that all nodes can write to")
     folder = os.path.join(endpoint, file_name(params.run_id))
+    was_there = os.path.isdir(endpoint)
     make_folder(folder)
+    if not was_there:
+        messages.warning(
+            f"--rdzv-endpoint: made the folder {endpoint!r}, which was not there; if it is a "
+            "share, is that mounted here? Else this node waits alone"
+        )
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise EnvironmentProblem(
             f"--rdzv-endpoint: {folder!r} cannot be written to",

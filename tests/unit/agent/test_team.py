@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -165,6 +166,15 @@ def test_a_node_that_starts_is_not_told_that_it_waits(
     node.hear(0.0)
     node.hear(PATIENCE_S, view(Role.MEMBER, generation=0, rank=0, size=2))
     assert "waiting" not in caplog.text
+
+
+def test_a_node_that_leaves_is_not_told_of_rounds_that_form_meanwhile(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(node, 0.0)
+    node.machine.handle(0.0, supervision.SignalReceived(signal.SIGTERM))
+    node.hear(1.0, view(Role.MEMBER, 2, generation=1, rank=0, size=2))
+    assert [line.split(":")[0] for line in caplog.messages] == ["generation 0"]
 
 
 def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
@@ -13,9 +14,12 @@ import pytest
 from certificates import make_ca
 from holdfast.cli import coordinator as verb
 from holdfast.cli import main
+from holdfast.coordinator import addresses
+from holdfast.coordinator.addresses import Address
 from holdfast.core.news import Phase
 from holdfast.errors import EnvironmentProblem, UsageError
-from real_coordinators import VERB, Coordinator, RawClient, free_port, member, node, started, until
+from holdfast.etcd.process import hold_port
+from real_coordinators import VERB, Coordinator, RawClient, member, node, started, until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,6 +73,39 @@ def test_only_a_coordinator_for_everybody_needs_a_token() -> None:
     with Coordinator(LOOPBACK) as coordinator:
         _, errors = coordinator.end(signal.SIGTERM)
         assert "has no token" not in errors
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ("127.0.0.1", ""),
+        ("192.0.2.1", "--endpoint: head is 192.0.2.1, not this machine; agents must get here by"),
+        ("", "--endpoint: head cannot be resolved here: Name or service not known; agents must"),
+        ("never", "--endpoint: head cannot be resolved here: no answer within 0.01 s; agents must"),
+    ],
+)
+def test_a_name_that_is_not_this_machine_s_is_warned_of(
+    found: str, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def find(_host: str, port: int) -> list[Address]:
+        if not found:
+            raise socket.gaierror(-2, "Name or service not known")
+        if found == "never":
+            await asyncio.Event().wait()
+        return [Address(socket.AF_INET, (found, port))]
+
+    monkeypatch.setattr(addresses, "find_soon", find)
+    if found == "never":
+        monkeypatch.setattr(verb, "RESOLVE_S", 0.01)
+    asyncio.run(verb.warn_of_name("head", 1))
+    assert [line[: len(said)] for line in caplog.messages] == ([said] if said else [])
+
+
+def test_it_serves_before_it_knows_whose_name_it_was_given() -> None:
+    with Coordinator("--endpoint=192.0.2.1:0") as coordinator:
+        RawClient(coordinator.port).shake_hands().socket.close()
+        _, errors = coordinator.end(signal.SIGTERM)
+        assert "192.0.2.1 is no address of this machine" in errors
 
 
 def test_all_are_told_that_it_goes() -> None:
@@ -137,7 +174,7 @@ def test_a_busy_port_is_an_environment_problem() -> None:
     ("words", "said"),
     [
         (["--endpint=x"], "--endpint=x: no such flag"),
-        (["extra"], "extra: no such flag"),
+        (["extra"], "extra: not understood"),
         (["--ready-fd=x"], "--ready-fd: invalid int value"),
     ],
 )
@@ -192,6 +229,7 @@ def test_errors_have_their_exit_codes() -> None:
 def test_the_default_is_what_torchrun_users_know() -> None:
     args = verb.parse_args([])
     assert (args.endpoint, verb.DEFAULT_PORT) == ("localhost", 29400)
-    port = free_port()
-    with Coordinator(f"--endpoint=localhost:{port}") as coordinator:
-        assert coordinator.port == port
+    with hold_port() as held:
+        port = held.getsockname()[1]
+        with Coordinator(f"--endpoint=localhost:{port}") as coordinator:
+            assert coordinator.port == port

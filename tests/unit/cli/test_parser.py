@@ -99,6 +99,27 @@ def test_an_unknown_flag_is_named_with_a_suggestion(capsys: pytest.CaptureFixtur
     assert refusal(capsys, "-z", "train.py").startswith("holdfast run: error: -z: no such flag")
 
 
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("--nprocs", "did you mean --nproc-per-node?"),
+        ("--no-pythn", "did you mean --no-python?"),
+        ("--rdzv_timeout", "settings of the rendezvous are given by --rdzv-conf KEY=VALUE"),
+        ("--rdzv-endpont", "did you mean --rdzv-endpoint?"),
+    ],
+)
+def test_what_is_suggested(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, word, "2", "train.py").endswith(f"{word}: no such flag; {said}")
+
+
+def test_a_script_that_was_taken_for_a_value_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("--nproc", "train.py"), ("--tee", "3", "--nproc_per_node", "train.py")):
+        assert refusal(capsys, *words).startswith(
+            "holdfast run: error: no script given: train.py was taken as the value of "
+            "--nproc-per-node; usage: "
+        )
+
+
 @pytest.mark.parametrize("words", [(), ("--nproc-per-node", "2"), ("-m",), ("--",)])
 def test_a_missing_script_is_one_line(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -119,7 +140,7 @@ def test_a_missing_value_names_the_flag(
 
 def test_a_value_for_a_switch_names_the_flag(capsys: pytest.CaptureFixture[str]) -> None:
     line = refusal(capsys, "--standalone=1", "train.py")
-    assert line.startswith("holdfast run: error: --standalone: ")
+    assert line == "holdfast run: error: --standalone: takes no value"
 
 
 def test_the_command_line_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

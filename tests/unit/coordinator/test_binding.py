@@ -67,6 +67,18 @@ def test_the_person_may_say_so_before_the_name_is_known(monkeypatch: pytest.Monk
     listener.close()
 
 
+def test_a_coordinator_does_not_wait_for_a_name_server_to_listen_for_everybody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(_host: str, _port: int) -> list[Address]:
+        pytest.fail("it asks")
+
+    monkeypatch.setattr(addresses, "find", never)
+    listener = try_bind("service", 0, is_host=True)
+    assert listener is not None
+    listener.close()
+
+
 def test_the_person_may_say_that_it_is_not_served_here() -> None:
     assert try_bind("localhost", 0, is_host=False) is None
     assert bind_one_of("localhost", 0, addresses.find("localhost", 0), is_host=False) is None

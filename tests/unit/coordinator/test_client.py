@@ -22,7 +22,14 @@ LIMIT_S = 20.0
 class Node:
     """A client, and all that it told."""
 
-    def __init__(self, dialer: Dialer, name: str = "a", nodes: int = 1, **times: float) -> None:
+    def __init__(
+        self,
+        dialer: Dialer,
+        name: str = "a",
+        nodes: int = 1,
+        doubt: Callable[[], str] = str,
+        **times: float,
+    ) -> None:
         self.told: list[View | GaveUp | Refused] = []
         self._news = asyncio.Event()
         self.client = NodeClient(
@@ -38,6 +45,7 @@ class Node:
             on_view=self._take,
             on_gave_up=self._take,
             on_refused=self._take,
+            doubt=doubt,
         )
         self.client.start()
 
@@ -154,6 +162,18 @@ def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
         assert server.connections == 0
         await node.client.close()
         await server.stop()
+
+    asyncio.run(work())
+
+
+def test_who_gives_up_in_the_middle_of_an_attempt_says_what_seems_wrong_with_it() -> None:
+    async def work() -> None:
+        with listening() as silent:
+            dialer = Dialer("127.0.0.1", silent.getsockname()[1])
+            node = Node(dialer, doubt=lambda: "it is mute", first_contact_s=0.02)
+            gave_up = await node.until(lambda news: isinstance(news, GaveUp))
+            assert gave_up.why == node.client.last_problem == "it is mute"
+            await node.client.close()
 
     asyncio.run(work())
 

@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import select
+import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from certificates import make_ca
+from holdfast import messages
 from holdfast.coordinator import connection as module
+from holdfast.coordinator import dialing, node_line
 from holdfast.coordinator.client import GaveUp
 from holdfast.coordinator.security import TlsFiles
 from holdfast.core.news import JobSettings, Phase, Role, View
 from holdfast.errors import EnvironmentProblem, UsageError
-from real_coordinators import eventually, fault, free_port, member, node, started, until
+from holdfast.etcd.process import hold_port
+from real_coordinators import eventually, fault, member, node, started, until
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port to coordinate at, that the kernel gives to nobody else meanwhile."""
+    with hold_port() as held:
+        yield int(held.getsockname()[1])
 
 
 def ours() -> list[str]:
@@ -105,8 +117,7 @@ def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
         assert until(one, lambda view: view.incarnation == new).role in (Role.MEMBER, Role.WAITING)
 
 
-def test_whoever_can_bind_the_endpoint_coordinates() -> None:
-    port = free_port()
+def test_whoever_can_bind_the_endpoint_coordinates(port: int) -> None:
     first, second = (node(port, name, is_host=None, host="localhost") for name in "ab")
     with started(first, second):
         assert (first.hosting, second.hosting) == (True, False)
@@ -114,15 +125,15 @@ def test_whoever_can_bind_the_endpoint_coordinates() -> None:
         until(second, member)
 
 
-def test_who_may_not_coordinate_does_not_take_over() -> None:
-    with started(one := node(free_port(), "a", is_host=False)):
+def test_who_may_not_coordinate_does_not_take_over(port: int) -> None:
+    with started(one := node(port, "a", is_host=False)):
         eventually(lambda: "connection refused" in one.problem())
         assert not one.hosting
 
 
-def test_with_tls_only_who_has_a_certificate_coordinates(tmp_path: Path) -> None:
+def test_with_tls_only_who_has_a_certificate_coordinates(port: int, tmp_path: Path) -> None:
     files = TlsFiles(ca=make_ca(tmp_path).cert)
-    with started(one := node(free_port(), "a", is_host=None, tls=files)):
+    with started(one := node(port, "a", is_host=None, tls=files)):
         eventually(lambda: "connection refused" in one.problem())
         assert not one.hosting
     with pytest.raises(UsageError, match="tls_cert and tls_key"):
@@ -153,6 +164,31 @@ def test_a_coordinator_for_everybody_without_a_token_is_warned_of_once(
     assert one.where
 
 
+def test_something_that_takes_connections_and_is_mute_is_told_of_and_found_once_it_speaks(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stopped coordinator looks like that, and a server that waits for the end of a line."""
+    monkeypatch.setattr(dialing, "MUTE_S", 0.0)
+    monkeypatch.setattr(dialing, "HANDSHAKE_S", 3600.0)
+    one = node(port, "a", nodes=1)
+    with socket.create_server(("127.0.0.1", port), reuse_port=True) as silent, started(one):
+        eventually(lambda: "takes the connection but does not answer" in one.problem())
+        silent.close()
+        with started(node(port, "b", nodes=1, is_host=True, run_id="other")):
+            until(one, member)
+
+
+def test_why_nobody_is_there_is_said_again_and_again(
+    port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(messages.NOTICE, "holdfast")
+    monkeypatch.setattr(node_line, "REMIND_S", 0.01)
+    with started(node(port, "a")):
+        reason = f"no coordinator at 127.0.0.1:{port} for"
+        eventually(lambda: caplog.text.count(f"still waiting: {reason}") > 1)
+        assert caplog.messages[-1].endswith("connection refused")
+
+
 def test_nodes_of_other_jobs_that_lose_the_coordinator_are_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -181,8 +217,7 @@ def test_a_coordinator_that_ends_with_its_only_job_says_nothing(
     assert said == []
 
 
-def test_a_node_whose_job_is_over_does_not_take_over() -> None:
-    port = free_port()
+def test_a_node_whose_job_is_over_does_not_take_over(port: int) -> None:
     settings = JobSettings(min_nodes=2, max_nodes=2)
     first, second = (node(port, name, is_host=None, settings=settings) for name in "ab")
     with started(first, second):

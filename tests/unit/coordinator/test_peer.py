@@ -196,7 +196,6 @@ def test_who_does_not_take_the_last_words_is_dropped_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
-    monkeypatch.setattr(server, "IDLE_S", 0.05)
     monkeypatch.setattr(module, "WRITE_BYTES_MAX", 100_000_000)
 
     async def work() -> None:
@@ -208,6 +207,7 @@ def test_who_does_not_take_the_last_words_is_dropped_in_the_end(
             peer.post(b"x" * 50_000_000)
             peer.close()
             assert not peer.is_open
+            monkeypatch.setattr(server, "IDLE_S", 0.05)
             await soon(lambda: served.server.connections == 0)
             talk.link.drop()
 

@@ -59,6 +59,18 @@ def test_what_a_writer_left_half_done_does_no_harm(tmp_path: Path) -> None:
     assert not (tmp_path / "state.new").exists()
 
 
+def test_a_folder_that_had_to_be_made_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A share that is not mounted looks like that, and then nobody else ever comes."""
+    for endpoint in (tmp_path, tmp_path / "share"):
+        for _ in range(2):
+            job_folder(RendezvousParameters("file", str(endpoint), "job", 1, 1))
+    (said,) = caplog.messages
+    assert said.startswith(f"--rdzv-endpoint: made the folder '{tmp_path}/share'")
+    assert "is that mounted here?" in said
+
+
 @pytest.mark.parametrize(
     "damage",
     [

@@ -120,7 +120,7 @@ def test_what_must_be_given_together() -> None:
     with pytest.raises(UsageError, match="tls_key needs tls_cert beside it"):
         parse(tls_key="/c")
     assert parse(tls_ca="/a").tls_ca == "/a"
-    with pytest.raises(UsageError, match="spares: 4 of at most 4 nodes"):
+    with pytest.raises(UsageError, match=r"^--spares: 4 of at most 4 nodes"):
         parse(spares=4)
 
 

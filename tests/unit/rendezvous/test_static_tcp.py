@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast.errors import UsageError
+from holdfast.rendezvous.coordinated import create_static_handler
+from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.ports import ReservedPort
 from holdfast.rendezvous.static_tcp import StaticTCPRendezvous
 
@@ -27,6 +29,14 @@ def test_nodes_have_the_ranks_they_were_given() -> None:
         finally:
             for node in nodes:
                 assert node.shutdown()
+
+
+def test_a_node_whose_number_another_agent_has_too_is_told_the_likely_reason() -> None:
+    params = RendezvousParameters("static", "127.0.0.1:1", "job", 2, 2, rank=0, timeout=30)
+    why = "another agent took the place of rank-0 (on vm)"
+    expected = f"127.0.0.1:1: {why}; was one more started with --node-rank 0?"
+    assert create_static_handler(params).refused(why) == expected
+    assert create_static_handler(params).refused("else") == "127.0.0.1:1: else"
 
 
 @pytest.mark.parametrize("rank", [-1, 2])
