@@ -167,5 +167,5 @@ def test_without_opentelemetry_the_person_is_told_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(EnvironmentProblem, match=r"pip install 'holdfast\[otel\]'"):
+    with pytest.raises(EnvironmentProblem, match=r"pip install opentelemetry-sdk"):
         OpenTelemetryEventHandler()
