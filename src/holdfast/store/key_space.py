@@ -23,7 +23,7 @@ from collections import deque
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, KeysView, Sequence
+    from collections.abc import Container, Iterable, KeysView, Mapping, Sequence, Sized
 
 BYTES_MAX = 1 << 30
 """How much a key space may hold: keys, values, queues, and the keys of those who wait for several.
@@ -108,11 +108,12 @@ class KeySpace:
         """Return a key's value; nothing if it has none, which looks like an empty one."""
         return self._values.get(key, b"")
 
-    def known(self, client: int, key: bytes) -> bytes | bytearray | None:
-        """Return a key's value, if it has one and nothing about the client needs looking after."""
-        if client in self._waits or self._promised:
-            return None
-        return self._values.get(key)
+    def for_looking_up(self) -> tuple[Mapping[bytes, bytes | bytearray], Container[int], Sized]:
+        """Return the values, who waits, and what is promised to anybody: as they are at any time.
+
+        Who waits for nothing, while nothing is promised, may be told of a value without a call.
+        """
+        return self._values, self._waits, self._promised
 
     def add(self, key: bytes, amount: int) -> int:
         """Add to a counter, 0 at first, and return what it is now."""

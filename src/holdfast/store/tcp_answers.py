@@ -53,20 +53,31 @@ _ONE = _u64(1)
 _length = int.from_bytes
 
 
-def answer_at_once(space: KeySpace, client: int, data: bytes) -> bytes | None:
-    """Return the answer to the two requests that workers make most, or nothing if it is neither.
+def answers_at_once(space: KeySpace) -> Callable[[int, bytes], bytes | None]:
+    """Return what answers the two requests that workers make most, and says None to others.
 
     These are GET, and WAIT for one key, of a key that is there: as `data`, whole and alone. What
-    is not so simple is for `answer`; that would say the same of these, in twice the time.
+    is not so simple is for `answer`; that would say the same of these, in several times the time.
     """
-    operation = data[0]
-    if operation == WAIT:
-        if data[1:9] == _ONE and _length(data[9:17], "little") == len(data) - 17:
-            return None if space.known(client, data[17:]) is None else WOKEN
-    elif operation == GET and _length(data[1:9], "little") == len(data) - 9:
-        value = space.known(client, data[9:])
-        return None if value is None else _u64(len(value)) + value
-    return None
+    values, waits, promised = space.for_looking_up()
+    of_key = values.get
+
+    def answer_at_once(client: int, data: bytes) -> bytes | None:
+        operation = data[0]
+        if operation == WAIT:
+            if data[1:9] != _ONE or _length(data[9:17], "little") != len(data) - 17:
+                return None
+            key = data[17:]
+        elif operation == GET and _length(data[1:9], "little") == len(data) - 9:
+            key = data[9:]
+        else:
+            return None
+        value = of_key(key)
+        if value is None or client in waits or promised:
+            return None
+        return WOKEN if operation == WAIT else _u64(len(value)) + value
+
+    return answer_at_once
 
 
 def answer(space: KeySpace, client: int, operation: int, fields: list[Any]) -> bytes:

@@ -16,7 +16,7 @@ import time
 from holdfast import messages
 from holdfast.store.descriptors import descriptor_limit, raise_descriptor_limit
 from holdfast.store.key_space import BYTES_MAX, KeySpace, Refused
-from holdfast.store.tcp_answers import WOKEN, answer, answer_at_once
+from holdfast.store.tcp_answers import WOKEN, answer, answers_at_once
 from holdfast.store.tcp_peer import Connection
 
 RECEIVE_BYTES = 16 * 1024
@@ -63,38 +63,30 @@ class ServingLoop:
 
     def run(self) -> None:
         """Serve everybody."""
-        poll, by_descriptor, serve = self._epoll.poll, self._by_descriptor, self._serve
+        poll, by_descriptor = self._epoll.poll, self._by_descriptor
         listener = self._listener.fileno()
-        space, at_once = self._space, answer_at_once
+        at_once = answers_at_once(self._space)
         while True:
             accept = False
             for descriptor, _events in poll(self._patience(), EVENTS_MAX):
                 connection = by_descriptor.get(descriptor)
                 if connection is not None:
-                    if connection.unsent:
-                        self._send_more(connection)
+                    if not connection.is_plain:
+                        self._hear(connection)
                         continue
-                    requests = connection.requests
-                    wanted = requests.wanted_bytes
+                    # Most of what comes is answered here, in few steps: each counts where the
+                    # workers that wait for the answers have taken all cores.
                     try:
-                        data = connection.receive(
-                            RECEIVE_BYTES
-                            if wanted <= RECEIVE_BYTES
-                            else min(wanted, RECEIVE_LARGE_BYTES)
-                        )
+                        data = connection.receive(RECEIVE_BYTES)
                     except BlockingIOError:
                         continue
                     except OSError:
                         data = b""
-                    if data:
-                        known = at_once(space, connection.number, data) if requests.idle else None
-                        if known is not None:
-                            self._send(connection, known)
-                            continue
-                        requests.feed(data)
-                        serve(connection)
+                    known = at_once(connection.number, data) if data else None
+                    if known is None:
+                        self._take(connection, data)
                     else:
-                        self._drop(connection)
+                        self._send(connection, known)
                 elif descriptor == listener:
                     accept = True
                 elif descriptor == self._wake:
@@ -102,7 +94,7 @@ class ServingLoop:
             if self._again:
                 for connection in list(self._again):
                     if self._again.pop(connection, connection) is None and not connection.unsent:
-                        serve(connection)
+                        self._serve(connection)
             if accept:
                 self._accept()
             if (
@@ -130,6 +122,29 @@ class ServingLoop:
         _loops.remove(self)
 
     # One connection
+
+    def _hear(self, connection: Connection) -> None:
+        """A client that has not read its answers can do so, or one says more of a request."""
+        if connection.unsent:
+            self._send_more(connection)
+            return
+        if connection in self._again:
+            return  # What it said before has its turn first.
+        wanted = max(RECEIVE_BYTES, min(connection.requests.wanted_bytes, RECEIVE_LARGE_BYTES))
+        try:
+            data = connection.receive(wanted)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._take(connection, data)
+
+    def _take(self, connection: Connection, data: bytes) -> None:
+        if data:
+            connection.requests.feed(data)
+            self._serve(connection)
+        else:
+            self._drop(connection)
 
     def _serve(self, connection: Connection) -> None:
         """Do what a client asked for, as far as all of it has come and its turn goes."""
@@ -160,6 +175,7 @@ class ServingLoop:
             self._kept_bytes += requests.unfinished_bytes - connection.unfinished
             connection.unfinished = requests.unfinished_bytes
             self._check_room()
+        connection.is_plain = requests.idle and not connection.unsent
         if requests.validated and connection in self._half_open:
             del self._half_open[connection]
             self._room_again()
@@ -189,6 +205,7 @@ class ServingLoop:
             if sent == len(data):
                 return
             self._epoll.modify(connection.descriptor, _OUT)
+            connection.is_plain = False
         connection.unsent += memoryview(data)[sent:]
         self._kept_bytes += len(data) - sent
         self._check_room()

@@ -13,8 +13,8 @@ class Connection:
     """One client: its socket, what it has sent, and what it has not read yet."""
 
     __slots__ = (
-        "address", "descriptor", "number", "receive", "requests", "send", "since", "socket",
-        "unfinished", "unsent",
+        "address", "descriptor", "is_plain", "number", "receive", "requests", "send", "since",
+        "socket", "unfinished", "unsent",
     )  # fmt: skip
 
     def __init__(self, number: int, peer: socket.socket, address: object, now: float) -> None:
@@ -25,6 +25,8 @@ class Connection:
         self.send = peer.send
         self.address = address
         self.requests = Requests()
+        self.is_plain = False
+        """Whether its next byte begins a request, and it has read all answers to those before."""
         self.since = now
         self.unfinished = 0
         self.unsent = bytearray()

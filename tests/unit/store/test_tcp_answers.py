@@ -7,7 +7,7 @@ from struct import pack
 import pytest
 
 from holdfast.store.key_space import KeySpace
-from holdfast.store.tcp_answers import answer, answer_at_once
+from holdfast.store.tcp_answers import answer, answers_at_once
 from holdfast.store.tcp_parsing import Requests
 
 ME, OTHER = 1, 2
@@ -44,7 +44,7 @@ def long_way(space: KeySpace, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("data", [get(b"/key"), get(b"/empty"), wait(b"/key"), wait(b"/empty")])
 def test_what_is_there_is_answered_at_once_and_alike(space: KeySpace, data: bytes) -> None:
-    assert answer_at_once(space, ME, data) == long_way(space, data)
+    assert answers_at_once(space)(ME, data) == long_way(space, data)
 
 
 @pytest.mark.parametrize(
@@ -71,15 +71,15 @@ def test_what_is_there_is_answered_at_once_and_alike(space: KeySpace, data: byte
     ],
 )
 def test_all_else_takes_the_long_way(space: KeySpace, data: bytes) -> None:
-    assert answer_at_once(space, ME, data) is None
+    assert answers_at_once(space)(ME, data) is None
 
 
 def test_a_client_that_waits_takes_the_long_way(space: KeySpace) -> None:
     assert not space.wait(ME, [b"/missing"])
-    assert answer_at_once(space, ME, get(b"/key")) is None
-    assert answer_at_once(space, OTHER, get(b"/key")) is not None
+    assert answers_at_once(space)(ME, get(b"/key")) is None
+    assert answers_at_once(space)(OTHER, get(b"/key")) is not None
 
 
 def test_while_anything_of_a_queue_is_promised_all_take_the_long_way(space: KeySpace) -> None:
     assert space.wait(ME, [b"/queue"])
-    assert answer_at_once(space, ME, get(b"/key")) is None
+    assert answers_at_once(space)(ME, get(b"/key")) is None

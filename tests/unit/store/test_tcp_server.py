@@ -384,6 +384,17 @@ def test_whoever_asks_for_much_at_once_gets_it_in_order(client: Client) -> None:
     client.hear(b"".join(map(blob, values)))
 
 
+def test_what_comes_after_a_turn_waits_for_what_came_before(
+    monkeypatch: pytest.MonkeyPatch, client: Client
+) -> None:
+    monkeypatch.setattr(tcp_loop, "RECEIVE_BYTES", 64)
+    monkeypatch.setattr(tcp_loop, "TURN_BYTES", 10)
+    keys = [b"%d" % number for number in range(200)]
+    client.send(*(op(1, blob(key), blob(key)) for key in keys))
+    client.send(*(op(3, blob(key)) for key in keys))
+    client.hear(b"".join(map(blob, keys)))
+
+
 def test_what_is_kept_for_all_has_a_limit(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
