@@ -39,6 +39,10 @@ if TYPE_CHECKING:
 ANSWER_BYTES_MAX = 256 * 1024 * 1024
 """How long one answer may be: a request of a few bytes may ask for the same value many times."""
 
+REMEMBERED_MAX = 4096
+REMEMBERED_BYTES_MAX = 256
+"""How many requests are known by sight, and how long they may be: a megabyte or two in all."""
+
 WOKEN = bytes((STOP_WAITING,))
 _CANCELED = bytes((WAIT_CANCELED,))
 _READY, _NOT_READY = bytes((READY,)), bytes((NOT_READY,))
@@ -58,26 +62,40 @@ def answers_at_once(space: KeySpace) -> Callable[[int, bytes], bytes | None]:
 
     These are GET, and WAIT for one key, of a key that is there: as `data`, whole and alone. What
     is not so simple is for `answer`; that would say the same of these, in several times the time.
+    Workers mostly ask for the same keys, so what a request means is remembered.
     """
     values, waits, promised = space.for_looking_up()
     of_key = values.get
+    remembered: dict[bytes, tuple[bool, bytes]] = {}
 
     def answer_at_once(client: int, data: bytes) -> bytes | None:
-        operation = data[0]
-        if operation == WAIT:
-            if data[1:9] != _ONE or _length(data[9:17], "little") != len(data) - 17:
+        meaning = remembered.get(data)
+        if meaning is None:
+            meaning = _meaning(data)
+            if meaning is None:
                 return None
-            key = data[17:]
-        elif operation == GET and _length(data[1:9], "little") == len(data) - 9:
-            key = data[9:]
-        else:
-            return None
+            if len(data) <= REMEMBERED_BYTES_MAX:
+                if len(remembered) >= REMEMBERED_MAX:
+                    remembered.clear()
+                remembered[data] = meaning
+        waits_only, key = meaning
         value = of_key(key)
         if value is None or client in waits or promised:
             return None
-        return WOKEN if operation == WAIT else _u64(len(value)) + value
+        return WOKEN if waits_only else _u64(len(value)) + value
 
     return answer_at_once
+
+
+def _meaning(data: bytes) -> tuple[bool, bytes] | None:
+    """Return the key of a whole request, and whether it is WAIT or GET; None of another one."""
+    operation = data[0]
+    if operation == WAIT:
+        if data[1:9] == _ONE and _length(data[9:17], "little") == len(data) - 17:
+            return True, data[17:]
+    elif operation == GET and _length(data[1:9], "little") == len(data) - 9:
+        return False, data[9:]
+    return None
 
 
 def answer(space: KeySpace, client: int, operation: int, fields: list[Any]) -> bytes:

@@ -66,9 +66,11 @@ class ServingLoop:
         poll, by_descriptor = self._epoll.poll, self._by_descriptor
         listener = self._listener.fileno()
         at_once = answers_at_once(self._space)
+        _, _, promised = self._space.for_looking_up()
+        patience = self._patience()
         while True:
             accept = False
-            for descriptor, _events in poll(self._patience(), EVENTS_MAX):
+            for descriptor, _events in poll(patience, EVENTS_MAX):
                 connection = by_descriptor.get(descriptor)
                 if connection is not None:
                     if not connection.is_plain:
@@ -92,18 +94,24 @@ class ServingLoop:
                 elif descriptor == self._wake:
                     return
             if self._again:
-                for connection in list(self._again):
-                    if self._again.pop(connection, connection) is None and not connection.unsent:
-                        self._serve(connection)
+                self._give_turns()
             if accept:
                 self._accept()
+            patience = -1.0
             if (
                 self._half_open
+                or self._again
                 or self._accept_at is not None
                 or self._promises_at is not None
-                or self._space.promises
+                or promised
             ):
                 self._tend(time.monotonic())
+                patience = self._patience()
+
+    def _give_turns(self) -> None:
+        for connection in list(self._again):
+            if self._again.pop(connection, connection) is None and not connection.unsent:
+                self._serve(connection)
 
     def close(self) -> None:
         """Close all connections."""
