@@ -5,7 +5,6 @@ import inspect
 import os
 import re
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,9 +52,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         def __call__(self, *args: Any) -> None:
             calls.append((self.config, self.entrypoint, args))
 
-    fake = ModuleType("holdfast.launcher.launch")
-    fake.elastic_launch = Recorder  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr("holdfast.launcher.launch.elastic_launch", Recorder)
     return calls
 
 
