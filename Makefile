@@ -11,8 +11,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DOCS_VENV ?= .venv-docs
 ARGS ?=
-# Tests mostly wait for processes: three at a time keep two cores busy.
-JOBS ?= 3
+JOBS ?= 2
 
 # The peer that tests and benchmarks compare with. The exact pin matters: it also matches a
 # CPU-only build (2.13.0+cpu) where pip is told of one, and prefers it. A range would fetch

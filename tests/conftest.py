@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from holdfast.processes import worker_pages
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -63,6 +65,13 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("exploring", unhurried)
     hypothesis.settings.register_profile("steady", unhurried, derandomize=True)
     hypothesis.settings.load_profile(config.getoption("--hypothesis-profile") or "steady")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Remove the pages of agents that were killed, as the next agent would; none may come."""
+    if not hasattr(session.config, "workerinput"):  # Not in those that xdist has started.
+        worker_pages.SWEPT_AGE_S = 0.0
+        worker_pages._sweep(worker_pages.SHARED_MEMORY)
 
 
 class Snapshot:
