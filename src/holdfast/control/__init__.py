@@ -27,14 +27,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Request": "handlers",
-    "Response": "handlers",
-    "WorkerServer": "server",
-    "dump_into_log": "stacks",
-    "dump_stacks": "stacks",
-    "handler_names": "handlers",
-    "register_handler": "handlers",
-    "worker_main": "wrapping",
+    "Request": "holdfast.control.handlers",
+    "Response": "holdfast.control.handlers",
+    "WorkerServer": "holdfast.control.server",
+    "dump_into_log": "holdfast.control.stacks",
+    "dump_stacks": "holdfast.control.stacks",
+    "handler_names": "holdfast.control.handlers",
+    "register_handler": "holdfast.control.handlers",
+    "worker_main": "holdfast.control.wrapping",
 }
 
 
@@ -43,6 +43,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'holdfast.control' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"holdfast.control.{_HOMES[name]}"), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -53,24 +53,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ConsoleEventHandler": "console",
-    "Event": "values",
-    "EventHandler": "handlers",
-    "EventMetadataValue": "values",
-    "EventSource": "values",
-    "JobEvents": "job",
-    "JsonLinesEventHandler": "json_lines",
-    "LoggingEventHandler": "log_records",
-    "NodeState": "values",
-    "NullEventHandler": "handlers",
-    "OpenTelemetryEventHandler": "open_telemetry",
-    "RdzvEvent": "values",
-    "configure": "destinations",
-    "construct_and_record_rdzv_event": "recording",
-    "flush": "destinations",
-    "get_logging_handler": "destinations",
-    "record": "recording",
-    "record_rdzv_event": "recording",
+    "ConsoleEventHandler": "holdfast.events.console",
+    "Event": "holdfast.events.values",
+    "EventHandler": "holdfast.events.handlers",
+    "EventMetadataValue": "holdfast.events.values",
+    "EventSource": "holdfast.events.values",
+    "JobEvents": "holdfast.events.job",
+    "JsonLinesEventHandler": "holdfast.events.json_lines",
+    "LoggingEventHandler": "holdfast.events.log_records",
+    "NodeState": "holdfast.events.values",
+    "NullEventHandler": "holdfast.events.handlers",
+    "OpenTelemetryEventHandler": "holdfast.events.open_telemetry",
+    "RdzvEvent": "holdfast.events.values",
+    "configure": "holdfast.events.destinations",
+    "construct_and_record_rdzv_event": "holdfast.events.recording",
+    "flush": "holdfast.events.destinations",
+    "get_logging_handler": "holdfast.events.destinations",
+    "record": "holdfast.events.recording",
+    "record_rdzv_event": "holdfast.events.recording",
 }
 
 
@@ -79,6 +79,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'holdfast.events' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"holdfast.events.{_HOMES[name]}"), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -29,7 +29,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'holdfast.health' has no attribute {name!r}")
     from importlib import import_module
 
-    home = "pulse" if name == "Pulse" else "server"
-    value = getattr(import_module(f"holdfast.health.{home}"), name)
+    home = "holdfast.health.pulse" if name == "Pulse" else "holdfast.health.server"
+    value = getattr(import_module(home), name)
     globals()[name] = value
     return value

@@ -49,9 +49,14 @@ __all__ = [
 OTEL_ENV = "OTEL_METRICS_EXPORTER"
 
 _HOMES = {
-    "handlers": ("ConsoleMetricHandler", "MetricData", "MetricHandler", "NullMetricHandler"),
-    "profiling": ("get_elapsed_time_ms", "prof", "profile"),
-    "streams": (
+    "holdfast.metrics.handlers": (
+        "ConsoleMetricHandler",
+        "MetricData",
+        "MetricHandler",
+        "NullMetricHandler",
+    ),
+    "holdfast.metrics.profiling": ("get_elapsed_time_ms", "prof", "profile"),
+    "holdfast.metrics.streams": (
         "MetricStream",
         "MetricsConfig",
         "configure",
@@ -79,7 +84,7 @@ def __getattr__(name: str) -> object:
         if name in names:
             from importlib import import_module
 
-            value = getattr(import_module(f"holdfast.metrics.{module}"), name)
+            value = getattr(import_module(module), name)
             globals()[name] = value
             return value
     raise AttributeError(f"module 'holdfast.metrics' has no attribute {name!r}")

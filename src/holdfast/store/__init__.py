@@ -42,21 +42,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DistError": "errors",
-    "DistNetworkError": "errors",
-    "DistStoreError": "errors",
-    "FileStore": "file_store",
-    "MemoryStore": "memory",
-    "PrefixStore": "prefix",
-    "QueueEmptyError": "errors",
-    "Store": "interface",
-    "StoreTimeoutError": "errors",
-    "TCPStore": "tcp_client",
-    "barrier": "synchronizing",
-    "from_environment": "connecting",
-    "get_all": "synchronizing",
-    "store_timeout": "synchronizing",
-    "synchronize": "synchronizing",
+    "DistError": "holdfast.store.errors",
+    "DistNetworkError": "holdfast.store.errors",
+    "DistStoreError": "holdfast.store.errors",
+    "FileStore": "holdfast.store.file_store",
+    "MemoryStore": "holdfast.store.memory",
+    "PrefixStore": "holdfast.store.prefix",
+    "QueueEmptyError": "holdfast.store.errors",
+    "Store": "holdfast.store.interface",
+    "StoreTimeoutError": "holdfast.store.errors",
+    "TCPStore": "holdfast.store.tcp_client",
+    "barrier": "holdfast.store.synchronizing",
+    "from_environment": "holdfast.store.connecting",
+    "get_all": "holdfast.store.synchronizing",
+    "store_timeout": "holdfast.store.synchronizing",
+    "synchronize": "holdfast.store.synchronizing",
 }
 
 
@@ -65,6 +65,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'holdfast.store' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(f"holdfast.store.{_HOMES[name]}"), name)
+    value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value
     return value
