@@ -6,7 +6,8 @@ it, whatever happened. What nobody asked for is not even imported.
 
 from __future__ import annotations
 
-from holdfast import metrics
+import os
+import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from holdfast.agent.moments import Onlookers
     from holdfast.metrics.endpoint import MetricsEndpoint
     from holdfast.metrics.otel import OtelExport
+
+OTEL_ENV = "OTEL_METRICS_EXPORTER"
 
 
 class MetricOutlets:
@@ -59,14 +62,14 @@ def open_outlets(
     `JobMetrics`. Raises `EnvironmentProblem` if the port cannot be had.
     """
     outlets = MetricOutlets()
-    if metrics.is_configured():
+    streams = sys.modules.get("holdfast.metrics.streams")
+    if streams is not None and streams.has_handler():
         from holdfast.agent.metric_recorder import MetricRecorder
         from holdfast.agent.metrics_apart import MetricsApart
 
         outlets.to_handlers = MetricsApart()
         onlookers.add(MetricRecorder(outlets.to_handlers.put))
-    wants_otel = metrics.wants_otel()
-    if port is None and not wants_otel:
+    if port is None and not wants_otel():
         return outlets
     from holdfast.agent.job_metrics import JobMetrics
 
@@ -77,9 +80,14 @@ def open_outlets(
         endpoint = MetricsEndpoint(figures.collect, host=host, port=port)
         endpoint.start()
         outlets.endpoint = endpoint
-    if wants_otel:
+    if wants_otel():
         from holdfast.metrics.otel import start_export
 
         outlets.export = start_export(figures.collect)
     onlookers.add(figures)
     return outlets
+
+
+def wants_otel() -> bool:
+    """Whether figures are to be sent by OTLP, as OpenTelemetry's own variable says it."""
+    return "otlp" in os.environ.get(OTEL_ENV, "").replace(" ", "").split(",")

@@ -4,7 +4,7 @@ There they come from decorators around the agent's methods; here they are made o
 run. Where one method there calls another, the inner one ends first, and so it is told of first:
 that is why a rendezvous waits for the ranks, and a restart for the start.
 
-Add one to an agent's onlookers only if `holdfast.metrics.is_configured()`. What gets the metrics
+Add one to an agent's onlookers only if a handler is configured. What gets the metrics
 must not wait: it is called in the agent's thread.
 """
 

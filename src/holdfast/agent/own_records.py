@@ -91,5 +91,5 @@ def _events_wanted(event_log_handler: str) -> bool:
 
 
 def _metrics_wanted() -> bool:
-    metrics = sys.modules.get("holdfast.metrics")
-    return metrics is not None and metrics.is_configured()
+    streams = sys.modules.get("holdfast.metrics.streams")
+    return streams is not None and streams.has_handler()

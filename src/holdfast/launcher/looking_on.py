@@ -78,8 +78,8 @@ class LookingOn:
     def _wants_metrics(self) -> bool:
         if self._config.metrics_port is not None or os.environ.get(OTEL_ENV):
             return True
-        metrics = sys.modules.get("holdfast.metrics")  # Whoever configured any has imported it.
-        return metrics is not None and metrics.is_configured()
+        streams = sys.modules.get("holdfast.metrics.streams")  # Imported by whoever configured any.
+        return streams is not None and streams.has_handler()
 
     def __call__(self, moment: Moment) -> None:
         """Record a moment, and those before it once there is time for that."""

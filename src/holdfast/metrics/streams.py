@@ -118,7 +118,7 @@ def getStream(group: str) -> MetricStream:  # noqa: N802 (TorchElastic's name)
 
 
 def has_handler() -> bool:
-    """Whether a handler that does something is configured; ask `holdfast.metrics.is_configured`."""
+    """Whether a handler that does something is configured."""
     return any(not isinstance(one, NullMetricHandler) for one in (*_default, *_handlers.values()))
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from holdfast.agent import metrics_apart
 from holdfast.agent.metrics_apart import HANDLERS_MAX, MetricsApart
-from holdfast.metrics import MetricData, MetricHandler, NullMetricHandler, configure, put_metric
-from holdfast.metrics.streams import FAULTS_MAX
+from holdfast.metrics.handlers import MetricData, MetricHandler, NullMetricHandler
+from holdfast.metrics.streams import FAULTS_MAX, configure, put_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

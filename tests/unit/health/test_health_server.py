@@ -20,7 +20,8 @@ import pytest
 from holdfast import messages
 from holdfast.elastic.agent.server.health_check_server import create_healthcheck_server
 from holdfast.errors import EnvironmentProblem
-from holdfast.health import HealthCheckServer, Pulse, server_from_environment
+from holdfast.health.pulse import Pulse
+from holdfast.health.server import HealthCheckServer, server_from_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -222,7 +223,7 @@ def test_an_idle_loop_is_asked_once_for_each_probe() -> None:
 
 STOPPED = """
 import time
-from holdfast.health import HealthCheckServer
+from holdfast.health.server import HealthCheckServer
 server = HealthCheckServer(time.time, 0, 60)
 server.start()
 print(server.port, flush=True)

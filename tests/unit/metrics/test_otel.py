@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
 )
 
-import holdfast.metrics
+from holdfast.agent.metric_outlets import wants_otel
 from holdfast.metrics import otel
 from holdfast.metrics.exposition import Family
 from holdfast.metrics.histogram import Histogram
@@ -237,4 +237,4 @@ def test_the_variable_says_whether_it_is_wanted(
     told: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_METRICS_EXPORTER", told)
-    assert holdfast.metrics.wants_otel() is wanted
+    assert wants_otel() is wanted
