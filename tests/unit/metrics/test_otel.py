@@ -46,7 +46,7 @@ class Collector(ThreadingHTTPServer):
         """Return the metrics of a request by name."""
         [resource] = self.requests[number].resource_metrics
         [scope] = resource.scope_metrics
-        assert scope.scope.name == "holdfast.metrics"
+        assert scope.scope.name == f"{otel.SERVICE}.metrics"
         return {one.name: one for one in scope.metrics}
 
 
