@@ -178,7 +178,7 @@ class Recorded(Moment):
 
 
 if TYPE_CHECKING:
-    Onlooker = Callable[[Moment], object]
+    Onlooker = Callable[["Moment"], object]
 
 
 class Onlookers:
