@@ -20,12 +20,12 @@ from benchmarks.figures import HOLDFAST
 from benchmarks.gathering import NS_PER_S
 from benchmarks.nodes import Nodes
 from benchmarks.regrouping import PAUSE_S
-from holdfast.core.etcd_calls import Put, Txn, TxnDone
+from holdfast.core.etcd.calls import Put, Txn, TxnDone
 from holdfast.etcd.server import EtcdServer
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
-    from holdfast.etcd.blocking import EtcdClient
+    from holdfast.etcd.sync_client import EtcdClient
 
 PAIRS = {2: 7, 16: 4}
 KILLS = 5

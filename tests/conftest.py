@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from holdfast.processes import worker_pages
+from holdfast.processes.workers import pages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,8 +70,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Remove the pages of agents that were killed, as the next agent would; none may come."""
     if not hasattr(session.config, "workerinput"):  # Not in those that xdist has started.
-        worker_pages.SWEPT_AGE_S = 0.0
-        worker_pages._sweep(worker_pages.SHARED_MEMORY)
+        pages.SWEPT_AGE_S = 0.0
+        pages._sweep(pages.SHARED_MEMORY)
 
 
 class Snapshot:

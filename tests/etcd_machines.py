@@ -1,43 +1,58 @@
-"""Nodes of one job on one etcd, moved step by step by a test: `core.etcd_session` and `SimEtcd`.
+"""Nodes of one job on one etcd, moved step by step by a test: `core.etcd.session` and `SimEtcd`.
 
 Nothing happens by itself. What a node asks waits in `asked` until it is carried out, what etcd
 answered in `answers`, what a watch saw in `news`; `Scene.run` moves all of that until nothing is
 left but what is held back. So a test says what comes late, in another order, or not at all. Nodes
-do as they are told (`told_nodes`) unless they are made not to.
+do as they are told (`fake_node`) unless they are made not to.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.etcd_asking import Ask, Unwatch, Watch
-from holdfast.core.etcd_calls import Get, KeyValue, Problem, Put, Trouble, Txn, TxnDone
-from holdfast.core.etcd_effects import Closed, Heard, Left, Opened
-from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, all_below, unpack
-from holdfast.core.etcd_leading import Post
-from holdfast.core.etcd_session import EtcdSession
-from holdfast.core.news import Ack, Role, Status, View
+from fake_node import RUN, a_job_of, a_node
+from holdfast.core.etcd.calls import (
+    Get,
+    KeyValue,
+    Problem,
+    ProblemKind,
+    Put,
+    SendRequest,
+    StartWatch,
+    StopWatch,
+    Txn,
+    TxnDone,
+)
+from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, get_prefix, unpack
+from holdfast.core.etcd.leader import LeaderState
+from holdfast.core.etcd.session import (
+    DeliverMessage,
+    EtcdSession,
+    ReportClosed,
+    ReportLeft,
+    ReportOpened,
+)
+from holdfast.core.protocol import Ack, NodeRole, Status, View
 from holdfast.core.rounds import Rounds
 from holdfast.testing.sim.etcd import SimEtcd
-from told_nodes import RUN, a_job_of, a_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.etcd_calls import Answer, Change, Request
-    from holdfast.core.etcd_effects import Effect
-    from holdfast.core.etcd_leading import Leadership
-    from holdfast.core.job import Job
-    from holdfast.core.news import JobSettings
+    from holdfast.core.etcd.calls import Answer, Change, Request
+    from holdfast.core.etcd.leader import Leadership
+    from holdfast.core.etcd.session import SessionEffect
+    from holdfast.core.protocol import JobSettings
+    from holdfast.core.rounds import Job
 
 PREFIX = "/jobs"
 LEASE_S = 5.0
 STEPS_MAX = 10_000
 TWO = a_job_of(2, 2, max_restarts=1)
-GONE = Problem(Trouble.UNREACHABLE, "the network is down")
+GONE = Problem(ProblemKind.UNREACHABLE, "the network is down")
 
 
-def settled(problem: Trouble) -> Problem:
+def settled(problem: ProblemKind) -> Problem:
     """Return a problem of a kind, in words that a test can look for."""
     return Problem(problem, f"it is {problem.value}")
 
@@ -61,11 +76,11 @@ class NodeOnEtcd:
         """Whether it says its status when a session opens, and does what it is told."""
         self.held: set[str] = set()
         """Of `asked`, `answers` and `news`, what is moved by hand only."""
-        self.asked: list[Ask] = []
+        self.asked: list[SendRequest] = []
         self.answers: list[tuple[int, Answer]] = []
         self.news: list[tuple[int, tuple[Change, ...] | Problem]] = []
         self.heard: list[View | Ack] = []
-        self.closed: list[Closed] = []
+        self.closed: list[ReportClosed] = []
         self.opened = 0
         """How many sessions it has had."""
         self.is_open = self.has_left = False
@@ -184,32 +199,32 @@ class NodeOnEtcd:
             if waiting and name not in self.held
         ]
 
-    def do(self, effects: list[Effect]) -> None:
+    def do(self, effects: list[SessionEffect]) -> None:
         """Perform what the session wants."""
         for effect in effects:
             match effect:
-                case Ask():
+                case SendRequest():
                     self.asked.append(effect)
-                case Watch():
+                case StartWatch():
                     self._watch(effect)
-                case Unwatch(number):
+                case StopWatch(number):
                     self._scene.etcd.unsubscribe(self.watches.pop(number, -1))
-                case Opened():
+                case ReportOpened():
                     self.is_open = True
                     self.opened += 1
                     if self.obeys:
                         self.say(self.node.status())
-                case Closed():
+                case ReportClosed():
                     self.is_open = False
                     self.closed.append(effect)
-                case Heard(message):
+                case DeliverMessage(message):
                     self.heard.append(message)
                     if isinstance(message, View) and self.obeys:
                         self._obey(message)
-                case Left():
+                case ReportLeft():
                     self.has_left = True
 
-    def _watch(self, watch: Watch) -> None:
+    def _watch(self, watch: StartWatch) -> None:
         def saw(_revision: int, changes: tuple[Change, ...]) -> None:
             self.news.append((watch.number, changes))
 
@@ -222,7 +237,7 @@ class NodeOnEtcd:
     def _obey(self, view: View) -> None:
         if not self.node.hear(view):
             return
-        if view.role is Role.FENCED:
+        if view.role is NodeRole.FENCED:
             self.node.begin_anew(self.node.info.incarnation + 100)
             self.say(self.node.status())
         elif self.node.follow():
@@ -242,7 +257,7 @@ class Scene:
     ) -> None:
         self.etcd = SimEtcd()
         self.now = 0.0
-        self.places = Places(PREFIX, RUN)
+        self.places = JobKeys(PREFIX, RUN)
         self.nodes: dict[str, NodeOnEtcd] = {}
         self.settings = settings
         self.rounds = rounds
@@ -315,7 +330,7 @@ class Scene:
     @property
     def keys(self) -> list[str]:
         """What is stored of the job, by names below its own place."""
-        (found,) = self.ask(all_below(self.places.root)).results
+        (found,) = self.ask(get_prefix(self.places.root)).results
         return [one.key[len(self.places.root) :].decode() for one in found]
 
     @property
@@ -330,5 +345,5 @@ class Scene:
     @property
     def leader(self) -> NodeOnEtcd:
         """The one node that leads, as the nodes themselves know it."""
-        (leader,) = [n for n in self.nodes.values() if n.leadership.post is Post.LEADING]
+        (leader,) = [n for n in self.nodes.values() if n.leadership.post is LeaderState.LEADING]
         return leader

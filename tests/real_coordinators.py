@@ -12,10 +12,9 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.coordinator.connection import NodeConnection
-from holdfast.coordinator.node_line import draw_incarnation
-from holdfast.core.membership import Times
-from holdfast.core.news import JobSettings, NodeInfo, Role, View
+from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
+from holdfast.core.protocol import JobSettings, NodeInfo, NodeRole, View
+from holdfast.core.session import SessionTimeouts
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.limits import ANSWER_FRAME_BYTES_MAX
@@ -24,7 +23,7 @@ from holdfast.wire.messages import Message, decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.coordinator.client import GaveUp, Refused
+    from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
 
 PATIENCE_S = 20.0  # Only a test that fails waits for so long.
 LOCAL = "127.0.0.1"
@@ -38,22 +37,22 @@ execute(parse_args(sys.argv[1:]))
 
 def node(
     port: int, name: str, *, nodes: int = 2, host: str = LOCAL, **options: Any
-) -> NodeConnection:
-    """Make a node that is not started; options are those of `NodeConnection`."""
+) -> CoordinatorConnection:
+    """Make a node that is not started; options are those of `CoordinatorConnection`."""
     given: dict[str, Any] = {
         "run_id": "job",
         "info": NodeInfo(node=name, incarnation=draw_incarnation()),
         "settings": JobSettings(min_nodes=nodes, max_nodes=nodes, max_restarts=3),
-        "times": Times(),
+        "times": SessionTimeouts(),
         "is_host": False,
         "token": None,
         "tls": None,
     }
-    return NodeConnection(host, port, **(given | options))
+    return CoordinatorConnection(host, port, **(given | options))
 
 
 @contextlib.contextmanager
-def started(*nodes: NodeConnection) -> Iterator[None]:
+def started(*nodes: CoordinatorConnection) -> Iterator[None]:
     """Start nodes, and close them all at the end, those that coordinate last."""
     try:
         for one in nodes:
@@ -64,7 +63,7 @@ def started(*nodes: NodeConnection) -> Iterator[None]:
             one.close(drain_s=0)
 
 
-def until(connection: NodeConnection, wanted: Callable[[View], bool]) -> View:
+def until(connection: CoordinatorConnection, wanted: Callable[[View], bool]) -> View:
     """Return the first view that is as wanted, of those that come."""
     deadline = time.monotonic() + PATIENCE_S
     view = connection.view
@@ -79,10 +78,10 @@ def until(connection: NodeConnection, wanted: Callable[[View], bool]) -> View:
 
 
 def member(view: View) -> bool:
-    return view.role is Role.MEMBER
+    return view.role is NodeRole.MEMBER
 
 
-def fault(connection: NodeConnection) -> GaveUp | Refused:
+def fault(connection: CoordinatorConnection) -> CoordinatorLost | JoinRefused:
     """Return the first thing that comes and is no view."""
     deadline = time.monotonic() + PATIENCE_S
     while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from holdfast.core.affinity import format_ranges
+from holdfast.numa.affinity import format_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -24,10 +24,18 @@ import sys
 import time
 from collections import deque
 
-from holdfast.coordinator.binding import try_bind
 from holdfast.coordinator.server import CoordinatorServer
-from holdfast.core.membership import LinkOpened, Membership, Said, Send, Times
-from holdfast.core.news import Beat, Failure, JobSettings, NodeInfo, Phase, Role, View
+from holdfast.core.protocol import (
+    Failure,
+    Heartbeat,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    View,
+)
+from holdfast.core.session import Connected, Send, Session, SessionTimeouts, StatusChanged
+from holdfast.net.listening import try_bind
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.messages import decode, decode_handshake
@@ -49,12 +57,12 @@ class Agent:
     __slots__ = ("beat", "generation", "handshake", "link", "membership", "reader")
 
     def __init__(self, number: int, settings: JobSettings) -> None:
-        self.membership = Membership(
+        self.membership = Session(
             time.monotonic(),
             run_id=RUN_ID,
             info=NodeInfo(node=f"agent-{number}", incarnation=1, ports=(2, 3)),
             settings=settings,
-            times=Times(),
+            times=SessionTimeouts(),
             draw=random.random,
         )
         self.handshake = ClientHandshake(None)
@@ -79,28 +87,28 @@ class Agent:
             if not self.handshake.done:
                 self.link.send(self.handshake.receive(decode_handshake(body)))
                 if self.handshake.done:
-                    self._perform(LinkOpened())
+                    self._perform(Connected())
             elif b"\xa4view" in body[:16]:  # An acknowledgement changes nothing here.
                 view = decode(body)
                 assert isinstance(view, View)
                 self._perform(view)
-                if view.role is Role.MEMBER and view.generation > self.generation:
+                if view.role is NodeRole.MEMBER and view.generation > self.generation:
                     self.generation = view.generation
-                    self._perform(Said(Phase.RUNNING, view.generation))
+                    self._perform(StatusChanged(NodePhase.RUNNING, view.generation))
         return self.generation > before
 
     def fail(self) -> None:
         node = self.membership.status.info.node
         failure = Failure(node=node, rank=0, exitcode=-9, summary="killed", sudden=True)
-        self._perform(Said(Phase.FAILED, self.generation, failure))
+        self._perform(StatusChanged(NodePhase.FAILED, self.generation, failure))
 
-    def _perform(self, event: LinkOpened | Said | View) -> None:
+    def _perform(self, event: Connected | StatusChanged | View) -> None:
         for effect in self.membership.handle(time.monotonic(), event):
             if isinstance(effect, Send):
                 self.link.send(encode_frame(effect.message))
         status, view = self.membership.status, self.membership.view
         self.beat = encode_frame(
-            Beat(
+            Heartbeat(
                 run_id=RUN_ID,
                 node=status.info.node,
                 incarnation=status.info.incarnation,

@@ -17,7 +17,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 import timeit  # noqa: E402
 
-from holdfast.processes.worker_pages import WorkerPages  # noqa: E402
+from holdfast.processes.workers.pages import WorkerPages  # noqa: E402
 
 CALLS = {
     "heartbeat": "worker.heartbeat()",

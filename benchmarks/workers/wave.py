@@ -141,9 +141,9 @@ def of_holdfast() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
     """Return what makes Holdfast's coordinator and its handlers."""
     import asyncio
 
-    from holdfast.coordinator.binding import try_bind
     from holdfast.coordinator.server import CoordinatorServer
-    from holdfast.rendezvous.parameters import RendezvousParameters
+    from holdfast.net.listening import try_bind
+    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.registry import get_rendezvous_handler
 
     async def forever(listener: socket.socket) -> None:

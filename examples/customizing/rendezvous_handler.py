@@ -5,8 +5,6 @@ Run it, which starts two nodes here, each as a process:
     python examples/customizing/rendezvous_handler.py
 """
 
-# ruff: noqa: D102 (what these methods are for is told by the class they come from)
-
 from __future__ import annotations
 
 import tempfile

@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 TYPE_CHECKING = False  # `typing` would cost every worker that imports us some milliseconds.
 if TYPE_CHECKING:
     from holdfast.launcher import LaunchConfig, elastic_launch, launch_agent
-    from holdfast.processes.failures import ChildFailedError, ProcessFailure
-    from holdfast.processes.recording import record
+    from holdfast.processes.failures.error_file import record
+    from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 
 __all__ = [
     "ChildFailedError",
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "ChildFailedError": "holdfast.processes.failures",
+    "ChildFailedError": "holdfast.processes.failures.failure",
     "LaunchConfig": "holdfast.launcher",
-    "ProcessFailure": "holdfast.processes.failures",
+    "ProcessFailure": "holdfast.processes.failures.failure",
     "elastic_launch": "holdfast.launcher",
     "launch_agent": "holdfast.launcher",
-    "record": "holdfast.processes.recording",
+    "record": "holdfast.processes.failures.error_file",
 }
 
 

@@ -9,7 +9,7 @@
     └── InternalError                 our own bug                               exit 70
 
 A failing worker is not in this tree: it is the user's program that failed, and
-`holdfast.processes.failures.ChildFailedError` carries its whole story.
+`holdfast.processes.failures.failure.ChildFailedError` carries its whole story.
 """
 
 from __future__ import annotations

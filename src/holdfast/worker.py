@@ -16,7 +16,7 @@ The page belongs to the process that makes the first call, for as long as that l
 all count as it. Its children (forked or not) may make the same calls, and they do nothing: a data
 loader that lives does not show that the training goes on.
 
-This module imports nothing else of Holdfast; `holdfast.processes.worker_page` is the agent's side.
+This module imports nothing else of Holdfast; `processes/workers/pages.py` is the agent's side.
 """
 
 from __future__ import annotations

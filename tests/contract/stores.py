@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from holdfast.etcd.blocking import EtcdClient
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.etcd.store import EtcdStore
+from holdfast.etcd.sync_client import EtcdClient
 from holdfast.store import FileStore, MemoryStore, PrefixStore, TCPStore
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.etcd.blocking import EtcdClient
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
+from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous.etcd_backend import EtcdRendezvousBackend
 from holdfast.rendezvous.file_backend import FileRendezvousBackend
-from holdfast.store.file_store import FileStore
+from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore
-from holdfast.store.tcp_client import TCPStore
+from holdfast.store.tcp.client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,10 +7,8 @@ from typing import Any
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from holdfast.store.key_space import KeySpace, Refused
-from holdfast.store.tcp_answers import WOKEN, answer
-from holdfast.store.tcp_parsing import Requests
-from holdfast.store.tcp_protocol import (
+from holdfast.store.key_space import KeySpace, RequestRejected
+from holdfast.store.tcp.protocol import (
     ADD,
     BARRIER,
     CANCEL_WAIT,
@@ -29,7 +27,9 @@ from holdfast.store.tcp_protocol import (
     VALIDATE,
     VALUE_BYTES_MAX,
     WAIT,
+    Requests,
 )
+from holdfast.store.tcp.server import WOKEN, answer
 
 untimed = settings(deadline=None, max_examples=300)  # Others may need the machine meanwhile.
 
@@ -219,7 +219,7 @@ def converse(parsed: list[Parsed]) -> tuple[list[bytes], dict[bytes, bytes]]:
                 continue
             try:
                 sent[client] += answer(space, client, *parsed[client][turn])
-            except Refused:
+            except RequestRejected:
                 present.discard(client)
                 space.leave(client)
             while space.woken:

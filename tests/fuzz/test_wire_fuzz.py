@@ -20,7 +20,6 @@ from holdfast.wire.errors import (
     NotOurProtocol,
     WireError,
 )
-from holdfast.wire.foreign import check_client_bytes, check_server_bytes
 from holdfast.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake
 from holdfast.wire.messages import (
@@ -35,6 +34,7 @@ from holdfast.wire.messages import (
     decode_handshake,
     encode,
 )
+from holdfast.wire.sniff import check_client_bytes, check_server_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

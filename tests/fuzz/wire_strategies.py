@@ -1,7 +1,7 @@
 """Arbitrary messages, drawn from what the types themselves say.
 
 Every struct is taken apart by `msgspec.inspect`, so a message or a field that is added is drawn
-from then on. The structs of `core.news` say nothing of limits; `RANGES` does, by field.
+from then on. The structs of `core.protocol` say nothing of limits; `RANGES` does, by field.
 """
 
 from __future__ import annotations
@@ -12,12 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from holdfast.core.news import (
-    NODE_ID_CHARS_MAX,
-    RUN_ID_CHARS_MAX,
-    Failure,
-    JobSettings,
-)
+from holdfast.core.protocol import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX, Failure, JobSettings
 from holdfast.wire import limits
 from holdfast.wire.checking import ORDERS
 from holdfast.wire.messages import Message

@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import Pair, make_ca, make_certificate
-from holdfast.coordinator.client import GaveUp, Refused
-from holdfast.coordinator.security import TlsFiles
-from holdfast.core.membership import Times
-from holdfast.core.news import Ending, Failure, JobSettings, NodeInfo, Phase, Role, Status
+from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
+from holdfast.core.protocol import (
+    Failure,
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    Status,
+)
+from holdfast.core.session import SessionTimeouts
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.wire.messages import Answer, Query, StoreCall, StoreResult
+from holdfast.net.tls import TlsFiles
+from holdfast.wire.messages import StatusReply, StatusRequest, StoreCall, StoreResult
 from real_coordinators import (
     LOCAL,
     Coordinator,
@@ -51,7 +59,7 @@ def test_nodes_form_a_round_and_restart_together() -> None:
             views = [until(one, member) for one in (first, second)]
             assert sorted(view.rank for view in views) == [0, 1]
             assert {view.master_addr for view in views} == {LOCAL}
-            second.say(Phase.FAILED, 0, Failure(node="b", summary="worker 1 failed"))
+            second.say(NodePhase.FAILED, 0, Failure(node="b", summary="worker 1 failed"))
             for one in (first, second):
                 view = until(one, lambda view: view.generation == 1)
                 assert (view.restarts, view.why) == (1, "worker 1 failed")
@@ -67,11 +75,11 @@ def test_the_host_stays_until_all_have_heard_of_the_end() -> None:
         with started(second):
             for one in (first, second):
                 until(one, member)
-                one.say(Phase.SUCCEEDED, 0)
-            assert until(first, lambda view: view.final).outcome is Ending.SUCCEEDED
+                one.say(NodePhase.SUCCEEDED, 0)
+            assert until(first, lambda view: view.final).outcome is JobOutcome.SUCCEEDED
             closing = threading.Thread(target=first.close, kwargs={"drain_s": 20})
             closing.start()
-            assert until(second, lambda view: view.final).outcome is Ending.SUCCEEDED
+            assert until(second, lambda view: view.final).outcome is JobOutcome.SUCCEEDED
             eventually(lambda: first._server is None or first._server.connections <= 1)
             second.store("s", timeout_s=2).set("still", "served")
             second.close()
@@ -115,12 +123,12 @@ def test_two_jobs_on_one_endpoint_know_nothing_of_each_other() -> None:
         with started(*jobs[0], *jobs[1]):
             for one in (*jobs[0], *jobs[1]):
                 assert until(one, member).run_id == one.run_id
-            jobs[0][0].say(Phase.FAILED, 0)
+            jobs[0][0].say(NodePhase.FAILED, 0)
             until(jobs[0][1], lambda view: view.generation == 1)
             with RawClient(coordinator.port).shake_hands() as asking:
-                asking.say(Query(id=7))
+                asking.say(StatusRequest(id=7))
                 answer = asking.hear()
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, StatusReply)
             assert {job.run_id: job.generation for job in answer.jobs} == {"x": 1, "y": 0}
             assert {one.node for one in answer.jobs[0].nodes} == {"a", "b"}
 
@@ -131,10 +139,10 @@ def test_a_fenced_node_comes_back_as_another_incarnation() -> None:
         first, second = (node(coordinator.port, name, settings=settings) for name in "ab")
         with started(first, second):
             old = until(second, lambda view: view.size == 2).incarnation
-            second.say(Phase.LEAVING, 0)  # As if the coordinator had lost it.
+            second.say(NodePhase.LEAVING, 0)  # As if the coordinator had lost it.
             until(first, lambda view: view.size == 1)
-            second.say(Phase.RUNNING, 0)
-            until(second, lambda view: view.role is Role.FENCED)
+            second.say(NodePhase.RUNNING, 0)
+            until(second, lambda view: view.role is NodeRole.FENCED)
             new = second.rejoin()
             assert new != old
             assert until(second, member).incarnation == new
@@ -150,11 +158,11 @@ def test_a_coordinator_that_is_killed_and_started_again_finds_the_job_as_it_was(
         with started(*nodes):
             for one in nodes:
                 until(one, member)
-                one.say(Phase.RUNNING, 0)
-            nodes[0].say(Phase.FAILED, 0)
+                one.say(NodePhase.RUNNING, 0)
+            nodes[0].say(NodePhase.FAILED, 0)
             before = [until(one, lambda view: view.generation == 1) for one in nodes]
             for one in nodes:
-                one.say(Phase.RUNNING, 1)
+                one.say(NodePhase.RUNNING, 1)
             coordinator.end(signal.SIGKILL)
             with Coordinator(f"--endpoint=127.0.0.1:{coordinator.port}"):
                 for one, was in zip(nodes, before, strict=True):
@@ -171,7 +179,7 @@ def test_another_node_of_the_host_takes_over() -> None:
         assert [one.hosting for one in nodes] == [True, False, False]
         before = [until(one, member) for one in nodes]
         for one in nodes:
-            one.say(Phase.RUNNING, 0)
+            one.say(NodePhase.RUNNING, 0)
         nodes[0].close()
         rest = list(zip(nodes[1:], before[1:], strict=True))
         for one, was in rest:  # Two of three are too few for a round.
@@ -184,10 +192,10 @@ def test_another_node_of_the_host_takes_over() -> None:
 
 def test_a_coordinator_that_stays_away_is_given_up() -> None:
     port = free_port()
-    times = Times(beat_s=0.05, silence_s=0.25, away_s=0.2, first_contact_s=0.2)
+    times = SessionTimeouts(beat_s=0.05, silence_s=0.25, away_s=0.2, first_contact_s=0.2)
     with started(one := node(port, "a", times=times)):
         news = fault(one)
-        assert isinstance(news, GaveUp)
+        assert isinstance(news, CoordinatorLost)
         assert (news.why, news.away_s >= 0.2) == ("connection refused", True)
         assert f"no coordinator at 127.0.0.1:{port} for" in one.problem()
 
@@ -208,7 +216,7 @@ def test_a_wrong_token_is_told_at_once(theirs: bytes | None, ours: bytes | None,
     with Coordinator("--endpoint=127.0.0.1:0", **given) as coordinator:
         with started(one := node(coordinator.port, "a", token=ours)):
             news = fault(one)
-            assert isinstance(news, Refused)
+            assert isinstance(news, JoinRefused)
             assert said in news.why
             assert one.problem() == f"coordinator at 127.0.0.1:{coordinator.port}: {news.why}"
         _, errors = coordinator.end(signal.SIGTERM)
@@ -246,7 +254,7 @@ def test_a_plain_client_against_tls_is_told_at_once(tls: tuple[Pair, Pair]) -> N
         started(one := node(coordinator.port, "a")),
     ):
         news = fault(one)
-        assert isinstance(news, Refused)
+        assert isinstance(news, JoinRefused)
         assert "speaks TLS and this side does not (set tls_ca here)" in news.why
 
 
@@ -255,7 +263,7 @@ def test_a_tls_client_against_a_plain_coordinator_is_told_at_once(tls: tuple[Pai
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
         with started(one := node(coordinator.port, "a", tls=TlsFiles(ca=ca.cert))):
             news = fault(one)
-            assert isinstance(news, Refused)
+            assert isinstance(news, JoinRefused)
             assert "the other side does not speak TLS" in news.why
         _, errors = coordinator.end(signal.SIGTERM)
         assert "a TLS client; this coordinator is plain" in errors
@@ -273,7 +281,7 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once(
         started(one := node(coordinator.port, "a", tls=TlsFiles(ca=stranger.cert))),
     ):
         news = fault(one)
-        assert isinstance(news, Refused)
+        assert isinstance(news, JoinRefused)
         assert "the certificate is not trusted" in news.why
 
 
@@ -355,7 +363,7 @@ def test_a_slow_reader_is_dropped_and_the_others_are_served() -> None:
                         slow.say(call)
                 except OSError:
                     pass  # It was dropped while it was still asking.
-                nodes[1].say(Phase.FAILED, 0)
+                nodes[1].say(NodePhase.FAILED, 0)
                 until(nodes[0], lambda view: view.generation == 1)
                 answers = 0
                 while isinstance(slow.hear(), StoreResult):
@@ -431,7 +439,7 @@ def test_a_program_that_is_no_coordinator_is_told_at_once() -> None:
         with started(one := node(other.getsockname()[1], "a")):
             news = fault(one)
         server.join()
-    assert isinstance(news, Refused)
+    assert isinstance(news, JoinRefused)
     assert "an SSH server is at this endpoint" in news.why
 
 

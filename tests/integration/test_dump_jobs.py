@@ -8,8 +8,8 @@ import subprocess
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from observed_jobs import WatchedJob
 from real_jobs import HOLDFAST, PATIENCE_S
-from watched_jobs import WatchedJob
 
 if TYPE_CHECKING:
     from pathlib import Path

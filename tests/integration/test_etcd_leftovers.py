@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from etcd_teams import LEASE_S, SOON_LOST, EtcdTeam, leaves
-from holdfast.core.etcd_leading import JOB_KEEP_S
-from holdfast.rendezvous.etcd_handler import EtcdHandler
-from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.core.etcd.leader import JOB_KEEP_S
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.etcd import EtcdHandler
 from real_teams import OBEY, QUICK
 
 if TYPE_CHECKING:

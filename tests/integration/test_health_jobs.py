@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast import messages
-from holdfast.agent.local import LocalElasticAgent
-from holdfast.agent.moments import Moment, Started
-from holdfast.agent.workers import WorkerSpec
+from holdfast import console
+from holdfast.agent.local_agent import LocalElasticAgent
+from holdfast.agent.spec import WorkerSpec
 from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch import elastic_launch
-from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent
+from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.rendezvous.single_node import SingleNodeHandler
+from observed_jobs import WatchedJob, fetch, until
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster
-from watched_jobs import WatchedJob, fetch, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,12 +144,12 @@ def running(
     spec = WorkerSpec("trainer", 1, handler, entrypoint="/bin/true", max_restarts=0)
     agent = LocalElasticAgent(spec, DefaultLogsSpecs())
 
-    def hold_at_start(moment: Moment) -> None:
-        if isinstance(moment, Started):
+    def hold_at_start(moment: LifecycleEvent) -> None:
+        if isinstance(moment, GenerationStarted):
             held.hold()
 
     if at_start:
-        agent.onlookers.add(hold_at_start)
+        agent.observers.add(hold_at_start)
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(agent.run)
         try:
@@ -167,7 +167,7 @@ def said(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
     """Ask for probes of agents in this process, with a short timeout; return what they say."""
-    caplog.set_level(messages.NOTICE, "holdfast")
+    caplog.set_level(console.NOTICE, "holdfast")
     monkeypatch.setenv("TORCHELASTIC_HEALTH_CHECK_PORT", "0")
     monkeypatch.setenv("HOLDFAST_HEALTH_TIMEOUT", "0.2")
     monkeypatch.setenv("TMPDIR", str(tmp_path))

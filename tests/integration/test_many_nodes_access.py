@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from certificates import make_ca, make_certificate
+from observed_jobs import until
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster
-from watched_jobs import until
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -155,7 +155,7 @@ class NetworkCluster(Cluster):
 
 # All workers of a generation meet before they wait for orders, in the store that an agent serves.
 MEET = """
-from holdfast.store.connecting import from_environment
+from holdfast.store.from_env import from_environment
 store = from_environment()
 store.set(f"here{RANK}", AGENT)
 store.wait([f"here{rank}" for rank in range(int(E["WORLD_SIZE"]))])

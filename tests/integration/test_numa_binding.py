@@ -19,11 +19,10 @@ from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch import elastic_launch
 from holdfast.numa import binding
 from holdfast.numa.binding import AffinityMode, NumaOptions
-from holdfast.processes.failures import ChildFailedError
-from holdfast.processes.logs import DefaultLogsSpecs
-from holdfast.processes.starting import start_processes
-from holdfast.processes.std import Std
-from holdfast.processes.subprocess_handler import SubprocessHandler, replace_subprocess_handler
+from holdfast.processes.failures.failure import ChildFailedError
+from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
+from holdfast.processes.workers.start import start_processes
 from synthetic_machines import add_nvidia, put
 
 if TYPE_CHECKING:

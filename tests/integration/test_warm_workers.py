@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.keeper import children_of, descendants_of
+from holdfast.processes.keeper.main import children_of, descendants_of
 from real_jobs import Job, Watched
 
 if TYPE_CHECKING:
@@ -183,7 +183,8 @@ def test_functions_are_forked_from_it_too(folder: Path) -> None:
             def work(text):
                 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
                     os.kill(os.getpid(), 9)
-                found = [name in sys.modules for name in ("slow", "holdfast.processes.functions")]
+                names = ("slow", "holdfast.processes.workers.function_child")
+                found = [name in sys.modules for name in names]
                 return text, int(os.environ["RANK"]), sys.path[0], __name__, os.getppid()
             if __name__ == "__main__":
                 config = LaunchConfig(1, 1, 2, preload="slow", max_restarts=1)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from watched_jobs import WatchedJob, events_of, told
+from observed_jobs import WatchedJob, events_of, told
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from observed_jobs import events_of, fetch, told, until
 from real_teams import Cluster
-from watched_jobs import events_of, fetch, told, until
 
 if TYPE_CHECKING:
     from pathlib import Path

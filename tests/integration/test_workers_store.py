@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.store.errors import DistNetworkError
-from holdfast.store.tcp_client import TCPStore
+from holdfast.store.tcp.client import TCPStore
 from real_teams import TOGETHER, Cluster
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from real_etcd import Etcd
 
 STORE = """
-from holdfast.store.connecting import from_environment
+from holdfast.store.from_env import from_environment
 store = from_environment()
 """
 MEET = (

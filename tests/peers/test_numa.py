@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.affinity import MODES
+from holdfast.numa.affinity import MODES
 from holdfast.numa.binding import AffinityMode, NumaOptions, cpus_of_workers
 from synthetic_machines import GPU_BUSES, MACHINES, Shape
 
@@ -102,7 +102,7 @@ def test_options_of_torch_are_taken_too(
 def test_virtual_local_ranks_show_the_same_device(
     visible: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.core.visible_devices import one_device_each
+    from holdfast.numa.visible_devices import one_device_each
 
     agent: Any = importlib.import_module(
         "torch.distributed.elastic.agent.server.local_elastic_agent"

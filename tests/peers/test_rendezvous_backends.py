@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend, create_backend
-from holdfast.rendezvous.dynamic import DynamicRendezvousHandler, create_handler
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend, create_backend
+from holdfast.rendezvous.backend import DynamicRendezvousHandler, create_handler
+from holdfast.rendezvous.config import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.errors import RendezvousConnectionError
 from holdfast.rendezvous.handler import RendezvousStoreInfo
-from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import RendezvousHandlerRegistry
-from holdfast.rendezvous.timeouts import RendezvousTimeout
 from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def handlers(
     """Three nodes, each with a client of its own where the store has clients."""
     from torch import distributed
 
-    from holdfast.store.tcp_client import TCPStore
+    from holdfast.store.tcp.client import TCPStore
 
     shared = distributed.HashStore()
     make: dict[str, Callable[[], Any]] = {

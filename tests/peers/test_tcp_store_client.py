@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.store import connecting
+from holdfast.store import from_env
 from holdfast.store.errors import DistNetworkError, QueueEmptyError, StoreTimeoutError
-from holdfast.store.tcp_client import TCPStore
+from holdfast.store.tcp.client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -272,7 +272,7 @@ def test_a_worker_finds_the_store_of_its_agent(
     monkeypatch.setenv("MASTER_PORT", str(server.port))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     server.set("found", "yes")
-    with connecting.from_environment(LONG) as store:
+    with from_env.from_environment(LONG) as store:
         assert store.get("found") == b"yes"
 
 
@@ -282,6 +282,6 @@ def test_both_kinds_of_create_c10d_store_meet(port: int) -> None:
     where: dict[str, Any] = {"server_addr": "localhost", "server_port": port, "world_size": 2}
     with ThreadPoolExecutor(1) as pool:
         hosting = pool.submit(lambda: create_c10d_store(is_server=True, timeout=30, **where))
-        with connecting.create_c10d_store(is_server=False, timeout=30, **where) as store:
+        with from_env.create_c10d_store(is_server=False, timeout=30, **where) as store:
             hosting.result().set("key", "value")
             assert store.get("key") == b"value"

@@ -26,7 +26,7 @@ SHORT = timedelta(milliseconds=50)
 
 SERVER = """\
 import socket, sys
-from holdfast.store.tcp_server import TcpStoreServer
+from holdfast.store.tcp.embedded import TcpStoreServer
 listener = socket.socket(socket.AF_INET6)
 listener.bind(("::", 0))
 with TcpStoreServer(listener) as server:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.rendezvous.coordinated import CoordinatedHandler
-from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.coordinator import CoordinatorHandler
 from real_coordinators import free_port
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ class Job:
         self.handlers.append(get_rendezvous_handler(params))
         return self.handlers[-1]
 
-    def of_ours(self) -> CoordinatedHandler:
+    def of_ours(self) -> CoordinatorHandler:
         params = RendezvousParameters("holdfast", self.endpoint, "job", *self.size, is_host=False)
-        self.handlers.append(CoordinatedHandler(params))
+        self.handlers.append(CoordinatorHandler(params))
         return self.handlers[-1]  # type: ignore[no-any-return]
 
 

@@ -1,4 +1,4 @@
-"""Players of the machines of many nodes: `core.rounds`, `core.membership`, `core.teamwork`.
+"""Players of the machines of many nodes: `core.rounds`, `core.session`, `core.coordinated_supervision`.
 
 Rounds: the player keeps nodes that remember what they are told and run what they are told to, so
 that an input is short::
@@ -24,18 +24,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from transcripts import Clock, read_fact, write_fact
 
-from holdfast.core import membership as ms
-from holdfast.core import supervision, teamwork
-from holdfast.core.job import CloseJob, InvalidEvent, Job, NodeLost, NodesLost, TimeUp
-from holdfast.core.membership import Membership
-from holdfast.core.news import Ack, Beat, Ending, Failure, NodeInfo, Phase, Role, Status, View
-from holdfast.core.rounds import Rounds
-from holdfast.core.teamwork import Teamwork
-from told_nodes import RUN, ToldNode, a_job_of, a_node
+from fake_node import RUN, FakeNode, a_job_of, a_node
+from holdfast.core import coordinated_supervision, supervision
+from holdfast.core import session as ms
+from holdfast.core.coordinated_supervision import CoordinatedSupervision
+from holdfast.core.protocol import (
+    Ack,
+    Failure,
+    Heartbeat,
+    JobOutcome,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    Status,
+    View,
+)
+from holdfast.core.rounds import CloseJob, InvalidEvent, Job, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.session import Session
 
 if TYPE_CHECKING:
-    from holdfast.core.job import JobPhase
-    from holdfast.core.rounds import Event
+    from holdfast.core.rounds import Event, JobPhase
 
 SETTINGS = {
     "min": "min_nodes",
@@ -62,7 +70,7 @@ def number(text: str) -> int | float | str:
 class RoundsPlayer:
     def __init__(self) -> None:
         self.passed: set[tuple[JobPhase, JobPhase]] = set()
-        self.roles: set[Role] = set()
+        self.roles: set[NodeRole] = set()
 
     def play(self, line: str) -> list[str]:
         verb, *words = shlex.split(line)
@@ -70,7 +78,7 @@ class RoundsPlayer:
             known = {SETTINGS.get(name, name): number(text) for name, text in fields(words).items()}
             least, most = int(known.pop("min_nodes")), int(known.pop("max_nodes"))
             self.settings = a_job_of(least, most, **known)
-            self.nodes: dict[str, list[ToldNode]] = {}
+            self.nodes: dict[str, list[FakeNode]] = {}
             self.deaf: set[str] = set()
             verb, words = "new", ["coordinator"]
         if verb == "new":
@@ -97,16 +105,16 @@ class RoundsPlayer:
         self.passed.add((before, self.rounds.job.phase))
         return [*happened, self._state()]
 
-    def _node(self, name: str) -> ToldNode:
+    def _node(self, name: str) -> FakeNode:
         name, _, which = name.partition("/")
         return self.nodes[name][int(which) - 1 if which else -1]
 
     def _event(self, verb: str, words: list[str]) -> Event:
         if verb == "time":
             seq = self.rounds.job.wait_seq
-            return TimeUp(seq - 1 if words == ["up", "late"] else seq)
+            return WaitEnded(seq - 1 if words == ["up", "late"] else seq)
         if verb == "close":
-            return CloseJob(Ending(words[0]), " ".join(words[1:]))
+            return CloseJob(JobOutcome(words[0]), " ".join(words[1:]))
         name, *rest = words
         if verb in ("join", "claims"):
             return self._join(name, fields(rest)).status()
@@ -124,15 +132,15 @@ class RoundsPlayer:
             case "done":
                 return node.succeed()
             case "fails":
-                return node.fail(mendable="hopeless" not in rest, sudden="suddenly" in rest)
+                return node.fail(retryable="hopeless" not in rest, sudden="suddenly" in rest)
             case "reports":
                 node.report = " ".join(rest).encode()
             case "leaves":
                 return node.leave()
             case "closes":
-                node.phase = Phase.CLOSING
+                node.phase = NodePhase.CLOSING
             case "ready":
-                node.phase = Phase.READY
+                node.phase = NodePhase.READY
             case "rejoin":
                 self.nodes[name].append(msgspec.structs.replace(node))
                 node = self.nodes[name][-1]
@@ -144,7 +152,7 @@ class RoundsPlayer:
     def _incarnation(self) -> int:
         return 1 + sum(map(len, self.nodes.values()))
 
-    def _join(self, name: str, words: dict[str, str]) -> ToldNode:
+    def _join(self, name: str, words: dict[str, str]) -> FakeNode:
         asked = {SETTINGS[n]: number(words.pop(n)) for n in ("min", "max") if n in words}
         settings = msgspec.structs.replace(self.settings, **asked)
         claim = {
@@ -157,8 +165,8 @@ class RoundsPlayer:
         node = a_node(name, settings, self._incarnation(), **about)
         node = msgspec.structs.replace(node, run_id=run, **claim)
         if node.rank >= 0:
-            node.role, node.phase = Role.MEMBER, Phase.RUNNING
-            node.round_term, node.told_generation = node.term, node.generation
+            node.role, node.phase = NodeRole.MEMBER, NodePhase.RUNNING
+            node.round_term, node.assigned_generation = node.term, node.generation
         self.nodes.setdefault(name, []).append(node)
         return node
 
@@ -200,15 +208,15 @@ class RoundsPlayer:
 def described(view: View) -> str:
     """Write the matter of a view, but for why it was sent."""
     match view.role:
-        case Role.MEMBER:
+        case NodeRole.MEMBER:
             text = f"member rank {view.rank} of {view.size}, round {view.round}"
             text += f", generation {view.generation}"
             if view.world_size != view.size:
                 text += f", workers from {view.first_rank} of {view.world_size}"
             return text + (f", restart {view.restarts}" if view.restarts else "")
-        case Role.WAITING:
+        case NodeRole.WAITING:
             return f"waiting, {view.present} of {view.needed} are here"
-        case Role.CLOSED:
+        case NodeRole.CLOSED:
             text = f"closed, {view.outcome.value if view.outcome else '?'}"
             text += f", report {view.report.decode()!r}" if view.report else ""
             return text + ("" if view.final else ", not the last word")
@@ -220,7 +228,7 @@ class MembershipPlayer:
     """`new beat=1 silence=5 away=60 first=600`, then `now what`: see `_event`."""
 
     def __init__(self) -> None:
-        self.links: set[tuple[ms.Link, ms.Link]] = set()
+        self.links: set[tuple[ms.ConnectionState, ms.ConnectionState]] = set()
         self.effects: set[type] = set()
 
     def play(self, line: str) -> list[str]:
@@ -229,12 +237,14 @@ class MembershipPlayer:
             given = {n: float(text) for n, text in fields(words).items()}
             self.draw = given.pop("draw", 1.0)
             names = {"first": "first_contact_s"}
-            self.machine = Membership(
+            self.machine = Session(
                 0.0,
                 run_id=RUN,
                 info=NodeInfo(node="a", incarnation=1),
                 settings=a_job_of(2, 3),
-                times=ms.Times(**{names.get(n, f"{n}_s"): value for n, value in given.items()}),
+                times=ms.SessionTimeouts(
+                    **{names.get(n, f"{n}_s"): value for n, value in given.items()}
+                ),
                 draw=lambda: self.draw,
             )
             self.clock = Clock()
@@ -252,25 +262,25 @@ class MembershipPlayer:
             case "tick":
                 return ms.Tick()
             case "opened":
-                return ms.LinkOpened()
+                return ms.Connected()
             case "closed":
-                return ms.LinkClosed(" ".join(words))
+                return ms.Disconnected(" ".join(words))
             case "rejoined":
                 return ms.Rejoined(int(words[0]))
             case "ack":
                 incarnation = int(given.get("of", self.machine.status.info.incarnation))
                 return Ack(run_id=RUN, node="a", incarnation=incarnation, seq=int(words[0]))
             case "says":
-                phase = Phase(words[0])
-                failure = Failure(node="a", summary="oh") if phase is Phase.FAILED else None
-                return ms.Said(
+                phase = NodePhase(words[0])
+                failure = Failure(node="a", summary="oh") if phase is NodePhase.FAILED else None
+                return ms.StatusChanged(
                     phase, int(words[1]), failure, report=given.get("report", "").encode()
                 )
             case "view":
-                return self._view(Role(words[0]), given, final="final" in words)
+                return self._view(NodeRole(words[0]), given, final="final" in words)
         raise AssertionError(f"what is {verb!r}?")
 
-    def _view(self, role: Role, given: dict[str, str], *, final: bool) -> View:
+    def _view(self, role: NodeRole, given: dict[str, str], *, final: bool) -> View:
         numbers: dict[str, Any] = {name: int(text) for name, text in given.items() if name != "of"}
         term, revision = numbers.pop("term", 1), numbers.pop("revision")
         incarnation = int(given.get("of", self.machine.status.info.incarnation))
@@ -281,22 +291,22 @@ class MembershipPlayer:
             term=term,
             revision=revision,
             role=role,
-            round_term=term if role is Role.MEMBER else 0,
+            round_term=term if role is NodeRole.MEMBER else 0,
             final=final,
             **numbers,
         )
 
     def _done(self, effect: ms.Effect) -> str:
         match effect:
-            case ms.OpenLink():
+            case ms.Connect():
                 return "open the link"
-            case ms.DropLink(why):
+            case ms.Disconnect(why):
                 return f"drop the link: {why}"
-            case ms.Tell(view):
+            case ms.DeliverView(view):
                 return f"tell {view.role.value} {view.term}.{view.revision}"
             case ms.GiveUp(away_s, why):
                 return f"give up after {away_s:g} s: {why or 'it was never there'}"
-            case ms.Send(Beat(seq=seq, term=term, revision=revision)):
+            case ms.Send(Heartbeat(seq=seq, term=term, revision=revision)):
                 return f"send a beat: status {seq}, view {term}.{revision}"
             case ms.Send(Status() as status):
                 words = [f"send status {status.seq}: {status.phase.value} {status.generation}"]
@@ -304,7 +314,7 @@ class MembershipPlayer:
                 if status.round_term:
                     words.append(
                         f"rank {status.rank} of {status.size} in round "
-                        f"{status.round_term}.{status.round}, told {status.told_generation}"
+                        f"{status.round_term}.{status.round}, told {status.assigned_generation}"
                     )
                 if status.restarts:
                     words.append(f"restarts {status.restarts}")
@@ -330,7 +340,7 @@ class TeamworkPlayer:
         first, *words = shlex.split(line)
         if first == "new":
             given = fields(words)
-            self.machine = Teamwork(
+            self.machine = CoordinatedSupervision(
                 local_world_size=int(given["workers"]), max_restarts=int(given["restarts"])
             )
             self.clock = Clock()
@@ -351,20 +361,20 @@ class TeamworkPlayer:
             self.revision += 1
             given: dict[str, Any] = dict(fields([word for word in words[1:] if "=" in word]))
             outcome = given.pop("outcome", "")
-            return teamwork.Told(
+            return coordinated_supervision.ViewReceived(
                 View(
                     run_id=RUN,
                     node="a",
                     incarnation=1,
                     term=1,
                     revision=self.revision,
-                    role=Role(words[0]),
+                    role=NodeRole(words[0]),
                     final="final" in words,
-                    outcome=Ending(outcome) if outcome else None,
+                    outcome=JobOutcome(outcome) if outcome else None,
                     **{key: int(text) for key, text in given.items()},  # type: ignore[arg-type]
                 )
             )
-        kind: type[supervision.Event] = getattr(teamwork, name)
+        kind: type[supervision.Event] = getattr(coordinated_supervision, name)
         return read_fact(kind, words)
 
     def _state(self) -> str:

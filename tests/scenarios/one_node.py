@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 from transcripts import Clock, listed, read_fact, read_keys, write_fact
 
 from holdfast.core import stopping, supervision
-from holdfast.core.facts import Fact
+from holdfast.core.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from holdfast.core.stopping import Phase
+    from holdfast.core.stopping import StopPhase
     from holdfast.core.supervision import State
 
 EVENTS: dict[str, type[supervision.Event]] = {
@@ -31,7 +31,7 @@ EVENTS: dict[str, type[supervision.Event]] = {
 }
 
 
-class SupervisionSettings(Fact):
+class SupervisionSettings(Value):
     local_world_size: int
     max_restarts: int
     started: bool = False
@@ -78,7 +78,7 @@ class SupervisionPlayer:
         return f"{machine.state.value}: {', '.join(parts)}"
 
 
-class StopSettings(Fact):
+class StopSettings(Value):
     running: str
     signum: int
     grace_s: float
@@ -86,14 +86,14 @@ class StopSettings(Fact):
     hopeless: str = ""
 
 
-class LeaderEnded(Fact):
+class LeaderEnded(Value):
     key: int
     died_of: int = 0
 
 
 class StoppingPlayer:
     def __init__(self) -> None:
-        self.passed: set[tuple[Phase, Phase]] = set()
+        self.passed: set[tuple[StopPhase, StopPhase]] = set()
 
     def play(self, line: str) -> list[str]:
         first, *words = shlex.split(line)
@@ -138,7 +138,7 @@ class StoppingPlayer:
         ):
             if keys:
                 parts.append(f"{name} {listed(keys)}")
-        if stop.patience_lost:
+        if stop.grace_expired:
             parts.append("out of patience")
         deadline = stop.next_deadline()
         parts.append("no deadline" if deadline is None else f"deadline at {deadline:g}")

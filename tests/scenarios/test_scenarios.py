@@ -18,10 +18,10 @@ from many_nodes import MembershipPlayer, RoundsPlayer, TeamworkPlayer
 from one_node import StoppingPlayer, SupervisionPlayer
 from transcripts import Transcript
 
-from holdfast.core import membership, rounds, supervision, teamwork
-from holdfast.core.job import JobPhase
-from holdfast.core.news import Role
-from holdfast.core.stopping import Phase
+from holdfast.core import coordinated_supervision, rounds, session, supervision
+from holdfast.core.protocol import NodeRole
+from holdfast.core.rounds import JobPhase
+from holdfast.core.stopping import StopPhase
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -66,7 +66,7 @@ def test_transcript_says_first_what_it_shows(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("machine", "count"), [(supervision, 6), (rounds, 11), (teamwork, 7)], ids=str
+    ("machine", "count"), [(supervision, 6), (rounds, 11), (coordinated_supervision, 7)], ids=str
 )
 def test_every_rule_of_a_machine_has_its_transcript(machine: ModuleType, count: int) -> None:
     rules = re.findall(r"^(\d+)\. ", machine.__doc__ or "", flags=re.MULTILINE)
@@ -87,14 +87,14 @@ def test_the_transcripts_use_every_handler_of_teamwork() -> None:
     player = TeamworkPlayer()
     for path in transcripts("teamwork"):
         Transcript(path.read_text()).replayed(player)
-    assert set(teamwork.Teamwork._handlers) - player.handled == set()
+    assert set(coordinated_supervision.CoordinatedSupervision._handlers) - player.handled == set()
 
 
 def test_the_transcripts_take_every_path_of_a_job_and_no_other() -> None:
     player = RoundsPlayer()
     for path in transcripts("rounds"):
         Transcript(path.read_text()).replayed(player)
-    assert player.roles == set(Role)
+    assert player.roles == set(NodeRole)
     moves = {(before, after) for before, after in player.passed if before is not after}
     assert moves == {
         (JobPhase.FORMING, JobPhase.ACTIVE),
@@ -111,8 +111,8 @@ def test_the_transcripts_have_every_effect_and_every_link_of_membership() -> Non
     player = MembershipPlayer()
     for path in transcripts("membership"):
         Transcript(path.read_text()).replayed(player)
-    assert player.effects == set(get_args(membership.Effect))
-    assert {before for before, _ in player.links} == set(membership.Link)
+    assert player.effects == set(get_args(session.Effect))
+    assert {before for before, _ in player.links} == set(session.ConnectionState)
 
 
 def test_the_transcripts_take_every_path_of_a_stop_and_no_other() -> None:
@@ -121,14 +121,14 @@ def test_the_transcripts_take_every_path_of_a_stop_and_no_other() -> None:
         Transcript(path.read_text()).replayed(player)
     moves = {(before, after) for before, after in player.passed if before is not after}
     assert moves == {
-        (Phase.ASKING, Phase.LEFTOVERS),
-        (Phase.ASKING, Phase.KILLING),
-        (Phase.ASKING, Phase.SWEEPING),
-        (Phase.ASKING, Phase.ENDED),  # the keeper was lost
-        (Phase.LEFTOVERS, Phase.ENDED),
-        (Phase.LEFTOVERS, Phase.SWEEPING),
-        (Phase.KILLING, Phase.SWEEPING),
-        (Phase.SWEEPING, Phase.ENDED),
+        (StopPhase.ASKING, StopPhase.LEFTOVERS),
+        (StopPhase.ASKING, StopPhase.KILLING),
+        (StopPhase.ASKING, StopPhase.SWEEPING),
+        (StopPhase.ASKING, StopPhase.ENDED),  # the keeper was lost
+        (StopPhase.LEFTOVERS, StopPhase.ENDED),
+        (StopPhase.LEFTOVERS, StopPhase.SWEEPING),
+        (StopPhase.KILLING, StopPhase.SWEEPING),
+        (StopPhase.SWEEPING, StopPhase.ENDED),
     }
 
 

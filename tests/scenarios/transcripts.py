@@ -13,7 +13,7 @@ import signal
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from holdfast.core.facts import Fact
+from holdfast.core.values import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "float": float,
     "str": str,
 }
-FactT = TypeVar("FactT", bound=Fact)
+FactT = TypeVar("FactT", bound=Value)
 
 
 class Transcript:
@@ -81,7 +81,7 @@ def read_fact(kind: type[FactT], words: Iterable[str]) -> FactT:
     return kind(**fields)
 
 
-def write_fact(fact: Fact) -> str:
+def write_fact(fact: Value) -> str:
     """Write a fact as its name and `name=value` words, but for what is as by default."""
     words = [type(fact).__name__]
     for name, value in vars(fact).items():

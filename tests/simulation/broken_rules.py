@@ -6,27 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.core import views
-from holdfast.core.etcd_calls import KeyValue
-from holdfast.core.etcd_election import Election
-from holdfast.core.etcd_keys import pack
-from holdfast.core.etcd_leading import Leadership
-from holdfast.core.etcd_session import EtcdSession
-from holdfast.core.hosting import Hosting
-from holdfast.core.job import JobPhase, NodeLost
-from holdfast.core.membership import Membership
-from holdfast.core.news import Ending, Role, View
-from holdfast.core.rounds import Rounds
-from holdfast.core.supervision import Reason
-from holdfast.core.teamwork import Teamwork
+from holdfast.core import rounds
+from holdfast.core.coordinated_supervision import CoordinatedSupervision
+from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.etcd.calls import KeyValue
+from holdfast.core.etcd.election import Election
+from holdfast.core.etcd.keys import pack
+from holdfast.core.etcd.leader import Leadership
+from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.protocol import JobOutcome, NodeRole, View
+from holdfast.core.rounds import JobPhase, NodeLost, Rounds
+from holdfast.core.session import Session
+from holdfast.core.supervision import StopReason
 
 if TYPE_CHECKING:
-    from holdfast.core.etcd_asking import Doing
-    from holdfast.core.etcd_calls import Change, Compare, TxnDone
-    from holdfast.core.etcd_keys import JobRecord
-    from holdfast.core.job import Node
-    from holdfast.core.membership import Effect as MembershipEffect
-    from holdfast.core.news import NodeInfo, Status
+    from holdfast.core.etcd.calls import Change, Compare, EtcdEffect, TxnDone
+    from holdfast.core.etcd.keys import JobRecord
+    from holdfast.core.protocol import NodeInfo, Status
+    from holdfast.core.rounds import Node
+    from holdfast.core.session import Effect as MembershipEffect
     from holdfast.core.supervision import Effect
 
 
@@ -91,12 +89,12 @@ class AdoptsAnIncompleteRound(Rounds):
         job = self.job
         if job.phase is not JobPhase.RECOVERING or len(job.nodes) < self._settings.min_nodes:
             return told
-        back = views.claimants(job)
+        back = rounds.claimants(job)
         job.members = [one.info for one in back]
         job.round_term, job.round, _key = back[0].claim
         job.phase = JobPhase.ACTIVE
         job.waiting = False
-        self.seats = views.Seats(job)
+        self.rank_table = rounds.RankTable(job)
         self._changed("some are back")
         return self._tell_all()
 
@@ -111,7 +109,7 @@ class NeverAdopts(Rounds):
         return super()._claimed(node, msgspec.structs.replace(status, size=status.size + 1))
 
 
-class OldViewsCount(Membership):
+class OldViewsCount(Session):
     """A view that comes late takes the place of a newer one."""
 
     def _viewed(self, at: float, view: View) -> list[MembershipEffect]:
@@ -119,12 +117,12 @@ class OldViewsCount(Membership):
         return super()._viewed(at, view)
 
 
-class StartsBesideTheOld(Teamwork):
+class StartsBesideTheOld(CoordinatedSupervision):
     """The workers of the last generation are not stopped before the next are started."""
 
-    def _stop(self, reason: Reason, signum: int = 0) -> list[Effect]:
+    def _stop(self, reason: StopReason, signum: int = 0) -> list[Effect]:
         view = self.view
-        if reason is Reason.TOLD and view is not None and view.role is Role.MEMBER:
+        if reason is StopReason.TOLD and view is not None and view.role is NodeRole.MEMBER:
             return self._start(view)
         return super()._stop(reason, signum)
 
@@ -155,15 +153,15 @@ class OneIsEnough(Rounds):
     def _said(self, known: Node, status: Status) -> list[View]:
         told = super()._said(known, status)
         if self.job.succeeded and self.job.phase is JobPhase.ACTIVE:
-            return self._close(Ending.SUCCEEDED, "one is enough")
+            return self._close(JobOutcome.SUCCEEDED, "one is enough")
         return told
 
 
 class NeverDone(Rounds):
     """The job goes on when all are done."""
 
-    def _close(self, outcome: Ending, why: str) -> list[View]:
-        return [] if outcome is Ending.SUCCEEDED else super()._close(outcome, why)
+    def _close(self, outcome: JobOutcome, why: str) -> list[View]:
+        return [] if outcome is JobOutcome.SUCCEEDED else super()._close(outcome, why)
 
 
 class RanksTurnedRound(Rounds):
@@ -200,7 +198,7 @@ class NoMaximum(Rounds):
         pass
 
 
-class NobodyIsEverLost(Hosting):
+class NobodyIsEverLost(CoordinatorMachine):
     """Silence and closed links are of no consequence."""
 
     def tick(self, now: float) -> list[object]:  # type: ignore[override]
@@ -230,7 +228,7 @@ class NobodyIsToldAgain(EtcdSession):
 
 
 class Trusting(Leadership):
-    def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[Doing]:
+    def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[EtcdEffect]:
         job, call, nodes, _views = answer.results
         shown = tuple(
             KeyValue(key=self._places.view(*peer), value=pack(TOLD))
@@ -241,7 +239,7 @@ class Trusting(Leadership):
         return super()._begin(now, msgspec.structs.replace(answer, results=results), record)
 
 
-TOLD = View(run_id="", node="", incarnation=0, term=0, revision=2**50, role=Role.WAITING)
+TOLD = View(run_id="", node="", incarnation=0, term=0, revision=2**50, role=NodeRole.WAITING)
 
 
 class NobodyLeadsAgain(EtcdSession):
@@ -253,5 +251,5 @@ class NobodyLeadsAgain(EtcdSession):
 
 
 class NotInterested(Election):
-    def leader_changed(self, change: Change) -> list[Doing]:
+    def leader_changed(self, change: Change) -> list[EtcdEffect]:
         return []

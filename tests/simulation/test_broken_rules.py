@@ -6,18 +6,18 @@ import broken_rules as broken
 import pytest
 
 from holdfast.testing.sim import CHECKERS, Checker, Rules, simulate
-from holdfast.testing.sim.job_checkers import (
+from holdfast.testing.sim.checkers import (
     BudgetKept,
     ClosedIsFinal,
     FencedStaysOut,
-    OneGenerationPerNode,
-)
-from holdfast.testing.sim.progress_checkers import JobEnds, NoNeedlessRestart, RoundForms
-from holdfast.testing.sim.round_checkers import (
     GenerationGrows,
+    JobEnds,
+    NoNeedlessRestart,
+    OneGenerationPerNode,
     OneRound,
     RankOnce,
     RanksStable,
+    RoundForms,
     SameRound,
     SizeInBounds,
 )

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from holdfast import messages
+from holdfast import console
 
 
 def test_levels_choose_what_is_shown(
@@ -19,7 +19,7 @@ def test_levels_choose_what_is_shown(
     monkeypatch.setattr(logging.getLogger("holdfast"), "hasHandlers", lambda: False)
     for level, shown in (("DEBUG", 4), ("info", 3), ("", 2), ("nonsense", 2), ("ERROR", 1)):
         monkeypatch.setenv("LOGLEVEL", level)
-        for say in (messages.debug, messages.info, messages.warning, messages.error):
+        for say in (console.debug, console.info, console.warning, console.error):
             say("a line")
         assert capsys.readouterr().err == "[holdfast] a line\n" * shown
 
@@ -31,7 +31,7 @@ def test_levels_that_torchrun_knows_are_taken(
     monkeypatch.delenv("LOGLEVEL", raising=False)
     if level is not None:
         monkeypatch.setenv("LOGLEVEL", level)
-    messages.warn_of_level()
+    console.check_level()
     assert caplog.messages == []
 
 
@@ -39,7 +39,7 @@ def test_a_level_that_is_none_is_told_of(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOGLEVEL", "FOO")
-    messages.warn_of_level()
+    console.check_level()
     assert caplog.messages == [
         "LOGLEVEL: 'FOO' is ignored; accepted: DEBUG, INFO, WARNING, ERROR, CRITICAL"
     ]
@@ -47,7 +47,7 @@ def test_a_level_that_is_none_is_told_of(
 
 def test_a_program_that_has_set_up_logging_gets_records(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="holdfast"):
-        messages.info("told")
+        console.info("told")
     assert [(one.name, one.levelname, one.message) for one in caplog.records] == [
         ("holdfast", "INFO", "told")
     ]
@@ -107,6 +107,6 @@ def test_what_an_exception_says_fits_a_line() -> None:
         def __str__(self) -> str:
             raise RuntimeError("no words")
 
-    assert messages.of(ValueError("two\n  lines")) == "ValueError: two lines"
-    assert messages.of(Mute()) == "Mute"
-    assert len(messages.of(OSError("x" * 100_000))) < 2 * messages.PROBLEM_CHARS_MAX
+    assert console.describe(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert console.describe(Mute()) == "Mute"
+    assert len(console.describe(OSError("x" * 100_000))) < 2 * console.PROBLEM_CHARS_MAX

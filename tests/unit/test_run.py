@@ -13,8 +13,7 @@ import holdfast.run
 from holdfast.errors import CannotStart, UsageError
 from holdfast.launcher.config import LaunchConfig
 from holdfast.numa import AffinityMode, NumaOptions
-from holdfast.processes.logs import DefaultLogsSpecs
-from holdfast.processes.std import Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -218,7 +217,7 @@ def test_omp_threads_are_told_of_at_level_info(
     launched: Launched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("holdfast.messages.info", told.append)
+    monkeypatch.setattr("holdfast.console.info", told.append)
     holdfast.run.main(["--nproc-per-node", "2", "train.py"])
     holdfast.run.main(["--nproc-per-node", "1", "train.py"])
     assert [text.partition(":")[0] for text in told] == ["OMP_NUM_THREADS is not set"]
@@ -327,7 +326,7 @@ def test_flags_without_effect_are_warned_of(
     command: str, flag: str, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr("holdfast.messages.warning", told.append)
+    monkeypatch.setattr("holdfast.console.warning", told.append)
     holdfast.run.main(command.split())
     assert len(launched) == 1
     assert [text.split()[0] for text in told] == [flag]

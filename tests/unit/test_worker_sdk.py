@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast import worker
-from holdfast.processes.worker_page import Progress, WorkerPage
-from holdfast.processes.worker_pages import WorkerPages
+from holdfast.processes.workers.pages import Progress, WorkerPage, WorkerPages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,16 +11,16 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from holdfast.agent.event_recorder import EventRecorder
-    from holdfast.agent.telling import RunTeller
-    from holdfast.agent.workers import WorkerGroup
-    from holdfast.events.values import Event
+    from holdfast.agent.spec import WorkerGroup
+    from holdfast.observe.events.event import Event
+    from holdfast.observe.events.recorder import EventRecorder
+    from holdfast.observe.lifecycle import LifecycleReporter
 
 
 class EventMethods:
     """What `SimpleElasticAgent` has of it."""
 
-    _teller: RunTeller
+    _reporter: LifecycleReporter
     _worker_group: WorkerGroup
 
     def get_event_succeeded(self) -> Event:
@@ -53,19 +53,19 @@ class EventMethods:
         return measuring()
 
     def _record(self, event: Event) -> None:
-        if self._teller.onlookers:
-            from holdfast.agent.moments import Recorded
+        if self._reporter.observers:
+            from holdfast.observe.lifecycle import CustomEvent
 
-            self._teller.tell(Recorded(event))
+            self._reporter.tell(CustomEvent(event))
             return
         from holdfast.events import record
 
         record(event, self._worker_group.spec.event_log_handler)
 
     def _event_recorder(self) -> EventRecorder:
-        from holdfast.agent.event_recorder import EventRecorder
+        from holdfast.observe.events.recorder import EventRecorder
 
         recorder = EventRecorder(lambda _event: None)
-        recorder(self._teller.beginning())
-        recorder(self._teller.place())
+        recorder(self._reporter.beginning())
+        recorder(self._reporter.place())
         return recorder

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 
-from holdfast import messages
-from holdfast.core.supervision import Reason, State
+from holdfast import console
+from holdfast.core.supervision import State, StopReason
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.agent.workers import WorkerGroup
+    from holdfast.agent.spec import WorkerGroup
     from holdfast.core.supervision import Supervision
-    from holdfast.processes.failures import ProcessFailure
+    from holdfast.processes.failures.failure import ProcessFailure
 
 # An exception may have a message of any length; the report has more of it.
 NOTICE_CHARS_MAX = 500
@@ -35,14 +35,14 @@ def of_signal(machine: Supervision, one: signal.Signals, grace_s: float) -> str:
 
 def tell_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> None:
     """Say why the workers are started again, before they are."""
-    if machine.reason is Reason.REGROUP:
-        messages.info("nodes are waiting to join: regrouping")
+    if machine.reason is StopReason.REGROUP:
+        console.info("nodes are waiting to join: regrouping")
         return
     budget = machine.budget
     causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}
     what = "the workers are not healthy"
     if causes:
-        from holdfast.processes.failures import ChildFailedError
+        from holdfast.processes.failures.failure import ChildFailedError
 
         rank, failure = ChildFailedError("", causes).get_first_failure()
         lines = failure.traceback_text().strip().splitlines()
@@ -50,7 +50,7 @@ def tell_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> N
         what += f": {lines[-1]}" if lines else ""
         if len(what) > NOTICE_CHARS_MAX:
             what = what[:NOTICE_CHARS_MAX] + " ..."
-    messages.warning(
+    console.warning(
         f"{what}; restarting all workers (restart {budget.used} of {budget.max_restarts})"
     )
 
@@ -58,7 +58,7 @@ def tell_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> N
 def tell_start(group: WorkerGroup, generation: int) -> None:
     """Say which workers a generation has here."""
     started = ", ".join(f"{worker.global_rank} (pid {worker.id})" for worker in group.workers)
-    messages.info(
+    console.info(
         f"generation {generation} on node {group.group_rank} of {group.group_world_size}: started "
         f"ranks {started}; MASTER_ADDR={group.master_addr}, MASTER_PORT={group.master_port}"
     )

@@ -11,36 +11,35 @@ from __future__ import annotations
 import os
 import time
 
-from holdfast import messages
-from holdfast.agent.moments import Watchdog
+from holdfast import console
 from holdfast.errors import UsageError
+from holdfast.observe.lifecycle import WatchdogEvent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from holdfast.agent.moments import Moment
-    from holdfast.processes.failures import ProcessFailure
-    from holdfast.processes.worker_page import Progress
-    from holdfast.processes.worker_pages import WorkerPages
-    from holdfast.timers.file_server import FileTimerServer
-    from holdfast.timers.reaping import Reaper
-    from holdfast.timers.requests import FileTimerRequest
+    from holdfast.observe.lifecycle import LifecycleEvent
+    from holdfast.processes.failures.failure import ProcessFailure
+    from holdfast.processes.workers.pages import Progress, WorkerPages
+    from holdfast.timers.protocol import FileTimerRequest
+    from holdfast.timers.reaper import Reaper
+    from holdfast.timers.server import FileTimerServer
 
 ENABLE_ENV = "TORCHELASTIC_ENABLE_FILE_TIMER"
 FILE_ENV = "TORCHELASTIC_TIMER_FILE"
-ENABLING = ("1", "true", "yes", "on")
+TRUE_WORDS = ("1", "true", "yes", "on")
 EXPIRED = "timer expired"
 KILLED = "kill worker process"
 DUMP_S = 2.0
 """How long all dumps of a look may take; the agent looks after nothing else meanwhile."""
-DUMP_LEAST_S = 0.1
+DUMP_EACH_S_MIN = 0.1
 """How long each may take, however many there are; for what the kernel knows, that will do."""
 STACKS_CHARS_MAX = 64 * 1024
 """So much of a worker's stacks is kept for the report, if it has no log."""
 
 
-class End:
+class TimeoutKill:
     """What a worker was killed for, or a process below it."""
 
     def __init__(self, pid: int, signum: int, scope: str, *, direct: bool) -> None:
@@ -65,7 +64,7 @@ class Watchdogs:
     """The timers and sections of one agent's workers, over all generations."""
 
     def __init__(
-        self, run_id: str, tell: Callable[[Moment], object], spoke: Callable[[int], object]
+        self, run_id: str, tell: Callable[[LifecycleEvent], object], spoke: Callable[[int], object]
     ) -> None:
         self._run_id = run_id
         self._tell = tell
@@ -78,7 +77,7 @@ class Watchdogs:
         self._workers: dict[int, int] = {}  # Local ranks by process.
         self._logs: Mapping[int, str] = {}
         self._roots: dict[int, int] = {}  # By process whose time is up, the worker it is below.
-        self._ends: dict[int, End] = {}  # By worker.
+        self._ends: dict[int, TimeoutKill] = {}  # By worker.
         self._stacks: dict[int, str] = {}  # By worker, if it has no log.
         self._dump_until = 0.0
         self._refused = False  # Whether there are to be timers, and cannot be.
@@ -90,12 +89,12 @@ class Watchdogs:
         """Make what the workers of a generation need."""
         self._workers, self._roots, self._ends, self._stacks = {}, {}, {}, {}
         if self._pages is None and not self._gave_up_pages:
-            from holdfast.processes.worker_pages import WorkerPages
+            from holdfast.processes.workers.pages import WorkerPages
 
             try:
                 self._pages = WorkerPages()
             except OSError as problem:
-                messages.info(f"workers cannot tell their progress: {problem}")
+                console.info(f"workers cannot tell their progress: {problem}")
         self._silent = set(ranks)
         if self._pages is not None:
             try:
@@ -105,11 +104,11 @@ class Watchdogs:
         if self._timers is not None:
             self._timers.forget_all()
             if not self._timers.is_reachable():
-                messages.warning(f"{self._timers_path} has been removed: another pipe is made")
+                console.warning(f"{self._timers_path} has been removed: another pipe is made")
                 self._stop_timers()
         if self._timers is not None:
             return
-        if environ.get(ENABLE_ENV, "").strip().lower() in ENABLING and not self._refused:
+        if environ.get(ENABLE_ENV, "").strip().lower() in TRUE_WORDS and not self._refused:
             self._timers = self._serve_timers(environ.get(FILE_ENV, ""))
             self._refused = self._timers is None
 
@@ -142,7 +141,7 @@ class Watchdogs:
         """Remove everything."""
         self._stop_timers()
         if self._pages is not None:
-            _give_up(self._pages)
+            _close_quietly(self._pages)
             self._pages = None
         self._refused = self._gave_up_pages = False
         self._workers = {}
@@ -150,7 +149,7 @@ class Watchdogs:
     def _stop_timers(self) -> None:
         timers, self._timers = self._timers, None
         if timers is not None:
-            _give_up(timers)
+            _close_quietly(timers)
             self._note("watchdog stopped", None)
 
     # In the agent's loop.
@@ -171,9 +170,9 @@ class Watchdogs:
             try:
                 self._timers.take(now)
             except OSError as problem:
-                messages.warning(f"timers are not watched any more: {problem}")
+                console.warning(f"timers are not watched any more: {problem}")
                 timers, self._timers, self._refused = self._timers, None, True
-                _give_up(timers)
+                _close_quietly(timers)
         if self._pages is not None:
             try:
                 self._look_at_pages(self._pages, now)
@@ -181,10 +180,10 @@ class Watchdogs:
                 self._give_up_pages(problem)
 
     def _give_up_pages(self, problem: OSError) -> None:
-        messages.warning(f"sections and progress are not watched any more: {problem}")
+        console.warning(f"sections and progress are not watched any more: {problem}")
         pages, self._pages, self._gave_up_pages = self._pages, None, True
         if pages is not None:
-            _give_up(pages)
+            _close_quietly(pages)
 
     def _look_at_pages(self, pages: WorkerPages, now: float) -> None:
         late = self._find_late(pages, now)
@@ -202,7 +201,7 @@ class Watchdogs:
         """Return the sections that were not left in time, by process."""
         late: dict[int, list[FileTimerRequest]] = {}
         for rank, section in pages.take(now):
-            from holdfast.timers.sections import request_of
+            from holdfast.timers.reaper import section_timer
 
             # Whoever makes the calls is the one to look at; it may be below a shell.
             pid = pages.progress(rank).pid
@@ -210,7 +209,7 @@ class Watchdogs:
                 # It lives, and knows itself by another number, or has left its parent.
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
-                late.setdefault(pid, []).append(request_of(section, pid, now, time.time()))
+                late.setdefault(pid, []).append(section_timer(section, pid, now, time.time()))
         return late
 
     # What is known of workers.
@@ -242,7 +241,7 @@ class Watchdogs:
     # How a worker is ended.
 
     def _serve_timers(self, path: str) -> FileTimerServer | None:
-        from holdfast.timers.file_server import FileTimerServer
+        from holdfast.timers.server import FileTimerServer
 
         if not path:
             path = self._own_path()
@@ -251,10 +250,10 @@ class Watchdogs:
                 path, self._run_id, log_event=self._note, is_ours=self._is_ours, dump=self._dump
             )
         except UsageError as problem:  # The round has formed: this is no reason to end it.
-            messages.warning(f"{problem.message}: timers are not watched ({problem.hint})")
+            console.warning(f"{problem.message}: timers are not watched ({problem.hint})")
             return None
         except OSError as problem:
-            messages.warning(f"{FILE_ENV}: no timers at {path}: {problem.strerror or problem}")
+            console.warning(f"{FILE_ENV}: no timers at {path}: {problem.strerror or problem}")
             return None
         self._timers_path = path
         self._note("watchdog started", None)
@@ -269,14 +268,14 @@ class Watchdogs:
         return os.path.join(tempfile.gettempdir(), f"watchdog_timer_{os.urandom(8).hex()}")
 
     def _obtain_reaper(self) -> Reaper:
-        from holdfast.timers.reaping import Reaper
+        from holdfast.timers.reaper import Reaper
 
         if self._reaper is None:
             self._reaper = Reaper(self._is_ours, dump=self._dump, tell=self._note)
         return self._reaper
 
     def _is_ours(self, pid: int) -> bool:
-        from holdfast.timers.ownership import descends_from
+        from holdfast.timers.reaper import descends_from
 
         return descends_from(pid, self._workers)
 
@@ -285,7 +284,7 @@ class Watchdogs:
 
         now = time.monotonic()
         self._dump_until = self._dump_until or now + DUMP_S
-        limit_s = max(DUMP_LEAST_S, self._dump_until - now)
+        limit_s = max(DUMP_EACH_S_MIN, self._dump_until - now)
         root = self._roots.get(pid, pid)
         rank = self._workers.get(root)
         path = self._logs.get(rank, "") if rank is not None else ""
@@ -293,24 +292,26 @@ class Watchdogs:
             stacks.dump_into_log(pid, path, limit_s=limit_s)
         else:
             found = stacks.dump_stacks(pid, limit_s=limit_s)
-            messages.error(found)
+            console.error(found)
             self._stacks[root] = found[:STACKS_CHARS_MAX]
 
     def _note(self, what: str, request: FileTimerRequest | None) -> None:
         if request is None:
-            self._tell(Watchdog(time.monotonic(), time.time(), what))
+            self._tell(WatchdogEvent(time.monotonic(), time.time(), what))
             return
         pid = request.worker_pid
         if what == EXPIRED:
             # Now, since of a process that was killed nobody knows any more whose it was.
-            from holdfast.timers.ownership import root_of
+            from holdfast.timers.reaper import root_of
 
             self._roots[pid] = root_of(pid, self._workers)
         elif what == KILLED:
             root = self._roots.get(pid, pid)
-            self._ends[root] = End(pid, request.signal, request.scope_id, direct=root == pid)
+            self._ends[root] = TimeoutKill(
+                pid, request.signal, request.scope_id, direct=root == pid
+            )
         self._tell(
-            Watchdog(
+            WatchdogEvent(
                 time.monotonic(),
                 time.time(),
                 what,
@@ -322,7 +323,7 @@ class Watchdogs:
         )
 
 
-def _give_up(one: FileTimerServer | WorkerPages) -> None:
+def _close_quietly(one: FileTimerServer | WorkerPages) -> None:
     """Close it, as far as that goes."""
     try:
         one.close()

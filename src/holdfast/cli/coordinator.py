@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import sys
 
+from holdfast.cli.flags import parse_rdzv_conf
 from holdfast.cli.parser import Help, VerbParser
-from holdfast.cli.values import parse_rdzv_conf
 from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-    from holdfast.coordinator.security import TlsFiles
+    from holdfast.net.tls import TlsFiles
     from holdfast.rendezvous.config import RendezvousConfig
 
 DEFAULT_ENDPOINT = "localhost"
@@ -93,15 +93,15 @@ def parse_args(args: Sequence[str]) -> argparse.Namespace:
 
 def execute(args: argparse.Namespace) -> None:
     """Coordinate until a signal comes, which is raised as `SignalException`."""
-    from holdfast import messages
-    from holdfast.coordinator.binding import try_bind
-    from holdfast.coordinator.connection import warn_if_open
-    from holdfast.coordinator.security import TlsFiles
-    from holdfast.rendezvous.endpoints import parse_rendezvous_endpoint
-    from holdfast.store.descriptors import raise_descriptor_limit
-    from holdfast.wire.token import load_token
+    from holdfast import console
+    from holdfast.coordinator.agent_connection import warn_if_open
+    from holdfast.net.descriptors import raise_descriptor_limit
+    from holdfast.net.endpoints import parse_rendezvous_endpoint
+    from holdfast.net.listening import try_bind
+    from holdfast.net.tls import TlsFiles
+    from holdfast.net.token import load_token
 
-    messages.warn_of_level()
+    console.check_level()
     try:
         host, port = parse_rendezvous_endpoint(args.endpoint, DEFAULT_PORT)
     except UsageError as error:
@@ -123,8 +123,7 @@ def execute(args: argparse.Namespace) -> None:
 
 
 def _config(args: argparse.Namespace) -> RendezvousConfig:
-    from holdfast.rendezvous.config import parse
-    from holdfast.rendezvous.parameters import RendezvousParameters
+    from holdfast.rendezvous.config import RendezvousParameters, parse
 
     given = parse_rdzv_conf(args.rdzv_conf)
     return parse(RendezvousParameters("c10d", args.endpoint, "none", 1, 1, **given))
@@ -141,8 +140,8 @@ def _serve(
     import asyncio
     import signal
 
-    from holdfast.coordinator.addresses import written
     from holdfast.coordinator.server import CoordinatorServer
+    from holdfast.net.addresses import written
     from holdfast.processes.signals import SignalException, in_words
 
     async def serve() -> signal.Signals:
@@ -185,9 +184,9 @@ async def warn_of_name(host: str, port: int) -> None:
     """
     import asyncio
 
-    from holdfast import messages
-    from holdfast.coordinator import addresses
-    from holdfast.coordinator.binding import is_local
+    from holdfast import console
+    from holdfast.net import addresses
+    from holdfast.net.listening import is_local
 
     try:
         async with asyncio.timeout(RESOLVE_S):
@@ -201,7 +200,7 @@ async def warn_of_name(host: str, port: int) -> None:
             return
         ips = ", ".join(sorted({one.ip for one in found})[:ADDRESSES_SHOWN_MAX])
         why = "is no address of this machine" if ips == host else f"is {ips}, not this machine"
-    messages.warning(
+    console.warning(
         f"--endpoint: {host} {why}; agents must get here by it all the same, as through a load "
         "balancer"
     )

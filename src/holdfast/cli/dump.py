@@ -100,14 +100,14 @@ def _print(text: str) -> None:
 
 def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
     """Return the workers that are meant; processes that are no workers only by their number."""
-    from holdfast.control.live_environment import started_with
     from holdfast.control.local_workers import LocalWorker, local_workers
+    from holdfast.control.process_facts import initial_environment
 
     found = local_workers()
     if args.pids:
         known = {worker.pid: worker for worker in found}
         found = [
-            known.get(pid) or LocalWorker(pid, started_with(pid), is_worker=False)
+            known.get(pid) or LocalWorker(pid, initial_environment(pid), is_worker=False)
             for pid in args.pids
         ]
         gone = [worker.pid for worker in found if not _is_there(worker.pid)]
@@ -130,7 +130,7 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
 def _shown(worker: LocalWorker, with_subprocesses: bool) -> str:
     from holdfast.control.process_facts import command_of
     from holdfast.control.stacks import dump_stacks, is_python
-    from holdfast.processes.keeper import descendants_of
+    from holdfast.processes.keeper.main import descendants_of
 
     text = f"== {worker.described()}\n{dump_stacks(worker.pid, worker.env)}\n"
     below = descendants_of(worker.pid) if with_subprocesses or not is_python(worker.pid) else []

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import NoReturn
 
-    from holdfast.processes.failures import ChildFailedError
+    from holdfast.processes.failures.failure import ChildFailedError
 
 COMPAT_FAILURE = 1
 USAGE = 2
@@ -64,9 +64,9 @@ def entry() -> NoReturn:
 
 def be_command(command: Callable[[], int]) -> NoReturn:
     """Make this process nothing but a command of ours: run it, and end with its exit code."""
-    from holdfast.processes import keeping
+    from holdfast.processes.keeper import client
 
-    keeping.adopt_orphans()
+    client.adopt_orphans()
     try:
         code = command()
     except KeyboardInterrupt:
@@ -106,12 +106,12 @@ def dispatch(argv: list[str]) -> int:
 
 def run_command(argv: list[str]) -> int:
     """Run `holdfast run` with these arguments and return its exit code; never raises."""
-    from holdfast.processes import keeping
+    from holdfast.processes.keeper import client
 
     compat = False
     try:
         if not {"-h", "--help"} & set(argv):
-            keeping.Keeper.prestart()  # It gets ready while the rest is imported and checked.
+            client.Keeper.prestart()  # It gets ready while the rest is imported and checked.
         from holdfast.cli.run import execute, parse_args
 
         args = parse_args(argv)
@@ -125,7 +125,7 @@ def run_command(argv: list[str]) -> int:
     except Exception as error:  # noqa: BLE001 (the last place before the shell)
         return _compatible(_report(error, compat), compat)
     finally:
-        keeping.Keeper.discard_prestarted()
+        client.Keeper.discard_prestarted()
     return 0
 
 
@@ -183,7 +183,7 @@ def _report(error: Exception, compat: bool, verb: str = "run") -> int:
     if isinstance(error, HoldfastError):
         _write(sys.stderr, f"holdfast {verb}: error: {error}\n")
         return error.exit_code
-    from holdfast.processes.failures import ChildFailedError
+    from holdfast.processes.failures.failure import ChildFailedError
     from holdfast.processes.signals import SignalException, in_words
 
     if isinstance(error, ChildFailedError):
@@ -201,7 +201,7 @@ def _report(error: Exception, compat: bool, verb: str = "run") -> int:
 
 def _failure_exit(error: ChildFailedError, compat: bool) -> int:
     """Say which worker failed first and how, and return the exit code that passes it on."""
-    from holdfast.processes.failures import exit_status
+    from holdfast.processes.failures.failure import exit_status
 
     _write(sys.stderr, f"{error}\n")
     # A worker's own 2 is not a wrong command line, so compatibility turns it into 1 as well.

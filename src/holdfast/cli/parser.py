@@ -27,7 +27,7 @@ LIKENESS_MIN = 0.6
 RDZV, RDZV_LIKENESS_MIN = "--rdzv-", 0.8  # All of them are alike in their first letters.
 
 
-class Refused(Exception):
+class InvalidFlag(Exception):
     """A value is wrong. Not a `ValueError`, since argparse would replace the message of one."""
 
 
@@ -73,7 +73,7 @@ class ScriptParser(argparse.ArgumentParser):
             if script:
                 flags = [*flags, "--", *script]
             return super().parse_known_args(flags, namespace)
-        except Refused as refused:
+        except InvalidFlag as refused:
             self.refuse(str(refused))
 
     def error(self, message: str) -> NoReturn:
@@ -135,7 +135,7 @@ class ScriptParser(argparse.ArgumentParser):
         actions = list(dict.fromkeys(fitting.values()))
         if len(actions) > 1:
             meant = ", ".join(action.option_strings[-1].replace("_", "-") for action in actions)
-            raise Refused(f"{name}: could be any of {meant}")
+            raise InvalidFlag(f"{name}: could be any of {meant}")
         full = next(iter(fitting))
         return full + equals + value, 0 if equals else _values_of(actions[0])
 

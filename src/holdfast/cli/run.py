@@ -9,9 +9,14 @@ from __future__ import annotations
 
 import os
 
-from holdfast import messages
-from holdfast.cli import values
-from holdfast.cli.flags import DEFAULT_MASTER_PORT, build_parser
+from holdfast import console
+from holdfast.cli import flags
+from holdfast.cli.flags import (
+    DEFAULT_MASTER_PORT,
+    build_parser,
+    determine_local_world_size,
+    parse_min_max_nnodes,
+)
 from holdfast.cli.script import (
     check_can_start,
     get_use_env,
@@ -19,7 +24,6 @@ from holdfast.cli.script import (
     run_script_path,
     worker_command,
 )
-from holdfast.cli.values import determine_local_world_size, parse_min_max_nnodes
 from holdfast.defaults import EXIT_BARRIER_S
 from holdfast.launcher.config import LaunchConfig
 
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.numa import NumaOptions
-    from holdfast.processes.logs import LogsSpecs
+    from holdfast.processes.logs.specs import LogsSpecs
 
 __all__ = [
     "config_from_args",
@@ -68,7 +72,7 @@ def get_rdzv_endpoint(args: Namespace) -> str:
         return f"{args.master_addr}:{port}"
     port_text = endpoint.rpartition(":")[2] if ":" in endpoint else ""
     if not port_text.isdecimal():
-        values.refuse(
+        flags.reject(
             args.rdzv_endpoint, "--rdzv-endpoint", "has no port", "HOST:PORT for the static backend"
         )
     return endpoint
@@ -96,13 +100,13 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None]
         local_addr=None if args.local_addr is None else str(args.local_addr),
         event_log_handler=str(args.event_log_handler),
         numa_options=_numa_options(args),
-        signals_to_handle=values.parse_signal_names(args.signals_to_handle),
+        signals_to_handle=flags.parse_signal_names(args.signals_to_handle),
         duplicate_stdout_filters=args.duplicate_stdout_filters,
         duplicate_stderr_filters=args.duplicate_stderr_filters,
         virtual_local_rank=args.virtual_local_rank,
         shutdown_timeout=args.shutdown_timeout,
         # A namespace made by another parser of these flags may lack Holdfast's own.
-        stop_signal=values.parse_stop_signal(getattr(args, "stop_signal", "SIGTERM")),
+        stop_signal=flags.parse_stop_signal(getattr(args, "stop_signal", "SIGTERM")),
         capture_stderr=not getattr(args, "no_capture_stderr", False),
         omp_num_threads=_omp_num_threads(nproc_per_node),
         exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_S),
@@ -124,16 +128,16 @@ def _numa_options(args: Namespace) -> NumaOptions | None:
 
 def run(args: Namespace) -> None:
     """Run the job of a parsed command line until it ends; raises if it cannot or if it fails."""
-    messages.warn_of_level()
+    console.check_level()
     given, args = args, _with_rendezvous(args)
     config, program, program_args = config_from_args(args)
     check_can_start(args)
     if config.max_nodes > 1 or _may_be_in_vain(given):
-        from holdfast.cli import doubts
+        from holdfast.cli import flag_warnings
 
-        doubts.tell(given, config)
+        flag_warnings.warn(given, config)
     if config.omp_num_threads is not None:
-        messages.info(
+        console.info(
             f"OMP_NUM_THREADS is not set: each of the {config.nproc_per_node} workers gets "
             f"{config.omp_num_threads}, so that they do not crowd each other out; set it to tune"
         )
@@ -144,7 +148,7 @@ def run(args: Namespace) -> None:
 
 def execute(args: Namespace) -> None:
     """Run the job, and leave a failure of it in the error file this process was given, if any."""
-    from holdfast.processes.recording import record
+    from holdfast.processes.failures.error_file import record
 
     record(run)(args)
 
@@ -154,7 +158,7 @@ def _with_rendezvous(args: Namespace) -> Namespace:
     max_nodes = parse_min_max_nnodes(args.nnodes)[1]
     backend = str(args.rdzv_backend)
     if args.standalone and max_nodes > 1:
-        values.refuse(args.nnodes, "--nnodes", "contradicts --standalone, which is one node", "1")
+        flags.reject(args.nnodes, "--nnodes", "contradicts --standalone, which is one node", "1")
     alone = (
         backend == "static"
         and not args.rdzv_endpoint
@@ -168,9 +172,9 @@ def _with_rendezvous(args: Namespace) -> Namespace:
         args.rdzv_id = _fresh_run_id()
     elif backend != "static":
         if args.node_rank:
-            messages.warning(f"--node-rank is ignored: {backend} assigns the ranks of nodes itself")
+            console.warning(f"--node-rank is ignored: {backend} assigns the ranks of nodes itself")
         if args.master_port is not None:
-            messages.warning(f"--master-port is ignored by --rdzv-backend {backend}")
+            console.warning(f"--master-port is ignored by --rdzv-backend {backend}")
     return args
 
 
@@ -181,7 +185,7 @@ def _may_be_in_vain(args: Namespace) -> bool:
 
 
 def _rdzv_configs(args: Namespace) -> dict[str, Any]:
-    configs: dict[str, Any] = dict(values.parse_rdzv_conf(args.rdzv_conf))
+    configs: dict[str, Any] = dict(flags.parse_rdzv_conf(args.rdzv_conf))
     if args.rdzv_backend == "static":
         configs["rank"] = args.node_rank
     if getattr(args, "spares", 0):
@@ -190,12 +194,12 @@ def _rdzv_configs(args: Namespace) -> dict[str, Any]:
 
 
 def _logs_specs(args: Namespace) -> LogsSpecs:
-    kind = values.load_logs_specs("default" if args.logs_specs is None else args.logs_specs)
+    kind = flags.load_logs_specs("default" if args.logs_specs is None else args.logs_specs)
     return kind(
-        log_dir=values.parse_log_dir(args.log_dir),
-        redirects=values.parse_streams(args.redirects, "--redirects"),
-        tee=values.parse_streams(args.tee, "--tee"),
-        local_ranks_filter=values.parse_local_ranks(args.local_ranks_filter),
+        log_dir=flags.parse_log_dir(args.log_dir),
+        redirects=flags.parse_streams(args.redirects, "--redirects"),
+        tee=flags.parse_streams(args.tee, "--tee"),
+        local_ranks_filter=flags.parse_local_ranks(args.local_ranks_filter),
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from holdfast.cli import values
+from holdfast.cli import flags
 from holdfast.errors import CannotStart, UsageError
 
 TYPE_CHECKING = False
@@ -65,14 +65,14 @@ def parse_preload(args: Namespace) -> tuple[str, ...]:
     """
     flag = "--preload"
     text = getattr(args, "preload", "")
-    modules = values.parse_module_names(text, flag)
+    modules = flags.parse_module_names(text, flag)
     if modules and args.run_path:
         if args.start_method != "spawn":
             how = f"contradicts --start-method {args.start_method}"
-            values.refuse(text, flag, how, "--start-method spawn, which --preload makes as fast")
+            flags.reject(text, flag, how, "--start-method spawn, which --preload makes as fast")
     elif modules and args.no_python:
         raise UsageError(
-            f"{values.source_of(text, flag)}: cannot be used with --no-python: "
+            f"{flags.source_of(text, flag)}: cannot be used with --no-python: "
             "only workers that Python runs can be forked from one that has imported modules"
         )
     return modules

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.control.handlers import Request, Response, handler_names, register_handler
     from holdfast.control.server import WorkerServer
     from holdfast.control.stacks import dump_into_log, dump_stacks
-    from holdfast.control.wrapping import worker_main
+    from holdfast.control.worker_entry import worker_main
 
 __all__ = [
     "Request",
@@ -34,7 +34,7 @@ _HOMES = {
     "dump_stacks": "holdfast.control.stacks",
     "handler_names": "holdfast.control.handlers",
     "register_handler": "holdfast.control.handlers",
-    "worker_main": "holdfast.control.wrapping",
+    "worker_main": "holdfast.control.worker_entry",
 }
 
 

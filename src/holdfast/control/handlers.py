@@ -1,29 +1,105 @@
 """What a worker can be asked for at its control socket: handlers by name.
 
-A handler gets a request and a response, as torch's have them, runs in a thread of the server, and
-returns nothing. Those that are here from the start:
+A handler gets a request and a response, as torch's do, runs in a thread of the server, and returns
+nothing. Those that are here from the start:
 
 ==================  ===========================================================================
 `ping`              answers `pong`
 `dump_traceback`    the stacks of all Python threads
-`pyspy_dump`        the same by py-spy, as seen from outside; `?native` with the frames of C
+`pyspy_dump`        the same by py-spy, from outside; `?native` adds the frames of C
 ==================  ===========================================================================
 
-In a worker that has imported torch, the handlers that torch knows can be asked for as well.
+In a worker that has imported torch, torch's own handlers can be asked for as well (its flight
+recorder, its profiler, and what the program registered with torch). Torch is never imported for them.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import threading
-from typing import TYPE_CHECKING
+import traceback
 
 from holdfast.errors import UsageError
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     Handler = Callable[["Request", "Response"], object]
+
+
+FRAMES_MAX = 200
+"""Of one thread, the innermost; a recursion that does not end is not shown to its beginning."""
+THREADS_MAX = 500
+
+
+def stacks_of_this_process() -> str:
+    """Return where each thread is, the main one first, the most recent call last."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sys._current_frames()
+    frames.pop(threading.get_ident(), None)
+    numbers = sorted(frames, key=lambda ident: (ident != main, ident))
+    parts = []
+    for ident in numbers[:THREADS_MAX]:
+        frame = frames[ident]
+        lines = traceback.StackSummary.extract(traceback.walk_stack(frame), limit=FRAMES_MAX)
+        lines.reverse()
+        head = f'Thread {ident:#x} "{names.get(ident, "?")}" (most recent call last):\n'
+        parts.append(head + "".join(lines.format()))
+    if len(numbers) > THREADS_MAX:
+        parts.append(f"... and {len(numbers) - THREADS_MAX} more threads\n")
+    return "\n".join(parts) or "no other thread runs Python\n"
+
+
+MODULE = "torch._C._distributed_c10d"
+
+
+def torch_handler_names() -> list[str]:
+    """Return what torch can be asked for in this process; nothing where it is not imported."""
+    try:
+        return [str(name) for name in sys.modules[MODULE]._get_handler_names()]
+    except (KeyError, AttributeError):
+        return []  # No torch, or one that has no such table.
+
+
+def torch_handler(name: str) -> Handler | None:
+    """Return one of torch's handlers, to be called like those of our own."""
+    if name not in torch_handler_names():
+        return None
+    torch: Any = sys.modules[MODULE]
+
+    class TorchRequest(torch._Request):  # type: ignore[misc]
+        def __init__(self, request: Request) -> None:
+            super().__init__()
+            self._request = request
+
+        def body(self) -> str:
+            return self._request.body()
+
+        def get_param(self, key: str) -> str:
+            return self._request.get_param(key)
+
+    class TorchResponse(torch._Response):  # type: ignore[misc]
+        def __init__(self, response: Response) -> None:
+            super().__init__()
+            self._response = response
+
+        def set_content(self, content: str | bytes, content_type: str) -> None:
+            self._response.set_content(content, content_type)
+
+        def set_status(self, status: int) -> None:
+            self._response.set_status(status)
+
+    handler = torch._get_handler(name)
+
+    def call(request: Request, response: Response) -> None:
+        handler(TorchRequest(request), TorchResponse(response))
+
+    return call
+
 
 HANDLERS_MAX = 256
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
@@ -89,7 +165,6 @@ def register_handler(name: str, handler: Handler) -> None:
 
 def handler_names() -> list[str]:
     """Return all that can be asked for in this process."""
-    from holdfast.control.torch_handlers import torch_handler_names
 
     with _lock:
         own = [*_handlers]
@@ -98,7 +173,6 @@ def handler_names() -> list[str]:
 
 def find_handler(name: str) -> Handler | None:
     """Return the handler of a name: one registered here, or one of torch's."""
-    from holdfast.control.torch_handlers import torch_handler
 
     with _lock:
         own = _handlers.get(name)
@@ -110,7 +184,6 @@ def _ping(_request: Request, response: Response) -> None:
 
 
 def _dump_traceback(_request: Request, response: Response) -> None:
-    from holdfast.control.own_stacks import stacks_of_this_process
 
     response.set_content(stacks_of_this_process(), "text/plain")
 
@@ -118,11 +191,11 @@ def _dump_traceback(_request: Request, response: Response) -> None:
 def _pyspy_dump(request: Request, response: Response) -> None:
     import os
 
-    from holdfast.control.py_spy import CannotSpy, spy
+    from holdfast.control.stacks import PySpyFailed, run_py_spy
 
     try:
-        stacks = spy(os.getpid(), native=request.has_param("native"), pausing=False)
-    except CannotSpy as problem:
+        stacks = run_py_spy(os.getpid(), native=request.has_param("native"), pausing=False)
+    except PySpyFailed as problem:
         response.set_status(500)
         response.set_content(f"{problem}\n", "text/plain")
     else:

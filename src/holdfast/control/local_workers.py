@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import os
 
-from holdfast.control.live_environment import has_now, started_with
-from holdfast.control.process_facts import command_of, name_of
+from holdfast.control.process_facts import (
+    command_of,
+    current_environment,
+    initial_environment,
+    name_of,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,7 +66,7 @@ class _Process:
         self.parent, self.session = int(fields[1]), int(fields[3])
         self.is_ended = fields[0] in (b"Z", b"X")
         self.user = os.stat(f"/proc/{pid}").st_uid
-        self.env = started_with(pid)
+        self.env = initial_environment(pid)
 
     def place(self) -> tuple[str, str] | None:
         """Return what makes it a worker or a part of one."""
@@ -86,7 +90,7 @@ def local_workers() -> list[LocalWorker]:
                 found.append(LocalWorker(process.pid, process.env))
         elif process.session == process.pid:
             # Every worker of ours leads a session; one that was forked has its variables inside.
-            env = has_now(process.pid)
+            env = current_environment(process.pid)
             if RUN_ID in env and RANK in env:
                 found.append(LocalWorker(process.pid, env))
             elif is_keepers:

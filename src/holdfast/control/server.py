@@ -116,7 +116,7 @@ class WorkerServer:
         try:
             with connection:
                 _Exchange(connection, "", self)
-                _see_off(connection)
+                _drain(connection)
         except OSError:
             pass  # The client is gone, or too slow.
         finally:
@@ -219,7 +219,7 @@ def _send(connection: socket.socket, data: bytes) -> None:
         pass  # It is gone.
 
 
-def _see_off(connection: socket.socket) -> None:
+def _drain(connection: socket.socket) -> None:
     """Let the client be done as well: to close before it is throws away what it has not read."""
     connection.shutdown(socket.SHUT_WR)
     deadline, unread = time.monotonic() + READ_S, UNREAD_BYTES_MAX

@@ -32,7 +32,7 @@ LOCK_S = 1.0
 CREDENTIALS = struct.Struct("3i")
 
 
-def place_from(environ: Mapping[str, str]) -> str:
+def socket_path(environ: Mapping[str, str]) -> str:
     """Return where the socket of a worker with this environment is to be; empty for nowhere.
 
     `${rank}` and `${local_rank}` in it are the worker's, as all workers of a node have one value.

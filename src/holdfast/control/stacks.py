@@ -1,8 +1,10 @@
-"""Where a process is: its Python stacks by whatever means there is, else what the kernel tells.
+"""The Python stacks of a process by whatever means there is, else what the kernel knows.
 
-1. By py-spy, from outside, which the process need not help with and cannot prevent by being stuck.
+1. By py-spy, from outside, which needs no help of the process and works even if it is stuck. The
+   kernel allows that to root, and otherwise to the same user; where
+   `/proc/sys/kernel/yama/ptrace_scope` is 1, to ancestors alone, which an agent is of its workers.
 2. By its control socket, if it has one and still answers.
-3. What `/proc` tells of its threads, and one line why there are no stacks and what would help.
+3. What `/proc` shows of its threads, and one line on why there are no stacks and what would help.
 
 The process may be any: it need not have imported anything of ours, nor be a Python at all.
 """
@@ -10,20 +12,101 @@ The process may be any: it need not have imported anything of ours, nor be a Pyt
 from __future__ import annotations
 
 import os
+import sys
 import time
 
-from holdfast.control.live_environment import has_now, started_with
-from holdfast.control.process_facts import facts_of, has_ended, is_standing_still
-from holdfast.control.py_spy import CannotSpy, spy
-from holdfast.control.socket_file import place_from
+from holdfast.control.process_facts import (
+    current_environment,
+    facts_of,
+    has_ended,
+    initial_environment,
+    is_stopped,
+)
+from holdfast.control.socket_file import socket_path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+
+PROGRAM = "py-spy"
+SPY_S = 10.0
+"""How long one look may take; it takes a tenth of a second."""
+TEXT_BYTES_MAX = 4 << 20
+SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
+INSTALL = "install it beside Holdfast: pip install py-spy"
+
+
+class PySpyFailed(Exception):
+    """Why there are no stacks by py-spy, in one line."""
+
+
+def find_py_spy() -> str | None:
+    """Return where py-spy is: beside this Python, else on the PATH; never in a relative folder."""
+    folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
+    for folder in folders:
+        program = os.path.join(folder, PROGRAM)
+        if os.path.isabs(folder) and os.path.isfile(program) and os.access(program, os.X_OK):
+            return program
+    return None
+
+
+def run_py_spy(
+    pid: int, *, native: bool = False, pausing: bool = True, limit_s: float | None = None
+) -> str:
+    """Return the stacks of a process's Python threads; raise `PySpyFailed` if there are none.
+
+    `pausing` stops the process for the moment of the look, without which the stacks may be torn.
+    `limit_s` is how long the look may take, `SPY_S` unless given.
+    """
+    program = find_py_spy()
+    if program is None:
+        raise PySpyFailed(f"py-spy is not there; {INSTALL}")
+    import subprocess
+
+    limit_s = SPY_S if limit_s is None else limit_s
+    flags = [*(["--native"] if native else []), *([] if pausing else ["--nonblocking"])]
+    try:
+        done = subprocess.run(
+            [program, "dump", "--pid", str(pid), *flags],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=limit_s,
+            check=False,
+            env={**os.environ, "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
+        )
+    except subprocess.TimeoutExpired:
+        raise PySpyFailed(f"py-spy has found no stacks of {pid} in {limit_s:g} s") from None
+    except OSError as problem:
+        raise PySpyFailed(f"{program} cannot be started: {problem.strerror}") from None
+    if done.returncode != 0:
+        raise PySpyFailed(_why(pid, done.stderr.decode(errors="replace")))
+    return done.stdout[:TEXT_BYTES_MAX].decode(errors="replace")
+
+
+def _why(pid: int, told: str) -> str:
+    """Make one line of what py-spy says when it fails."""
+    if not os.path.exists(f"/proc/{pid}"):
+        return f"process {pid} has ended"
+    if "ermission denied" in told or "not permitted" in told:
+        return f"this user may not look into process {pid}{_remedy()}"
+    first = told.strip().partition("\n")[0].removeprefix("Error: ")
+    return f"py-spy: {first or 'it failed without a word'}"
+
+
+def _remedy() -> str:
+    try:
+        with open(SCOPE) as scope:
+            limited = scope.read().strip() != "0"
+    except OSError:
+        limited = False
+    if limited:
+        return f"; {SCOPE} limits that: be root, or set it to 0"
+    return "; be root, or give the container SYS_PTRACE"
+
+
 LIMIT_S = 10.0
 """How long all of it may take; it takes a tenth of a second, unless the process is stuck."""
-TEXT_BYTES_MAX = 4 << 20
 PYTHONS = ("python", "libpython", "pypy", "libpypy")
 
 
@@ -37,13 +120,15 @@ def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: floa
     try:
         # Half of the time is for the other way, should there be no end to this one. What stands
         # still already need not be stopped for the look, and cannot be.
-        found = spy(pid, pausing=not is_standing_still(pid), limit_s=limit_s / 2)
+        found = run_py_spy(pid, pausing=not is_stopped(pid), limit_s=limit_s / 2)
         return _ending_a_line(found)
-    except CannotSpy as problem:
+    except PySpyFailed as problem:
         if has_ended(pid):
             return f"process {pid} has ended\n"
         why = str(problem) if is_python(pid) else "this is no Python program"
-    place = place_from(started_with(pid)) or place_from(has_now(pid) if env is None else env)
+    place = socket_path(initial_environment(pid)) or socket_path(
+        current_environment(pid) if env is None else env
+    )
     if place and (told := _ask_for_stacks(place, pid, deadline)):
         return _ending_a_line(told)
     return f"{facts_of(pid)}no Python stacks: {why}\n"

@@ -1,1 +1,1 @@
-"""The embedded coordinator: the server that moves its bytes, and the client each agent has."""
+"""The coordinator as a server, and an agent's connection to it; `core` decides."""

@@ -1,6 +1,6 @@
 """The coordinator as a server: it moves bytes between nodes and the machine that decides.
 
-All decisions about jobs are `core.hosting`'s, so this has no opinion about any message: it finds
+All decisions about jobs are `core.coordinator`'s, so this has no opinion about any message: it finds
 out who speaks, hands on what was said, and sends each answer over the newest connection of the
 node it is for. What is sent to one node at one moment goes out in one write.
 
@@ -17,25 +17,27 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast import messages
-from holdfast.coordinator.accepting import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
-from holdfast.coordinator.failures_last import FailuresLast
-from holdfast.coordinator.keys import Keys
-from holdfast.coordinator.peer import READ_BYTES, Key, Peer
-from holdfast.coordinator.summaries import answer_frame
-from holdfast.core.hosting import Hosting
-from holdfast.core.job import JobPhase
-from holdfast.core.news import Ack, Beat, Phase, Role, Status, View
+from holdfast import console
+from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
+from holdfast.coordinator.job_status import answer_frame
+from holdfast.coordinator.kv import JobStores
+from holdfast.coordinator.server_connection import READ_BYTES, NodeKey, ServerConnection
+from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.protocol import Ack, Heartbeat, NodePhase, NodeRole, Status, View
+from holdfast.core.rounds import JobPhase
 from holdfast.wire.errors import BadMessage, quoted
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import refusal
 from holdfast.wire.limits import WHY_CHARS_MAX, clip
-from holdfast.wire.messages import Goodbye, Message, Query, StoreCall, StoreResult
+from holdfast.wire.messages import Goodbye, Message, StatusRequest, StoreCall, StoreResult
 
 if TYPE_CHECKING:
     import socket
     import ssl
     from collections.abc import Callable, Iterable
+
+    from holdfast.coordinator.server_connection import NodeKey
+
 
 CONNECTIONS_MAX = 65_536
 SPARE_DESCRIPTORS = 128  # What this process needs besides connections.
@@ -62,17 +64,17 @@ class CoordinatorServer:
         handshake_s: float = HANDSHAKE_S,
         follows_another: bool = False,
         on_change: Callable[[str, str], None] | None = None,
-        warn: Callable[[str], None] = messages.warning,
+        warn: Callable[[str], None] = console.warning,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.hosting = Hosting(
+        self.hosting = CoordinatorMachine(
             self._loop.time(),
             silence_s=silence_s,
             grace_s=grace_s,
             follows_another=follows_another,
         )
         self.read_buffer = memoryview(bytearray(READ_BYTES))
-        self._keys = Keys()
+        self._keys = JobStores()
         self._failures = FailuresLast(self._loop, self._take_in)
         self._token = token
         self._tls = tls
@@ -85,10 +87,10 @@ class CoordinatorServer:
         if self._connections_max < connections_max:
             self._no_more += ", all that `ulimit -n` on its host allows: raise it there"
         self._handshake_s = handshake_s
-        self._peers: set[Peer] = set()
-        self._by_key: dict[Key, Peer] = {}
-        self._told_end: set[Key] = set()
-        self._to_flush: list[Peer] = []
+        self._peers: set[ServerConnection] = set()
+        self._by_key: dict[NodeKey, ServerConnection] = {}
+        self._told_end: set[NodeKey] = set()
+        self._to_flush: list[ServerConnection] = []
         self._changed: set[str] = set()
         self._last_line: dict[str, str] = {}
         self._batch: asyncio.Handle | None = None
@@ -112,7 +114,7 @@ class CoordinatorServer:
 
     # What peers tell.
 
-    def connected(self, peer: Peer) -> None:
+    def connected(self, peer: ServerConnection) -> None:
         """Take note of a new peer."""
         peer.heard_at = self._loop.time()
         self._peers.add(peer)
@@ -122,7 +124,7 @@ class CoordinatorServer:
             peer.use()
         self._soon()
 
-    def admits(self, peer: Peer) -> bool:
+    def admits(self, peer: ServerConnection) -> bool:
         """Take note that a peer finished the handshake; return false if it was turned away."""
         self._acceptor.finished(peer)
         if len(self._peers) - len(self._acceptor) > self._connections_max:
@@ -130,15 +132,15 @@ class CoordinatorServer:
             return False
         return True
 
-    def said(self, peer: Peer, message: Message) -> None:
+    def said(self, peer: ServerConnection, message: Message) -> None:
         """Take in what a peer says."""
         now = peer.heard_at = self._loop.time()
         kind = type(message)
-        if kind is Beat or kind is Status:
+        if kind is Heartbeat or kind is Status:
             self._heard(peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
-        elif kind is Query:
+        elif kind is StatusRequest:
             if peer.owes_answer:  # A short question can bring a long one.
                 peer.reject("it asks again before it has taken the answer")
             else:
@@ -148,16 +150,16 @@ class CoordinatorServer:
         else:
             raise BadMessage(f"a {kind.__name__} is nothing to say to a coordinator")
 
-    def wants_flush(self, peer: Peer) -> None:
+    def wants_flush(self, peer: ServerConnection) -> None:
         """Write out a peer's messages at the end of this batch."""
         self._to_flush.append(peer)
         self._soon()
 
-    def faulty(self, peer: Peer, why: str) -> None:
+    def faulty(self, peer: ServerConnection, why: str) -> None:
         """Say in one line that a peer was closed, but not for every one of a flood."""
         self._complain(f"closed a connection from {peer.address}: {quoted(why, WHY_CHARS_MAX)}")
 
-    def disconnected(self, peer: Peer) -> None:
+    def disconnected(self, peer: ServerConnection) -> None:
         """Forget a peer; its node is lost soon if it does not come back."""
         self._peers.discard(peer)
         self._acceptor.finished(peer)
@@ -174,8 +176,8 @@ class CoordinatorServer:
 
     # Nodes.
 
-    def _heard(self, peer: Peer, message: Status | Beat) -> None:
-        if type(message) is Beat:
+    def _heard(self, peer: ServerConnection, message: Status | Heartbeat) -> None:
+        if type(message) is Heartbeat:
             key = (message.run_id, message.node, message.incarnation)
         else:
             assert type(message) is Status
@@ -183,13 +185,13 @@ class CoordinatorServer:
         if peer.key != key or key not in self._by_key:
             self._speaks_for(peer, key)
         if type(message) is Status:
-            if message.phase is Phase.FAILED:
+            if message.phase is NodePhase.FAILED:
                 self._failures.hold(peer, key, message)
                 return
             self._failures.forget(key)
         self._take_in(peer, key, message)
 
-    def _take_in(self, peer: Peer, key: Key, message: Status | Beat) -> None:
+    def _take_in(self, peer: ServerConnection, key: NodeKey, message: Status | Heartbeat) -> None:
         now = self._loop.time()
         if peer.is_remote:
             self._locate(peer, key[0])
@@ -200,7 +202,7 @@ class CoordinatorServer:
         self._send(answers)
         self._soon()
 
-    def _speaks_for(self, peer: Peer, key: Key) -> None:
+    def _speaks_for(self, peer: ServerConnection, key: NodeKey) -> None:
         """Answer a node from now on over this connection, and over no older one."""
         if peer.key is not None and self._by_key.get(peer.key) is peer:
             del self._by_key[peer.key]
@@ -212,7 +214,7 @@ class CoordinatorServer:
             older.key = None
             older.close(encode_frame(Goodbye(why="the node has a newer connection")))
 
-    def _locate(self, peer: Peer, run_id: str) -> None:
+    def _locate(self, peer: ServerConnection, run_id: str) -> None:
         """Note under which address nodes of other hosts see this one, before it is needed."""
         rounds = self.hosting.jobs.get(run_id)
         if rounds is not None and not rounds.job.coordinator_address:
@@ -226,7 +228,7 @@ class CoordinatorServer:
                 self._changed.add(answer.run_id)
                 if peer is None:
                     continue
-                if answer.role is Role.CLOSED and answer.final:
+                if answer.role is NodeRole.CLOSED and answer.final:
                     peer.told_end = True
                 peer.post(encode_frame(_sendable(answer)))
             elif peer is not None:
@@ -234,7 +236,7 @@ class CoordinatorServer:
 
     # The store.
 
-    def _store_call(self, now: float, peer: Peer, call: StoreCall) -> None:
+    def _store_call(self, now: float, peer: ServerConnection, call: StoreCall) -> None:
         if call.run_id not in self.hosting.jobs:
             why = f"there is no job {quoted(call.run_id)!r} here"
             peer.post(encode_frame(StoreResult(id=call.id, ok=False, why=why)))
@@ -244,7 +246,7 @@ class CoordinatorServer:
 
     def _answer_calls(self, answers: Iterable[tuple[object, StoreResult]]) -> None:
         for peer, result in answers:
-            assert isinstance(peer, Peer)
+            assert isinstance(peer, ServerConnection)
             peer.post(encode_frame(result))
 
     # What time brings.
@@ -381,8 +383,8 @@ class CoordinatorServer:
             if handle is not None:
                 handle.cancel()
 
-    def _make_peer(self, address: str, local_address: str) -> Peer:
-        return Peer(self, self._token, address, local_address)
+    def _make_peer(self, address: str, local_address: str) -> ServerConnection:
+        return ServerConnection(self, self._token, address, local_address)
 
 
 def _sendable(view: View) -> View:
@@ -396,3 +398,52 @@ def _descriptors_max() -> int:
     """Return how many connections this process may have, unfinished ones included."""
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(16, soft - SPARE_DESCRIPTORS) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX
+
+
+# Failures that nodes have told of wait until everything else that has come has been read.
+#
+# Workers fail of the loss of another node's. Its connection ended before, but the loop may read
+# the
+# failure first, and the wrong node would be blamed. So a failure is handed on after some turns of
+# the
+# loop, each of which reads what is there: that costs microseconds, and waits for nobody.
+
+
+TURNS = 5
+"""An end is read in the first, told in the next; below TLS each takes one more. One to be sure."""
+
+
+class FailuresLast:
+    """The newest failure of each node, for a few turns of the loop."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        hand_on: Callable[[ServerConnection, NodeKey, Status], None],
+    ) -> None:
+        self._loop = loop
+        self._hand_on = hand_on
+        self._held: dict[NodeKey, tuple[ServerConnection, Status]] = {}
+
+    def hold(self, peer: ServerConnection, key: NodeKey, status: Status) -> None:
+        """Hand on a failure a little later, in place of the one before if that is still here."""
+        self._held[key] = (peer, status)
+        self._turn(key, status, TURNS)
+
+    def forget(self, key: NodeKey) -> None:
+        """The node has said something newer since."""
+        self._held.pop(key, None)
+
+    def release(self, key: NodeKey) -> None:
+        """The node's connection has ended: what it said came before that."""
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._hand_on(held[0], key, held[1])
+
+    def _turn(self, key: NodeKey, status: Status, turns: int) -> None:
+        if key not in self._held or self._held[key][1] is not status:
+            return
+        if turns > 0:
+            self._loop.call_soon(self._turn, key, status, turns - 1)
+        else:
+            self.release(key)

@@ -7,23 +7,23 @@ workers. Which node comes first is `order_nodes`'s matter.
 
 from __future__ import annotations
 
-from holdfast.core.facts import Fact
+from holdfast.core.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from holdfast.core.news import NodeInfo
+    from holdfast.core.protocol import NodeInfo
 
 
-class NodeShape(Fact):
+class NodeShape(Value):
     """What a node brings into a round: its role and its number of workers."""
 
     role: str
     local_world_size: int
 
 
-class NodeRanks(Fact):
+class NodeRanks(Value):
     """What a node is given: where its workers' ranks begin, and out of how many."""
 
     first_rank: int

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from holdfast.core.facts import Fact
+from holdfast.core.values import Value
 
 
 class Verdict(Enum):
@@ -18,7 +18,7 @@ class Verdict(Enum):
     GIVE_UP = "give up"
 
 
-class Budget(Fact):
+class Budget(Value):
     """How many restarts a job may have, and how many it had."""
 
     max_restarts: int
@@ -36,6 +36,6 @@ class Budget(Fact):
         return Budget(self.max_restarts, self.used + 1)
 
 
-def judge(budget: Budget, *, mendable: bool) -> Verdict:
-    """Decide on a failure. `mendable` is false for what a new start would only repeat."""
-    return Verdict.RESTART if mendable and budget.left > 0 else Verdict.GIVE_UP
+def judge(budget: Budget, *, retryable: bool) -> Verdict:
+    """Decide on a failure. `retryable` is false for what a new start would only repeat."""
+    return Verdict.RESTART if retryable and budget.left > 0 else Verdict.GIVE_UP

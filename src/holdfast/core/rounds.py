@@ -1,4 +1,4 @@
-"""Who is in a job: the machine that forms rounds, breaks them, and closes the job.
+"""One job: the machine that forms rounds, breaks them, and closes the job.
 
 ::
 
@@ -33,33 +33,265 @@ The rules:
 Use: give every event to `handle` and send each `View` it returns to its node; while `wait` is not
 None, say `TimeUp` once it has lasted. Whatever is lost on the way is repaired by `behind`, which
 must be asked at every `Beat`. Pure: it reads no clock and stores no time.
+
+Below: the state of a job, which is plain data, made to be stored and sent; the events; the machine;
+and the views, which are computed from the state and change nothing.
 """
 
 from __future__ import annotations
 
-from holdfast.core import views
-from holdfast.core.book import Book
-from holdfast.core.job import (
-    NO_CLAIM,
-    CloseJob,
-    InvalidEvent,
-    JobPhase,
-    Node,
-    NodeLost,
-    NodesLost,
-    TimeUp,
-)
-from holdfast.core.news import (
-    Ending,
-    Phase,
-    Role,
+from collections import deque
+from enum import Enum
+
+import msgspec
+
+from holdfast.core.protocol import (
+    Failure,
+    Heartbeat,
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
     Status,
     View,
 )
-from holdfast.core.ranks import order_nodes
+from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, order_nodes
 from holdfast.core.restarts import Budget, Verdict, judge
 
-Event = Status | NodeLost | NodesLost | TimeUp | CloseJob
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.core.protocol import JobSettings
+
+
+NO_CLAIM = (0, -1, 0)
+
+
+class JobPhase(Enum):
+    """Where a job is."""
+
+    FORMING = "forming"
+    """No round is running; nodes are gathering."""
+    RECOVERING = "recovering"
+    """Nodes of a round that an earlier coordinator formed are coming back."""
+    ACTIVE = "active"
+    """A round is running."""
+    CLOSED = "closed"
+    """The job is over, for good."""
+
+
+class Node(msgspec.Struct):
+    """A node that is there, and the last it said of itself."""
+
+    info: NodeInfo
+    seq: int
+    phase: NodePhase
+    generation: int
+    failure: Failure | None = None
+    claim: tuple[int, int, int] = NO_CLAIM
+    """`(round_term, round, round_key)` of an earlier coordinator's round, while recovering."""
+    claimed_rank: int = -1
+    claimed_size: int = 0
+    told: int = 0
+    """The revision of the last view that was made for it."""
+    sent_present: int = 0
+    beat: int = 0
+    """Moves while the node lives; used where nodes share this state instead of a coordinator."""
+
+
+class RetiredNode(msgspec.Struct, frozen=True):
+    """What became of an incarnation that is no longer in the job."""
+
+    why: str
+    superseded: bool = False
+    """Another agent with the same node id took its place: it must not come back."""
+
+
+class Job(msgspec.Struct, kw_only=True):
+    """Everything about one job."""
+
+    run_id: str
+    settings: JobSettings | None = None
+    phase: JobPhase = JobPhase.FORMING
+    term: int = 1
+    revision: int = 0
+    round_term: int = 0
+    round: int = -1
+    generation: int = -1
+    restarts: int = 0
+    why: str = ""
+    members: list[NodeInfo] = []
+    """The nodes of the current round by rank; of the last one while there is none."""
+    succeeded: set[str] = set()
+    """Members whose workers of this generation are all done."""
+    nodes: dict[str, Node] = {}
+    """All that are there, in the order in which they came; earlier ones run first."""
+    retired: dict[int, RetiredNode] = {}
+    recover_s: float = 0.0
+    """How long to wait for nodes of an earlier coordinator's round, by how long they were away."""
+    wait_seq: int = 0
+    waiting: bool = False
+    """Whether the wait number `wait_seq` is on."""
+    coordinator_address: str = ""
+    """How nodes of other hosts reach this one's coordinator; for members that came by loopback."""
+    silence_s: float = 0.0
+    """How long its coordinator hears nothing of a node before it counts as lost."""
+    outcome: JobOutcome | None = None
+    failure: Failure | None = None
+    report: bytes = b""
+    final: bool = False
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """A `WaitEnded(seq)` is wanted once this number has stood for so long."""
+
+    seq: int
+    delay_s: float
+
+
+# What happens to a job, besides what its nodes say.
+
+
+class NodeLost(msgspec.Struct, frozen=True):
+    """A node stopped answering, as its observer judged."""
+
+    node: str
+    incarnation: int
+    why: str
+
+
+class NodesLost(msgspec.Struct, frozen=True):
+    """Several nodes stopped answering together; told at once, they cost one round."""
+
+    lost: tuple[NodeLost, ...]
+
+
+class WaitEnded(msgspec.Struct, frozen=True):
+    """The wait of this number lasted long enough."""
+
+    seq: int
+
+
+class CloseJob(msgspec.Struct, frozen=True):
+    """Somebody who may do so asked for the job's end."""
+
+    outcome: JobOutcome
+    why: str
+
+
+class InvalidEvent(Exception):
+    """An event that is not this machine's; nothing has changed."""
+
+
+RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
+HISTORY_LINES_MAX = 200
+RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
+"""How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
+as long as any was without a coordinator. They try to reconnect ever more rarely
+(`core.session`), so those who missed it for a moment only are back in a moment."""
+PRESENT_CHANGE_MIN = 0.1  # Those who wait are told how many are there when it changed by as much.
+REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
+BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
+
+
+class Book:
+    """A job's state, who sits where in its round, and its history in words."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.rank_table = RankTable(job)
+        self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
+
+    @property
+    def wait(self) -> Wait | None:
+        """The one thing that is being waited for, if any."""
+        job = self.job
+        if not job.waiting:
+            return None
+        if job.phase is JobPhase.RECOVERING:
+            return Wait(job.wait_seq, min(max(RECOVER_S_MIN, job.recover_s), RECOVER_S_MAX))
+        if job.phase is JobPhase.CLOSED:
+            return Wait(job.wait_seq, BLAME_S if job.report else REPORT_S)
+        return Wait(job.wait_seq, job.settings.settle_s if job.settings else 0.0)
+
+    def behind(self, beat: Heartbeat) -> View | None:
+        """Return the view a node lacks, by what its beat says it has."""
+        job = self.job
+        known = self._known(beat.node, beat.incarnation)
+        if known is None or job.phase is JobPhase.RECOVERING:
+            return None  # Its whole status is needed first (`Ack` tells it so), or all nodes'.
+        change = abs(len(job.nodes) - known.sent_present)
+        waits = job.phase is JobPhase.FORMING and change > known.sent_present * PRESENT_CHANGE_MIN
+        if waits or (beat.term, beat.revision) < (job.term, known.told):
+            return self._tell(known, anew=waits)
+        return None
+
+    def seq_of(self, node: str, incarnation: int) -> int:
+        """Return the number of the last status taken in of an incarnation, or -1."""
+        known = self._known(node, incarnation)
+        return known.seq if known else -1
+
+    def check(self) -> None:
+        """Assert what must hold after every step, at a cost that does not grow with the job."""
+        job = self.job
+        settings = job.settings
+        assert len(job.succeeded) <= len(job.members)
+        if settings is not None:
+            assert 0 <= job.restarts <= max(0, settings.max_restarts), "the budget is exceeded"
+            if job.phase is JobPhase.ACTIVE:
+                assert settings.min_nodes <= len(job.members) <= settings.max_nodes
+                assert len(self.rank_table.rank_of) == len(job.members), "a node has two ranks"
+        assert (job.outcome is not None) == (job.phase is JobPhase.CLOSED)
+
+    @property
+    def _settings(self) -> JobSettings:
+        assert self.job.settings is not None
+        return self.job.settings
+
+    def _known(self, node: str, incarnation: int) -> Node | None:
+        known = self.job.nodes.get(node)
+        return known if known is not None and known.info.incarnation == incarnation else None
+
+    def _retire(self, info: NodeInfo, why: str, *, superseded: bool = False) -> None:
+        retired = self.job.retired
+        if len(retired) >= RETIRED_MAX:
+            del retired[next(iter(retired))]
+        retired[info.incarnation] = RetiredNode(why, superseded)
+
+    def _begin_wait(self) -> None:
+        self.job.waiting = True
+        self.job.wait_seq += 1
+
+    def _changed(self, why: str) -> None:
+        job = self.job
+        job.revision += 1
+        job.why = why
+        self.history.append(
+            f"{job.phase.value}, round {job.round}, generation {job.generation}: {why}"
+        )
+
+    def _tell(self, node: Node, *, anew: bool = False) -> View:
+        job = self.job
+        if anew:
+            job.revision += 1
+        node.told, node.sent_present = job.revision, len(job.nodes)
+        return view_for_node(job, self.rank_table, node.info)
+
+    def _turn_away(self, info: NodeInfo, role: NodeRole, why: str, *, heard: int = 0) -> View:
+        """Tell one that is not in the job; `heard` is a term another coordinator told it of."""
+        self.job.revision += 1  # So that it is newer than all it was told while it was in.
+        view = view_for_outsider(self.job, info, role, why)
+        if heard < self.job.term:
+            return view
+        return msgspec.structs.replace(view, term=heard + 1)  # Else it would pass over it.
+
+    def _tell_all(self) -> list[View]:
+        return [self._tell(node) for node in self.job.nodes.values()]
+
+
+Event = Status | NodeLost | NodesLost | WaitEnded | CloseJob
 
 
 class Rounds(Book):
@@ -73,7 +305,7 @@ class Rounds(Book):
             return self._lose((event,))
         if type(event) is NodesLost:
             return self._lose(event.lost)
-        if type(event) is TimeUp:
+        if type(event) is WaitEnded:
             return self._time_up() if self.wait and event.seq == self.job.wait_seq else []
         if type(event) is CloseJob:
             return (
@@ -89,37 +321,37 @@ class Rounds(Book):
             raise InvalidEvent(f"a status of {status.run_id!r} came to {job.run_id!r}")
         fate = job.retired.get(info.incarnation)
         if fate is not None:
-            role = Role.REFUSED if fate.superseded else Role.FENCED
+            role = NodeRole.REFUSED if fate.superseded else NodeRole.FENCED
             elsewhere = status.term if status.term > job.term else 0
             return [self._turn_away(info, role, fate.why, heard=elsewhere)]
         known = job.nodes.get(info.node)
         if known is not None and known.info.incarnation == info.incarnation:
             return self._said(known, status) if status.seq > known.seq else []
-        if status.phase is Phase.LEAVING:
+        if status.phase is NodePhase.LEAVING:
             return []
         if job.phase is JobPhase.CLOSED:
-            return [self._turn_away(info, Role.CLOSED, job.why, heard=status.term)]
-        wrong = views.objection(job, status)
+            return [self._turn_away(info, NodeRole.CLOSED, job.why, heard=status.term)]
+        wrong = objection(job, status)
         if wrong:
-            return [self._turn_away(info, Role.REFUSED, wrong, heard=status.term)]
-        if job.round_term and views.claims(status) and not self._outranked(status):
+            return [self._turn_away(info, NodeRole.REFUSED, wrong, heard=status.term)]
+        if job.round_term and claims(status) and not self._outranked(status):
             why = f"the job went on without {info.node}"
             self._retire(info, why)
-            return [self._turn_away(info, Role.FENCED, why)]
+            return [self._turn_away(info, NodeRole.FENCED, why)]
         told: list[View] = []
         broken = ""
         if known is not None:
             why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
             broken = why if self._take_out(known, why, superseded=True) else ""
-            told = [self._turn_away(known.info, Role.REFUSED, why)]
+            told = [self._turn_away(known.info, NodeRole.REFUSED, why)]
         told += self._join(status, broken)
-        if status.phase is Phase.CLOSING:
-            told += self._close(Ending.STOPPED, f"{info.node} closed the job")
+        if status.phase is NodePhase.CLOSING:
+            told += self._close(JobOutcome.STOPPED, f"{info.node} closed the job")
         return told
 
     def _said(self, known: Node, status: Status) -> list[View]:
         known.seq = status.seq
-        if status.phase is Phase.LEAVING:
+        if status.phase is NodePhase.LEAVING:
             told = self._remove(known, f"{known.info.node} left")
             if not self.job.nodes:  # Nobody failed: they were all asked to go.
                 self.job.restarts = 0
@@ -128,8 +360,8 @@ class Rounds(Book):
         known.failure = status.failure
         if self.job.phase is JobPhase.CLOSED:
             return self._said_when_closed(status)
-        if status.phase is Phase.CLOSING:
-            return self._close(Ending.STOPPED, f"{known.info.node} closed the job")
+        if status.phase is NodePhase.CLOSING:
+            return self._close(JobOutcome.STOPPED, f"{known.info.node} closed the job")
         told = self._heed(known, status)
         if status.away_s and not told and self.job.phase is not JobPhase.RECOVERING:
             told.append(self._tell(known, anew=True))  # It lost touch, and waits for a word.
@@ -141,16 +373,16 @@ class Rounds(Book):
         if (
             job.phase is not JobPhase.ACTIVE
             or status.generation != job.generation
-            or self.seats.incarnation_of(node) != known.info.incarnation
+            or self.rank_table.incarnation_of(node) != known.info.incarnation
         ):
             return []
-        if status.phase is Phase.FAILED:
+        if status.phase is NodePhase.FAILED:
             return self._worker_failed(known, status.report)
-        if status.phase is Phase.SUCCEEDED:
+        if status.phase is NodePhase.SUCCEEDED:
             job.succeeded.add(node)
             if len(job.succeeded) == len(job.members):
-                return self._close(Ending.SUCCEEDED, "all workers succeeded")
-        elif status.phase is Phase.READY:  # It stopped its workers of its own accord.
+                return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
+        elif status.phase is NodePhase.READY:  # It stopped its workers of its own accord.
             return self._next_generation(f"{node} asked for a new start")
         return []
 
@@ -180,19 +412,19 @@ class Rounds(Book):
             job.recover_s = max(job.recover_s, 2 * status.away_s)
         if not job.round_term:
             job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
-        seen = max(status.generation, status.told_generation)
-        if views.claims(status) and not job.round_term:
+        seen = max(status.generation, status.assigned_generation)
+        if claims(status) and not job.round_term:
             job.generation = max(job.generation, seen)
             return self._claimed(node, status)
         if seen > job.generation:  # Another line of the same job: neither may go on as it was.
             job.generation = seen
             if job.phase is JobPhase.ACTIVE:
-                return self._mend(f"{info.node} came from another coordinator's round")
+                return self._repair(f"{info.node} came from another coordinator's round")
         if after_another and job.phase is JobPhase.FORMING and not job.round_term:
             # It waited beside an earlier coordinator's round, whose members may be coming back.
             job.phase = JobPhase.RECOVERING
             self._begin_wait()
-        return self._mend(broken) if broken else self._review(node)
+        return self._repair(broken) if broken else self._review(node)
 
     def _outranked(self, status: Status) -> bool:
         """Return whether a newcomer may have heard another coordinator in this term, or a later."""
@@ -207,7 +439,7 @@ class Rounds(Book):
         if job.phase is JobPhase.FORMING:
             if here >= self._settings.min_nodes:
                 if self._size(here) == most:
-                    return self._form(views.newcomer_says(job))
+                    return self._form(why_formed(job))
                 self._begin_wait()
         elif self._size(here) > len(job.members):
             self._begin_wait()
@@ -220,13 +452,13 @@ class Rounds(Book):
             return self._finalize()
         if job.phase is JobPhase.RECOVERING:
             back = "not all nodes came back after the coordinator was gone"
-            return self._mend(back if views.claimants(job) else views.newcomer_says(job))
+            return self._repair(back if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
-            return self._form(views.newcomer_says(job))
+            return self._form(why_formed(job))
         joined = self._size(len(job.nodes)) > len(job.members)
         if joined:
-            return self._form(views.newcomer_says(job))
-        outside = [node for name, node in job.nodes.items() if name not in self.seats.rank_of]
+            return self._form(why_formed(job))
+        outside = [node for name, node in job.nodes.items() if name not in self.rank_table.rank_of]
         return [self._tell(node, anew=True) for node in outside]  # They are standbys now.
 
     def _claimed(self, node: Node, status: Status) -> list[View]:
@@ -237,28 +469,31 @@ class Rounds(Book):
         job.phase = JobPhase.RECOVERING
         job.round = max(job.round, status.round)
         self._begin_wait()
-        back = views.claimants(job) if len(job.nodes) >= status.size else []
+        back = claimants(job) if len(job.nodes) >= status.size else []
         if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
             return []
         job.members = [one.info for one in back]
         job.round_term, job.round, _key = back[0].claim
         job.phase, job.waiting = JobPhase.ACTIVE, False
-        self.seats = views.Seats(job)
+        self.rank_table = RankTable(job)
         self._changed("the coordinator is back, and all nodes with it")
         if self._size(len(job.nodes)) > len(back):
             self._begin_wait()
         for one in back:  # What they had to say while there was nobody to hear it.
-            if one.generation == job.generation and one.phase is Phase.SUCCEEDED:
+            if one.generation == job.generation and one.phase is NodePhase.SUCCEEDED:
                 job.succeeded.add(one.info.node)
         return self._settle_up(back) or self._tell_all()
 
     def _settle_up(self, back: list[Node]) -> list[View]:
         job = self.job
         if len(job.succeeded) == len(job.members):
-            return self._close(Ending.SUCCEEDED, "all workers succeeded")
+            return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
         for one in back:
-            if one.generation == job.generation and one.phase in (Phase.FAILED, Phase.READY):
-                if one.phase is Phase.FAILED:
+            if one.generation == job.generation and one.phase in (
+                NodePhase.FAILED,
+                NodePhase.READY,
+            ):
+                if one.phase is NodePhase.FAILED:
                     return self._worker_failed(one, b"")
                 return self._next_generation(f"{one.info.node} asked for a new start")
         return []
@@ -274,7 +509,7 @@ class Rounds(Book):
     def _form(self, why: str) -> list[View]:
         job = self.job
         here = list(job.nodes.values())
-        previous, previous_size = views.previous_ranks(job, self.seats)
+        previous, previous_size = previous_ranks(job, self.rank_table)
         # A lost node is replaced by a spare before the round is made smaller.
         size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
         first = sorted(here, key=lambda node: node.info.node not in previous)
@@ -293,7 +528,7 @@ class Rounds(Book):
         job = self.job
         here = all(self._known(info.node, info.incarnation) for info in job.members)
         if not here or self._size(len(job.nodes)) > len(job.members):
-            return self._mend(why)
+            return self._repair(why)
         self._begin_generation(why)
         return [self._tell(job.nodes[info.node]) for info in job.members]
 
@@ -301,10 +536,10 @@ class Rounds(Book):
         job = self.job
         job.generation += 1
         job.succeeded = set()
-        self.seats = views.Seats(job)
+        self.rank_table = RankTable(job)
         self._changed(why)
 
-    def _mend(self, why: str) -> list[View]:
+    def _repair(self, why: str) -> list[View]:
         """Go on after the round lost a member: smaller, with a replacement, or waiting for one."""
         if self.job.phase is JobPhase.CLOSED:
             return self._finalize()
@@ -325,15 +560,15 @@ class Rounds(Book):
             why = f"{one.node} was lost: {one.why}"
             if known is not None and self._take_out(known, why):
                 broken = broken or why
-        return self._mend(broken) if broken else []
+        return self._repair(broken) if broken else []
 
     def _remove(self, known: Node, why: str, *, superseded: bool = False) -> list[View]:
-        return self._mend(why) if self._take_out(known, why, superseded=superseded) else []
+        return self._repair(why) if self._take_out(known, why, superseded=superseded) else []
 
     def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
         """Strike a node out; return whether things cannot stay as they are without it."""
         job, info = self.job, known.info
-        was_member = self.seats.incarnation_of(info.node) == info.incarnation
+        was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
         del job.nodes[info.node]
         self._retire(info, why, superseded=superseded)
         if job.phase is JobPhase.CLOSED:
@@ -346,21 +581,21 @@ class Rounds(Book):
     def _worker_failed(self, node: Node, report: bytes) -> list[View]:
         job, failure = self.job, node.failure
         what = failure.summary if failure else f"a worker on {node.info.node} failed"
-        mendable = failure is None or failure.mendable
+        retryable = failure is None or failure.retryable
         job.failure, job.report = failure, report
         budget = Budget(self._settings.max_restarts, job.restarts)
-        if judge(budget, mendable=mendable) is Verdict.GIVE_UP:
-            return self._close(Ending.FAILED, what)
+        if judge(budget, retryable=retryable) is Verdict.GIVE_UP:
+            return self._close(JobOutcome.FAILED, what)
         job.restarts += 1
         told = self._next_generation(what)
         job.failure, job.report = None, b""
         return told
 
-    def _close(self, outcome: Ending, why: str) -> list[View]:
+    def _close(self, outcome: JobOutcome, why: str) -> list[View]:
         job = self.job
         job.phase = JobPhase.CLOSED
         job.outcome = outcome
-        job.final = job.failure is None or outcome is not Ending.FAILED
+        job.final = job.failure is None or outcome is not JobOutcome.FAILED
         job.waiting = False
         if not job.final:
             self._begin_wait()
@@ -372,3 +607,164 @@ class Rounds(Book):
         self.job.waiting = False
         self._changed(self.job.why)
         return self._tell_all()
+
+
+NO_RANKS = NodeRanks(0, 0, 0, 0)
+NAMES_MAX = 3
+KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
+
+
+class RankTable:
+    """Who sits where in the current round, worked out once for as long as it stands."""
+
+    def __init__(self, job: Job) -> None:
+        members = job.members
+        self.rank_of = {info.node: rank for rank, info in enumerate(members)}
+        self.ranks = assign_ranks([NodeShape(info.role, info.local_world_size) for info in members])
+        self.key = round_key(members)
+        self._incarnations = {info.node: info.incarnation for info in members}
+        self.master_addr, self.master_port = "", 0
+        if members:
+            first = members[0]
+            self.master_addr = first.address
+            self.master_port = first.ports[max(0, job.generation) % len(first.ports)]
+            local = is_loopback(first.address) and bool(job.coordinator_address)
+            if local and not all(is_loopback(info.address) for info in members):
+                self.master_addr = job.coordinator_address
+
+    def incarnation_of(self, node: str) -> int | None:
+        """Return the incarnation of a member, or None of anybody else."""
+        return self._incarnations.get(node)
+
+
+def round_key(members: list[NodeInfo]) -> int:
+    """Return a number that only these incarnations in this order have, as good as certainly."""
+    key = len(members)
+    for info in members:
+        key = (key * KEY_FACTOR + info.incarnation) % KEY_MODULUS
+    return key
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address means another machine to everybody else."""
+    return address.startswith("127.") or address == "::1"
+
+
+def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
+    """Return all that a node which is in the job must know of it."""
+    if job.phase is JobPhase.CLOSED:
+        return view_for_outsider(job, info, NodeRole.CLOSED, job.why)
+    role, rank = NodeRole.WAITING, -1
+    if job.phase is JobPhase.ACTIVE:
+        if rank_table.incarnation_of(info.node) == info.incarnation:
+            role, rank = NodeRole.MEMBER, rank_table.rank_of[info.node]
+        elif not job.waiting:
+            role = NodeRole.STANDBY
+    member = role is NodeRole.MEMBER
+    ranks = rank_table.ranks[rank] if member else NO_RANKS
+    return View(
+        run_id=job.run_id,
+        node=info.node,
+        incarnation=info.incarnation,
+        term=job.term,
+        revision=job.revision,
+        role=role,
+        why=job.why,
+        present=len(job.nodes),
+        needed=job.settings.min_nodes if job.settings else 0,
+        silence_s=job.silence_s,
+        round_term=job.round_term if member else 0,
+        round=job.round if member else -1,
+        round_key=rank_table.key if member else 0,
+        generation=job.generation,
+        restarts=job.restarts,
+        rank=rank,
+        size=len(job.members) if member else 0,
+        first_rank=ranks.first_rank,
+        world_size=ranks.world_size,
+        first_role_rank=ranks.first_role_rank,
+        role_world_size=ranks.role_world_size,
+        master_addr=rank_table.master_addr if member else "",
+        master_port=rank_table.master_port if member else 0,
+        failure=job.failure,
+    )
+
+
+def view_for_outsider(job: Job, info: NodeInfo, role: NodeRole, why: str) -> View:
+    """Return what an incarnation that is not in the job is told."""
+    return View(
+        run_id=job.run_id,
+        node=info.node,
+        incarnation=info.incarnation,
+        term=job.term,
+        revision=job.revision,
+        role=role,
+        why=why,
+        generation=job.generation,
+        restarts=job.restarts,
+        outcome=job.outcome,
+        failure=job.failure,
+        report=job.report if job.final else b"",
+        final=job.final,
+    )
+
+
+def objection(job: Job, status: Status) -> str:
+    """Return why a node cannot be in a job, or nothing."""
+    asked, info = status.settings, status.info
+    if info.fixed_rank >= asked.max_nodes:
+        return f"node rank {info.fixed_rank} is not below the number of nodes, {asked.max_nodes}"
+    agreed = job.settings
+    if agreed is None or not job.nodes:
+        return ""
+    if info.fixed_rank >= 0:
+        for other in job.nodes.values():
+            if other.info.fixed_rank == info.fixed_rank and other.info.node != info.node:
+                return f"node rank {info.fixed_rank} is {other.info.node}'s already"
+    for name, words in _AGREED.items():
+        mine, theirs = words(asked), words(agreed)
+        if mine != theirs:
+            return (
+                f"{info.node} was started with {name} {mine}, but the job {job.run_id!r} runs with "
+                f"{theirs}; start all nodes of a job alike"
+            )
+    return ""
+
+
+_AGREED: dict[str, Callable[[JobSettings], str]] = {
+    "--nnodes": lambda settings: f"{settings.min_nodes}:{settings.max_nodes}",
+    "--max-restarts": lambda settings: str(settings.max_restarts),
+    "--spares": lambda settings: str(settings.spares),
+    "rank_order": lambda settings: settings.order,
+}
+
+
+def previous_ranks(job: Job, rank_table: RankTable) -> tuple[dict[str, int], int]:
+    """Return who had which rank in the round before, and how many it had."""
+    back = claimants(job)
+    if not back:
+        return rank_table.rank_of, len(job.members)
+    return {node.info.node: node.claimed_rank for node in back}, back[0].claimed_size
+
+
+def claims(status: Status) -> bool:
+    """Return whether a node says that it is in a round."""
+    return status.round_term > 0 and status.rank >= 0
+
+
+def why_formed(job: Job) -> str:
+    """Return why a round forms that was waited for."""
+    if job.round < 0:
+        most = job.settings.max_nodes if job.settings else 0
+        return "all nodes are here" if len(job.nodes) >= most else "enough nodes are here"
+    members = {info.node for info in job.members}
+    names = [node for node in job.nodes if node not in members]
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f"{', '.join(names[:NAMES_MAX])}{more} joined" if names else "enough nodes are here"
+
+
+def claimants(job: Job) -> list[Node]:
+    """Return, by rank, the nodes that are back of the newest round anybody was in."""
+    newest = max((node.claim for node in job.nodes.values()), default=NO_CLAIM)
+    back = [node for node in job.nodes.values() if node.claim == newest != NO_CLAIM]
+    return sorted(back, key=lambda node: node.claimed_rank)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from holdfast.core.facts import Fact
+from holdfast.core.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ REAP_S = 15.0
 REST_S = 1.0
 
 
-class Phase(Enum):
+class StopPhase(Enum):
     """Where a stop has got to."""
 
     ASKING = "asking"
@@ -45,26 +45,26 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class SignalLeader(Fact):
+class SignalLeader(Value):
     """Effect: send the signal to this worker's leader."""
 
     key: int
     signum: int
 
 
-class KillTree(Fact):
+class KillTree(Value):
     """Effect: SIGKILL this worker and everything below it."""
 
     key: int
 
 
-class AskLeftovers(Fact):
+class AskLeftovers(Value):
     """Effect: signal all that ended workers left; `cleared` when none of it is there."""
 
     signum: int
 
 
-class SweepLeftovers(Fact):
+class SweepLeftovers(Value):
     """Effect: SIGKILL all that ended workers left; `cleared` when none of it is there."""
 
 
@@ -87,7 +87,7 @@ class Stop:
         reap_s: float = REAP_S,
         hopeless: Iterable[int] = (),
     ) -> None:
-        self.phase = Phase.ASKING
+        self.phase = StopPhase.ASKING
         self.running = set(running)
         # Those that cannot answer a signal: they are killed at once, and not waited for.
         self._hopeless = set(hopeless)
@@ -101,12 +101,12 @@ class Stop:
         self._deadline: float | None = None
         self._some_died_untold = False
         # Whether time ran out, rather than that someone wanted it over at once.
-        self.patience_lost = False
+        self.grace_expired = False
 
     @property
     def ended(self) -> bool:
         """Whether nothing is left, or what is left was given up."""
-        return self.phase is Phase.ENDED
+        return self.phase is StopPhase.ENDED
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is due if nothing else happens before."""
@@ -133,34 +133,34 @@ class Stop:
         """Take in that a leader ended; `died_of` is the signal that ended it, if one did."""
         self.running.discard(key)
         self.given_up.discard(key)  # It did end, if late.
-        if self.phase is Phase.ASKING and died_of == self._signum:
+        if self.phase is StopPhase.ASKING and died_of == self._signum:
             self._some_died_untold = True
-        if self.phase not in (Phase.ASKING, Phase.KILLING):
+        if self.phase not in (StopPhase.ASKING, StopPhase.KILLING):
             return []
         if self.running:
-            only_hopeless = self.phase is Phase.ASKING and self.running <= self._hopeless
+            only_hopeless = self.phase is StopPhase.ASKING and self.running <= self._hopeless
             return self._kill(now) if only_hopeless else []
-        if self.phase is Phase.ASKING and self._some_died_untold:
-            self.phase = Phase.LEFTOVERS
+        if self.phase is StopPhase.ASKING and self._some_died_untold:
+            self.phase = StopPhase.LEFTOVERS
             return [AskLeftovers(self._signum)]
         return self._sweep(now)
 
     def cleared(self) -> None:
         """Take in that nothing is left below the ended workers."""
-        if self.phase in (Phase.LEFTOVERS, Phase.SWEEPING):
-            self.phase = Phase.ENDED
+        if self.phase in (StopPhase.LEFTOVERS, StopPhase.SWEEPING):
+            self.phase = StopPhase.ENDED
 
     def abandon(self) -> None:
         """Take in that what could act on the workers is gone, and they with it."""
         self.running.clear()
         self.leftovers_given_up = False
-        self.phase = Phase.ENDED
+        self.phase = StopPhase.ENDED
 
     def kill_now(self, now: float) -> list[Effect]:
         """End the patience: kill what still runs."""
-        if self.phase is Phase.ASKING:
+        if self.phase is StopPhase.ASKING:
             return self._kill(now)
-        if self.phase is Phase.LEFTOVERS:
+        if self.phase is StopPhase.LEFTOVERS:
             return self._sweep(now)
         return []
 
@@ -168,21 +168,21 @@ class Stop:
         """Take in that time passed."""
         if self._deadline is None or now < self._deadline or self.ended:
             return []
-        if self.phase in (Phase.ASKING, Phase.LEFTOVERS):
-            self.patience_lost = True
+        if self.phase in (StopPhase.ASKING, StopPhase.LEFTOVERS):
+            self.grace_expired = True
             return self.kill_now(now)
-        if self.phase is Phase.KILLING:
+        if self.phase is StopPhase.KILLING:
             # Some leader does not die; whatever else there is must go all the same.
             self.given_up |= self.running
             effects = self._sweep(now)
             self._deadline = now + min(REST_S, self._reap_s)
             return effects
         self.leftovers_given_up = not self.running  # Else it is a leader that is not gone.
-        self.phase = Phase.ENDED
+        self.phase = StopPhase.ENDED
         return []
 
     def _kill(self, now: float) -> list[Effect]:
-        self.phase = Phase.KILLING
+        self.phase = StopPhase.KILLING
         self._deadline = now + self._reap_s
         self.killed |= self.running
         if not self.running:
@@ -190,6 +190,6 @@ class Stop:
         return [KillTree(key) for key in sorted(self.running)]
 
     def _sweep(self, now: float) -> list[Effect]:
-        self.phase = Phase.SWEEPING
+        self.phase = StopPhase.SWEEPING
         self._deadline = now + self._reap_s
         return [SweepLeftovers()]

@@ -37,8 +37,8 @@ from __future__ import annotations
 from collections import deque
 from enum import Enum
 
-from holdfast.core.facts import Fact
 from holdfast.core.restarts import Budget, Verdict, judge
+from holdfast.core.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class State(Enum):
     DONE = "done"
 
 
-class Reason(Enum):
+class StopReason(Enum):
     """Why workers are being stopped."""
 
     SUCCEEDED = "all workers succeeded"
@@ -70,7 +70,7 @@ class Reason(Enum):
     SIGNAL = "a signal asked to stop"
     REGROUP = "nodes are waiting to join"
     TOLD = "the coordinator says so"
-    LEFT_ALONE = "the coordinator stayed away"
+    COORDINATOR_LOST = "the coordinator stayed away"
 
 
 class Outcome(Enum):
@@ -80,7 +80,7 @@ class Outcome(Enum):
     FAILED = "failed"
     SIGNALLED = "signalled"
     REFUSED = "refused"
-    LEFT_ALONE = "left alone"
+    COORDINATOR_LOST = "left alone"
 
 
 class InvalidEvent(Exception):
@@ -90,7 +90,7 @@ class InvalidEvent(Exception):
 # Events: facts, in the past tense.
 
 
-class Event(Fact):
+class Event(Value):
     """Something that happened."""
 
 
@@ -118,7 +118,7 @@ class WorkerExited(Event):
     generation: int
     local_rank: int
     failed: bool
-    mendable: bool = True
+    retryable: bool = True
 
 
 class WorkersUnhealthy(Event):
@@ -126,7 +126,7 @@ class WorkersUnhealthy(Event):
 
     generation: int
     why: str
-    mendable: bool = True
+    retryable: bool = True
 
 
 class NodesWaiting(Event):
@@ -155,7 +155,7 @@ class BarrierEnded(Event):
 # Effects: imperatives.
 
 
-class Effect(Fact):
+class Effect(Value):
     """Something to be done."""
 
 
@@ -174,7 +174,7 @@ class StopWorkers(Effect):
     """Bring down what is left of a generation; `signum` 0 is the configured stop signal."""
 
     generation: int
-    reason: Reason
+    reason: StopReason
     signum: int = 0
 
 
@@ -195,7 +195,7 @@ class Finish(Effect):
     signum: int = 0
 
 
-class Step(Fact):
+class Step(Value):
     """One entry of the story."""
 
     now: float
@@ -205,10 +205,10 @@ class Step(Fact):
 
 
 class Supervision:
-    """The machine of one agent that decides for itself; `core.teamwork` has that of a team's."""
+    """The machine of one agent that decides for itself; `core.coordinated_supervision` has that of a team's."""
 
     _handlers: ClassVar[dict[tuple[State, type], Callable[[Any, Any], list[Effect]]]]
-    _passed_over: ClassVar[dict[State, tuple[type, ...]]]
+    _ignored: ClassVar[dict[State, tuple[type, ...]]]
 
     def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
         if local_world_size < 1:
@@ -220,9 +220,9 @@ class Supervision:
         self.first_failed: int | None = None
         self.story: deque[Step] = deque(maxlen=STORY_STEPS_MAX)
         self._local_world_size = local_world_size
-        self._after_stop = Reason.SUCCEEDED
+        self._after_stop = StopReason.SUCCEEDED
         self._alone = True
-        self.mendable = True  # Whether a new start could help against this generation's failure.
+        self.retryable = True  # Whether a new start could help against this generation's failure.
         self.signum = 0  # The signal that ends it all, if one came.
         self._interrupts = 0
 
@@ -237,7 +237,7 @@ class Supervision:
         return self._interrupts > 0
 
     @property
-    def reason(self) -> Reason:
+    def reason(self) -> StopReason:
         """Why the last stop was begun."""
         return self._after_stop
 
@@ -248,7 +248,7 @@ class Supervision:
         state = self.state
         handler = self._handlers.get((state, type(event)))
         if handler is None:
-            if type(event) in self._passed_over.get(state, ()):
+            if type(event) in self._ignored.get(state, ()):
                 return []
             raise InvalidEvent(f"{event!r} cannot happen while {state.value}")
         effects = handler(self, event)
@@ -276,7 +276,7 @@ class Supervision:
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
         self.first_failed = None
-        self.mendable = True
+        self.retryable = True
         return [StartWorkers(self.generation, self.restart_count)]
 
     def _started(self, event: WorkersStarted) -> list[Effect]:
@@ -284,7 +284,7 @@ class Supervision:
         self.state = State.RUNNING
         if self.signum:  # It came while they were being started.
             signum = SIGKILL if self._interrupts >= 2 else self.signum
-            return self._stop(Reason.SIGNAL, signum)
+            return self._stop(StopReason.SIGNAL, signum)
         return []
 
     def _exited(self, event: WorkerExited) -> list[Effect]:
@@ -292,10 +292,10 @@ class Supervision:
         self.running -= {event.local_rank}
         if event.failed:
             self.first_failed = event.local_rank
-            self.mendable = event.mendable
-            return self._stop(Reason.WORKER_FAILED)
+            self.retryable = event.retryable
+            return self._stop(StopReason.WORKER_FAILED)
         if not self.running:
-            return self._stop(Reason.SUCCEEDED)
+            return self._stop(StopReason.SUCCEEDED)
         return []
 
     def _exited_while_stopping(self, event: WorkerExited) -> list[Effect]:
@@ -305,15 +305,15 @@ class Supervision:
 
     def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
         self._expect_generation(event.generation)
-        self.mendable = event.mendable
-        return self._stop(Reason.UNHEALTHY)
+        self.retryable = event.retryable
+        return self._stop(StopReason.UNHEALTHY)
 
     def _nodes_wait(self, event: NodesWaiting) -> list[Effect]:
-        return self._stop(Reason.REGROUP) if event.count > 0 else []
+        return self._stop(StopReason.REGROUP) if event.count > 0 else []
 
     def _signal_running(self, event: SignalReceived) -> list[Effect]:
         self._note_signal(event)
-        return self._stop(Reason.SIGNAL, event.signum)
+        return self._stop(StopReason.SIGNAL, event.signum)
 
     def _signal_starting(self, event: SignalReceived) -> list[Effect]:
         self._note_signal(event)
@@ -331,14 +331,14 @@ class Supervision:
         self._expect_generation(event.generation)
         self.running = frozenset()
         reason = self._after_stop
-        failed = reason in (Reason.WORKER_FAILED, Reason.UNHEALTHY)
+        failed = reason in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
         if event.unkillable:
-            self.mendable = False
-            failed = failed or reason is Reason.REGROUP
-        if reason is Reason.SUCCEEDED and (self._alone or not self.signum):
+            self.retryable = False
+            failed = failed or reason is StopReason.REGROUP
+        if reason is StopReason.SUCCEEDED and (self._alone or not self.signum):
             self.state = State.LEAVING
             return [EnterBarrier()]
-        if failed and judge(self.budget, mendable=self.mendable) is Verdict.GIVE_UP:
+        if failed and judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP:
             return self._finish(Outcome.FAILED)
         if self.signum:
             return self._finish(Outcome.SIGNALLED)
@@ -352,7 +352,7 @@ class Supervision:
 
     # Common parts.
 
-    def _stop(self, reason: Reason, signum: int = 0) -> list[Effect]:
+    def _stop(self, reason: StopReason, signum: int = 0) -> list[Effect]:
         self.state = State.STOPPING
         self._after_stop = reason
         return [StopWorkers(self.generation, reason, signum)]
@@ -391,7 +391,7 @@ Supervision._handlers = {
 # What may still arrive when it no longer matters; in DONE also the outcome of a wait broken off.
 _REPORTS = (WorkerExited, WorkersUnhealthy)
 _LATE = (*_REPORTS, NodesWaiting)
-Supervision._passed_over = {
+Supervision._ignored = {
     _S.JOINING: _LATE,
     _S.STARTING: (NodesWaiting,),
     _S.STOPPING: (WorkersUnhealthy, NodesWaiting),

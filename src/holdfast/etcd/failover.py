@@ -8,8 +8,8 @@ caller knows better how long to go on.
 
 from __future__ import annotations
 
-from holdfast.core.etcd_calls import Problem, Trouble
-from holdfast.etcd.refusals import Handling, Refusal
+from holdfast.core.etcd.calls import Problem, ProblemKind
+from holdfast.etcd.protocol import Handling, Refusal
 
 CONNECT_S = 2.0
 """For one endpoint to take a connection, TLS included. A packet that was lost is sent again after a
@@ -20,10 +20,10 @@ TRY_S_MIN = 0.01
 """An endpoint that gets less than this is not asked: it would only be blamed."""
 SHARE_S_MIN = 0.001
 
-NO_TIME = Problem(Trouble.UNREACHABLE, "there was no time to ask")
+NO_TIME = Problem(ProblemKind.UNREACHABLE, "there was no time to ask")
 
 
-class Tries:
+class Attempts:
     """The endpoints that one call asked, and what came of it."""
 
     def __init__(self, endpoints: int, deadline: float, *, may_repeat: bool) -> None:
@@ -93,7 +93,7 @@ class Tries:
         self._asked.add(at)
         self._note(refusal.problem)
         if handling is Handling.ELSEWHERE or (handling is Handling.UNSURE and self._may_repeat):
-            if refusal.problem.kind is Trouble.UNREACHABLE:
+            if refusal.problem.kind is ProblemKind.UNREACHABLE:
                 self._leaderless, self._ask_again = refusal.problem, True
         else:
             self._leaderless, self._problem = None, refusal.problem
@@ -104,7 +104,7 @@ class Tries:
         """Keep what says most: as long as one endpoint may come back, it is not for good."""
         if (
             self._problem is None
-            or self._problem.kind is not Trouble.UNREACHABLE
-            or problem.kind is Trouble.UNREACHABLE
+            or self._problem.kind is not ProblemKind.UNREACHABLE
+            or problem.kind is ProblemKind.UNREACHABLE
         ):
             self._problem = problem

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, TextIO
 
-    from holdfast.etcd.blocking import EtcdClient
+    from holdfast.etcd.sync_client import EtcdClient
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +110,8 @@ class EtcdServer:
         """Return a client of this server, which is the caller's to close."""
         if self._port < 0:
             raise UsageError("this EtcdServer has no client before it runs", hint="call start()")
-        from holdfast.etcd.blocking import EtcdClient
         from holdfast.etcd.settings import EtcdSettings
+        from holdfast.etcd.sync_client import EtcdClient
 
         return EtcdClient(EtcdSettings(endpoints=((self._host, self._port),)))
 

@@ -79,7 +79,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.tls:
             return None
-        from holdfast.wire import tls
+        from holdfast.net import tls
 
         return tls.client_context(self.ca or None, self.cert or None, self.key or None, names=names)
 

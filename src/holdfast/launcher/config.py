@@ -12,15 +12,15 @@ import os
 
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import UsageError
+from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
 from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal
-from holdfast.records import fresh, keyword, record_class
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-    from holdfast.processes.logs import LogsSpecs
+    from holdfast.processes.logs.specs import LogsSpecs
 
 RDZV_TIMEOUT_S = 900
 """How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` says."""
@@ -31,7 +31,7 @@ PRELOAD_AUTO = "auto"
 SHUTDOWN_TIMEOUT_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
-@record_class
+@lazy_dataclass
 class LaunchConfig:
     """How to run a job: its size, its rendezvous, its failures and its output.
 
@@ -69,13 +69,13 @@ class LaunchConfig:
     role: str = "default_role"
     rdzv_endpoint: str = ""
     rdzv_backend: str = "etcd"
-    rdzv_configs: dict[str, Any] = fresh(default_factory=dict)
+    rdzv_configs: dict[str, Any] = factory_field(default_factory=dict)
     rdzv_timeout: int = -1
     max_restarts: int = 3
     monitor_interval: float = 0.1
     start_method: str = "spawn"
     log_line_prefix_template: str | None = None
-    metrics_cfg: dict[str, str] = fresh(default_factory=dict)
+    metrics_cfg: dict[str, str] = factory_field(default_factory=dict)
     local_addr: str | None = None
     event_log_handler: str = "null"
     numa_options: Any | None = None
@@ -84,14 +84,14 @@ class LaunchConfig:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     shutdown_timeout: int | float | None = None
-    stop_signal: str = keyword(default="SIGTERM", kw_only=True)
-    capture_stderr: bool = keyword(default=True, kw_only=True)
-    omp_num_threads: int | None = keyword(default=None, kw_only=True)
-    exit_barrier_timeout: float = keyword(default=EXIT_BARRIER_S, kw_only=True)
-    preload: Sequence[str] = keyword(default=(), kw_only=True)
-    worker_store: bool = keyword(default=False, kw_only=True)
-    metrics_port: int | None = keyword(default=None, kw_only=True)
-    metrics_addr: str = keyword(default="", kw_only=True)
+    stop_signal: str = keyword_field(default="SIGTERM", kw_only=True)
+    capture_stderr: bool = keyword_field(default=True, kw_only=True)
+    omp_num_threads: int | None = keyword_field(default=None, kw_only=True)
+    exit_barrier_timeout: float = keyword_field(default=EXIT_BARRIER_S, kw_only=True)
+    preload: Sequence[str] = keyword_field(default=(), kw_only=True)
+    worker_store: bool = keyword_field(default=False, kw_only=True)
+    metrics_port: int | None = keyword_field(default=None, kw_only=True)
+    metrics_addr: str = keyword_field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         self.rdzv_configs = dict(self.rdzv_configs)
@@ -100,7 +100,7 @@ class LaunchConfig:
         else:
             self.rdzv_configs.setdefault("timeout", RDZV_TIMEOUT_S)
         if self.logs_specs is None:
-            from holdfast.processes.logs import DefaultLogsSpecs
+            from holdfast.processes.logs.specs import DefaultLogsSpecs
 
             self.logs_specs = DefaultLogsSpecs()
         if self.shutdown_timeout is None:

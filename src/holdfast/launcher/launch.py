@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
-from holdfast import messages
-from holdfast.agent.local import LocalElasticAgent
-from holdfast.agent.workers import WorkerSpec
+from holdfast import console
+from holdfast.agent.local_agent import LocalElasticAgent
+from holdfast.agent.spec import WorkerSpec
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
-from holdfast.launcher.looking_on import LookingOn
-from holdfast.launcher.surroundings import refusal
-from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.launcher.observers import LaunchObservers
+from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
+from holdfast.processes.workers.start import HINTS
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
@@ -21,11 +22,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from holdfast.agent.workers import RunResult
+    from holdfast.agent.spec import RunResult
     from holdfast.launcher.config import LaunchConfig
-    from holdfast.processes.failures import ChildFailedError
-    from holdfast.processes.logs import LogsSpecs
+    from holdfast.processes.failures.failure import ChildFailedError
+    from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.rendezvous.handler import RendezvousHandler
+
+
+# What a person can do about it, by the error that the kernel gives.
+OS_ERROR_HINTS = HINTS | {
+    errno.ENOSPC: "free space on the disk, or name another folder with --log-dir",
+    errno.EDQUOT: "free space on the disk, or name another folder with --log-dir",
+    errno.EROFS: "name a folder that can be written with --log-dir",
+}
+
+
+def os_error_problem(problem: OSError) -> EnvironmentProblem | None:
+    """Return what the machine refused, or None for an error that is not about its limits."""
+    remedy = OS_ERROR_HINTS.get(problem.errno or 0)
+    if remedy is None:
+        return None
+    where = f"{problem.filename}: " if problem.filename else ""
+    return EnvironmentProblem(
+        f"the workers could not be run: {where}{problem.strerror}", hint=remedy
+    )
+
 
 REPORT_FILE = "failure.json"
 BUILT_IN = ("static", "c10d", "holdfast", "etcd", "etcd-v2")
@@ -77,7 +98,7 @@ def launch_agent(
     run_id = config.run_id or os.urandom(16).hex()
     handler = rendezvous_of(config, run_id)
     agent = make_agent(config, logs_specs, entrypoint, args, handler, health_check_server)
-    looking_on = LookingOn(config, logs_specs)
+    looking_on = LaunchObservers(config, logs_specs)
     failure: Exception | None = None
     try:
         looking_on.begin(agent)
@@ -90,11 +111,11 @@ def launch_agent(
     except HoldfastError as end:
         if end.exit_code:
             raise
-        messages.notice(str(end))  # A standby that was not needed.
+        console.notice(str(end))  # A standby that was not needed.
         return {}
     except OSError as problem:
         # Workers' own errors are results, so this is one of starting or watching them.
-        refused = refusal(problem)
+        refused = os_error_problem(problem)
         if refused is None:
             raise
         raise refused from problem
@@ -120,7 +141,7 @@ def close_for_all(handler: RendezvousHandler) -> None:
     try:
         handler.set_closed()
     except Exception as problem:  # noqa: BLE001 (a handler may be anybody's)
-        messages.warning(f"the other nodes could not be told that the job failed: {problem}")
+        console.warning(f"the other nodes could not be told that the job failed: {problem}")
 
 
 def check_binding(config: LaunchConfig) -> None:
@@ -144,7 +165,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             master_port=port,
             worker_store=config.worker_store or workers_serve_by_environment(),
         )
-    from holdfast.rendezvous.parameters import RendezvousParameters
+    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.registry import get_rendezvous_handler
 
     settings = dict(config.rdzv_configs)
@@ -248,7 +269,7 @@ def preload_of(
             f"preload: contradicts start_method={config.start_method!r}; accepted: 'spawn', "
             "whose workers are then forked from the process that has imported the modules"
         )
-    from holdfast.launcher.preloading import modules_to_preload
+    from holdfast.launcher.preload import modules_to_preload
 
     return modules_to_preload(config.preload, entrypoint, args)
 
@@ -276,7 +297,7 @@ def failure_of(
     """Return the error that tells a failed run's story, and write the same as JSON."""
     if not result.failures:
         return EnvironmentProblem(f"{name}: the workers were not healthy and were stopped")
-    from holdfast.processes.failures import ChildFailedError
+    from holdfast.processes.failures.failure import ChildFailedError
 
     error = ChildFailedError(name, result.failures)
     if config.max_restarts:
@@ -296,7 +317,7 @@ def write_report(
     Nor may a module of the user's that has the name of one which the report needs.
     """
     try:
-        from holdfast.processes import report
+        from holdfast.processes.failures import report
 
         report.FailureReport.from_error(
             error,
@@ -307,8 +328,8 @@ def write_report(
         ).write(path)
         error.report_file = path
     except Exception as problem:  # noqa: BLE001
-        what = getattr(problem, "strerror", None) or messages.of(problem)
-        messages.warning(f"the failure report could not be written to {path}: {what}")
+        what = getattr(problem, "strerror", None) or console.describe(problem)
+        console.warning(f"the failure report could not be written to {path}: {what}")
 
 
 def discard_logs(specs: Any) -> None:
@@ -316,4 +337,4 @@ def discard_logs(specs: Any) -> None:
     if getattr(specs, "keeps_nothing", False):
         specs.discard_if_temporary()
     elif getattr(specs, "is_temporary", False):
-        messages.warning(f"the workers' output is in {specs.run_dir}; --log-dir names a place")
+        console.warning(f"the workers' output is in {specs.run_dir}; --log-dir names a place")

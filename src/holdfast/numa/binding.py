@@ -11,11 +11,10 @@ import os
 from dataclasses import dataclass
 from enum import Enum
 
-from holdfast import messages
-from holdfast.core import affinity
+from holdfast import console
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
-from holdfast.numa.gpus import read_gpus
-from holdfast.numa.topology import NODES, read_machine
+from holdfast.numa import affinity
+from holdfast.numa.topology import NODES, read_gpus, read_machine
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ __all__ = ["AffinityMode", "NumaOptions"]
 ROOT = "/"
 """Where the kernel's file systems are mounted."""
 
-_said: set[str] = set()  # A job that starts its workers again need not be told again.
+_logged: set[str] = set()  # A job that starts its workers again need not be told again.
 
 
 class AffinityMode(str, Enum):  # noqa: UP042 (StrEnum's text differs from PyTorch's)
@@ -64,14 +63,14 @@ def cpus_of_workers(
     try:
         chosen = _decide(mode, local_ranks, ROOT if root is None else root)
         if root is None:
-            _try_out(chosen)
+            _try_binding(chosen)
         return chosen
     except (HoldfastError, OSError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
         said = getattr(problem, "message", None) or f"what the kernel says is not clear: {problem}"
         if getattr(options, "should_fall_back_if_binding_fails", False):
-            _say_once(f"--numa-binding {mode}: {said}; workers are not bound")
+            _log_once(f"--numa-binding {mode}: {said}; workers are not bound")
             return {}
         raise EnvironmentProblem(
             f"--numa-binding {mode}: {said}",
@@ -99,7 +98,7 @@ def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[
     if not machine.nodes:
         raise EnvironmentProblem(f"the kernel shows no NUMA nodes here, in /{NODES}")
     if gpus.models:
-        _say_once(
+        _log_once(
             f"--numa-binding {mode}: GPUs of several models are here ({', '.join(gpus.models)}), "
             "and workers are bound as if they were numbered by PCI address; "
             "CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA number them so"
@@ -107,15 +106,15 @@ def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[
     allowed = os.sched_getaffinity(0)
     chosen = {rank: affinity.cpus_of(machine, mode, rank, allowed) for rank in local_ranks}
     for rank, cpus in chosen.items():
-        _say_once(
+        _log_once(
             f"worker {rank} is bound to CPUs {affinity.format_ranges(cpus)}, near GPU "
             f"{gpus.cards[rank].address} on NUMA node {machine.gpus[rank]}",
-            messages.INFO,
+            console.INFO,
         )
     return chosen
 
 
-def _try_out(chosen: dict[int, list[int]]) -> None:
+def _try_binding(chosen: dict[int, list[int]]) -> None:
     """Raise if the kernel would not bind workers so; a thread finds out, and ends."""
     import threading
 
@@ -135,10 +134,10 @@ def _try_out(chosen: dict[int, list[int]]) -> None:
         raise EnvironmentProblem(f"the kernel refuses to bind to {refusals[0]}")
 
 
-def _say_once(text: str, level: int = messages.NOTICE) -> None:
-    if text not in _said:
-        _said.add(text)
-        messages.say(level, text)
+def _log_once(text: str, level: int = console.NOTICE) -> None:
+    if text not in _logged:
+        _logged.add(text)
+        console.log(level, text)
 
 
 class OnCpus:

@@ -1,18 +1,25 @@
-"""Where this machine has its CPUs and NUMA nodes, as the kernel's file system tells.
+"""This machine's CPUs, NUMA nodes and GPUs, read from the kernel's file system.
 
-The one thing to know: a file that is not there is no failure here. What the kernel does not tell
-is None or missing in the answer, and only a decision that needs it complains.
+A missing file is no failure: what the kernel does not show is None or absent in the answer, and
+only a decision that needs it complains. No vendor's library is asked. NVIDIA's driver shows its
+cards in `/proc`, AMD's in `/sys/class/kfd` in the very order of HIP; otherwise the PCI bus is read.
+CUDA numbers cards from fast to slow by a rule of its own, and those of one model by PCI address.
+The order of a mix is known to CUDA alone, unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`.
 """
 
 from __future__ import annotations
 
 import os
 
-from holdfast.core.affinity import Cpu, Machine, NumaNode, parse_ranges
+from holdfast.core.values import Value
+from holdfast.errors import EnvironmentProblem
+from holdfast.numa.affinity import Cpu, Machine, NumaNode, parse_ranges
+from holdfast.numa.visible_devices import visible_numbers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
+
 
 NODES = "sys/devices/system/node"
 CPUS = "sys/devices/system/cpu"
@@ -87,3 +94,114 @@ def text_of(*path: str) -> str:
 
 def _numbers(*path: str) -> list[int]:
     return parse_ranges(text_of(*path))
+
+
+NVIDIA_PROC = "proc/driver/nvidia/gpus"
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
+NVIDIA, AMD = "0x10de", "0x1002"
+# VGA, 3D and other display controllers, and processing accelerators.
+GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
+
+
+class Gpu(Value):
+    """One card. `unique` is the name that lists of visible devices may use, empty if not known."""
+
+    address: str
+    unique: str
+    model: str
+
+
+class Gpus(Value):
+    """The cards that workers see, by their numbers there."""
+
+    cards: tuple[Gpu, ...]
+    models: tuple[str, ...] = ()
+    """The models of all cards, if it is not known which of them is counted first."""
+
+
+def read_gpus(root: str, env: Mapping[str, str]) -> Gpus:
+    """Return the GPUs of this machine that this environment shows."""
+    cards = _nvidia_cards(root) or _pci_cards(root, NVIDIA)
+    if cards:
+        models = sorted({card.model for card in cards})
+        known = len(models) == 1 or env.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+        shown = _visible(cards, "CUDA_VISIBLE_DEVICES", env)
+        return Gpus(tuple(shown), () if known else tuple(models))
+    cards = _amd_cards(root) or _pci_cards(root, AMD)
+    shown = _visible(cards, "ROCR_VISIBLE_DEVICES", env)
+    hip = "HIP_VISIBLE_DEVICES" if env.get("HIP_VISIBLE_DEVICES") else "CUDA_VISIBLE_DEVICES"
+    return Gpus(tuple(_visible(shown, hip, env)))
+
+
+def _visible(cards: list[Gpu], variable: str, env: Mapping[str, str]) -> list[Gpu]:
+    visible = env.get(variable)
+    if visible is None:
+        return cards
+    if any(entry.strip().startswith("MIG-") for entry in visible.split(",")):
+        raise EnvironmentProblem(
+            f"{variable}={visible!r} names parts of GPUs, and which GPU each is a part of cannot "
+            "be told"
+        )
+    if "GPU-" in visible and not all(card.unique for card in cards):
+        raise EnvironmentProblem(
+            f"{variable}={visible!r} names GPUs by their UUIDs, which the driver does not show "
+            "here; name them by numbers"
+        )
+    return [cards[number] for number in visible_numbers(visible, [card.unique for card in cards])]
+
+
+def _nvidia_cards(root: str) -> list[Gpu]:
+    """Return the cards that the driver shows, less those that a container has no device of."""
+    folder = os.path.join(root, NVIDIA_PROC)
+    try:
+        addresses = sorted(os.listdir(folder), key=_pci_numbers)
+    except OSError:
+        return []
+    devices = set(numbered(os.path.join(root, "dev"), "nvidia"))
+    cards = []
+    for address in addresses:
+        said = _fields(text_of(folder, address, "information"), ":")
+        minor = said.get("Device Minor", "")
+        if not (devices and minor.isdecimal() and int(minor) not in devices):
+            cards.append(Gpu(address.lower(), said.get("GPU UUID", ""), said.get("Model", "")))
+    return cards
+
+
+def _amd_cards(root: str) -> list[Gpu]:
+    """Return the cards of the driver's topology; its nodes without SIMD units are CPUs."""
+    folder = os.path.join(root, KFD_NODES)
+    cards = []
+    for number in numbered(folder, ""):
+        said = _fields(text_of(folder, str(number), "properties"), " ")
+        if int(said.get("simd_count", 0)) > 0:
+            place = int(said.get("location_id", 0))
+            unique = int(said.get("unique_id", 0))
+            bus, slot = place >> 8 & 0xFF, place >> 3 & 0x1F
+            address = f"{int(said.get('domain', 0)):04x}:{bus:02x}:{slot:02x}.{place & 7}"
+            cards.append(Gpu(address, f"GPU-{unique:016x}" if unique else "", ""))
+    return cards
+
+
+def _pci_cards(root: str, vendor: str) -> list[Gpu]:
+    folder = os.path.join(root, PCI_DEVICES)
+    try:
+        addresses = sorted(os.listdir(folder), key=_pci_numbers)
+    except OSError:
+        return []
+    return [
+        Gpu(address, "", text_of(folder, address, "device"))
+        for address in addresses
+        if text_of(folder, address, "vendor") == vendor
+        if text_of(folder, address, "class").startswith(GPU_CLASSES)
+    ]
+
+
+def _pci_numbers(address: str) -> list[int]:
+    """Return the numbers of a PCI address: domain, bus, device and function."""
+    return [int(part, 16) for part in address.replace(".", ":").split(":")]
+
+
+def _fields(text: str, separator: str) -> dict[str, str]:
+    """Return the `name: value` lines of a driver's file."""
+    parts = (line.partition(separator) for line in text.splitlines())
+    return {name.strip(): value.strip() for name, _, value in parts}

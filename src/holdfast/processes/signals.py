@@ -11,7 +11,7 @@ import signal
 import threading
 from collections import deque
 
-from holdfast import messages
+from holdfast import console
 from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
@@ -115,7 +115,7 @@ class SignalWatch:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         if threading.current_thread() is not threading.main_thread():
             if self._signals:
-                messages.info("not in the main thread: signals are left to the program around it")
+                console.info("not in the main thread: signals are left to the program around it")
             return self
         for one in self._signals:
             if signal.getsignal(one) is not signal.SIG_IGN:

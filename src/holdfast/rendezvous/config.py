@@ -1,29 +1,187 @@
-"""Every key of `--rdzv-conf`: what it means, what it takes, and what it is when nobody says.
+"""The settings of a rendezvous: `RendezvousParameters` as given, and `RendezvousConfig` as parsed.
 
-`parse` turns the settings of a job into a typed `RendezvousConfig`, with one clear line for a value
-that cannot be used. An unknown key is warned of, with the nearest known one, and otherwise ignored,
-as it is by TorchElastic. Times are seconds and may be fractional.
+`KEYS` is the table of every key of `--rdzv-conf`: its meaning, its values and its default.
+`parse` turns the parameters of a job into a typed `RendezvousConfig`, with one clear line for a
+value that cannot be used. An unknown key is warned about, with the nearest known one, and
+otherwise ignored, as TorchElastic does. Times are seconds and may be fractional.
 
 Two keys need a word. `settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join
-timeout of `static` and etcd alone: every launch sets it, to 900 unless the person says, so
-elsewhere it would always shadow the default of `join_timeout`.
+timeout of `static` and etcd alone: every launch sets it, to 900 unless the user says otherwise,
+so elsewhere it would always shadow the default of `join_timeout`.
+
+The defaults are TorchElastic's but for one: the last call is 1 s, not 30. It counts anew from
+each node that joins, so it need not be longer than the gap between two nodes of one start.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
-from holdfast import messages
-from holdfast.core.news import NODE_ID_CHARS_MAX
+from holdfast import console
+from holdfast.core.protocol import NODE_ID_CHARS_MAX
 from holdfast.errors import UsageError
-from holdfast.rendezvous import timeouts
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
-if TYPE_CHECKING:
-    from holdfast.rendezvous.parameters import RendezvousParameters
+SECONDS_MAX = 10 * 365 * 24 * 3600
+"""Longer than any job; a time beyond it is a slip, and would overflow a deadline somewhere."""
+
+TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y"})
+FALSE_WORDS = frozenset({"0", "false", "f", "no", "n"})
+
+
+class RendezvousParameters:
+    """The job, the place to meet, and the settings of the backend as they were given."""
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not backend:
+            raise UsageError("--rdzv-backend: the name of the rendezvous backend is empty")
+        if min_nodes < 1:
+            raise UsageError(f"--nnodes: {min_nodes} nodes are too few; accepted: from 1")
+        if max_nodes < min_nodes:
+            raise UsageError(
+                f"--nnodes: {min_nodes}:{max_nodes}: the largest number of nodes is below the least"
+            )
+        self.backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes
+        self.local_addr = local_addr
+        self.config = kwargs
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return the value of a setting as it was given."""
+        return self.config.get(key, default)
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        """Return a setting that is on or off: a bool, 1 or 0, or a word for one of them."""
+        value = self.get(key, default)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, int) and value in (0, 1):
+            return value == 1
+        if isinstance(value, str):
+            if value.lower() in TRUE_WORDS:
+                return True
+            if value.lower() in FALSE_WORDS:
+                return False
+        raise self._refusal(key, value, "is neither on nor off", "true, yes, 1, false, no, 0")
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """Return a setting that is a whole number."""
+        value = self.get(key, default)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise self._refusal(key, value, "is not a whole number", "digits, such as 5") from None
+
+    def get_as_seconds(
+        self, key: str, default: float | None = None, *, zero: bool = False
+    ) -> float | None:
+        """Return a setting that is a time: seconds above 0, or from 0 where `zero` says so."""
+        value = self.get(key, default)
+        if value is None:
+            return None
+        try:
+            seconds = float(value)
+        except (TypeError, ValueError, OverflowError):
+            seconds = math.nan
+        if isinstance(value, bool) or not (0 < seconds <= SECONDS_MAX or (zero and seconds == 0)):
+            accepted = f"seconds {'from' if zero else 'above'} 0, such as 30 or 2.5"
+            raise self._refusal(key, value, "is not a time", accepted)
+        return seconds
+
+    def _refusal(self, key: str, value: object, what: str, accepted: str) -> UsageError:
+        return UsageError(f"--rdzv-conf: {key}: {value!r} {what}; accepted: {accepted}")
+
+
+JOIN_S = 600.0
+LAST_CALL_S = 1.0
+CLOSE_S = 30.0
+HEARTBEAT_S = 5.0
+
+
+class RendezvousTimeout:
+    """The times a rendezvous has.
+
+    join
+        From the call of `next_rendezvous` to the round it returns.
+    last_call
+        How long a round that has its least number of nodes waits for more, counted from the last
+        node that joined. Each regroup waits that long, unless the round is full before.
+    close
+        For telling the others that the job is over, or that this node leaves.
+    heartbeat
+        For one sign of life, all attempts to write it included.
+    """
+
+    def __init__(
+        self,
+        join: timedelta | None = None,
+        last_call: timedelta | None = None,
+        close: timedelta | None = None,
+        heartbeat: timedelta | None = None,
+    ) -> None:
+        self._join = _checked("join", join, JOIN_S)
+        self._last_call = _checked("last_call", last_call, LAST_CALL_S)
+        self._close = _checked("close", close, CLOSE_S)
+        self._heartbeat = _checked("heartbeat", heartbeat, HEARTBEAT_S)
+
+    @property
+    def join(self) -> timedelta:
+        """How long `next_rendezvous` may take."""
+        return self._join
+
+    @property
+    def last_call(self) -> timedelta:
+        """How long a round that could form waits for more nodes."""
+        return self._last_call
+
+    @property
+    def close(self) -> timedelta:
+        """How long `set_closed` and `shutdown` may take."""
+        return self._close
+
+    @property
+    def heartbeat(self) -> timedelta:
+        """How long one sign of life may take."""
+        return self._heartbeat
+
+
+@dataclass(repr=False, eq=False, frozen=True)
+class RendezvousSettings:
+    """What a handler was made with. A node is lost after `interval` x `max_attempt` of silence."""
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    timeout: RendezvousTimeout
+    keep_alive_interval: timedelta
+    keep_alive_max_attempt: int
+
+
+def _checked(name: str, given: timedelta | None, default_s: float) -> timedelta:
+    if given is None:
+        return timedelta(seconds=default_s)
+    if given <= timedelta(0):
+        raise UsageError(f"RendezvousTimeout: {name}: {given} is not above 0")
+    return given
+
 
 COORDINATED = ("c10d", "static")
 MEETING = ("c10d", "static", "file", "etcd", "etcd-v2")
@@ -44,15 +202,15 @@ class Key(NamedTuple):
 
 
 KEYS = (
-    Key("join_timeout", "seconds", timeouts.JOIN_S, MEETING,
+    Key("join_timeout", "seconds", JOIN_S, MEETING,
         "how long a node waits for a round with enough nodes"),
-    Key("last_call_timeout", "seconds", timeouts.LAST_CALL_S, MEETING,
+    Key("last_call_timeout", "seconds", LAST_CALL_S, MEETING,
         "how long a round that could form waits for more nodes, from the last that joined"),
-    Key("settle", "seconds", timeouts.LAST_CALL_S, MEETING,
+    Key("settle", "seconds", LAST_CALL_S, MEETING,
         "Holdfast's name for last_call_timeout", "last_call_timeout"),
-    Key("close_timeout", "seconds", timeouts.CLOSE_S, SHARED,
+    Key("close_timeout", "seconds", CLOSE_S, SHARED,
         "how long closing the job, or leaving it, may take"),
-    Key("heartbeat_timeout", "seconds", timeouts.HEARTBEAT_S, SHARED,
+    Key("heartbeat_timeout", "seconds", HEARTBEAT_S, SHARED,
         "how long one sign of life may take"),
     Key("keep_alive_interval", "seconds", 1.0, MEETING,
         "the time between two signs of life of a node"),
@@ -147,9 +305,9 @@ class RendezvousConfig:
         """How long a node may be silent before it counts as lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
-    def timeouts(self) -> timeouts.RendezvousTimeout:
+    def timeouts(self) -> RendezvousTimeout:
         """Return the times as TorchElastic's handlers take them."""
-        return timeouts.RendezvousTimeout(
+        return RendezvousTimeout(
             join=timedelta(seconds=self.join_timeout),
             last_call=timedelta(seconds=self.last_call_timeout),
             close=timedelta(seconds=self.close_timeout),
@@ -196,9 +354,9 @@ def warn_of_unused(backend: str, given: set[str], kin: set[str]) -> None:
         if key is None:
             near = difflib.get_close_matches(name, KEY_OF, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
-            messages.warning(f"--rdzv-conf: {name} is unknown and has no effect{hint}")
+            console.warning(f"--rdzv-conf: {name} is unknown and has no effect{hint}")
         elif kin.isdisjoint(key.backends) and name not in SET_BY_LAUNCHES:
-            messages.warning(f"--rdzv-conf: {name} has no effect with --rdzv-backend {backend}")
+            console.warning(f"--rdzv-conf: {name} has no effect with --rdzv-backend {backend}")
 
 
 def value_of(params: RendezvousParameters, name: str) -> Any:

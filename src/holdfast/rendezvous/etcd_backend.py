@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Compare,
     Field,
     Get,
@@ -21,13 +21,13 @@ from holdfast.core.etcd_calls import (
     KeepAlive,
     KeptAlive,
     KeyValue,
+    ProblemKind,
     Put,
-    Trouble,
     Txn,
     TxnDone,
 )
 from holdfast.errors import UsageError
-from holdfast.etcd.errors import EtcdError
+from holdfast.etcd.sync_client import EtcdError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import (
     RendezvousConnectionError,
@@ -36,9 +36,9 @@ from holdfast.rendezvous.errors import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.etcd.blocking import EtcdClient
     from holdfast.etcd.store import EtcdStore
-    from holdfast.rendezvous.parameters import RendezvousParameters
+    from holdfast.etcd.sync_client import EtcdClient
+    from holdfast.rendezvous.config import RendezvousParameters
 
 DEFAULT_TTL_S = 7200
 KEY_PREFIX = "/torch/elastic/rendezvous"
@@ -112,7 +112,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
             try:
                 done = self._client.call(txn)
             except EtcdError as problem:
-                if problem.kind is not Trouble.LEASE_GONE or attempt == LEASES_MAX:
+                if problem.kind is not ProblemKind.LEASE_GONE or attempt == LEASES_MAX:
                     raise
                 with self._lock:
                     self._renew_at = 0.0  # It is asked for its time, and found to have none.
@@ -159,9 +159,9 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     Both use one client, which `close` of the store ends. What is written has a TTL of two hours; it
     lasts longer for as long as the store is open, or the state is written.
     """
-    from holdfast.etcd.blocking import EtcdClient
     from holdfast.etcd.store import EtcdStore
-    from holdfast.rendezvous.etcd_settings import etcd_settings_of
+    from holdfast.etcd.sync_client import EtcdClient
+    from holdfast.rendezvous.etcd import etcd_settings_of
 
     client = EtcdClient(etcd_settings_of(params))
     try:

@@ -11,17 +11,15 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
-from holdfast import messages
+from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
-from holdfast.store.file_lock import LOCK_S_MAX, locked
-from holdfast.store.file_store import FileStore
-from holdfast.store.shared_folder import file_name, make_folder, read_file
+from holdfast.store.file import LOCK_S_MAX, FileStore, file_name, locked, make_folder, read_file
 
 if TYPE_CHECKING:
+    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.handler import RendezvousHandler
-    from holdfast.rendezvous.parameters import RendezvousParameters
 
 MAGIC = b"holdfast rendezvous 1\n"
 TOKEN_BYTES = 16
@@ -107,7 +105,7 @@ class FileRendezvousBackend(RendezvousBackend):
 
 def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Return the handler behind `--rdzv-backend file`; the endpoint is a folder all nodes see."""
-    from holdfast.rendezvous.dynamic import create_handler
+    from holdfast.rendezvous.backend import create_handler
 
     store = job_store(params)
     path = os.path.join(job_folder(params), "state")
@@ -125,7 +123,7 @@ def job_folder(params: RendezvousParameters) -> str:
     was_there = os.path.isdir(endpoint)
     make_folder(folder)
     if not was_there:
-        messages.warning(
+        console.warning(
             f"--rdzv-endpoint: made the folder {endpoint!r}, which was not there; if it is a "
             "share, is that mounted here? Else this node waits alone"
         )

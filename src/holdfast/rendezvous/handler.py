@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from holdfast.records import record_class
+from holdfast.lazy_dataclass import lazy_dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from holdfast.store.interface import RoundStore
 
 
-@record_class
+@lazy_dataclass
 class RendezvousStoreInfo:
     """Where the workers of a round find the store they meet at."""
 
@@ -40,12 +40,12 @@ class RendezvousStoreInfo:
         if rank == 0:
             import os
 
-            from holdfast import messages
-            from holdfast.rendezvous.ports import ReservedPort
+            from holdfast import console
+            from holdfast.rendezvous.reserved_port import ReservedPort
 
             address = local_addr or os.uname().nodename
             if not local_addr:
-                messages.info(
+                console.info(
                     f"the workers meet at the name of this host, {address}; --local-addr gives "
                     "them an address"
                 )

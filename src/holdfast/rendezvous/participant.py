@@ -10,7 +10,7 @@ still. Two writes that say the same do no harm, since the machine passes over wh
                              └──────── ask_leave ────────────┴──► LEAVE
 
 The one thing to know: a round is returned to the agent only when all of its members have taken
-their seats (`RUNNING` in its generation). A member that does not come is put out after `ATTEND_S`,
+their rank_table (`RUNNING` in its generation). A member that does not come is put out after `ATTEND_S`,
 so one that lives but does not cooperate cannot hold up the others. Times are the caller's monotonic
 clock; this module performs no I/O and reads no clock.
 """
@@ -22,11 +22,18 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core import views
-from holdfast.core.job import CloseJob, Job, JobPhase, Node, NodeLost, NodesLost
-from holdfast.core.news import Ending, JobSettings, NodeInfo, Phase, Role, Status, View
-from holdfast.core.rounds import Event, Rounds
-from holdfast.rendezvous.observer import Observer, known_as
+from holdfast.core import rounds as views
+from holdfast.core.protocol import (
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    Status,
+    View,
+)
+from holdfast.core.rounds import CloseJob, Event, Job, JobPhase, Node, NodeLost, NodesLost, Rounds
+from holdfast.core.shared_state import Observer, known_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,17 +57,17 @@ class Mine(msgspec.Struct, frozen=True):
     """What a node says of itself. It counts once it is stored."""
 
     incarnation: int
-    phase: Phase = Phase.READY
+    phase: NodePhase = NodePhase.READY
     generation: int = -1
     seat: View | None = None
     """The round it takes part in; none while it asks for one."""
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class PolledStanding(msgspec.Struct, frozen=True, kw_only=True):
     """How a node stands, as of its last look."""
 
     goal: Goal
-    role: Role | None = None
+    role: NodeRole | None = None
     seat: View | None = None
     """The round, once all members are there, until another is asked for."""
     seat_key: str = ""
@@ -121,14 +128,14 @@ class Participant:
         self._rounds: Rounds | None = None  # That of the last step: making one takes a while.
         self._observer = Observer(now, info.node, interval_s=interval_s, lost_after_s=lost_after_s)
         self._attending: tuple[int, float] = (-1, now)
-        self.standing = Standing(goal=Goal.ABSENT, needed=settings.min_nodes)
+        self.standing = PolledStanding(goal=Goal.ABSENT, needed=settings.min_nodes)
 
     # What the handler asks for.
 
     def ask_round(self) -> None:
         """Want to be in a round, another one than so far."""
         self._goal = Goal.JOIN
-        self._mine = msgspec.structs.replace(self._mine, phase=Phase.READY, seat=None)
+        self._mine = msgspec.structs.replace(self._mine, phase=NodePhase.READY, seat=None)
         self._was_standby = False
 
     def ask_leave(self) -> None:
@@ -151,7 +158,7 @@ class Participant:
         self._refusal = ""
         events: list[Event] = []
         if self._close_why and job.phase is not JobPhase.CLOSED:
-            events.append(CloseJob(Ending.STOPPED, self._close_why))
+            events.append(CloseJob(JobOutcome.STOPPED, self._close_why))
         elif self._is_in(job) and self._goal is not Goal.LEAVE:
             events += self._absent(now, job)
             events += self._observer.judge(now, rounds)
@@ -165,7 +172,7 @@ class Participant:
             return mine, True
         return mine, bool(events or spoke)
 
-    def keep(self, now: float, job: Job, mine: Mine) -> Standing:
+    def keep(self, now: float, job: Job, mine: Mine) -> PolledStanding:
         """Take in the job as it is stored, with what this node said; return how it stands."""
         known = known_as(job, self._info.node, mine.incarnation)
         if known is not None:
@@ -174,10 +181,10 @@ class Participant:
         self._term = max(self._term, job.term)
         rounds = self._rounds if self._rounds and self._rounds.job is job else Rounds(job)
         self._observer.observe(now, rounds)
-        view = views.to_node(job, rounds.seats, known.info) if known else None
+        view = views.view_for_node(job, rounds.rank_table, known.info) if known else None
         if self._goal is Goal.JOIN and view is not None:
-            if view.role is not Role.CLOSED:
-                self._was_standby = view.role is Role.STANDBY
+            if view.role is not NodeRole.CLOSED:
+                self._was_standby = view.role is NodeRole.STANDBY
             if self._has_seat(view) and not absentees(job, view.generation):
                 self._goal, self._seat_key = Goal.STAY, seat_key(job)
         self.standing = self._judge_standing(job, view)
@@ -216,7 +223,7 @@ class Participant:
             if status is None:
                 break
             for view in rounds.handle(status):
-                if view.incarnation == mine.incarnation and view.role is Role.REFUSED:
+                if view.incarnation == mine.incarnation and view.role is NodeRole.REFUSED:
                     self._refusal = view.why
             if self._refusal:
                 return mine, False  # There is nothing to store of a node that is not let in.
@@ -229,7 +236,7 @@ class Participant:
         if self._goal is Goal.ABSENT or (self._goal is Goal.LEAVE and me is None):
             return mine, None
         if self._goal is Goal.LEAVE:
-            return mine, self._status(mine, me, Phase.LEAVING)
+            return mine, self._status(mine, me, NodePhase.LEAVING)
         if job.phase is JobPhase.CLOSED:
             return mine, None
         if me is None:
@@ -237,17 +244,17 @@ class Participant:
             if fate is not None and (fate.superseded or self._goal is Goal.STAY):
                 return mine, None
             if fate is not None:
-                mine = Mine(self._new_incarnation(), Phase.READY, mine.generation)
+                mine = Mine(self._new_incarnation(), NodePhase.READY, mine.generation)
             return mine, self._status(mine, None, mine.phase)
         if self._goal is Goal.JOIN:
-            view = views.to_node(job, rounds.seats, me.info)
-            if view.role is Role.MEMBER and view.generation > mine.generation:
-                mine = Mine(mine.incarnation, Phase.RUNNING, view.generation, view)
+            view = views.view_for_node(job, rounds.rank_table, me.info)
+            if view.role is NodeRole.MEMBER and view.generation > mine.generation:
+                mine = Mine(mine.incarnation, NodePhase.RUNNING, view.generation, view)
         if (me.phase, me.generation) == (mine.phase, mine.generation):
             return mine, None
         return mine, self._status(mine, me, mine.phase)
 
-    def _status(self, mine: Mine, me: Node | None, phase: Phase) -> Status:
+    def _status(self, mine: Mine, me: Node | None, phase: NodePhase) -> Status:
         seat = mine.seat
         return Status(
             seq=me.seq + 1 if me else 0,
@@ -256,7 +263,7 @@ class Participant:
             settings=self._settings,
             phase=phase,
             generation=mine.generation,
-            told_generation=mine.generation,
+            assigned_generation=mine.generation,
             term=self._term,
             round_term=seat.round_term if seat else 0,
             round=seat.round if seat else -1,
@@ -272,12 +279,12 @@ class Participant:
 
     def _has_seat(self, view: View) -> bool:
         return (
-            view.role is Role.MEMBER
-            and self._mine.phase is Phase.RUNNING
+            view.role is NodeRole.MEMBER
+            and self._mine.phase is NodePhase.RUNNING
             and self._mine.generation == view.generation
         )
 
-    def _judge_standing(self, job: Job, view: View | None) -> Standing:
+    def _judge_standing(self, job: Job, view: View | None) -> PolledStanding:
         closed = job.phase is JobPhase.CLOSED
         fate = job.retired.get(self._mine.incarnation) if self._goal is Goal.JOIN else None
         staying = self._goal is Goal.STAY
@@ -286,7 +293,7 @@ class Participant:
         if over and not closed and view is not None:
             over = not self._has_seat(view)
         superseded = fate.why if fate is not None and fate.superseded else ""
-        return Standing(
+        return PolledStanding(
             goal=self._goal,
             role=view.role if view else None,
             seat=self._mine.seat if staying else None,
@@ -307,7 +314,7 @@ class Participant:
 
 
 def absentees(job: Job, generation: int) -> list[NodeInfo]:
-    """Return the members of the round who have not taken their seats in this generation."""
+    """Return the members of the round who have not taken their rank_table in this generation."""
     return [
         info
         for info in job.members

@@ -1,18 +1,65 @@
-"""Which handler serves which `--rdzv-backend`: the registry, and the names it has from the start.
+"""Which handler serves which `--rdzv-backend`: the registry, its built-in names, and plug-ins.
 
 The backends themselves are imported by the first job that asks for them. Plug-ins are looked for
-when a name is asked for that is not registered: the look alone takes longer than an agent's start.
-So a plug-in never takes the place of a name that is; that it does not is said at that look.
+when a name is requested that is not registered, because the search alone takes longer than an
+agent's start. So a plug-in never replaces a registered name; a warning says so at that search.
+
+An entry point `name = module:attribute` of the group `torchrun.handlers`, which TorchElastic
+reads too, is called without arguments and returns the creator of handlers for `--rdzv-backend
+name`. Only the plug-in that is requested is loaded, since loading one may import anything; a
+faulty one is reported and skipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+from holdfast import console
 from holdfast.errors import UsageError
-from holdfast.rendezvous import plugins
+from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.handler import RendezvousHandler
-from holdfast.rendezvous.parameters import RendezvousParameters
+
+GROUP = "torchrun.handlers"
+OUR_OWN = "holdfast."
+"""The module of our own entry point begins like this; it is for torchrun alone."""
+
+
+def installed() -> dict[str, Any]:
+    """Return the entry points of all plug-ins by name; none of them is loaded."""
+    from importlib.metadata import entry_points
+
+    found = entry_points(group=GROUP)
+    return {one.name: one for one in found if not one.value.startswith(OUR_OWN)}
+
+
+def load(plugin: Any) -> Callable[[RendezvousParameters], RendezvousHandler] | None:
+    """Return the creator that a plug-in brings, or None, with a warning, if it is faulty."""
+    try:
+        creator = plugin.load()()
+    except Exception as problem:  # noqa: BLE001 (a plug-in may raise anything)
+        _warn(plugin, f"{type(problem).__name__}: {problem}")
+        return None
+    if not callable(creator):
+        _warn(plugin, f"it returned {creator!r}, which creates no handler")
+        return None
+    return creator  # type: ignore[no-any-return]
+
+
+def warn_shadowed(plugin: Any) -> None:
+    """Say that a plug-in has a name which is taken, and is not used."""
+    console.warning(
+        f"the rendezvous plug-in {plugin.name!r} ({plugin.value}) is not used: there is a backend "
+        "of this name already"
+    )
+
+
+def _warn(plugin: Any, what: str) -> None:
+    line = " ".join(what.split())
+    console.warning(
+        f"the rendezvous plug-in {plugin.name!r} ({plugin.value}) cannot be used: {line}"
+    )
+
 
 RendezvousHandlerCreator = Callable[[RendezvousParameters], RendezvousHandler]
 
@@ -59,10 +106,10 @@ class RegistryWithPlugins(RendezvousHandlerRegistry):
         self._loaded: set[str] = set()
 
     def _find(self, backend: str) -> RendezvousHandlerCreator:
-        found = plugins.installed()
+        found = installed()
         for name in sorted(found.keys() & self._creators.keys() - self._loaded):
-            plugins.warn_shadowed(found[name])
-        creator = plugins.load(found[backend]) if backend in found else None
+            warn_shadowed(found[name])
+        creator = load(found[backend]) if backend in found else None
         if creator is None:
             return super()._find(backend)
         self.register(backend, creator)
@@ -73,13 +120,13 @@ class RegistryWithPlugins(RendezvousHandlerRegistry):
 def _create_c10d(params: RendezvousParameters) -> RendezvousHandler:
     if str(params.get("store_type", "")).strip().lower() == "file":
         return _create_file(params)
-    from holdfast.rendezvous.coordinated import create_coordinated_handler
+    from holdfast.rendezvous.coordinator import create_coordinator_handler
 
-    return create_coordinated_handler(params)
+    return create_coordinator_handler(params)
 
 
 def _create_static(params: RendezvousParameters) -> RendezvousHandler:
-    from holdfast.rendezvous.coordinated import create_static_handler
+    from holdfast.rendezvous.coordinator import create_static_handler
 
     return create_static_handler(params)
 
@@ -91,7 +138,7 @@ def _create_file(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def _create_on_etcd(params: RendezvousParameters) -> RendezvousHandler:
-    from holdfast.rendezvous.etcd_handler import create_etcd_handler
+    from holdfast.rendezvous.etcd import create_etcd_handler
 
     return create_etcd_handler(params)
 

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import os
 
-from holdfast.rendezvous.ports import ReservedPort
+from holdfast.rendezvous.reserved_port import ReservedPort
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.store.tcp_server import TcpStoreServer
+    from holdfast.store.tcp.embedded import TcpStoreServer
 
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 PORTS = 8
@@ -69,7 +69,7 @@ class WorkerStore:
         if self._served and generation not in self._servers:
             # With one port there can be no store before this one.
             self._retire(min(KEPT, len(self._ports)) - 1)
-            from holdfast.store.tcp_server import TcpStoreServer
+            from holdfast.store.tcp.embedded import TcpStoreServer
 
             server = TcpStoreServer(port.listener())
             server.start()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.store.connecting import from_environment
+    from holdfast.store.collectives import barrier, get_all, store_timeout, synchronize
     from holdfast.store.errors import (
         DistError,
         DistNetworkError,
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
         QueueEmptyError,
         StoreTimeoutError,
     )
-    from holdfast.store.file_store import FileStore
+    from holdfast.store.file import FileStore
+    from holdfast.store.from_env import from_environment
     from holdfast.store.interface import Store
     from holdfast.store.memory import MemoryStore
     from holdfast.store.prefix import PrefixStore
-    from holdfast.store.synchronizing import barrier, get_all, store_timeout, synchronize
-    from holdfast.store.tcp_client import TCPStore
+    from holdfast.store.tcp.client import TCPStore
 
 __all__ = [
     "DistError",
@@ -45,18 +45,18 @@ _HOMES = {
     "DistError": "holdfast.store.errors",
     "DistNetworkError": "holdfast.store.errors",
     "DistStoreError": "holdfast.store.errors",
-    "FileStore": "holdfast.store.file_store",
+    "FileStore": "holdfast.store.file",
     "MemoryStore": "holdfast.store.memory",
     "PrefixStore": "holdfast.store.prefix",
     "QueueEmptyError": "holdfast.store.errors",
     "Store": "holdfast.store.interface",
     "StoreTimeoutError": "holdfast.store.errors",
-    "TCPStore": "holdfast.store.tcp_client",
-    "barrier": "holdfast.store.synchronizing",
-    "from_environment": "holdfast.store.connecting",
-    "get_all": "holdfast.store.synchronizing",
-    "store_timeout": "holdfast.store.synchronizing",
-    "synchronize": "holdfast.store.synchronizing",
+    "TCPStore": "holdfast.store.tcp.client",
+    "barrier": "holdfast.store.collectives",
+    "from_environment": "holdfast.store.from_env",
+    "get_all": "holdfast.store.collectives",
+    "store_timeout": "holdfast.store.collectives",
+    "synchronize": "holdfast.store.collectives",
 }
 
 

@@ -37,11 +37,11 @@ _I64_MIN, _I64_MAX = -(1 << 63), (1 << 63) - 1
 _NUMBER_BYTES_MAX = 64  # How far it is looked for a number; the longest has 20.
 
 
-class Refused(Exception):
+class RequestRejected(Exception):
     """The key space does not do that; nothing has changed. The client is to be closed."""
 
 
-class _Several:
+class _MultiKeyWait:
     """A wait for more than one key, until none is missing."""
 
     __slots__ = ("bytes", "client", "keys", "missing")
@@ -74,9 +74,9 @@ class KeySpace:
         self._values: dict[bytes, bytes | bytearray] = {}
         self._queues: dict[bytes, deque[bytes]] = {}  # None of them is empty.
         # Every client that waits, and for what: one key, several, or the others at a barrier.
-        self._waits: dict[int, bytes | _Several | _Barrier] = {}
+        self._waits: dict[int, bytes | _MultiKeyWait | _Barrier] = {}
         self._single: dict[bytes, dict[int, None]] = {}
-        self._several: dict[bytes, dict[_Several, None]] = {}
+        self._several: dict[bytes, dict[_MultiKeyWait, None]] = {}
         self._barriers: dict[bytes, _Barrier] = {}
         # From which queue a client may take, and for how many clients a queue keeps something.
         self._promises: dict[int, bytes] = {}
@@ -120,7 +120,7 @@ class KeySpace:
         old = self._values.get(key)
         total = amount if old is None else _number(old) + amount
         if not _I64_MIN <= total <= _I64_MAX:
-            raise Refused("a counter would leave the range of 64 bits")
+            raise RequestRejected("a counter would leave the range of 64 bits")
         self.set(key, b"%d" % total)
         return total
 
@@ -144,7 +144,7 @@ class KeySpace:
             self.set(key, value)
             return
         if len(old) + len(value) > APPENDED_BYTES_MAX:
-            raise Refused(f"a value would become longer than {APPENDED_BYTES_MAX} bytes")
+            raise RequestRejected(f"a value would become longer than {APPENDED_BYTES_MAX} bytes")
         self._hold(len(value))
         if not isinstance(old, bytearray):
             old = self._values[key] = bytearray(old)  # So that it is not copied again each time.
@@ -221,7 +221,7 @@ class KeySpace:
         missing = sum(not self.has((key,)) for key in set(keys))
         if not missing:
             return True
-        wait = _Several(client, frozenset(keys), missing)
+        wait = _MultiKeyWait(client, frozenset(keys), missing)
         self._hold(wait.bytes)
         self._waits[client] = wait
         for key in wait.keys:
@@ -256,7 +256,7 @@ class KeySpace:
             return
         if isinstance(wait, bytes):
             self._drop_single(wait, client)
-        elif isinstance(wait, _Several):
+        elif isinstance(wait, _MultiKeyWait):
             self._drop_several(wait)
         else:
             del wait.waiting[client]
@@ -306,7 +306,7 @@ class KeySpace:
 
     def _not_waiting_yet(self, client: int) -> None:
         if client in self._waits:
-            raise Refused("a client cannot wait for two things at a time")
+            raise RequestRejected("a client cannot wait for two things at a time")
 
     def _appeared(self, key: bytes) -> None:
         """A key has a value that had none: that is good for all who wait for it."""
@@ -338,7 +338,7 @@ class KeySpace:
         if not singles:
             del self._single[key]
 
-    def _drop_several(self, wait: _Several) -> None:
+    def _drop_several(self, wait: _MultiKeyWait) -> None:
         self.bytes_held -= wait.bytes
         for key in wait.keys:
             waits = self._several[key]
@@ -370,7 +370,7 @@ class KeySpace:
     def _hold(self, more: int) -> None:
         held = self.bytes_held + more
         if more > 0 and held > self._bytes_max:
-            raise Refused(f"the store is full: it holds {self._bytes_max} bytes at most")
+            raise RequestRejected(f"the store is full: it holds {self._bytes_max} bytes at most")
         self.bytes_held = held
 
 
@@ -386,5 +386,5 @@ def _number(value: bytes | bytearray) -> int:
     if text[:1] == b"-":
         number = -number
     if not _I64_MIN <= number <= _I64_MAX:
-        raise Refused("a value that is no number cannot be counted")
+        raise RequestRejected("a value that is no number cannot be counted")
     return number

@@ -53,7 +53,7 @@ class MemoryStore:
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, 0 at first, and return what it is now."""
         with self._changed:
-            total = added(key, self._values.get(key), amount)
+            total = add_to_counter(key, self._values.get(key), amount)
             self._values[key] = b"%d" % total
             self._changed.notify_all()
             return total
@@ -154,7 +154,9 @@ class MemoryStore:
         """
         seconds = self._seconds(timeout)
         with self._changed:
-            added(key, self._values.get(key), 0)  # What is used for something else is left alone.
+            add_to_counter(
+                key, self._values.get(key), 0
+            )  # What is used for something else is left alone.
             mine = self._barriers.setdefault(key, _Barrier())
             self._count(key, mine, 1)
             if mine.came >= world_size:
@@ -170,7 +172,7 @@ class MemoryStore:
                     if not mine.came:
                         del self._barriers[key]
             if not mine.complete:
-                raise few_came(key, came, world_size, seconds)
+                raise barrier_timed_out(key, came, world_size, seconds)
 
     @property
     def timeout(self) -> timedelta:
@@ -210,7 +212,7 @@ class MemoryStore:
         self, keys: Sequence[str], is_there: Callable[[str], bool], timeout_s: float
     ) -> None:
         if not self._sleep(lambda: all(map(is_there, keys)), timeout_s):
-            raise none_came([key for key in keys if not is_there(key)], timeout_s)
+            raise wait_timed_out([key for key in keys if not is_there(key)], timeout_s)
 
     def _sleep(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
         return self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
@@ -229,7 +231,7 @@ def as_seconds(timeout: timedelta | float) -> float:
     return timeout if isinstance(timeout, (int, float)) else timeout.total_seconds()
 
 
-def added(key: str, value: bytes | None, amount: int) -> int:
+def add_to_counter(key: str, value: bytes | None, amount: int) -> int:
     """Return what a counter is after `amount` was added to its value.
 
     As in C, whatever follows a number does not matter. Raises `DistStoreError` where there is no
@@ -265,14 +267,14 @@ def named(keys: Sequence[str]) -> str:
     return f"{text} and {more} more" if more > 0 else text
 
 
-def none_came(missing: Sequence[str], waited_s: float, where: str = "") -> DistStoreError:
+def wait_timed_out(missing: Sequence[str], waited_s: float, where: str = "") -> DistStoreError:
     """Return the error of a wait that is over; `where` is the place as words, if there is one."""
     from holdfast.store.errors import StoreTimeoutError
 
     return StoreTimeoutError(f"no value came within {waited_s:g} s{where} for: {named(missing)}")
 
 
-def few_came(
+def barrier_timed_out(
     key: str, came: int, world_size: int, waited_s: float, where: str = ""
 ) -> DistStoreError:
     """Return the error of a barrier at which not all came."""

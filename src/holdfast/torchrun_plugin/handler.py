@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import api as torchs
 
-from holdfast import messages
-from holdfast.core.news import Failure
+from holdfast import console
+from holdfast.core.protocol import Failure
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.rendezvous import errors as ours
-from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.torchrun_plugin.node import PluginNode
 from holdfast.torchrun_plugin.store import RoundStore
 
@@ -102,7 +102,7 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
                 self._is_shut = True
                 self._say_how(cause)
         except HoldfastError as error:
-            messages.warning(f"this node did not leave the job well: {error}")
+            console.warning(f"this node did not leave the job well: {error}")
             well = False
         self.leave()
         if self._not_needed and isinstance(cause, AttributeError):
@@ -157,7 +157,7 @@ def _first_failure(node: str, error: Any) -> Failure:
         pid=failure.pid,
         exitcode=code,
         summary=f"rank {rank} (pid {failure.pid} on {host}) failed: {how}; its torchrun gave up",
-        mendable=False,
+        retryable=False,
     )
 
 

@@ -13,11 +13,11 @@ import time
 from concurrent import futures
 from typing import TYPE_CHECKING
 
-from holdfast import messages
-from holdfast.coordinator.connection import NodeConnection
-from holdfast.coordinator.key_values import SLACK_S, KeyValueStore
-from holdfast.core.news import Ending, Failure, Phase, Role
-from holdfast.rendezvous.coordinated import CoordinatedHandler
+from holdfast import console
+from holdfast.coordinator.agent_connection import CoordinatorConnection
+from holdfast.coordinator.kv import SLACK_S, KeyValueStore
+from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole
+from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 from holdfast.wire.limits import STORE_KEYS_MAX
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from datetime import timedelta
 
-    from holdfast.coordinator.node_line import NodeLine
-    from holdfast.core.news import View
+    from holdfast.coordinator.agent_connection import AgentConnection
+    from holdfast.core.protocol import View
     from holdfast.rendezvous.handler import RendezvousInfo
     from holdfast.wire.messages import StoreResult
 
@@ -45,7 +45,7 @@ class RoundOver(Exception):
     """The round in which something was waited for is no more; the text says why."""
 
 
-class PluginNode(CoordinatedHandler):
+class PluginNode(CoordinatorHandler):
     """A node of a job whose agents are torchrun's."""
 
     round: View | None = None
@@ -62,9 +62,9 @@ class PluginNode(CoordinatedHandler):
             try:
                 self._await_all(self.round)
             except RoundOver as over:
-                messages.info(f"generation {self.round.generation} did not begin: {over}")
+                console.info(f"generation {self.round.generation} did not begin: {over}")
                 continue
-            messages.notice(
+            console.notice(
                 f"generation {self.round.generation}: node {info.rank} of {info.world_size}, "
                 f"round {self.round.round} ({self.round.why})"
             )
@@ -80,24 +80,24 @@ class PluginNode(CoordinatedHandler):
         view = self._view()
         if view is None or self.round is None or self.ended_well():
             return ""
-        stays = view.role is Role.MEMBER and view.generation == self.round.generation
+        stays = view.role is NodeRole.MEMBER and view.generation == self.round.generation
         return "" if stays else view.why or f"this node is {view.role.value} now"
 
     def ended_well(self) -> bool:
         """Return whether the job is over because all workers of all nodes are done."""
         view = self._view()
-        return view is not None and view.outcome is Ending.SUCCEEDED
+        return view is not None and view.outcome is JobOutcome.SUCCEEDED
 
     def say_done(self) -> None:
         """Tell that all workers of this node ended well."""
         assert self.round is not None
         self.is_done = True
-        self.enter().say(Phase.SUCCEEDED, self.round.generation)
+        self.enter().say(NodePhase.SUCCEEDED, self.round.generation)
 
     def say_failed(self, failure: Failure) -> None:
         """Tell that this node's workers failed for good, which ends the job."""
         if self.round is not None:
-            self.enter().say(Phase.FAILED, self.round.generation, failure)
+            self.enter().say(NodePhase.FAILED, self.round.generation, failure)
 
     def stay_while_needed(self) -> None:
         """Wait for the end of the job if its nodes or their workers depend on this process."""
@@ -141,9 +141,9 @@ class PluginNode(CoordinatedHandler):
         if view.rank == 0:
             RoundKeys(self, scope, self.join_timeout_s).set(ALL_HERE, "")
 
-    def _is_new_round(self, connection: NodeLine, view: View) -> bool:
-        if view.role is Role.STANDBY and not self._stood_by:
-            messages.notice("the round is full: standing by to replace a node")
+    def _is_new_round(self, connection: AgentConnection, view: View) -> bool:
+        if view.role is NodeRole.STANDBY and not self._stood_by:
+            console.notice("the round is full: standing by to replace a node")
         return super()._is_new_round(connection, view)
 
 
@@ -152,7 +152,7 @@ class RoundKeys(KeyValueStore):
 
     def __init__(self, node: PluginNode, scope: str, timeout_s: float) -> None:
         connection = node.enter()
-        assert isinstance(connection, NodeConnection)
+        assert isinstance(connection, CoordinatorConnection)
         super().__init__(connection, scope, timeout_s)
         self._node = node
 

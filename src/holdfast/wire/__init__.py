@@ -1,1 +1,1 @@
-"""What travels between agents and coordinator: bytes in, typed structs out. No sockets here."""
+"""The protocol of agents and coordinator, sans-IO: bytes in, checked messages out."""

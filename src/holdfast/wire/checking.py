@@ -1,6 +1,6 @@
 """Whether the values of a status, beat, ack or view are within their limits.
 
-The structs of `core.news` are also built by the machines themselves and by the simulator, so they
+The structs of `core.protocol` are also built by the machines themselves and by the simulator, so they
 carry no limits of their own; what came over the wire is checked here, once, after decoding. The
 tables below are the rules.
 
@@ -12,12 +12,12 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.news import (
+from holdfast.core.protocol import (
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
     Ack,
-    Beat,
     Failure,
+    Heartbeat,
     Status,
     View,
 )
@@ -112,7 +112,7 @@ ACK = Rules(
     {"run_id": RUN_ID, "node": NODE_ID},
 )
 BEAT = Rules(
-    Beat,
+    Heartbeat,
     {
         "seq": COUNT_OR_NONE,
         "incarnation": INCARNATION,
@@ -135,7 +135,7 @@ STATUS = Rules(
     {
         "seq": COUNT_OR_NONE,
         "generation": SAID,
-        "told_generation": SAID,
+        "assigned_generation": SAID,
         "term": SAID,
         "round_term": SAID,
         "round_key": INCARNATION,
@@ -227,7 +227,7 @@ def _check_story(rules: Rules, failure: Failure | None, report: bytes) -> None:
 
 CHECKS: dict[type, Callable[[Any], None]] = {
     Ack: ACK.check,
-    Beat: BEAT.check,
+    Heartbeat: BEAT.check,
     Status: check_status,
     View: check_view,
 }

@@ -11,7 +11,7 @@
 The one thing to know: a side that has a token goes on only with a side that proved to have the
 same; a side without one goes on only with a side without one. There is no "if possible", or
 anybody in between could take the proof away. Either side may have nothing to send but a `Goodbye`
-or a `Refused` with its reason; the error that is raised carries it (`HandshakeRefused.reply`).
+or a `Refusal` with its reason; the error that is raised carries it (`HandshakeRefused.reply`).
 
 Neither machine reads, writes or waits: the owner of the connection decodes each frame (by
 `messages.decode_handshake`, from a reader of `HANDSHAKE_FRAME_BYTES_MAX`), calls `receive`, sends
@@ -24,8 +24,8 @@ import os
 from typing import TYPE_CHECKING
 
 from holdfast.errors import InternalError
+from holdfast.net.token import CLIENT, FILE_VARIABLE, SERVER, VARIABLE, prove, same
 from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol, quoted
-from holdfast.wire.foreign import check_client_bytes, check_server_bytes, explain_silent_close
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import NONCE_BYTES, WHY_CHARS_MAX, clip
 from holdfast.wire.messages import (
@@ -36,10 +36,10 @@ from holdfast.wire.messages import (
     Goodbye,
     Hello,
     Proof,
-    Refused,
+    Refusal,
     Welcome,
 )
-from holdfast.wire.token import CLIENT, FILE_VARIABLE, SERVER, VARIABLE, prove, same
+from holdfast.wire.sniff import check_client_bytes, check_server_bytes, explain_silent_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,7 +69,7 @@ def draw_nonce() -> bytes:
 
 def refusal(why: str, *, permanent: bool = True) -> bytes:
     """Return the frame that turns a client away, as with too many connections."""
-    return encode_frame(Refused(why=clip(why, WHY_CHARS_MAX), permanent=permanent))
+    return encode_frame(Refusal(why=clip(why, WHY_CHARS_MAX), permanent=permanent))
 
 
 class _Handshake:
@@ -121,7 +121,7 @@ class ClientHandshake(_Handshake):
         """Take the server's next message; return what to send, nothing once it is `done`."""
         self._open()
         match message:
-            case Refused():
+            case Refusal():
                 raise HandshakeRefused(
                     f"the coordinator refused: {quoted(message.why, WHY_CHARS_MAX)}",
                     permanent=message.permanent,

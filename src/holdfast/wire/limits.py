@@ -7,7 +7,7 @@ of its own making (a report, a reason) shortens it before it sends; see `clip`.
 
 from __future__ import annotations
 
-from holdfast.core.news import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
+from holdfast.core.protocol import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
 
 KIB = 1024
 

@@ -1,7 +1,7 @@
 """Every message there is between two programs of ours, and how each becomes bytes and back.
 
 The one thing to know: what `decode` returns may be used as it is. Types, lengths and ranges are
-checked here, partly by msgspec while it decodes and partly (for the structs of `core.news`, which
+checked here, partly by msgspec while it decodes and partly (for the structs of `core.protocol`, which
 know nothing of limits) by `holdfast.wire.checking`; whatever else a peer sent is a `BadMessage`.
 
 Messages are msgpack maps with a tag. Fields that a newer version added are passed over, so a field
@@ -18,7 +18,7 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.news import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX, Ack, Beat, Status, View
+from holdfast.core.protocol import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX, Ack, Heartbeat, Status, View
 from holdfast.wire import limits
 from holdfast.wire.checking import CHECKS
 from holdfast.wire.errors import BadMessage, WireError, quoted
@@ -28,20 +28,20 @@ __all__ = [
     "PROTOCOL_VERSION",
     "PROTOCOL_VERSION_MIN",
     "Ack",
-    "Answer",
     "BadMessage",
-    "Beat",
     "Challenge",
     "Goodbye",
     "HandshakeMessage",
+    "Heartbeat",
     "Hello",
     "JobSummary",
     "Message",
     "NodeSummary",
     "Proof",
-    "Query",
-    "Refused",
+    "Refusal",
     "Status",
+    "StatusReply",
+    "StatusRequest",
     "StoreCall",
     "StoreOp",
     "StoreResult",
@@ -104,7 +104,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     version: Version
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """The server does not want this client."""
 
     why: Words
@@ -147,7 +147,7 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
     why: Words = ""
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True, tag="query"):
+class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag="query"):
     """Somebody wants to know how a job is, or with an empty `run_id` how all of them are."""
 
     id: Count
@@ -180,7 +180,7 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     history: Annotated[list[Words], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
+class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     """The jobs that the query with the same `id` asked for."""
 
     id: Count
@@ -188,12 +188,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
 
 
 Message = (
-    Status | Beat | Ack | View
-    | Hello | Challenge | Proof | Welcome | Refused | Goodbye
-    | StoreCall | StoreResult | Query | Answer
+    Status | Heartbeat | Ack | View
+    | Hello | Challenge | Proof | Welcome | Refusal | Goodbye
+    | StoreCall | StoreResult | StatusRequest | StatusReply
 )  # fmt: skip
 
-HandshakeMessage = Hello | Challenge | Proof | Welcome | Refused | Goodbye
+HandshakeMessage = Hello | Challenge | Proof | Welcome | Refusal | Goodbye
 
 # One of each for the whole program: they are made to be shared, and making one is not cheap.
 _encode = msgspec.msgpack.Encoder().encode

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.agent.local import LocalElasticAgent
-from holdfast.agent.workers import WorkerSpec
+from holdfast.agent.local_agent import LocalElasticAgent
+from holdfast.agent.spec import WorkerSpec
 from holdfast.elastic import events
-from holdfast.processes.logs import DefaultLogsSpecs
+from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.rendezvous.single_node import SingleNodeHandler
 
 if TYPE_CHECKING:

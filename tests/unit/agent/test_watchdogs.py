@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast import worker
-from holdfast.agent.moments import Watchdog
-from holdfast.agent.watchdogs import DUMP_LEAST_S, DUMP_S, ENABLE_ENV, FILE_ENV, Watchdogs
+from holdfast.agent.watchdogs import DUMP_EACH_S_MIN, DUMP_S, ENABLE_ENV, FILE_ENV, Watchdogs
 from holdfast.control import stacks
-from holdfast.processes.failures import ProcessFailure
-from holdfast.timers import reaping
-from holdfast.timers.requests import FileTimerRequest
+from holdfast.observe.lifecycle import WatchdogEvent
+from holdfast.processes.failures.failure import ProcessFailure
+from holdfast.timers import reaper
+from holdfast.timers.protocol import FileTimerRequest
 from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.agent.moments import Moment
+    from holdfast.observe.lifecycle import LifecycleEvent
 
 ON = {ENABLE_ENV: "1"}
 
@@ -33,7 +33,7 @@ class Watching:
     """Watchdogs, and what they told."""
 
     def __init__(self) -> None:
-        self.told: list[Moment] = []
+        self.told: list[LifecycleEvent] = []
         self.dogs = Watchdogs("job", self.told.append, lambda _rank: None)
 
     def ask(self, pid: int, scope: str, signum: int = signal.SIGKILL) -> None:
@@ -140,7 +140,7 @@ def test_a_pipe_that_fails_is_named_once_and_dropped(
 def test_the_page_of_another_agents_worker_is_not_passed_on(
     watching: Watching, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.processes.worker_page.WorkerPage.create", refuse_room)
+    monkeypatch.setattr("holdfast.processes.workers.pages.WorkerPage.create", refuse_room)
     watching.dogs.begin([0], {})
     assert watching.dogs.environment(0) == {}
     monkeypatch.setenv(PAGE_ENV, "/the/page/of/the/worker/that/started/this/agent")
@@ -160,7 +160,7 @@ def test_what_was_removed_is_made_anew_for_the_next_generation(
         watching.ask(child.pid, "step")
         watching.dogs.look(time.monotonic())
     assert child.returncode == -9
-    whats = [one.what for one in watching.told if isinstance(one, Watchdog)]
+    whats = [one.what for one in watching.told if isinstance(one, WatchdogEvent)]
     assert whats[:3] == ["watchdog started", "watchdog stopped", "watchdog started"]
 
 
@@ -170,7 +170,7 @@ def test_without_a_folder_for_pages_the_next_generation_goes_without(
     watching.dogs.begin([0], {})
     shutil.rmtree(os.path.dirname(watching.dogs.environment(0)[PAGE_ENV]))
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.processes.worker_pages.WorkerPages._make", refuse_room)
+        patch.setattr("holdfast.processes.workers.pages.WorkerPages._make", refuse_room)
         watching.dogs.begin([0], {})
     assert "sections and progress are not watched any more: " in caplog.text
     assert (watching.dogs.environment(0), watching.dogs.descriptors()) == ({}, [])
@@ -209,7 +209,7 @@ def look_at(watching: Watching, stuck: list[Stuck]) -> list[str]:
     with open(os.path.join(os.path.dirname(page), worker.NOTICE_NAME), "wb") as notice:
         notice.write(b"\0")
     watching.dogs.look(time.monotonic())
-    moments = [one for one in watching.told if isinstance(one, Watchdog)]
+    moments = [one for one in watching.told if isinstance(one, WatchdogEvent)]
     return [f"{one.what} {one.pid} {one.scope}" for one in moments]
 
 
@@ -295,7 +295,7 @@ def test_a_worker_that_outlived_its_signal_did_not_fail_by_it(
 def test_workers_that_are_late_together_share_the_time_for_dumps(
     watching: Watching, dumps: list[tuple[int, float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaping, "DUMPS_AT_ONCE", 1)
+    monkeypatch.setattr(reaper, "DUMPS_AT_ONCE", 1)
     watching.dogs.begin([0, 1, 2], ON)
     workers = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
     watching.dogs.started({rank: one.pid for rank, one in enumerate(workers)}, {})
@@ -307,7 +307,7 @@ def test_workers_that_are_late_together_share_the_time_for_dumps(
     limits = [limit_s for _, limit_s in dumps]
     assert DUMP_S / 4 < limits[0] <= DUMP_S
     assert limits[1] <= DUMP_S / 4
-    assert limits[2] == DUMP_LEAST_S
+    assert limits[2] == DUMP_EACH_S_MIN
     # Without a log, they are in the report.
     failure = ProcessFailure(0, workers[0].pid, -9, "", stderr_tail="its last words\n")
     for _ in range(2):

@@ -14,11 +14,11 @@ import pytest
 from certificates import make_ca
 from holdfast.cli import coordinator as verb
 from holdfast.cli import main
-from holdfast.coordinator import addresses
-from holdfast.coordinator.addresses import Address
-from holdfast.core.news import Phase
+from holdfast.core.protocol import NodePhase
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.process import hold_port
+from holdfast.net import addresses
+from holdfast.net.addresses import Address
 from real_coordinators import VERB, Coordinator, RawClient, member, node, started, until
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ def test_it_says_where_it_is_and_what_becomes_of_jobs() -> None:
     with Coordinator(LOOPBACK) as coordinator:
         with started(first := node(coordinator.port, "a", nodes=1)):
             until(first, member)
-            first.say(Phase.FAILED, 0)
+            first.say(NodePhase.FAILED, 0)
             until(first, lambda view: view.generation == 1)
-            first.say(Phase.SUCCEEDED, 1)
+            first.say(NodePhase.SUCCEEDED, 1)
             until(first, lambda view: view.final)
         said, errors = coordinator.end(signal.SIGTERM)
     assert said.splitlines() == [

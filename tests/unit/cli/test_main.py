@@ -12,7 +12,7 @@ import pytest
 from holdfast import __version__
 from holdfast.cli import main
 from holdfast.errors import CannotStart, EnvironmentProblem, InternalError
-from holdfast.processes.failures import ChildFailedError, ProcessFailure
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.signals import SignalException
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control import live_environment
-from holdfast.control.live_environment import has_now, started_with
+from holdfast.control import process_facts
+from holdfast.control.process_facts import current_environment, initial_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -39,32 +39,32 @@ def changed() -> Iterator[int]:
 
 
 def test_what_it_was_started_with(changed: int) -> None:
-    env = started_with(changed)
+    env = initial_environment(changed)
     assert (env["FIRST"], env["STAYS"]) == ("1", "2")
     assert "LATER" not in env
 
 
 def test_what_it_has_now(changed: int) -> None:
-    env = has_now(changed)
+    env = current_environment(changed)
     assert "FIRST" not in env
     assert (env["STAYS"], env["LATER"], env["MORE_299"]) == ("2", "é = 1", "299")
-    assert len(env["LONG"]) == live_environment.VALUE_BYTES_MAX - len("LONG=")
+    assert len(env["LONG"]) == process_facts.VALUE_BYTES_MAX - len("LONG=")
 
 
 def test_another_program_or_none_has_nothing_to_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert started_with(ended.pid) == {}
-    assert has_now(ended.pid) == {}
-    monkeypatch.setattr(live_environment, "_place_of_environ", lambda: (("00:00", "12345"), 0))
-    assert has_now(os.getpid()) == {}
-    monkeypatch.setattr(live_environment, "_place_of_environ", lambda: None)
-    assert has_now(os.getpid()) == {}
+    assert initial_environment(ended.pid) == {}
+    assert current_environment(ended.pid) == {}
+    monkeypatch.setattr(process_facts, "_place_of_environ", lambda: (("00:00", "12345"), 0))
+    assert current_environment(os.getpid()) == {}
+    monkeypatch.setattr(process_facts, "_place_of_environ", lambda: None)
+    assert current_environment(os.getpid()) == {}
 
 
 def test_a_wrong_place_is_no_trouble(monkeypatch: pytest.MonkeyPatch, changed: int) -> None:
-    here = live_environment._place_of_environ()
+    here = process_facts._place_of_environ()
     assert here is not None
     for offset in (0, 8, 1 << 46, -(1 << 62)):
-        monkeypatch.setattr(live_environment, "_place_of_environ", lambda at=offset: (here[0], at))
-        assert "STAYS" not in has_now(changed)
+        monkeypatch.setattr(process_facts, "_place_of_environ", lambda at=offset: (here[0], at))
+        assert "STAYS" not in current_environment(changed)

@@ -6,8 +6,8 @@ import re
 import threading
 from typing import TYPE_CHECKING
 
-from holdfast.control import own_stacks
-from holdfast.control.own_stacks import stacks_of_this_process
+from holdfast.control import handlers
+from holdfast.control.handlers import stacks_of_this_process
 
 if TYPE_CHECKING:
     import pytest
@@ -58,7 +58,7 @@ def test_the_main_thread_comes_first_and_who_asks_is_left_out() -> None:
 
 
 def test_a_deep_stack_is_shown_from_its_inner_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_stacks, "FRAMES_MAX", 5)
+    monkeypatch.setattr(handlers, "FRAMES_MAX", 5)
     with Waiting(20):
         text = stacks_of_this_process()
     assert "in wait" in text
@@ -66,7 +66,7 @@ def test_a_deep_stack_is_shown_from_its_inner_end(monkeypatch: pytest.MonkeyPatc
 
 
 def test_many_threads_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_stacks, "THREADS_MAX", 2)
+    monkeypatch.setattr(handlers, "THREADS_MAX", 2)
     with Waiting(0, count=6):
         text = stacks_of_this_process()
     assert text.count("Thread 0x") == 2

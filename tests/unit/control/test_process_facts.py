@@ -10,13 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from holdfast.control import process_facts
-from holdfast.control.process_facts import (
-    command_of,
-    facts_of,
-    has_ended,
-    is_standing_still,
-    name_of,
-)
+from holdfast.control.process_facts import command_of, facts_of, has_ended, is_stopped, name_of
 
 if TYPE_CHECKING:
     import pytest
@@ -31,7 +25,7 @@ def test_a_process_and_its_threads() -> None:
             assert lines[0] == "command: sleep 600"
             assert lines[1].startswith(f'  thread {process.pid} "sleep": stopped')
             assert name_of(process.pid) == "sleep"
-            assert is_standing_still(process.pid)
+            assert is_stopped(process.pid)
             assert not has_ended(process.pid)
         finally:
             process.kill()
@@ -49,7 +43,7 @@ def test_one_that_is_gone() -> None:
     ended.wait()
     assert facts_of(ended.pid) == f"process {ended.pid} has ended\n"
     assert has_ended(ended.pid)
-    assert not is_standing_still(ended.pid)
+    assert not is_stopped(ended.pid)
     assert command_of(ended.pid) == "[]"
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.control import py_spy
-from holdfast.control.py_spy import CannotSpy, find_py_spy, spy
+from holdfast.control import stacks
+from holdfast.control.stacks import PySpyFailed, find_py_spy, run_py_spy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,8 @@ def test_it_is_beside_this_python_or_on_the_path(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert find_py_spy() is None
-    with pytest.raises(CannotSpy, match="py-spy is not there; install it"):
-        spy(os.getpid())
+    with pytest.raises(PySpyFailed, match="py-spy is not there; install it"):
+        run_py_spy(os.getpid())
     program(stand_in / "on-path", "true")
     monkeypatch.setenv("PATH", f"/nowhere:{stand_in}/on-path")
     assert find_py_spy() == f"{stand_in}/on-path/py-spy"
@@ -68,15 +68,15 @@ def test_it_sees_a_program_that_knows_nothing_of_it() -> None:
         try:
             assert process.stdout is not None
             process.stdout.readline()
-            assert "deep_inside (<string>:5)" in spy(process.pid)
+            assert "deep_inside (<string>:5)" in run_py_spy(process.pid)
         finally:
             process.kill()
 
 
 def test_flags(stand_in: Path) -> None:
     program(stand_in, 'echo "$@"')
-    assert spy(7) == "dump --pid 7\n"
-    assert spy(7, native=True, pausing=False) == "dump --pid 7 --native --nonblocking\n"
+    assert run_py_spy(7) == "dump --pid 7\n"
+    assert run_py_spy(7, native=True, pausing=False) == "dump --pid 7 --native --nonblocking\n"
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_flags(stand_in: Path) -> None:
 )
 def test_each_failure_is_one_line(stand_in: Path, text: str, why: str) -> None:
     program(stand_in, text)
-    with pytest.raises(CannotSpy) as failed:
-        spy(os.getpid())
+    with pytest.raises(PySpyFailed) as failed:
+        run_py_spy(os.getpid())
     assert str(failed.value).startswith(why)
     assert "\n" not in str(failed.value)
 
@@ -100,31 +100,31 @@ def test_the_remedy_names_what_forbids_it(
     stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program(stand_in, "echo 'Permission denied' >&2; exit 1")
-    monkeypatch.setattr(py_spy, "SCOPE", str(tmp_path / "scope"))
-    with pytest.raises(CannotSpy, match="be root, or give the container SYS_PTRACE"):
-        spy(os.getpid())
+    monkeypatch.setattr(stacks, "SCOPE", str(tmp_path / "scope"))
+    with pytest.raises(PySpyFailed, match="be root, or give the container SYS_PTRACE"):
+        run_py_spy(os.getpid())
     (tmp_path / "scope").write_text("1\n")
-    with pytest.raises(CannotSpy, match=f"{tmp_path}/scope limits that"):
-        spy(os.getpid())
+    with pytest.raises(PySpyFailed, match=f"{tmp_path}/scope limits that"):
+        run_py_spy(os.getpid())
 
 
 def test_an_ended_process_is_said_to_have_ended(stand_in: Path) -> None:
     program(stand_in, "echo 'Permission denied' >&2; exit 1")
     ended = subprocess.Popen(["true"])
     ended.wait()
-    with pytest.raises(CannotSpy, match=f"process {ended.pid} has ended"):
-        spy(ended.pid)
+    with pytest.raises(PySpyFailed, match=f"process {ended.pid} has ended"):
+        run_py_spy(ended.pid)
 
 
 def test_it_has_its_time(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(py_spy, "SPY_S", 0.05)
+    monkeypatch.setattr(stacks, "SPY_S", 0.05)
     program(stand_in, "exec sleep 600")
-    with pytest.raises(CannotSpy, match=r"no stacks of 7 in 0\.05 s"):
-        spy(7)
+    with pytest.raises(PySpyFailed, match=r"no stacks of 7 in 0\.05 s"):
+        run_py_spy(7)
 
 
 def test_one_that_cannot_be_started_is_named(stand_in: Path) -> None:
     (stand_in / "py-spy").write_bytes(b"\x7fELF no program")
     (stand_in / "py-spy").chmod(0o755)
-    with pytest.raises(CannotSpy, match=r"py-spy cannot be started: Exec format error"):
-        spy(7)
+    with pytest.raises(PySpyFailed, match=r"py-spy cannot be started: Exec format error"):
+        run_py_spy(7)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.control import socket_file
-from holdfast.control.socket_file import identity, listen_privately, peer_of, place_from, remove
+from holdfast.control.socket_file import identity, listen_privately, peer_of, remove, socket_path
 from holdfast.errors import EnvironmentProblem
 
 
@@ -135,7 +135,7 @@ def test_who_is_at_the_other_end(path: str) -> None:
 def test_each_worker_has_a_place_of_its_own() -> None:
     name = "TORCH_WORKER_SERVER_SOCKET"
     ranks = {"RANK": "5", "LOCAL_RANK": "1"}
-    assert place_from({}) == ""
-    assert place_from({name: "/a/b", **ranks}) == "/a/b"
-    assert place_from({name: "/a/${rank}-${local_rank}", **ranks}) == "/a/5-1"
-    assert place_from({name: "/a/${rank}"}) == "/a/${rank}"
+    assert socket_path({}) == ""
+    assert socket_path({name: "/a/b", **ranks}) == "/a/b"
+    assert socket_path({name: "/a/${rank}-${local_rank}", **ranks}) == "/a/5-1"
+    assert socket_path({name: "/a/${rank}"}) == "/a/${rank}"

@@ -62,7 +62,7 @@ class Process:
 @pytest.fixture
 def without_py_spy(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr("holdfast.control.py_spy.find_py_spy", lambda: None)
+        patch.setattr("holdfast.control.stacks.find_py_spy", lambda: None)
         yield
 
 

@@ -7,10 +7,10 @@ import socket
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from holdfast.coordinator.binding import try_bind
-from holdfast.coordinator.dialing import Dialer, Link
+from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
-from holdfast.core.news import JobSettings, NodeInfo, Status
+from holdfast.core.protocol import JobSettings, NodeInfo, Status
+from holdfast.net.listening import try_bind
 from holdfast.wire.frames import encode_frame
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Served:
             warn=self.complaints.append,
             on_change=lambda *change: self.changes.append(change),
         )
-        self.dialer = Dialer("127.0.0.1", self.port)
+        self.dialer = CoordinatorConnector("127.0.0.1", self.port)
 
     async def link(self) -> Talk:
         return Talk(await self.dialer.dial())
@@ -48,7 +48,7 @@ class Served:
 class Talk:
     """A link whose messages are waited for one by one."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: ClientConnection) -> None:
         self.link = link
         self.said: asyncio.Queue[Message | str] = asyncio.Queue()
         link.on_message = self.said.put_nowait

@@ -4,12 +4,12 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-from holdfast.coordinator.binding import try_bind
-from holdfast.coordinator.client import GaveUp, NodeClient, Refused
-from holdfast.coordinator.dialing import Dialer
+from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused, SessionDriver
+from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
-from holdfast.core.membership import Link, Membership, Times
-from holdfast.core.news import Failure, JobSettings, NodeInfo, Phase, Role, View
+from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.session import ConnectionState, Session, SessionTimeouts
+from holdfast.net.listening import try_bind
 from holdfast.wire.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ class Node:
 
     def __init__(
         self,
-        dialer: Dialer,
+        dialer: CoordinatorConnector,
         name: str = "a",
         nodes: int = 1,
         doubt: Callable[[], str] = str,
         **times: float,
     ) -> None:
-        self.told: list[View | GaveUp | Refused] = []
+        self.told: list[View | CoordinatorLost | JoinRefused] = []
         self._news = asyncio.Event()
-        self.client = NodeClient(
-            Membership(
+        self.client = SessionDriver(
+            Session(
                 asyncio.get_running_loop().time(),
                 run_id="job",
                 info=NodeInfo(node=name, incarnation=random.getrandbits(63)),
                 settings=JobSettings(min_nodes=nodes, max_nodes=nodes, max_restarts=3),
-                times=Times(**times),
+                times=SessionTimeouts(**times),
                 draw=random.random,
             ),
             dialer,
@@ -49,7 +49,7 @@ class Node:
         )
         self.client.start()
 
-    def _take(self, news: View | GaveUp | Refused) -> None:
+    def _take(self, news: View | CoordinatorLost | JoinRefused) -> None:
         self.told.append(news)
         self._news.set()
 
@@ -80,18 +80,18 @@ async def soon(condition: Callable[[], bool]) -> None:
 
 
 def member(news: object) -> bool:
-    return isinstance(news, View) and news.role is Role.MEMBER
+    return isinstance(news, View) and news.role is NodeRole.MEMBER
 
 
 def test_a_hundred_nodes_in_one_loop_and_no_thread() -> None:
     async def work() -> None:
         listener = listening()
         server = serve(listener)
-        dialer = Dialer("127.0.0.1", listener.getsockname()[1])
+        dialer = CoordinatorConnector("127.0.0.1", listener.getsockname()[1])
         nodes = [Node(dialer, f"node {number}", 100) for number in range(100)]
         ranks = [(await one.until(member)).rank for one in nodes]
         assert sorted(ranks) == list(range(100))
-        nodes[7].client.say(Phase.FAILED, 0)
+        nodes[7].client.say(NodePhase.FAILED, 0)
         for one in nodes:
             await one.until(lambda view: view.generation == 1)
         await asyncio.gather(*(one.client.close() for one in nodes))
@@ -105,7 +105,7 @@ def test_a_node_comes_back_when_the_coordinator_does() -> None:
         listener = listening()
         port = listener.getsockname()[1]
         server = serve(listener)
-        node = Node(Dialer("127.0.0.1", port))
+        node = Node(CoordinatorConnector("127.0.0.1", port))
         first = await node.until(member)
         assert node.client.down_since is None
         await server.stop()
@@ -127,13 +127,13 @@ def test_a_refusal_is_final_for_a_newcomer_only() -> None:
         listener = listening()
         port = listener.getsockname()[1]
         server = serve(listener)
-        dialer = Dialer("127.0.0.1", port)
+        dialer = CoordinatorConnector("127.0.0.1", port)
         node = Node(dialer)
         await node.until(member)
         await server.stop()
         other = serve(listening(port), token=b"another job's")
         newcomer = Node(dialer, "b")
-        refused = await newcomer.until(lambda news: isinstance(news, Refused))
+        refused = await newcomer.until(lambda news: isinstance(news, JoinRefused))
         assert "wants a token" in refused.why
         assert newcomer.client.refused
         await soon(lambda: "wants a token" in node.client.membership.last_problem)
@@ -151,12 +151,12 @@ def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
     async def work() -> None:
         listener = listening()
         server = serve(listener)
-        dialer = Dialer("127.0.0.1", listener.getsockname()[1])
+        dialer = CoordinatorConnector("127.0.0.1", listener.getsockname()[1])
         node = Node(dialer, beat_s=0.01, silence_s=0.05, away_s=0.1)
         await node.until(member)
         server.said = lambda peer, message: None  # type: ignore[method-assign]
         server._acceptor.close()
-        gave_up = await node.until(lambda news: isinstance(news, GaveUp))
+        gave_up = await node.until(lambda news: isinstance(news, CoordinatorLost))
         assert gave_up.away_s >= 0.1
         assert "connection refused" in gave_up.why
         assert server.connections == 0
@@ -169,9 +169,9 @@ def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
 def test_who_gives_up_in_the_middle_of_an_attempt_says_what_seems_wrong_with_it() -> None:
     async def work() -> None:
         with listening() as silent:
-            dialer = Dialer("127.0.0.1", silent.getsockname()[1])
+            dialer = CoordinatorConnector("127.0.0.1", silent.getsockname()[1])
             node = Node(dialer, doubt=lambda: "it is mute", first_contact_s=0.02)
-            gave_up = await node.until(lambda news: isinstance(news, GaveUp))
+            gave_up = await node.until(lambda news: isinstance(news, CoordinatorLost))
             assert gave_up.why == node.client.last_problem == "it is mute"
             await node.client.close()
 
@@ -182,11 +182,11 @@ def test_a_failure_of_any_length_can_be_said() -> None:
     async def work() -> None:
         listener = listening()
         server = serve(listener)
-        node = Node(Dialer("127.0.0.1", listener.getsockname()[1]))
+        node = Node(CoordinatorConnector("127.0.0.1", listener.getsockname()[1]))
         await node.until(member)
-        failure = Failure(node="a", host="h\n" * 1000, summary="s" * 10_000, mendable=False)
-        node.client.say(Phase.FAILED, 0, failure, b"r" * (REPORT_BYTES_MAX + 1))
-        view = await node.until(lambda view: view.role is Role.CLOSED and view.final)
+        failure = Failure(node="a", host="h\n" * 1000, summary="s" * 10_000, retryable=False)
+        node.client.say(NodePhase.FAILED, 0, failure, b"r" * (REPORT_BYTES_MAX + 1))
+        view = await node.until(lambda view: view.role is NodeRole.CLOSED and view.final)
         assert len(view.failure.summary) == SUMMARY_CHARS_MAX
         assert len(view.report) == REPORT_BYTES_MAX
         assert node.client.is_over
@@ -200,7 +200,7 @@ def test_leaving_is_acknowledged() -> None:
     async def work() -> None:
         listener = listening()
         server = serve(listener)
-        node = Node(Dialer("127.0.0.1", listener.getsockname()[1]))
+        node = Node(CoordinatorConnector("127.0.0.1", listener.getsockname()[1]))
         await node.until(member)
         assert await node.client.leave(LIMIT_S)
         assert server.hosting.jobs["job"].job.nodes == {}
@@ -213,10 +213,10 @@ def test_leaving_is_acknowledged() -> None:
 def test_closing_while_connecting_leaves_nothing() -> None:
     async def work() -> None:
         with listening() as silent:
-            node = Node(Dialer("127.0.0.1", silent.getsockname()[1]))
-            await soon(lambda: node.client.membership.link is Link.OPENING)
+            node = Node(CoordinatorConnector("127.0.0.1", silent.getsockname()[1]))
+            await soon(lambda: node.client.membership.link is ConnectionState.OPENING)
             await node.client.close()
-            node.client.say(Phase.READY, -1)
+            node.client.say(NodePhase.READY, -1)
             assert node.told == []
 
     asyncio.run(work())

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from certificates import make_ca
-from holdfast import messages
-from holdfast.coordinator import connection as module
-from holdfast.coordinator import dialing, node_line
-from holdfast.coordinator.client import GaveUp
-from holdfast.coordinator.security import TlsFiles
-from holdfast.core.news import JobSettings, Phase, Role, View
+from holdfast import console
+from holdfast.coordinator import agent_connection, connect
+from holdfast.coordinator import agent_connection as module
+from holdfast.coordinator.agent_connection import CoordinatorLost
+from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, View
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.process import hold_port
+from holdfast.net.tls import TlsFiles
 from real_coordinators import eventually, fault, member, node, started, until
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def ours() -> list[str]:
     return [one.name for one in threading.enumerate() if one.name.startswith("holdfast")]
 
 
-def one_node(**options: Any) -> module.NodeConnection:
+def one_node(**options: Any) -> module.CoordinatorConnection:
     return node(0, "a", nodes=1, is_host=True, **options)
 
 
@@ -45,7 +45,7 @@ def test_the_descriptor_is_readable_while_there_is_news() -> None:
         until(one, member)
         one.take()
         assert select.select([one], [], [], 0)[0] == []
-        one.say(Phase.FAILED, 0)
+        one.say(NodePhase.FAILED, 0)
         assert select.select([one], [], [], 20)[0] == [one]
         assert select.select([one], [], [], 0)[0] == [one]
         (view,) = one.take()
@@ -58,7 +58,7 @@ def test_several_views_are_one_the_newest() -> None:
     with started(one := one_node()):
         until(one, member)
         for generation in range(3):
-            one.say(Phase.FAILED, generation)
+            one.say(NodePhase.FAILED, generation)
             eventually(lambda g=generation: one.view is not None and one.view.generation == g + 1)  # type: ignore[misc]
         (view,) = one.take()
         assert isinstance(view, View)
@@ -76,7 +76,7 @@ def test_closing_leaves_no_thread() -> None:
     one.close()
     assert ours() == []
     assert one.take() == []
-    one.say(Phase.READY, 0)
+    one.say(NodePhase.READY, 0)
     assert not one.leave(1)
 
 
@@ -84,7 +84,7 @@ def test_a_start_that_fails_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     def broken(self: object, listener: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(module.NodeConnection, "_serve", broken)
+    monkeypatch.setattr(module.CoordinatorConnection, "_serve", broken)
     with pytest.raises(ZeroDivisionError):
         one_node().start()
     assert ours() == []
@@ -102,9 +102,9 @@ def test_a_bug_in_the_thread_is_told() -> None:
         assert one._thread is not None
         one._thread.post(lambda: 1 / 0)
         news = fault(one)
-        assert isinstance(news, GaveUp)
+        assert isinstance(news, CoordinatorLost)
         assert "ZeroDivisionError" in news.why
-        one.say(Phase.FAILED, 0)
+        one.say(NodePhase.FAILED, 0)
         until(one, lambda view: view.generation == 1)  # And it goes on.
 
 
@@ -114,7 +114,10 @@ def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
         new = one.rejoin()
         one._told(old)
         assert one.view is not old
-        assert until(one, lambda view: view.incarnation == new).role in (Role.MEMBER, Role.WAITING)
+        assert until(one, lambda view: view.incarnation == new).role in (
+            NodeRole.MEMBER,
+            NodeRole.WAITING,
+        )
 
 
 def test_whoever_can_bind_the_endpoint_coordinates(port: int) -> None:
@@ -149,7 +152,7 @@ def test_a_coordinator_for_everybody_without_a_token_is_warned_of_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("holdfast.messages.warning", said.append)
+    monkeypatch.setattr("holdfast.console.warning", said.append)
     monkeypatch.setattr(module, "_warned", threading.Event())
     with started(node(0, "a", is_host=True)):
         assert said == []
@@ -168,8 +171,8 @@ def test_something_that_takes_connections_and_is_mute_is_told_of_and_found_once_
     port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped coordinator looks like that, and a server that waits for the end of a line."""
-    monkeypatch.setattr(dialing, "MUTE_S", 0.0)
-    monkeypatch.setattr(dialing, "HANDSHAKE_S", 3600.0)
+    monkeypatch.setattr(connect, "MUTE_S", 0.0)
+    monkeypatch.setattr(connect, "HANDSHAKE_S", 3600.0)
     one = node(port, "a", nodes=1)
     with socket.create_server(("127.0.0.1", port), reuse_port=True) as silent, started(one):
         eventually(lambda: "takes the connection but does not answer" in one.problem())
@@ -181,8 +184,8 @@ def test_something_that_takes_connections_and_is_mute_is_told_of_and_found_once_
 def test_why_nobody_is_there_is_said_again_and_again(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(messages.NOTICE, "holdfast")
-    monkeypatch.setattr(node_line, "REMIND_S", 0.01)
+    caplog.set_level(console.NOTICE, "holdfast")
+    monkeypatch.setattr(agent_connection, "REMIND_S", 0.01)
     with started(node(port, "a")):
         reason = f"no coordinator at 127.0.0.1:{port} for"
         eventually(lambda: caplog.text.count(f"still waiting: {reason}") > 1)
@@ -193,7 +196,7 @@ def test_nodes_of_other_jobs_that_lose_the_coordinator_are_told_of(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("holdfast.messages.notice", said.append)
+    monkeypatch.setattr("holdfast.console.notice", said.append)
     with started(host := one_node()):
         until(host, member)  # Before another of its job can take the only seat.
         others = [node(host.endpoint[1], name, run_id="other") for name in "bc"]
@@ -211,7 +214,7 @@ def test_a_coordinator_that_ends_with_its_only_job_says_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("holdfast.messages.notice", said.append)
+    monkeypatch.setattr("holdfast.console.notice", said.append)
     with started(host := one_node()):
         until(host, member)
     assert said == []
@@ -223,7 +226,7 @@ def test_a_node_whose_job_is_over_does_not_take_over(port: int) -> None:
     with started(first, second):
         for one in (first, second):
             until(one, member)
-            one.say(Phase.SUCCEEDED, 0)
+            one.say(NodePhase.SUCCEEDED, 0)
         for one in (first, second):
             until(one, lambda view: view.final)
         first.close(drain_s=0)

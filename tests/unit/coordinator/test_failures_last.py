@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from serving import Served, Talk, run, serving, soon, status
 
-from holdfast.coordinator.failures_last import FailuresLast
-from holdfast.core.news import JobSettings, Phase, Role, Status, View
+from holdfast.coordinator.server import FailuresLast
+from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, Status, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,7 +37,7 @@ def cut(talk: Talk) -> None:
 
 def failed(view: View) -> Status:
     said: dict[str, Any] = {
-        "phase": Phase.FAILED,
+        "phase": NodePhase.FAILED,
         "generation": view.generation,
         "round": view.round,
     }
@@ -53,7 +53,7 @@ def test_a_failure_that_is_read_before_the_end_of_another_node_is_blamed_on_that
             cut(second)
             while not isinstance(heard := await first.hear(), View):
                 pass
-            assert (heard.role, heard.why) == (Role.MEMBER, "b was lost: its connection closed")
+            assert (heard.role, heard.why) == (NodeRole.MEMBER, "b was lost: its connection closed")
             assert heard.restarts == 0
 
     run(work())
@@ -66,7 +66,7 @@ def test_a_failure_that_is_nobody_elses_ends_the_job() -> None:
             first.say(failed(view))
             while not isinstance(heard := await second.hear(), View) or heard.outcome is None:
                 pass
-            assert heard.role is Role.CLOSED
+            assert heard.role is NodeRole.CLOSED
 
     run(work())
 
@@ -79,7 +79,7 @@ def test_the_last_word_of_a_node_that_has_gone_counts() -> None:
             cut(first)
             while not isinstance(heard := await second.hear(), View) or heard.outcome is None:
                 pass
-            assert heard.role is Role.CLOSED
+            assert heard.role is NodeRole.CLOSED
 
     run(work())
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.coordinator import key_values
-from holdfast.coordinator.key_values import KeyValueStore
-from holdfast.coordinator.keys import Keys
+from holdfast.coordinator import kv
+from holdfast.coordinator.kv import JobStores, KeyValueStore
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import StoreCall, StoreResult
@@ -23,7 +22,7 @@ class Direct:
     where = "head:29400"
 
     def __init__(self) -> None:
-        self.keys = Keys()
+        self.keys = JobStores()
         self.down = ""
         self.forgotten: list[Future[StoreResult]] = []
 
@@ -43,7 +42,7 @@ class Direct:
 
 @pytest.fixture
 def direct(monkeypatch: pytest.MonkeyPatch) -> Direct:
-    monkeypatch.setattr(key_values, "SLACK_S", 0.01)
+    monkeypatch.setattr(kv, "SLACK_S", 0.01)
     return Direct()
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.coordinator import keys as module
-from holdfast.coordinator.keys import Keys
+from holdfast.coordinator import kv as module
+from holdfast.coordinator.kv import JobStores
 from holdfast.wire.messages import StoreCall, StoreOp, StoreResult
 
 
@@ -13,7 +13,7 @@ class Calls:
     """Makes calls of one caller at a time, and remembers every answer by caller and number."""
 
     def __init__(self, **limits: int) -> None:
-        self.keys = Keys(**limits)
+        self.keys = JobStores(**limits)
         self.answers: dict[tuple[object, int], StoreResult] = {}
         self._count = 0
 

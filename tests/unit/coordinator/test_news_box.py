@@ -5,67 +5,68 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.coordinator.client import GaveUp, Refused
-from holdfast.coordinator.news_box import FAULTS_MAX, NewsBox
-from holdfast.core.news import Role, View
+from holdfast.coordinator.agent_connection import FAULTS_MAX, CoordinatorLost, JoinRefused, Mailbox
+from holdfast.core.protocol import NodeRole, View
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 @pytest.fixture
-def box() -> Iterator[NewsBox]:
-    one = NewsBox()
+def box() -> Iterator[Mailbox]:
+    one = Mailbox()
     one.open()
     yield one
     one.close()
 
 
 def view(revision: int) -> View:
-    return View(run_id="job", node="a", incarnation=1, term=1, revision=revision, role=Role.WAITING)
+    return View(
+        run_id="job", node="a", incarnation=1, term=1, revision=revision, role=NodeRole.WAITING
+    )
 
 
-def readable(box: NewsBox) -> bool:
+def readable(box: Mailbox) -> bool:
     return bool(select.select([box], [], [], 0)[0])
 
 
-def test_the_descriptor_is_readable_until_all_is_taken(box: NewsBox) -> None:
+def test_the_descriptor_is_readable_until_all_is_taken(box: Mailbox) -> None:
     assert not readable(box)
     box.put_view(view(1))
-    box.put_fault(Refused("no"))
+    box.put_fault(JoinRefused("no"))
     assert readable(box)
-    assert box.take() == [view(1), Refused("no")]
+    assert box.take() == [view(1), JoinRefused("no")]
     assert not readable(box)
     assert box.take() == []
 
 
-def test_of_views_the_newest_is_kept(box: NewsBox) -> None:
+def test_of_views_the_newest_is_kept(box: Mailbox) -> None:
     for revision in range(3):
         box.put_view(view(revision))
     assert box.take() == [view(2)]
 
 
-def test_of_faults_the_first_are_kept(box: NewsBox) -> None:
+def test_of_faults_the_first_are_kept(box: Mailbox) -> None:
     for number in range(100):
-        box.put_fault(GaveUp(str(number)))
-    assert box.take() == [GaveUp(str(number)) for number in range(FAULTS_MAX)]
-    box.put_fault(GaveUp("later"))
-    assert box.take() == [GaveUp("later")]
+        box.put_fault(CoordinatorLost(str(number)))
+    assert box.take() == [CoordinatorLost(str(number)) for number in range(FAULTS_MAX)]
+    box.put_fault(CoordinatorLost("later"))
+    assert box.take() == [CoordinatorLost("later")]
 
 
-def test_a_view_that_is_forgotten_is_not_taken(box: NewsBox) -> None:
+def test_a_view_that_is_forgotten_is_not_taken(box: Mailbox) -> None:
     box.put_view(view(1))
-    box.put_fault(GaveUp("why"))
+    box.put_fault(CoordinatorLost("why"))
     box.forget_view()
-    assert box.take() == [GaveUp("why")]
+    assert box.take() == [CoordinatorLost("why")]
 
 
 def test_what_comes_while_it_is_closed_is_kept() -> None:
-    box = NewsBox()
+    box = Mailbox()
     box.put_view(view(1))
     assert box.fileno() == -1
     box.open()
     box.close()
     box.close()
-    box.put_fault(GaveUp("why"))
-    assert box.take() == [view(1), GaveUp("why")]
+    box.put_fault(CoordinatorLost("why"))
+    assert box.take() == [view(1), CoordinatorLost("why")]

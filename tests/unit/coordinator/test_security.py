@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from certificates import make_ca, make_certificate
-from holdfast.coordinator.security import TlsFiles
 from holdfast.errors import UsageError
+from holdfast.net.tls import TlsFiles
 
 if TYPE_CHECKING:
     from pathlib import Path

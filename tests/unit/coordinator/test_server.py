@@ -8,11 +8,11 @@ import pytest
 from serving import LIMIT_S, run, serving, soon, status
 
 from holdfast.coordinator import server
-from holdfast.coordinator.dialing import LinkProblem
-from holdfast.core.news import Ack, Beat, JobSettings, Phase, Role, View
+from holdfast.coordinator.connect import ConnectFailed
+from holdfast.core.protocol import Ack, Heartbeat, JobSettings, NodePhase, NodeRole, View
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import WHY_CHARS_MAX
-from holdfast.wire.messages import Query, StoreCall, StoreResult, Welcome
+from holdfast.wire.messages import StatusRequest, StoreCall, StoreResult, Welcome
 
 
 def test_a_node_is_told_of_its_round() -> None:
@@ -22,8 +22,8 @@ def test_a_node_is_told_of_its_round() -> None:
             talk.say(status("a"))
             view = await talk.hear()
             assert isinstance(view, View)
-            assert (view.role, view.master_addr) == (Role.MEMBER, "127.0.0.1")
-            talk.say(Beat(run_id="job", node="a", incarnation=97, seq=1, term=1, revision=9))
+            assert (view.role, view.master_addr) == (NodeRole.MEMBER, "127.0.0.1")
+            talk.say(Heartbeat(run_id="job", node="a", incarnation=97, seq=1, term=1, revision=9))
             assert await talk.hear() == Ack(run_id="job", node="a", incarnation=97, seq=1)
             line = "active, round 0, generation 0: all nodes are here"
             assert served.changes == [("job", line)]
@@ -56,7 +56,7 @@ def test_a_reason_that_is_too_long_is_shortened() -> None:
             await talk.hear()
             (rounds,) = served.server.hosting.jobs.values()
             rounds.job.why = "w" * (WHY_CHARS_MAX + 1)
-            talk.say(Beat(run_id="job", node="a", incarnation=97, seq=1, term=0, revision=0))
+            talk.say(Heartbeat(run_id="job", node="a", incarnation=97, seq=1, term=0, revision=0))
             assert (await talk.hear()).why.endswith("w...")
 
     run(work())
@@ -119,7 +119,7 @@ def test_there_is_a_limit_on_connections() -> None:
     async def work() -> None:
         async with serving(connections_max=2) as served:
             held = [await served.link() for _ in range(2)]
-            with pytest.raises(LinkProblem, match="has 2 connections already") as caught:
+            with pytest.raises(ConnectFailed, match="has 2 connections already") as caught:
                 await served.link()
             assert not caught.value.permanent
             held[0].link.close()
@@ -139,7 +139,7 @@ def test_a_limit_that_comes_of_descriptors_names_the_setting(
             for _ in range(3):
                 await served.link()
             with pytest.raises(
-                LinkProblem, match=r"3 connections already.*`ulimit -n` on its host"
+                ConnectFailed, match=r"3 connections already.*`ulimit -n` on its host"
             ):
                 await served.link()
             assert "`ulimit -n`" in served.complaints[0]
@@ -152,9 +152,9 @@ def test_who_asks_again_before_the_answer_loses_the_connection() -> None:
         async with serving() as served:
             talk = await served.link()
             for number in range(3):
-                talk.say(Query(id=number))
+                talk.say(StatusRequest(id=number))
                 assert (await talk.hear()).id == number
-            talk.link.send(encode_frame(Query(id=3)) * 2)
+            talk.link.send(encode_frame(StatusRequest(id=3)) * 2)
             assert isinstance(await talk.hear(), str)
             assert "asks again before it has taken the answer" in served.complaints[0]
 
@@ -173,7 +173,7 @@ def test_what_was_told_of_jobs_that_are_forgotten_is_forgotten(
             other.say(status("b", run_id="other"))
             talk.say(status("a"))
             await soon(lambda: len(served.server._last_line) == 2)
-            talk.say(status("a", seq=2, phase=Phase.LEAVING))
+            talk.say(status("a", seq=2, phase=NodePhase.LEAVING))
             await soon(lambda: [*served.server._last_line] == ["other"])
 
     run(work())
@@ -204,7 +204,7 @@ def test_draining_waits_for_nodes_of_jobs_that_are_over_only() -> None:
             for talk in (ended, running):
                 await talk.hear()
             assert await served.server.drain(LIMIT_S)
-            ended.say(status("a", seq=2, phase=Phase.SUCCEEDED, generation=0))
+            ended.say(status("a", seq=2, phase=NodePhase.SUCCEEDED, generation=0))
             assert (await ended.hear()).final
             assert not await served.server.drain(0.02)
             draining = asyncio.create_task(served.server.drain(LIMIT_S))
@@ -220,20 +220,20 @@ def test_a_node_that_has_not_heard_of_the_end_is_waited_for() -> None:
             first, second = await served.link(), await served.link()
             for name, talk in (("a", first), ("b", second)):
                 talk.say(status(name, nodes=2))
-            while (await first.hear()).role is not Role.MEMBER:
+            while (await first.hear()).role is not NodeRole.MEMBER:
                 pass
-            second.say(status("b", nodes=2, seq=2, phase=Phase.SUCCEEDED, generation=0))
+            second.say(status("b", nodes=2, seq=2, phase=NodePhase.SUCCEEDED, generation=0))
             await soon(lambda: second.said.qsize() >= 2)
             second.link.drop()
             await soon(lambda: served.server.connections == 1)
-            first.say(status("a", nodes=2, seq=2, phase=Phase.SUCCEEDED, generation=0))
+            first.say(status("a", nodes=2, seq=2, phase=NodePhase.SUCCEEDED, generation=0))
             assert (await first.hear()).final
             first.link.close()
             await soon(lambda: served.server.connections == 0)
             assert not await served.server.drain(0.02)
             again = await served.link()
-            again.say(status("b", nodes=2, seq=3, phase=Phase.SUCCEEDED, generation=0))
-            again.say(Beat(run_id="job", node="b", incarnation=98, seq=3, term=0, revision=0))
+            again.say(status("b", nodes=2, seq=3, phase=NodePhase.SUCCEEDED, generation=0))
+            again.say(Heartbeat(run_id="job", node="b", incarnation=98, seq=3, term=0, revision=0))
             while not getattr(await again.hear(), "final", False):
                 pass
             again.link.close()

@@ -4,8 +4,8 @@ from concurrent.futures import Future
 
 import pytest
 
-from holdfast.coordinator import store_calls
-from holdfast.coordinator.store_calls import StoreCalls
+from holdfast.coordinator import kv
+from holdfast.coordinator.kv import StoreCalls
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.messages import StoreCall, StoreOp, StoreResult, decode
 
@@ -105,7 +105,7 @@ def test_what_cannot_be_sent_is_the_callers_error(line: Line) -> None:
 
 
 def test_the_number_of_calls_is_limited(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_calls, "PENDING_MAX", 1)
+    monkeypatch.setattr(kv, "PENDING_MAX", 1)
     line.begin()
     with pytest.raises(RuntimeError, match="wait already"):
         line.begin().result(0)

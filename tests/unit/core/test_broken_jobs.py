@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.core.broken_jobs import close_broken
-from holdfast.core.job import Job, JobPhase
-from holdfast.core.news import Ending, Role, View
-from holdfast.core.rounds import Rounds
-from told_nodes import RUN, a_job_of, a_node
+from fake_node import RUN, a_job_of, a_node
+from holdfast.core.coordinator import close_broken
+from holdfast.core.protocol import JobOutcome, NodeRole, View
+from holdfast.core.rounds import Job, JobPhase, Rounds
 
 TWO = a_job_of(2, 2, max_restarts=3)
 
@@ -29,7 +28,7 @@ def test_its_nodes_are_told_that_it_is_over_and_whose_fault_that_is() -> None:
     told, after = close_broken(before, "AssertionError: two ranks", Rounds)
     assert after is before
     assert {(view.node, view.role, view.outcome, view.final) for view in told} == {
-        (node, Role.CLOSED, Ending.FAILED, True) for node in "ab"
+        (node, NodeRole.CLOSED, JobOutcome.FAILED, True) for node in "ab"
     }
     assert "bug in Holdfast (AssertionError: two ranks)" in told[0].why
     assert after.job.phase is JobPhase.CLOSED
@@ -41,7 +40,7 @@ def test_one_that_cannot_even_be_closed_is_replaced_by_its_end() -> None:
     assert told == []
     after.check()
     job = after.job
-    assert (job.phase, job.outcome, job.final) == (JobPhase.CLOSED, Ending.FAILED, True)
+    assert (job.phase, job.outcome, job.final) == (JobPhase.CLOSED, JobOutcome.FAILED, True)
     assert (job.term, job.generation, job.restarts) == (8, 0, 2)
     assert job.settings == TWO
     assert "KeyError: 'lost'" in job.why
@@ -52,7 +51,7 @@ def test_who_asks_then_is_told_in_a_later_term_than_any_it_heard() -> None:
     node = a_node("a", TWO, 1)
     node.term = 7
     (view,) = after.handle(node.status())
-    assert (view.role, view.outcome) == (Role.CLOSED, Ending.FAILED)
+    assert (view.role, view.outcome) == (NodeRole.CLOSED, JobOutcome.FAILED)
     assert view.term > 7
 
 

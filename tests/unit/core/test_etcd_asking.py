@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from holdfast.core.etcd_asking import Ask, Asking, Unwatch, Watch
-from holdfast.core.etcd_calls import Answer, Change, Grant, Granted, KeepAlive, KeptAlive
+from holdfast.core.etcd.calls import (
+    Answer,
+    Asking,
+    Change,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    SendRequest,
+    StartWatch,
+    StopWatch,
+)
 
 CHANGES = (Change(b"k", b"v", 5),)
 
@@ -47,23 +57,23 @@ def test_an_answer_counts_once() -> None:
 def test_who_is_answered_may_ask_again() -> None:
     asking = Asking()
 
-    def again(_now: float, answer: Answer) -> list[Ask]:
+    def again(_now: float, answer: Answer) -> list[SendRequest]:
         return [asking.ask(Grant(5), again)] if answer == KeptAlive(0) else []
 
     first = asking.ask(KeepAlive(7), again)
     (second,) = asking.answered(1.0, first.number, KeptAlive(0))
-    assert second == Ask(first.number + 1, Grant(5))
+    assert second == SendRequest(first.number + 1, Grant(5))
     assert asking.answered(1.0, second.number, Granted(9, 5)) == []
 
 
 def test_a_watch_tells_until_it_is_ended() -> None:
     asking, listener = Asking(), Listener()
     watch = asking.watch(b"a", b"b", 12, listener.changed)
-    assert watch == Watch(watch.number, b"a", b"b", 12)
+    assert watch == StartWatch(watch.number, b"a", b"b", 12)
     assert asking.is_watching(watch.number)
     assert asking.changed(1.0, watch.number, CHANGES) == ["changed"]
     assert asking.changed(2.0, watch.number, CHANGES) == ["changed"]
-    assert asking.unwatch(watch.number) == [Unwatch(watch.number)]
+    assert asking.unwatch(watch.number) == [StopWatch(watch.number)]
     assert not asking.is_watching(watch.number)
     assert asking.changed(3.0, watch.number, CHANGES) == []
     assert asking.unwatch(watch.number) == []
@@ -74,7 +84,7 @@ def test_what_was_forgotten_means_nothing_any_more() -> None:
     asking, listener = Asking(), Listener()
     ask = asking.ask(Grant(5), listener.answered)
     watches = [asking.watch(b"a", b"b", 1, listener.changed) for _ in range(2)]
-    assert asking.forget() == [Unwatch(one.number) for one in watches]
+    assert asking.forget() == [StopWatch(one.number) for one in watches]
     assert asking.forget() == []
     assert asking.answered(1.0, ask.number, Granted(9, 5)) == []
     assert asking.changed(1.0, watches[0].number, CHANGES) == []

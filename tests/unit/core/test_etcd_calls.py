@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.etcd_calls import end_of_prefix
+from holdfast.core.etcd.calls import end_of_prefix
 from holdfast.testing.sim.etcd import in_range
 
 

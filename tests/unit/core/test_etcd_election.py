@@ -5,23 +5,25 @@ from __future__ import annotations
 import pytest
 
 from etcd_machines import GONE, settled
-from holdfast.core.etcd_asking import Ask, Asking, Doing
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Answer,
+    Asking,
     Change,
     Delete,
+    EtcdEffect,
     Get,
     Grant,
     Granted,
     KeyValue,
     Problem,
+    ProblemKind,
     Put,
     Revoke,
-    Trouble,
+    SendRequest,
     Txn,
     TxnDone,
 )
-from holdfast.core.etcd_election import Election
+from holdfast.core.etcd.election import Election
 from holdfast.testing.sim.etcd import SimEtcd
 
 KEY = b"/leader"
@@ -34,7 +36,7 @@ class Candidate:
         self.etcd = etcd
         self.asking = Asking()
         self.happened: list[str] = []
-        self.asked: list[Ask] = []
+        self.asked: list[SendRequest] = []
         self.answers: list[tuple[int, Answer]] = []
         self.news: list[Change] = []
         self.lease = self.new_lease()
@@ -48,12 +50,12 @@ class Candidate:
         )
         etcd.subscribe(KEY, b"", 0, lambda _revision, changes: self.news.extend(changes))
 
-    def _note(self, what: str) -> list[Doing]:
+    def _note(self, what: str) -> list[EtcdEffect]:
         self.happened.append(what)
         return []
 
-    def ask(self, effects: list[Doing]) -> None:
-        self.asked += [effect for effect in effects if isinstance(effect, Ask)]
+    def ask(self, effects: list[EtcdEffect]) -> None:
+        self.asked += [effect for effect in effects if isinstance(effect, SendRequest)]
 
     def new_lease(self) -> int:
         granted = self.etcd.perform(0.0, Grant(5))
@@ -293,8 +295,10 @@ def test_resigned_while_it_campaigns_and_won_all_the_same(a: Candidate) -> None:
     assert a.asked == [], "it does not want to lead again"
 
 
-@pytest.mark.parametrize("kind", [Trouble.UNREACHABLE, Trouble.NO_SPACE, Trouble.DENIED])
-def test_a_campaign_that_fails_ends_the_session(a: Candidate, kind: Trouble) -> None:
+@pytest.mark.parametrize(
+    "kind", [ProblemKind.UNREACHABLE, ProblemKind.NO_SPACE, ProblemKind.DENIED]
+)
+def test_a_campaign_that_fails_ends_the_session(a: Candidate, kind: ProblemKind) -> None:
     a.up()
     a.carry_out()
     problem: Problem = settled(kind)

@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core import etcd_keys
-from holdfast.core.etcd_calls import end_of_prefix
-from holdfast.core.etcd_keys import (
+from fake_node import RUN, a_job_of, a_node
+from holdfast.core.etcd import keys
+from holdfast.core.etcd.calls import end_of_prefix
+from holdfast.core.etcd.keys import (
     MARK,
     PACKED_FROM_BYTES,
+    JobKeys,
     JobRecord,
     NodeRecord,
-    Places,
-    all_below,
-    call_of,
+    get_prefix,
     pack,
+    roll_call_number,
     unpack,
 )
-from holdfast.core.job import Job
-from holdfast.core.news import Role, View
+from holdfast.core.protocol import NodeRole, View
+from holdfast.core.rounds import Job
 from holdfast.testing.sim.etcd import in_range
-from told_nodes import RUN, a_job_of, a_node
 
 # Whatever can be in a name that can be sent at all.
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -54,18 +54,18 @@ def a_record(**more: object) -> NodeRecord:
 
 def a_view(report: bytes = b"") -> View:
     return View(
-        run_id=RUN, node="a", incarnation=7, term=1, revision=2, role=Role.CLOSED, report=report
+        run_id=RUN, node="a", incarnation=7, term=1, revision=2, role=NodeRole.CLOSED, report=report
     )
 
 
-def below(places: Places, key: bytes) -> bool:
+def below(places: JobKeys, key: bytes) -> bool:
     return in_range(key, places.root, end_of_prefix(places.root))
 
 
 @pytest.mark.parametrize("name", AWKWARD)
 def test_awkward_names_keep_their_place(name: str) -> None:
     for run_id, node in ((name, "a"), ("job", name), (name, name)):
-        places = Places("/holdfast/", run_id)
+        places = JobKeys("/holdfast/", run_id)
         for key, folder in (
             (places.node(node, 0xABC), places.nodes),
             (places.view(node, 0xABC), places.views),
@@ -82,7 +82,7 @@ def test_awkward_names_keep_their_place(name: str) -> None:
 def test_no_two_names_share_a_place(
     run: str, other_run: str, node: str, other: str, number: int
 ) -> None:
-    mine, others = Places("/p", run), Places("/p", other_run)
+    mine, others = JobKeys("/p", run), JobKeys("/p", other_run)
     key = mine.node(node, number)
     assert mine.whose(key) == (node, number)
     assert below(mine, key)
@@ -95,7 +95,7 @@ def test_no_two_names_share_a_place(
 
 @pytest.mark.parametrize("prefix", ["/p", "/p/", "/p///"])
 def test_how_a_prefix_ends_is_no_matter(prefix: str) -> None:
-    places = Places(prefix, "job")
+    places = JobKeys(prefix, "job")
     assert places.leader == b"/p/job/shared/leader"
     assert places.call == b"/p/job/shared/call"
     assert places.job == b"/p/job/job"
@@ -105,15 +105,15 @@ def test_how_a_prefix_ends_is_no_matter(prefix: str) -> None:
 
 
 def test_keys_of_others_are_nobodys() -> None:
-    places = Places("/p", "job")
+    places = JobKeys("/p", "job")
     for name in (b"", b"a", b"a/", b"a/x/1", b"a/zz", b"\xff/1", b"a/1/"):
         assert places.whose(places.nodes + name) is None, name
 
 
 def test_all_below_is_all_that_is_there() -> None:
-    get = all_below(b"/p/job/nodes/")
+    get = get_prefix(b"/p/job/nodes/")
     assert (get.key, get.end, get.keys_only) == (b"/p/job/nodes/", b"/p/job/nodes0", False)
-    assert all_below(b"/p/", keys_only=True).keys_only
+    assert get_prefix(b"/p/", keys_only=True).keys_only
 
 
 # Records.
@@ -170,7 +170,7 @@ def test_what_would_unpack_to_too_much_is_none(monkeypatch: pytest.MonkeyPatch) 
     bomb = pack(a_view(bytes(1_000_000)))
     assert len(bomb) < 10_000
     assert unpack(View, bomb) is not None
-    monkeypatch.setattr(etcd_keys, "RECORD_BYTES_MAX", 900_000)
+    monkeypatch.setattr(keys, "RECORD_BYTES_MAX", 900_000)
     assert unpack(View, bomb) is None
 
 
@@ -197,6 +197,6 @@ def test_no_damage_does_more_than_make_a_record_unreadable() -> None:
 
 
 def test_the_number_of_a_roll_call() -> None:
-    assert call_of(b"12") == 12
+    assert roll_call_number(b"12") == 12
     for other in (b"", b"-1", b"x", b" 1", b"1.0", "٣".encode(), b"9" * 20, b"9" * 10_000):
-        assert call_of(other) == 0, other
+        assert roll_call_number(other) == 0, other

@@ -6,22 +6,22 @@ import msgspec
 import pytest
 
 from etcd_machines import GONE, LEASE_S, TWO, NodeOnEtcd, Scene, settled
-from holdfast.core.etcd_calls import (
+from fake_node import a_job_of, a_node
+from holdfast.core.etcd.calls import (
     Delete,
     Grant,
     KeepAlive,
     KeptAlive,
     Op,
+    ProblemKind,
     Put,
     Revoke,
-    Trouble,
     Txn,
 )
-from holdfast.core.etcd_keys import JobRecord, pack, unpack
-from holdfast.core.etcd_leading import JOB_KEEP_ALIVE_S, JOB_KEEP_S, Post
-from holdfast.core.job import JobPhase
-from holdfast.core.news import Ending, Phase, Role, View
-from told_nodes import a_job_of, a_node
+from holdfast.core.etcd.keys import JobRecord, pack, unpack
+from holdfast.core.etcd.leader import JOB_KEEP_ALIVE_S, JOB_KEEP_S, LeaderState
+from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, View
+from holdfast.core.rounds import JobPhase
 
 THREE = a_job_of(2, 3, max_restarts=3, settle_s=0.5)
 
@@ -48,7 +48,7 @@ def test_nodes_are_told_of_their_round_by_whoever_leads() -> None:
     scene = Scene("ab")
     a, b = scene.nodes.values()
     assert scene.leader is a
-    assert [view.role for view in b.views] == [Role.MEMBER]
+    assert [view.role for view in b.views] == [NodeRole.MEMBER]
     assert {one.node.rank for one in (a, b)} == {0, 1}
     assert (scene.job.phase, scene.job.generation) == (JobPhase.ACTIVE, 0)
     assert a.views[-1].silence_s == LEASE_S
@@ -77,7 +77,7 @@ def test_one_write_is_under_way_at_a_time_and_the_next_takes_all() -> None:
     scene.run()
     assert len(a.sent) == before + 1
     assert scene.job.nodes.keys() == set("abcde")
-    assert all(scene.nodes[name].node.role is Role.WAITING for name in "bcde")
+    assert all(scene.nodes[name].node.role is NodeRole.WAITING for name in "bcde")
 
 
 def test_large_decisions_are_stored_in_portions() -> None:
@@ -89,7 +89,7 @@ def test_large_decisions_are_stored_in_portions() -> None:
         scene.run()
     sizes = [len(ops) for ops in writes_of(scene, scene.leader)]
     assert sizes[-3:] == [4, 4, 1]
-    assert {node.node.role for node in scene.nodes.values()} == {Role.MEMBER}
+    assert {node.node.role for node in scene.nodes.values()} == {NodeRole.MEMBER}
     assert {node.node.rank for node in scene.nodes.values()} == set(range(8))
 
 
@@ -109,7 +109,7 @@ def test_a_deposed_leaders_write_does_nothing() -> None:
     a.carry_out(a.asked.index(write))
     assert (scene.keys, scene.job, scene.etcd.revision) == before
     a.answer()
-    assert a.leadership.post is Post.FOLLOWING
+    assert a.leadership.post is LeaderState.FOLLOWING
     assert not a.closed, "its session goes on"
 
 
@@ -118,14 +118,14 @@ def test_who_is_deposed_while_it_takes_over_stops_at_once() -> None:
     a = scene.add("a")
     a.held = {"asked", "news"}
     a.open()
-    while a.leadership.post is not Post.LOADING:
+    while a.leadership.post is not LeaderState.LOADING:
         a.carry_out()
         a.answer()
     scene.end_lease_at(scene.places.leader)
-    while a.asked and a.leadership.post is Post.LOADING:
+    while a.asked and a.leadership.post is LeaderState.LOADING:
         a.carry_out()
         a.answer()
-    assert (a.leadership.post, a.leadership.election.term) == (Post.FOLLOWING, 0)
+    assert (a.leadership.post, a.leadership.election.term) == (LeaderState.FOLLOWING, 0)
 
 
 def test_answers_to_what_it_asked_in_an_earlier_term_mean_nothing() -> None:
@@ -182,7 +182,7 @@ def test_a_late_write_of_its_own_does_nothing_and_makes_it_read_again() -> None:
     a.lose(GONE)
     a.asked.clear()
     a.open()
-    while a.leadership.post is not Post.LEADING:
+    while a.leadership.post is not LeaderState.LEADING:
         a.carry_out()
         a.answer()
     assert [*scene.job.nodes] == ["a", "b"]
@@ -194,7 +194,7 @@ def test_a_late_write_of_its_own_does_nothing_and_makes_it_read_again() -> None:
     assert scene.leader is a
     assert [*scene.job.nodes] == ["a", "b", "c"]
     assert a.job.revision >= scene.job.revision
-    assert {node.node.role for node in scene.nodes.values()} == {Role.MEMBER}
+    assert {node.node.role for node in scene.nodes.values()} == {NodeRole.MEMBER}
 
 
 def test_numbers_of_views_are_never_given_twice() -> None:
@@ -209,7 +209,7 @@ def test_numbers_of_views_are_never_given_twice() -> None:
         scene.run()
     told = [(view.term, view.revision, view.role, view.present) for view in a.views]
     assert len({one[:2] for one in told}) == len({*told})
-    assert a.node.role is Role.MEMBER, "it would pass over a view whose number it has"
+    assert a.node.role is NodeRole.MEMBER, "it would pass over a view whose number it has"
 
 
 def test_who_is_out_and_gone_is_told_nothing() -> None:
@@ -287,7 +287,7 @@ def test_a_view_that_cannot_be_read_is_told_again() -> None:
     assert found is not None
     view = unpack(View, found.value)
     assert view is not None
-    assert (view.role, view.generation) == (Role.MEMBER, 0)
+    assert (view.role, view.generation) == (NodeRole.MEMBER, 0)
 
 
 def test_lost_new_and_failed_nodes_found_by_a_successor_cost_one_round() -> None:
@@ -338,13 +338,13 @@ def test_a_job_that_ended_stays_ended() -> None:
     for node in [*scene.nodes.values()]:
         node.say(node.node.succeed())
     scene.run()
-    assert {node.node.role for node in scene.nodes.values()} == {Role.CLOSED}
+    assert {node.node.role for node in scene.nodes.values()} == {NodeRole.CLOSED}
     for node in [*scene.nodes.values()]:
         node.crash()
     scene.now += 10.0
     scene.etcd.expire(scene.now)
     late = scene.join("c")
-    assert (late.node.role, late.views[-1].outcome) == (Role.CLOSED, Ending.SUCCEEDED)
+    assert (late.node.role, late.views[-1].outcome) == (NodeRole.CLOSED, JobOutcome.SUCCEEDED)
 
 
 def without_leases(scene: Scene) -> list[NodeOnEtcd]:
@@ -383,7 +383,7 @@ def test_all_leases_lost_at_once_and_all_nodes_back_the_round_is_carried_on(
         info.incarnation for info in before.members
     ]
     assert {node.node.generation for node in nodes} == {0}
-    assert {node.node.phase for node in nodes} == {Phase.RUNNING}
+    assert {node.node.phase for node in nodes} == {NodePhase.RUNNING}
     assert job.term > before.term
 
 
@@ -436,7 +436,7 @@ def test_a_failure_waits_until_the_others_have_put_their_records_again() -> None
     scene.run()
     assert (scene.job.generation, scene.job.restarts) == (1, 1)
     assert c.record is not None
-    assert (c.record.call, c.record.status.phase) == (1, Phase.RUNNING)
+    assert (c.record.call, c.record.status.phase) == (1, NodePhase.RUNNING)
     assert a.node.generation == 1
 
 
@@ -504,7 +504,7 @@ def test_of_a_job_that_ended_its_end_is_left() -> None:
         node.leave()
         scene.run()
     assert scene.keys == ["job"]
-    assert scene.job.outcome is Ending.SUCCEEDED
+    assert scene.job.outcome is JobOutcome.SUCCEEDED
 
 
 def test_while_others_are_there_nothing_of_theirs_is_removed() -> None:
@@ -544,7 +544,7 @@ def test_resigned_while_it_takes_over() -> None:
     scene.end_lease_at(scene.places.leader)
     scene.run()
     b.answer()
-    assert b.leadership.post is Post.LOADING
+    assert b.leadership.post is LeaderState.LOADING
     b.leave()
     b.held = set()
     scene.run()
@@ -564,14 +564,14 @@ def test_who_goes_while_it_reads_the_job_does_not_wait_for_who_is_silent() -> No
     scene.end_lease_at(scene.places.leader)
     scene.run()
     b.answer()
-    assert b.leadership.post is Post.LOADING
+    assert b.leadership.post is LeaderState.LOADING
     b.leave()
     b.held = set()
     scene.run()
     assert b.has_left
     d.held = set()
     scene.run()
-    assert d.leadership.post is Post.LOADING
+    assert d.leadership.post is LeaderState.LOADING
 
 
 def test_a_leader_that_leaves_while_etcd_goes_away_has_left() -> None:
@@ -624,7 +624,7 @@ def test_how_a_job_ended_is_not_kept_for_longer_by_who_asks() -> None:
         scene.run()
         node.crash()
     late = scene.join("c")
-    assert late.node.role is Role.CLOSED
+    assert late.node.role is NodeRole.CLOSED
     assert KeepAlive(found.lease) not in late.sent
     late.leave()
     scene.run()
@@ -647,7 +647,7 @@ def test_a_lease_of_the_job_that_ended_is_replaced_and_the_round_goes_on() -> No
     assert found.lease == record.lease
     assert (record.job.phase, record.job.generation) == (JobPhase.ACTIVE, 0)
     assert {a.node.generation, b.node.generation} == {0}
-    assert {a.node.phase, b.node.phase} == {Phase.RUNNING}
+    assert {a.node.phase, b.node.phase} == {NodePhase.RUNNING}
 
 
 def test_a_write_on_a_lease_that_ended_makes_it_read_again() -> None:
@@ -666,7 +666,7 @@ def test_a_lease_that_ends_before_anything_is_on_it_is_replaced() -> None:
     a = scene.add("a")
     a.held = {"asked"}
     a.open()
-    while a.leadership.post is not Post.LEADING:
+    while a.leadership.post is not LeaderState.LEADING:
         a.carry_out()
         a.answer()
     scene.etcd.perform(scene.now, Revoke(a.leadership._job_lease))
@@ -701,7 +701,7 @@ def test_a_lease_that_ends_while_its_job_is_read_is_replaced() -> None:
     a.drop()
     a.held = {"answers"}
     a.open()
-    while a.leadership.post is not Post.LOADING:
+    while a.leadership.post is not LeaderState.LOADING:
         scene.run()
         a.answer()
     scene.run()
@@ -734,14 +734,14 @@ def test_what_lies_where_the_job_should_is_refused_in_words() -> None:
 @pytest.mark.parametrize(
     ("kind", "permanent"),
     [
-        (Trouble.UNREACHABLE, False),
-        (Trouble.NO_SPACE, False),
-        (Trouble.DENIED, True),
-        (Trouble.REFUSED, True),
+        (ProblemKind.UNREACHABLE, False),
+        (ProblemKind.NO_SPACE, False),
+        (ProblemKind.DENIED, True),
+        (ProblemKind.REFUSED, True),
     ],
 )
 def test_a_write_that_is_not_made_ends_the_leaders_session(
-    kind: Trouble, *, permanent: bool
+    kind: ProblemKind, *, permanent: bool
 ) -> None:
     scene = Scene("a", a_job_of(1, 3, settle_s=9.0))
     a = scene.leader
@@ -750,7 +750,7 @@ def test_a_write_that_is_not_made_ends_the_leaders_session(
     a.lose(settled(kind))
     (closed,) = a.closed
     assert (closed.why, closed.permanent) == (settled(kind).why, permanent)
-    assert a.leadership.post is Post.FOLLOWING
+    assert a.leadership.post is LeaderState.FOLLOWING
     assert a.leadership.lead is None
     a.held = set()
     a.open()
@@ -772,7 +772,7 @@ def test_a_taking_over_that_fails_is_begun_again_with_the_next_session(step: int
         a.answer()
     a.lose()
     assert a.closed[-1].why == GONE.why
-    assert a.leadership.post is Post.FOLLOWING
+    assert a.leadership.post is LeaderState.FOLLOWING
     a.held = set()
     a.obeys = True
     a.open()
@@ -826,7 +826,7 @@ def test_who_comes_back_while_its_loss_is_being_stored_is_fenced() -> None:
     scene.run()
     a.held = set()
     scene.run()
-    assert Role.FENCED in [view.role for view in b.views]
+    assert NodeRole.FENCED in [view.role for view in b.views]
     assert not a.closed, "what it stored was taken"
     assert scene.job.nodes["b"].info.incarnation == b.node.info.incarnation > 100
 
@@ -847,5 +847,5 @@ def test_who_went_and_came_back_in_what_is_heard_as_one_is_fenced() -> None:
     a.news[:] = [(number, gone + back)]
     a.held = set()
     scene.run()
-    assert Role.FENCED in [view.role for view in c.views]
+    assert NodeRole.FENCED in [view.role for view in c.views]
     assert scene.job.nodes["c"].info.incarnation == c.node.info.incarnation > 100

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from etcd_machines import GONE, TWO, NodeOnEtcd, Scene
-from holdfast.core.etcd_calls import Delete, Put, Revoke, Txn
-from holdfast.core.etcd_leading import Post
-from holdfast.core.job import JobPhase
-from holdfast.core.news import Ending, Role
+from holdfast.core.etcd.calls import Delete, Put, Revoke, Txn
+from holdfast.core.etcd.leader import LeaderState
+from holdfast.core.protocol import JobOutcome, NodeRole
+from holdfast.core.rounds import JobPhase
 
 
 def a_job(names: str = "ab") -> tuple[Scene, list[NodeOnEtcd]]:
@@ -67,9 +67,9 @@ def test_how_a_job_ended_is_left_for_those_who_come_late() -> None:
         node.leave()
         scene.run()
     assert scene.keys == ["job"]
-    assert scene.job.outcome is Ending.SUCCEEDED
+    assert scene.job.outcome is JobOutcome.SUCCEEDED
     assert scene.etcd.next_expiry() is not None, "on a lease, so not for ever"
-    assert scene.join("c").node.role is Role.CLOSED
+    assert scene.join("c").node.role is NodeRole.CLOSED
 
 
 def test_a_job_that_begins_while_the_last_one_clears_up_keeps_what_it_has() -> None:
@@ -89,7 +89,7 @@ def test_a_job_that_begins_while_the_last_one_clears_up_keeps_what_it_has() -> N
     scene.run()
     assert b.has_left
     assert {*scene.keys} == kept
-    assert {c.node.role, d.node.role} == {Role.MEMBER}
+    assert {c.node.role, d.node.role} == {NodeRole.MEMBER}
     assert scene.leader is c
 
 
@@ -105,7 +105,7 @@ def test_who_has_come_to_lead_meanwhile_is_not_deposed() -> None:
     c = scene.add("c")
     c.held = {"asked"}
     c.open()
-    while c.leadership.post is not Post.LOADING:
+    while c.leadership.post is not LeaderState.LOADING:
         c.carry_out()
         c.answer()
     b.held = set()

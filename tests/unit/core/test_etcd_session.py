@@ -6,24 +6,24 @@ import msgspec
 import pytest
 
 from etcd_machines import GONE, LEASE_S, TWO, NodeOnEtcd, Scene, settled
-from holdfast.core.etcd_asking import Ask
-from holdfast.core.etcd_calls import (
+from fake_node import RUN, a_job_of
+from holdfast.core.etcd.calls import (
     Compare,
     Field,
     Grant,
     KeepAlive,
     KeptAlive,
     Problem,
+    ProblemKind,
     Put,
     Revoke,
-    Trouble,
+    SendRequest,
     Txn,
 )
-from holdfast.core.etcd_keys import NodeRecord, pack, unpack
-from holdfast.core.etcd_leading import Post
-from holdfast.core.etcd_session import RENEWALS_PER_LEASE, UNSAID_MAX, EtcdSession
-from holdfast.core.news import NodeInfo, Phase, Role, Status, View
-from told_nodes import RUN, a_job_of
+from holdfast.core.etcd.keys import NodeRecord, pack, unpack
+from holdfast.core.etcd.leader import LeaderState
+from holdfast.core.etcd.session import RENEWALS_PER_LEASE, UNSAID_MAX, EtcdSession
+from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, Status, View
 
 THREE = a_job_of(2, 3, max_restarts=3, settle_s=0.5)
 
@@ -75,13 +75,13 @@ def test_a_session_is_a_lease_and_a_look_and_two_watches() -> None:
 def test_short_leases_are_a_second_at_least() -> None:
     info = NodeInfo(node="a", incarnation=1)
     quick = EtcdSession(run_id=RUN, info=info, prefix="/p", lease_s=0.2)
-    assert quick.open() == [Ask(1, Grant(1))]
+    assert quick.open() == [SendRequest(1, Grant(1))]
 
 
 def test_what_lies_ready_is_heard_at_once() -> None:
     scene, node = alone()
     node.drop()
-    view = View(run_id=RUN, node="a", incarnation=1, term=1, revision=1, role=Role.WAITING)
+    view = View(run_id=RUN, node="a", incarnation=1, term=1, revision=1, role=NodeRole.WAITING)
     scene.ask(
         Put(scene.places.view("a", 1), pack(view)),
         Put(scene.places.view("a", 2), b"nothing that can be read"),
@@ -336,7 +336,7 @@ def test_of_a_lease_that_ended_is_heard_twice_and_the_next_one_is_kept(late: str
     renewal, put = (answer for _, answer in node.answers)
     assert isinstance(renewal, KeptAlive)
     assert isinstance(put, Problem)
-    assert put.kind is Trouble.LEASE_GONE
+    assert put.kind is ProblemKind.LEASE_GONE
     held = node.answers.pop(0 if late == "the renewal" else 1)
     node.held = set()
     scene.run()
@@ -373,11 +373,11 @@ def test_the_leader_fences_who_lost_its_lease_and_lives() -> None:
     b.held = set()
     b.beat()
     scene.run()
-    assert Role.FENCED in [view.role for view in b.views]
+    assert NodeRole.FENCED in [view.role for view in b.views]
     scene.wait(1.0)
     assert {info.node for info in scene.job.members} == {"a", "b", "c"}
     assert b.node.info.incarnation > 100
-    assert {node.node.phase for node in (a, b, c)} == {Phase.RUNNING}
+    assert {node.node.phase for node in (a, b, c)} == {NodePhase.RUNNING}
 
 
 def test_a_leader_that_lost_its_lease_leads_no_more_and_is_fenced() -> None:
@@ -389,7 +389,7 @@ def test_a_leader_that_lost_its_lease_leads_no_more_and_is_fenced() -> None:
     a.beat()
     a.carry_out()
     a.answer()
-    assert a.leadership.post is Post.FOLLOWING, "at once, whoever leads now"
+    assert a.leadership.post is LeaderState.FOLLOWING, "at once, whoever leads now"
     a.held = {"asked"}
     for name in "bc":
         scene.nodes[name].held = set()
@@ -397,7 +397,7 @@ def test_a_leader_that_lost_its_lease_leads_no_more_and_is_fenced() -> None:
     assert scene.leader.name in "bc"
     a.held = set()
     scene.run()
-    assert Role.FENCED in [view.role for view in a.views]
+    assert NodeRole.FENCED in [view.role for view in a.views]
 
 
 def test_a_leader_that_lost_its_lease_leads_again_if_nobody_else_does() -> None:
@@ -406,7 +406,7 @@ def test_a_leader_that_lost_its_lease_leads_again_if_nobody_else_does() -> None:
     before = a.leadership.election.term
     scene.end_lease_of(a)
     scene.run()
-    assert a.leadership.post is Post.FOLLOWING, "without a lease nobody can lead"
+    assert a.leadership.post is LeaderState.FOLLOWING, "without a lease nobody can lead"
     a.beat()
     scene.run()
     assert scene.leader is a
@@ -459,16 +459,16 @@ def test_a_roll_call_before_the_first_word_is_answered_with_it() -> None:
 # What goes wrong.
 
 TROUBLES = [
-    (Trouble.UNREACHABLE, False),
-    (Trouble.NO_SPACE, False),
-    (Trouble.DENIED, True),
-    (Trouble.REFUSED, True),
+    (ProblemKind.UNREACHABLE, False),
+    (ProblemKind.NO_SPACE, False),
+    (ProblemKind.DENIED, True),
+    (ProblemKind.REFUSED, True),
 ]
 
 
 @pytest.mark.parametrize(("kind", "permanent"), TROUBLES)
 @pytest.mark.parametrize("steps", [0, 1])
-def test_a_session_that_cannot_be_opened(kind: Trouble, steps: int, *, permanent: bool) -> None:
+def test_a_session_that_cannot_be_opened(kind: ProblemKind, steps: int, *, permanent: bool) -> None:
     scene = Scene()
     node = scene.add("a")
     node.open()
@@ -485,7 +485,7 @@ def test_a_session_that_cannot_be_opened(kind: Trouble, steps: int, *, permanent
 
 @pytest.mark.parametrize(("kind", "permanent"), TROUBLES)
 @pytest.mark.parametrize("what", ["put", "beat"])
-def test_a_session_that_ends(kind: Trouble, what: str, *, permanent: bool) -> None:
+def test_a_session_that_ends(kind: ProblemKind, what: str, *, permanent: bool) -> None:
     _, node = alone()
     if what == "put":
         node.say(at(node, 1))
@@ -507,7 +507,7 @@ def test_a_watch_that_ends_ends_the_session_which_then_looks_at_everything_again
     a = scene.leader
     a.end_watch(GONE, index)
     assert [one.why for one in a.closed] == [GONE.why]
-    assert a.leadership.post is Post.FOLLOWING
+    assert a.leadership.post is LeaderState.FOLLOWING
     a.open()
     scene.run()
     assert scene.leader is a
@@ -516,7 +516,7 @@ def test_a_watch_that_ends_ends_the_session_which_then_looks_at_everything_again
 
 def test_a_watch_that_fell_behind_is_no_reason_to_give_up() -> None:
     _, node = alone()
-    node.end_watch(settled(Trouble.COMPACTED))
+    node.end_watch(settled(ProblemKind.COMPACTED))
     (closed,) = node.closed
     assert not closed.permanent
     assert closed.why == "a watch fell behind: it is compacted"
@@ -667,7 +667,7 @@ def test_answers_of_a_session_that_is_over_mean_nothing() -> None:
 def test_who_leads_is_watched_with_what_all_share() -> None:
     scene = Scene("ab")
     a, b = scene.nodes.values()
-    assert b.leadership.post is Post.FOLLOWING
+    assert b.leadership.post is LeaderState.FOLLOWING
     a.leave()
     scene.run()
     assert a.has_left

@@ -5,22 +5,21 @@ from __future__ import annotations
 import pytest
 
 from etcd_machines import GONE, LEASE_S, PREFIX, NodeOnEtcd, Scene
-from holdfast.core.etcd_calls import Change, KeyValue, Op, Put
-from holdfast.core.etcd_keys import JobRecord, NodeRecord, Places, pack
-from holdfast.core.etcd_leading import Post
-from holdfast.core.etcd_takeover import TakeoverCall, inherit
-from holdfast.core.job import Job, JobPhase, Node
-from holdfast.core.news import Ending, Phase
-from told_nodes import RUN, a_job_of, a_node
+from fake_node import RUN, a_job_of, a_node
+from holdfast.core.etcd.calls import Change, KeyValue, Op, Put
+from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, pack
+from holdfast.core.etcd.leader import LeaderState, TakeoverRollCall, inherit
+from holdfast.core.protocol import JobOutcome, NodePhase
+from holdfast.core.rounds import Job, JobPhase, Node
 
 THREE = a_job_of(2, 3, max_restarts=3, settle_s=0.5)
-PLACES = Places(PREFIX, RUN)
+PLACES = JobKeys(PREFIX, RUN)
 TERM = 50
 
 
 def a_job(names: str = "abc", **more: object) -> JobRecord:
     nodes = {
-        name: Node(a_node(name, THREE, i).info, 1, Phase.READY, -1)
+        name: Node(a_node(name, THREE, i).info, 1, NodePhase.READY, -1)
         for i, name in enumerate(names, start=1)
     }
     return JobRecord(Job(run_id=RUN, term=7, nodes=nodes, **more), 1002)  # type: ignore[arg-type]
@@ -51,7 +50,7 @@ ALL = there(("a", 1, 3), ("b", 2, 3), ("c", 3, 3))
 
 
 def test_all_that_the_job_knows_and_that_are_there_are_asked() -> None:
-    roll = TakeoverCall(PLACES)
+    roll = TakeoverRollCall(PLACES)
     strangers = there(("d", 4, 3), ("b", 22, 3))
     assert roll.waits(TERM, a_job(), ALL[:2] + strangers, 3, own=1)
     assert roll.unsaid(3, 1002) == (Put(PLACES.call, b"4", 1002),)
@@ -62,20 +61,20 @@ def test_all_that_the_job_knows_and_that_are_there_are_asked() -> None:
 
 
 def test_who_is_gone_is_not_waited_for() -> None:
-    roll = TakeoverCall(PLACES)
+    roll = TakeoverRollCall(PLACES)
     assert roll.waits(TERM, a_job(), ALL, 3, own=1)
     assert not roll.is_answered(heard("b", 2, None))
     assert roll.is_answered(heard("c", 3, 4))
 
 
 def test_the_number_is_higher_than_any_that_was_heard() -> None:
-    roll = TakeoverCall(PLACES)
+    roll = TakeoverRollCall(PLACES)
     assert roll.waits(TERM, a_job("ab"), there(("a", 1, 9), ("b", 2, 0)), 0, own=1)
     assert roll.unsaid(0, 1002) == (Put(PLACES.call, b"10", 1002),)
 
 
 def test_in_one_term_there_is_one_call() -> None:
-    roll = TakeoverCall(PLACES)
+    roll = TakeoverRollCall(PLACES)
     assert roll.waits(TERM, a_job(), ALL, 3, own=1)
     some = there(("a", 1, 3), ("b", 2, 4), ("c", 3, 3))
     assert roll.waits(TERM, a_job(), some, 4, own=1)
@@ -86,15 +85,15 @@ def test_in_one_term_there_is_one_call() -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [None, a_job(outcome=Ending.FAILED), JobRecord(Job(run_id=RUN, term=TERM), 1)],
+    [None, a_job(outcome=JobOutcome.FAILED), JobRecord(Job(run_id=RUN, term=TERM), 1)],
     ids=["no job", "a job that ended", "its own"],
 )
 def test_where_there_is_nothing_to_decide_nobody_is_asked(record: JobRecord | None) -> None:
-    assert not TakeoverCall(PLACES).waits(TERM, record, ALL, 3, own=1)
+    assert not TakeoverRollCall(PLACES).waits(TERM, record, ALL, 3, own=1)
 
 
 def test_records_that_cannot_be_read_are_nobodys() -> None:
-    roll = TakeoverCall(PLACES)
+    roll = TakeoverRollCall(PLACES)
     strange = (
         KeyValue(key=PLACES.node("b", 2), value=b"hf9="),
         KeyValue(key=PLACES.nodes + b"no/such/name", value=a_record("c", 3, 0)),
@@ -117,7 +116,7 @@ def test_of_a_job_nobody_is_left_of_only_its_end_is_inherited() -> None:
     others = {("a", 11), ("z", 9)}
     job = inherit(a_job(), others, TERM, RUN, LEASE_S)
     assert (job.nodes, job.term, job.silence_s) == ({}, TERM, LEASE_S)
-    ended = a_job(outcome=Ending.SUCCEEDED, phase=JobPhase.CLOSED)
+    ended = a_job(outcome=JobOutcome.SUCCEEDED, phase=JobPhase.CLOSED)
     assert inherit(ended, set(), TERM, RUN, LEASE_S) is ended.job
     assert inherit(None, others, TERM, RUN, LEASE_S).nodes == {}
 
@@ -148,7 +147,7 @@ def decided(scene: Scene, node: NodeOnEtcd) -> list[Op]:
 
 def test_nothing_is_decided_before_the_fate_of_all_is_known() -> None:
     scene, b, _ = headless()
-    assert b.leadership.post is Post.LOADING
+    assert b.leadership.post is LeaderState.LOADING
     assert decided(scene, b) == []
     assert scene.job.generation == 0
     scene.wait(LEASE_S + 1.0)
@@ -183,7 +182,7 @@ def test_who_leads_on_after_a_lost_session_asks_nobody() -> None:
 def test_a_new_node_does_not_end_the_waiting() -> None:
     scene, b, _ = headless()
     scene.join("d")
-    assert b.leadership.post is Post.LOADING
+    assert b.leadership.post is LeaderState.LOADING
     scene.wait(LEASE_S + 1.0)
     assert scene.leader is b
     assert {info.node for info in scene.job.members} == {"b", "d"}
@@ -205,7 +204,7 @@ def test_who_is_deposed_while_it_waits_waits_no_more() -> None:
     b.leadership.election.is_open = False
     scene.end_lease_at(scene.places.leader)
     scene.run()
-    assert (b.leadership.post, b.leadership.election.term) == (Post.FOLLOWING, 0)
+    assert (b.leadership.post, b.leadership.election.term) == (LeaderState.FOLLOWING, 0)
     assert len(b.watches) == 2, "the watch it waited with is ended"
 
 
@@ -215,7 +214,7 @@ def test_a_session_that_is_lost_while_it_waits_is_gone_on_with() -> None:
     assert b.closed
     b.open()
     scene.run()
-    assert b.leadership.post is Post.LOADING
+    assert b.leadership.post is LeaderState.LOADING
     scene.wait(LEASE_S + 1.0)
     assert scene.leader is b
     assert [*scene.job.nodes] == ["b"]

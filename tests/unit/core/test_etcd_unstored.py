@@ -5,21 +5,20 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from holdfast.core import etcd_unstored
-from holdfast.core.etcd_calls import Delete, Grant, Op, Put, Txn, TxnDone
-from holdfast.core.etcd_keys import JobRecord, Places, pack, unpack
-from holdfast.core.etcd_unstored import OPS_MAX, WRITE_BYTES_MAX, Unstored
-from holdfast.core.job import Job
-from holdfast.core.leading import Lead
-from holdfast.core.news import Role, View
+from fake_node import RUN
+from holdfast.core.etcd import leader
+from holdfast.core.etcd.calls import Delete, Grant, Op, Put, Txn, TxnDone
+from holdfast.core.etcd.keys import JobKeys, JobRecord, pack, unpack
+from holdfast.core.etcd.leader import OPS_MAX, WRITE_BYTES_MAX, LedJob, PendingWrites
+from holdfast.core.protocol import NodeRole, View
+from holdfast.core.rounds import Job
 from holdfast.testing.sim import etcd as sim_etcd
 from holdfast.testing.sim.etcd import SimEtcd
-from told_nodes import RUN
 
 if TYPE_CHECKING:
     import pytest
 
-PLACES = Places("/p", RUN)
+PLACES = JobKeys("/p", RUN)
 LEASE = 1001
 
 
@@ -30,14 +29,14 @@ def a_view(node: str, revision: int = 1, report: bytes = b"") -> View:
         incarnation=1,
         term=1,
         revision=revision,
-        role=Role.WAITING,
+        role=NodeRole.WAITING,
         report=report,
     )
 
 
-def unstored(call: int = 0) -> tuple[Unstored, Lead]:
-    lead = Lead(0.0, Job(run_id=RUN), step_s=1.0, call=call)
-    return Unstored(PLACES, lead, LEASE), lead
+def unstored(call: int = 0) -> tuple[PendingWrites, LedJob]:
+    lead = LedJob(0.0, Job(run_id=RUN), step_s=1.0, call=call)
+    return PendingWrites(PLACES, lead, LEASE), lead
 
 
 def size_of(ops: list[Op]) -> int:
@@ -127,7 +126,7 @@ def test_no_portion_has_more_bytes_than_etcd_takes() -> None:
 
 
 def test_what_is_larger_than_a_portion_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(etcd_unstored, "WRITE_BYTES_MAX", 100)
+    monkeypatch.setattr(leader, "WRITE_BYTES_MAX", 100)
     some, lead = unstored()
     lead.is_changed = True
     some.tell(a_view("a"))

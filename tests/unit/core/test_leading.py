@@ -5,11 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.core.job import Job, JobPhase, NodeLost
-from holdfast.core.leading import Lead
-from holdfast.core.news import Ending, JobSettings, NodeInfo, Role, Status, View
-from holdfast.core.rounds import Rounds
-from told_nodes import RUN, ToldNode, a_job_of, a_node
+from fake_node import RUN, FakeNode, a_job_of, a_node
+from holdfast.core.etcd.leader import LedJob
+from holdfast.core.protocol import JobOutcome, JobSettings, NodeInfo, NodeRole, Status, View
+from holdfast.core.rounds import Job, JobPhase, NodeLost, Rounds
 
 THREE = a_job_of(2, 3, max_restarts=3, settle_s=0.5)
 STEP_S = 1.0
@@ -20,9 +19,9 @@ class Led:
 
     def __init__(self, names: str, settings: JobSettings = THREE, **more: object) -> None:
         self.settings = settings
-        self.nodes: dict[str, ToldNode] = {}
+        self.nodes: dict[str, FakeNode] = {}
         self.calls: dict[str, int] = {}
-        self.lead = Lead(0.0, Job(run_id=RUN), step_s=STEP_S, **more)  # type: ignore[arg-type]
+        self.lead = LedJob(0.0, Job(run_id=RUN), step_s=STEP_S, **more)  # type: ignore[arg-type]
         for name in names:
             self.join(name)
 
@@ -65,14 +64,14 @@ class Led:
     def succeed_by(self, job: Job, there: str, shown: dict[str, int] | None = None) -> list[View]:
         """Let another leader take over a job that was stored, from those who are there."""
         job.term += 1
-        self.lead = Lead(0.0, job, step_s=STEP_S, call=self.lead.call)
+        self.lead = LedJob(0.0, job, step_s=STEP_S, call=self.lead.call)
         statuses = [(self.nodes[name].last_status(), self.calls[name]) for name in there]
         revisions = {name: self.nodes[name].revision for name in there} | (shown or {})
         seen = {(name, self.nodes[name].info.incarnation): at for name, at in revisions.items()}
         return self.hear(self.lead.begin(0.0, statuses, seen, "it is gone"))
 
 
-def roles(told: list[View]) -> dict[str, Role]:
+def roles(told: list[View]) -> dict[str, NodeRole]:
     return {view.node: view.role for view in told}
 
 
@@ -85,7 +84,7 @@ def test_a_failure_waits_until_all_other_members_have_answered() -> None:
     assert (led.lead.call, led.job.generation, led.job.restarts) == (1, 0, 0)
     assert led.answer("b") == []
     assert led.job.generation == 0
-    assert roles(led.answer("c")) == dict.fromkeys("abc", Role.MEMBER)
+    assert roles(led.answer("c")) == dict.fromkeys("abc", NodeRole.MEMBER)
     assert (led.job.generation, led.job.restarts) == (1, 1)
 
 
@@ -99,7 +98,7 @@ def test_an_old_number_is_no_answer() -> None:
 
 def test_a_round_of_one_has_nobody_to_wait_for() -> None:
     led = Led("a", a_job_of(1, 1, max_restarts=1))
-    assert roles(led.fail("a")) == {"a": Role.MEMBER}
+    assert roles(led.fail("a")) == {"a": NodeRole.MEMBER}
     assert (led.job.generation, led.job.restarts) == (1, 1)
 
 
@@ -107,7 +106,7 @@ def test_a_failure_due_to_a_loss_is_not_charged() -> None:
     led = Led("abc")
     led.fail("a")
     led.answer("b")
-    assert roles(led.lose("c")) == dict.fromkeys("ab", Role.MEMBER)
+    assert roles(led.lose("c")) == dict.fromkeys("ab", NodeRole.MEMBER)
     assert (led.job.generation, led.job.restarts, led.job.round) == (1, 0, 1)
     assert "c was lost" in led.job.why
 
@@ -125,19 +124,19 @@ def test_the_leaders_own_node_need_not_answer() -> None:
     led = Led("abc")
     led.lead.own = led.nodes["b"].info.incarnation
     led.fail("a")
-    assert roles(led.answer("c")) == dict.fromkeys("abc", Role.MEMBER)
+    assert roles(led.answer("c")) == dict.fromkeys("abc", NodeRole.MEMBER)
 
 
 def test_who_is_done_is_not_awaited() -> None:
     led = Led("abc")
     led.say(led.nodes["b"].succeed())
     led.fail("a")
-    assert roles(led.answer("c")) == dict.fromkeys("abc", Role.MEMBER)
+    assert roles(led.answer("c")) == dict.fromkeys("abc", NodeRole.MEMBER)
 
 
 def test_a_standby_is_not_awaited() -> None:
     led = Led("abcd")
-    assert led.nodes["d"].role is Role.STANDBY
+    assert led.nodes["d"].role is NodeRole.STANDBY
     led.fail("a")
     led.answer("b")
     led.answer("c")
@@ -148,7 +147,7 @@ def test_a_failure_of_another_member_is_an_answer() -> None:
     led = Led("abc")
     led.fail("a")
     led.answer("b")
-    assert roles(led.fail("c")) == dict.fromkeys("abc", Role.MEMBER)
+    assert roles(led.fail("c")) == dict.fromkeys("abc", NodeRole.MEMBER)
     assert led.lead.call == 1, "one call is enough for one generation"
     assert (led.job.generation, led.job.restarts) == (1, 1)
 
@@ -157,7 +156,7 @@ def test_success_and_loss_during_a_call_are_answers() -> None:
     led = Led("abc")
     led.fail("a")
     assert led.say(led.nodes["b"].succeed()) == []
-    assert roles(led.answer("c")) == dict.fromkeys("abc", Role.MEMBER)
+    assert roles(led.answer("c")) == dict.fromkeys("abc", NodeRole.MEMBER)
     led.fail("a")
     led.answer("b")
     assert led.lose("c")
@@ -166,13 +165,13 @@ def test_success_and_loss_during_a_call_are_answers() -> None:
 
 def test_what_an_answer_costs_does_not_grow_with_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = []
-    is_awaited = Lead._is_awaited
+    is_awaited = LedJob._is_awaited
 
-    def counted(lead: Lead, info: NodeInfo) -> bool:
+    def counted(lead: LedJob, info: NodeInfo) -> bool:
         looked_at.append(info)
         return is_awaited(lead, info)
 
-    monkeypatch.setattr(Lead, "_is_awaited", counted)
+    monkeypatch.setattr(LedJob, "_is_awaited", counted)
     names = "abcdefghijklmnopqrst"
     led = Led(names, a_job_of(20, 20, max_restarts=3))
     led.fail("a")
@@ -221,8 +220,8 @@ def test_the_last_word_of_who_is_lost_itself_counts_for_nothing() -> None:
 def test_a_failure_without_a_restart_left_ends_the_job_after_the_call() -> None:
     led = Led("ab", a_job_of(2, 2))
     assert led.fail("a") == []
-    assert roles(led.answer("b")) == dict.fromkeys("ab", Role.CLOSED)
-    assert led.job.outcome is Ending.FAILED
+    assert roles(led.answer("b")) == dict.fromkeys("ab", NodeRole.CLOSED)
+    assert led.job.outcome is JobOutcome.FAILED
     led.nodes["a"].report = b"the whole story"
     led.lead.is_changed = False
     assert led.say(led.nodes["a"].status()) == [], "it is not held back once the job is over"
@@ -249,9 +248,9 @@ def test_what_the_predecessor_had_no_time_to_tell_is_told() -> None:
     job = led.stored()
     assert led.succeed_by(job, "abc") == [], "everybody knows everything"
     (view,) = led.succeed_by(led.stored(), "abc", shown={"b": led.job.revision - 1})
-    assert (view.node, view.role, view.generation) == ("b", Role.MEMBER, 0)
+    assert (view.node, view.role, view.generation) == ("b", NodeRole.MEMBER, 0)
     told = led.succeed_by(led.stored(), "abc", shown=dict.fromkeys("abc", -1))
-    assert roles(told) == dict.fromkeys("abc", Role.MEMBER)
+    assert roles(told) == dict.fromkeys("abc", NodeRole.MEMBER)
 
 
 def test_lost_and_new_and_failed_nodes_cost_one_round() -> None:
@@ -262,7 +261,7 @@ def test_lost_and_new_and_failed_nodes_cost_one_round() -> None:
     led.nodes["d"].status()
     led.calls["d"] = 0
     told = led.succeed_by(job, "abd")
-    assert roles(told) == dict.fromkeys("abd", Role.MEMBER)
+    assert roles(told) == dict.fromkeys("abd", NodeRole.MEMBER)
     assert len(told) == 3, "each node is told once"
     assert (led.job.round, led.job.generation, led.job.restarts) == (1, 1, 0)
     assert "it is gone" in led.job.why
@@ -285,15 +284,15 @@ def test_all_done_while_nobody_led_ends_the_job_well() -> None:
     job = led.stored()
     for node in led.nodes.values():
         node.succeed()
-    assert roles(led.succeed_by(job, "ab")) == dict.fromkeys("ab", Role.CLOSED)
-    assert led.job.outcome is Ending.SUCCEEDED
+    assert roles(led.succeed_by(job, "ab")) == dict.fromkeys("ab", NodeRole.CLOSED)
+    assert led.job.outcome is JobOutcome.SUCCEEDED
 
 
 def test_numbers_that_a_take_over_gives_are_stored() -> None:
     led = Led("ab", a_job_of(3, 3))  # They wait; `a` was told that it is alone.
     job = led.stored()
     (view,) = led.succeed_by(job, "ab")
-    assert (view.node, view.present, view.role) == ("a", 2, Role.WAITING)
+    assert (view.node, view.present, view.role) == ("a", 2, NodeRole.WAITING)
     assert led.lead.is_changed, "the next to take over would give the same number again"
     assert led.job.revision == view.revision
 
@@ -339,7 +338,7 @@ def test_a_wait_counts_from_when_it_began_and_only_while_somebody_looks() -> Non
     assert led.lead.next_deadline(100.0) == pytest.approx(101.0)
     assert led.lead.tick(101.0) == []
     assert led.lead.next_deadline(101.0) == pytest.approx(101.5)
-    assert roles(led.lead.tick(101.5)) == dict.fromkeys("ab", Role.MEMBER)
+    assert roles(led.lead.tick(101.5)) == dict.fromkeys("ab", NodeRole.MEMBER)
     assert led.lead.next_deadline(101.5) is None
     assert led.lead.tick(200.0) == []
 
@@ -348,7 +347,7 @@ def test_a_wait_that_a_predecessor_began_is_begun_anew() -> None:
     led = Led("ab", a_job_of(1, 3, settle_s=0.5))
     led.succeed_by(led.stored(), "ab")
     assert led.lead.next_deadline(0.0) == pytest.approx(0.5)
-    assert roles(led.lead.tick(0.5)) == dict.fromkeys("ab", Role.MEMBER)
+    assert roles(led.lead.tick(0.5)) == dict.fromkeys("ab", NodeRole.MEMBER)
 
 
 def test_decisions_are_told_to_who_wants_to_know() -> None:
@@ -373,11 +372,11 @@ class Broken(Rounds):
 
 def test_a_job_that_breaks_its_rules_is_closed_in_words() -> None:
     led = Led("a", rounds=Broken)
-    assert roles(led.join("b")) == dict.fromkeys("ab", Role.CLOSED)
+    assert roles(led.join("b")) == dict.fromkeys("ab", NodeRole.CLOSED)
     assert led.lead.broken == "ValueError: too many"
     assert "bug in Holdfast" in led.job.why
     assert (led.job.phase, led.lead.is_changed) == (JobPhase.CLOSED, True)
-    assert roles(led.join("c")) == {"c": Role.CLOSED}, "it is told once, and goes on"
+    assert roles(led.join("c")) == {"c": NodeRole.CLOSED}, "it is told once, and goes on"
 
 
 def test_in_a_test_the_error_is_raised() -> None:

@@ -45,21 +45,21 @@ def test_a_budget_below_zero_is_none(max_restarts: int, used: int) -> None:
 
 def test_a_failure_is_answered_by_a_restart_while_the_budget_lasts() -> None:
     budget = Budget(1)
-    assert judge(budget, mendable=True) is Verdict.RESTART
-    assert judge(budget.charge(), mendable=True) is Verdict.GIVE_UP
+    assert judge(budget, retryable=True) is Verdict.RESTART
+    assert judge(budget.charge(), retryable=True) is Verdict.GIVE_UP
 
 
 @untimed
 @given(st.integers(0, 100))
 def test_what_no_restart_mends_is_given_up_whatever_the_budget(max_restarts: int) -> None:
-    assert judge(Budget(max_restarts), mendable=False) is Verdict.GIVE_UP
+    assert judge(Budget(max_restarts), retryable=False) is Verdict.GIVE_UP
 
 
 @untimed
 @given(st.integers(-3, 10), st.integers(0, 10), st.booleans())
 def test_a_restart_that_is_decided_can_be_charged(
-    max_restarts: int, used: int, mendable: bool
+    max_restarts: int, used: int, retryable: bool
 ) -> None:
     budget = Budget(max_restarts, used)
-    if judge(budget, mendable=mendable) is Verdict.RESTART:
+    if judge(budget, retryable=retryable) is Verdict.RESTART:
         assert budget.charge().used == used + 1

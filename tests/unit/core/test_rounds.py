@@ -5,18 +5,23 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.core import book
-from holdfast.core.book import (
+from fake_node import RUN, FakeNode, a_job_of, a_node
+from holdfast.core import rounds as book
+from holdfast.core.protocol import JobOutcome, JobSettings, NodePhase, NodeRole, View
+from holdfast.core.rounds import (
     BLAME_S,
     HISTORY_LINES_MAX,
     RECOVER_S_MAX,
     RECOVER_S_MIN,
     REPORT_S,
+    CloseJob,
+    InvalidEvent,
+    Job,
+    JobPhase,
+    NodeLost,
+    Rounds,
+    WaitEnded,
 )
-from holdfast.core.job import CloseJob, InvalidEvent, Job, JobPhase, NodeLost, TimeUp
-from holdfast.core.news import Ending, JobSettings, Phase, Role, View
-from holdfast.core.rounds import Rounds
-from told_nodes import RUN, ToldNode, a_job_of, a_node
 
 TWO = a_job_of(2, 2, max_restarts=1, settle_s=0.75)
 
@@ -25,7 +30,7 @@ def encoded(rounds: Rounds) -> bytes:
     return msgspec.msgpack.encode(rounds.job)
 
 
-def active(settings: JobSettings = TWO, **about: object) -> tuple[Rounds, list[ToldNode]]:
+def active(settings: JobSettings = TWO, **about: object) -> tuple[Rounds, list[FakeNode]]:
     """Return a job with a round, and its nodes."""
     rounds = Rounds(Job(run_id=RUN))
     nodes = [a_node(name, settings, i, **about) for i, name in enumerate("ab", start=1)]
@@ -36,7 +41,7 @@ def active(settings: JobSettings = TWO, **about: object) -> tuple[Rounds, list[T
     return rounds, nodes
 
 
-def hear(nodes: list[ToldNode], told: list[View]) -> None:
+def hear(nodes: list[FakeNode], told: list[View]) -> None:
     for view in told:
         for node in nodes:
             if node.hear(view):
@@ -66,7 +71,7 @@ def test_what_does_not_concern_the_job_changes_nothing() -> None:
     assert rounds.handle(last) == []
     assert rounds.handle(NodeLost("a", 99, "another incarnation")) == []
     assert rounds.handle(NodeLost("z", 1, "nobody")) == []
-    assert rounds.handle(TimeUp(rounds.job.wait_seq)) == [], "nothing is waited for"
+    assert rounds.handle(WaitEnded(rounds.job.wait_seq)) == [], "nothing is waited for"
     stranger = a_node("z", TWO, 9)
     assert rounds.handle(stranger.leave()) == []
     assert encoded(rounds) == before
@@ -81,12 +86,12 @@ def test_each_wait_has_its_time() -> None:
         rounds.handle(node.status())
     assert rounds.wait is not None
     assert rounds.wait.delay_s == 0.75
-    hear(nodes, rounds.handle(TimeUp(rounds.wait.seq)))
+    hear(nodes, rounds.handle(WaitEnded(rounds.wait.seq)))
     again = Rounds(Job(run_id=RUN))
     again.handle(nodes[0].status())
     assert again.wait is not None
     assert again.wait.delay_s == RECOVER_S_MIN
-    rounds.handle(nodes[0].fail(mendable=False))
+    rounds.handle(nodes[0].fail(retryable=False))
     assert rounds.wait is not None
     assert rounds.wait.delay_s == REPORT_S
     nodes[0].report = b"Traceback"
@@ -101,7 +106,7 @@ def test_a_failed_job_ends_with_the_likelier_cause() -> None:
     a.report = b"more of the consequence"
     rounds.handle(a.status())
     assert rounds.wait is not None
-    told = rounds.handle(TimeUp(rounds.wait.seq))
+    told = rounds.handle(WaitEnded(rounds.wait.seq))
     assert [(view.report, view.final) for view in told] == [(b"cause", True)] * 2
     assert {view.failure.node for view in told if view.failure} == {"b"}
 
@@ -157,7 +162,7 @@ def test_the_first_member_is_the_master_at_an_address_all_can_reach(
 
 def test_a_request_ends_a_job_without_any_node() -> None:
     rounds = Rounds(Job(run_id=RUN))
-    assert rounds.handle(CloseJob(Ending.STOPPED, "enough")) == []
+    assert rounds.handle(CloseJob(JobOutcome.STOPPED, "enough")) == []
     assert (rounds.job.phase, rounds.job.final) == (JobPhase.CLOSED, True)
     rounds.check()
 
@@ -167,11 +172,11 @@ def test_a_node_that_is_done_while_nobody_waits_for_it_closes_nothing() -> None:
     rounds.handle(NodeLost("b", 2, "silence"))
     rounds.handle(a.succeed())
     assert rounds.job.phase is JobPhase.FORMING
-    assert b.phase is Phase.RUNNING
+    assert b.phase is NodePhase.RUNNING
 
 
 def test_rounds_of_the_same_number_by_two_coordinators_are_not_taken_for_one() -> None:
-    def lone_round(mine: str, lost: str) -> ToldNode:
+    def lone_round(mine: str, lost: str) -> FakeNode:
         """Form a round of two at a coordinator of its own; return one of the two."""
         rounds = Rounds(Job(run_id=RUN))
         pair = [a_node(name, TWO, ord(name)) for name in (mine, lost)]
@@ -190,8 +195,8 @@ def test_rounds_of_the_same_number_by_two_coordinators_are_not_taken_for_one() -
     for node in (a, b):
         assert rounds.handle(node.status()) == []
     assert rounds.job.phase is JobPhase.RECOVERING
-    hear([a, b], rounds.handle(TimeUp(rounds.job.wait_seq)))
-    assert (a.told_generation, b.told_generation) == (1, 1)
+    hear([a, b], rounds.handle(WaitEnded(rounds.job.wait_seq)))
+    assert (a.assigned_generation, b.assigned_generation) == (1, 1)
     assert {a.rank, b.rank} == {0, 1}
 
 
@@ -211,12 +216,12 @@ def test_who_waited_in_vain_for_a_larger_round_is_told_that_it_stands_by() -> No
     rounds = Rounds(Job(run_id=RUN))
     a, b, c = (a_node(name, settings, i) for i, name in enumerate("abc", start=1))
     rounds.handle(a.status())
-    rounds.handle(TimeUp(rounds.job.wait_seq))
+    rounds.handle(WaitEnded(rounds.job.wait_seq))
     rounds.handle(b.status())
     (told,) = rounds.handle(c.status())
     rounds.handle(NodeLost("b", 2, "gone"))
-    (later,) = rounds.handle(TimeUp(rounds.job.wait_seq))
-    assert [told.role, later.role] == [Role.WAITING, Role.STANDBY]
+    (later,) = rounds.handle(WaitEnded(rounds.job.wait_seq))
+    assert [told.role, later.role] == [NodeRole.WAITING, NodeRole.STANDBY]
     assert (later.node, later.revision > told.revision) == ("c", True)
 
 
@@ -225,4 +230,4 @@ def test_a_fixed_rank_is_one_nodes() -> None:
     first, second = (a_node(name, TWO, i, fixed_rank=0) for i, name in enumerate("ab", start=1))
     rounds.handle(first.status())
     (refused,) = rounds.handle(second.status())
-    assert (refused.role, refused.why) == (Role.REFUSED, "node rank 0 is a's already")
+    assert (refused.role, refused.why) == (NodeRole.REFUSED, "node rank 0 is a's already")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from worlds_of_nodes import (
+from node_worlds import (
     Step,
     World,
     a_world,
@@ -26,9 +26,9 @@ from worlds_of_nodes import (
     thawed,
 )
 
-from holdfast.core.job import Job, JobPhase
-from holdfast.core.news import Ending, JobSettings, Role
-from told_nodes import a_job_of
+from fake_node import a_job_of
+from holdfast.core.protocol import JobOutcome, JobSettings, NodeRole
+from holdfast.core.rounds import Job, JobPhase
 
 HEALING_STEPS_MAX = 40
 
@@ -122,10 +122,10 @@ def check_change(before: World, step: Step, after: World) -> None:
             assert now.phase is JobPhase.CLOSED, "a closed job opens"
             assert now.outcome is was.outcome
         elif now.phase is JobPhase.CLOSED:
-            if now.outcome is Ending.SUCCEEDED:
+            if now.outcome is JobOutcome.SUCCEEDED:
                 assert now.succeeded == {info.node for info in now.members}
             else:
-                assert now.outcome is Ending.FAILED
+                assert now.outcome is JobOutcome.FAILED
                 assert now.failure is not None
                 assert now.restarts == after.settings.max_restarts
     for old, new in zip(before.nodes, after.nodes, strict=True):
@@ -133,7 +133,7 @@ def check_change(before: World, step: Step, after: World) -> None:
             continue
         assert new.generation >= old.generation
         assert new.restarts >= old.restarts
-        if new.is_member and new.told_generation == new.generation == old.generation:
+        if new.is_member and new.assigned_generation == new.generation == old.generation:
             assert not old.is_member or (new.rank, new.size) == (old.rank, old.size), (
                 "ranks moved under running workers"
             )
@@ -205,7 +205,7 @@ def check_return(world: World) -> int:
             node = new.nodes[i]
             assert node is not None
             if node.name in members:
-                assert node.role is Role.MEMBER
+                assert node.role is NodeRole.MEMBER
                 assert not node.follow(), "a worker is restarted because the coordinator was"
     return 1
 

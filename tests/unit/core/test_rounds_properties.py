@@ -12,10 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from holdfast.core.job import CloseJob, Job, JobPhase, NodeLost, TimeUp
-from holdfast.core.news import Ending, Phase, Role, Status, View
-from holdfast.core.rounds import Event, Rounds
-from told_nodes import RUN, ToldNode, a_job_of, a_node
+from fake_node import RUN, FakeNode, a_job_of, a_node
+from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, Status, View
+from holdfast.core.rounds import CloseJob, Event, Job, JobPhase, NodeLost, Rounds, WaitEnded
 
 names = st.sampled_from("abcde")
 HEALING_STEPS_MAX = 200
@@ -35,12 +34,12 @@ class Cluster(RuleBasedStateMachine):
             least, least + more, max_restarts=restarts, spares=spares, order=order
         )
         self.rounds = Rounds(Job(run_id=RUN))
-        self.nodes: dict[str, ToldNode] = {}
+        self.nodes: dict[str, FakeNode] = {}
         self.old: list[Status] = []  # What the network may bring again.
-        self.old_nodes: list[ToldNode] = []
+        self.old_nodes: list[FakeNode] = []
         self.incarnations = 0
         self.charged = 0
-        self.closed: tuple[Ending | None, str] | None = None
+        self.closed: tuple[JobOutcome | None, str] | None = None
         self.generation = -1
         self.coordinators = 1
         self.told_round: dict[tuple[int, int, int], tuple[tuple[str, int], ...]] = {}
@@ -57,7 +56,7 @@ class Cluster(RuleBasedStateMachine):
         assert copied(twin.job) == copied(self.rounds.job)
         self.rounds.check()
         charged = self.rounds.job.restarts - before
-        failed = isinstance(event, Status) and event.phase is Phase.FAILED
+        failed = isinstance(event, Status) and event.phase is NodePhase.FAILED
         assert charged <= 0 or failed or self.coordinators > 1
         for view in told:
             self.deliver(view)
@@ -66,13 +65,15 @@ class Cluster(RuleBasedStateMachine):
         for node in [*self.nodes.values(), *self.old_nodes]:
             if node.info.incarnation != view.incarnation:
                 continue
-            assert view.generation >= (node.told_generation if view.role is Role.MEMBER else -1)
+            assert view.generation >= (
+                node.assigned_generation if view.role is NodeRole.MEMBER else -1
+            )
             node.hear(view)
 
-    def alive(self, name: str) -> ToldNode | None:
+    def alive(self, name: str) -> FakeNode | None:
         return self.nodes.get(name)
 
-    def born(self, name: str) -> ToldNode:
+    def born(self, name: str) -> FakeNode:
         self.incarnations += 1
         host = f"h{'abcde'.index(name) // 2}"
         self.nodes[name] = node = a_node(name, self.settings, self.incarnations, host=host)
@@ -91,9 +92,9 @@ class Cluster(RuleBasedStateMachine):
         node = self.alive(name)
         if node is None or node.role is None:
             return
-        if node.role is Role.REFUSED:
+        if node.role is NodeRole.REFUSED:
             self.old_nodes.append(self.nodes.pop(name))
-        elif node.role is Role.FENCED:
+        elif node.role is NodeRole.FENCED:
             self.incarnations += 1
             node.begin_anew(self.incarnations)
             self.give(node.status())
@@ -105,16 +106,16 @@ class Cluster(RuleBasedStateMachine):
         for name in list(self.nodes):
             self.does_as_it_is_told(name)
 
-    @rule(name=names, mendable=st.sampled_from([True, True, True, False]), sudden=st.booleans())
-    def fails(self, name: str, mendable: bool, sudden: bool) -> None:
+    @rule(name=names, retryable=st.sampled_from([True, True, True, False]), sudden=st.booleans())
+    def fails(self, name: str, retryable: bool, sudden: bool) -> None:
         node = self.alive(name)
-        if node is not None and node.is_member and node.phase is Phase.RUNNING:
-            self.give(node.fail(mendable=mendable, sudden=sudden))
+        if node is not None and node.is_member and node.phase is NodePhase.RUNNING:
+            self.give(node.fail(retryable=retryable, sudden=sudden))
 
     @rule(name=names)
     def succeeds(self, name: str) -> None:
         node = self.alive(name)
-        if node is not None and node.is_member and node.phase is Phase.RUNNING:
+        if node is not None and node.is_member and node.phase is NodePhase.RUNNING:
             self.give(node.succeed())
 
     @rule(name=names)
@@ -152,7 +153,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(late=st.booleans())
     def time_is_up(self, late: bool) -> None:
-        self.give(TimeUp(self.rounds.job.wait_seq - late))
+        self.give(WaitEnded(self.rounds.job.wait_seq - late))
 
     @rule(which=st.integers(0, 1000))
     def the_network_repeats_itself(self, which: int) -> None:
@@ -174,7 +175,7 @@ class Cluster(RuleBasedStateMachine):
             before = copied(self.rounds.job)
             node = out[which % len(out)]
             (view,) = self.rounds.handle(node.status())
-            assert view.role in (Role.FENCED, Role.REFUSED)
+            assert view.role in (NodeRole.FENCED, NodeRole.REFUSED)
             before.revision += 1
             assert copied(self.rounds.job) == before
 
@@ -190,7 +191,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def somebody_closes_it(self) -> None:
         if self.incarnations > 12:
-            self.give(CloseJob(Ending.STOPPED, "enough"))
+            self.give(CloseJob(JobOutcome.STOPPED, "enough"))
 
     # What holds at all times.
 

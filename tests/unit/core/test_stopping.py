@@ -9,9 +9,9 @@ from holdfast.core.stopping import (
     REST_S,
     AskLeftovers,
     KillTree,
-    Phase,
     SignalLeader,
     Stop,
+    StopPhase,
     SweepLeftovers,
 )
 
@@ -22,21 +22,21 @@ def begun(*running: int, signum: int = SIGTERM, grace_s: float = 30.0) -> Stop:
     return stop
 
 
-def stop_in(phase: Phase) -> Stop:
+def stop_in(phase: StopPhase) -> Stop:
     """Return a stop, begun at 100, that has got to this phase."""
     match phase:
-        case Phase.ASKING:
+        case StopPhase.ASKING:
             stop = begun(0, 1)
-        case Phase.KILLING:
+        case StopPhase.KILLING:
             stop = begun(0, 1)
             stop.kill_now(101.0)
-        case Phase.LEFTOVERS:
+        case StopPhase.LEFTOVERS:
             stop = begun(0)
             stop.leader_ended(101.0, 0, died_of=SIGTERM)
-        case Phase.SWEEPING:
+        case StopPhase.SWEEPING:
             stop = begun(0)
             stop.leader_ended(101.0, 0)
-        case Phase.ENDED:
+        case StopPhase.ENDED:
             stop = begun(0)
             stop.leader_ended(101.0, 0)
             stop.cleared()
@@ -72,7 +72,7 @@ def test_without_anything_to_ask_for_leaders_are_killed_at_once(
     stop = Stop([0, 1], signum=signum, grace_s=grace_s)
     assert stop.begin(100.0) == [KillTree(0), KillTree(1)]
     assert stop.killed == {0, 1}
-    assert not stop.patience_lost
+    assert not stop.grace_expired
     assert stop.next_deadline() == 100.0 + REAP_S
 
 
@@ -109,27 +109,27 @@ def test_the_deadline_kills_the_leaders_that_still_run() -> None:
     assert stop.tick(129.9) == []
     assert stop.tick(130.0) == [KillTree(0), KillTree(2)]
     assert stop.killed == {0, 2}
-    assert stop.patience_lost
+    assert stop.grace_expired
 
 
 def test_the_deadline_kills_what_leaders_left() -> None:
-    stop = stop_in(Phase.LEFTOVERS)
+    stop = stop_in(StopPhase.LEFTOVERS)
     assert stop.tick(129.9) == []
     assert stop.tick(130.0) == [SweepLeftovers()]
-    assert stop.patience_lost
+    assert stop.grace_expired
 
 
 def test_wanting_it_over_is_not_losing_patience() -> None:
     stop = begun(0, 1)
     assert stop.kill_now(101.0) == [KillTree(0), KillTree(1)]
-    assert not stop.patience_lost
-    leftovers = stop_in(Phase.LEFTOVERS)
+    assert not stop.grace_expired
+    leftovers = stop_in(StopPhase.LEFTOVERS)
     assert leftovers.kill_now(102.0) == [SweepLeftovers()]
-    assert not leftovers.patience_lost
+    assert not leftovers.grace_expired
 
 
-@pytest.mark.parametrize("phase", [Phase.KILLING, Phase.SWEEPING, Phase.ENDED])
-def test_what_was_killed_is_not_killed_again_nor_given_more_time(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", [StopPhase.KILLING, StopPhase.SWEEPING, StopPhase.ENDED])
+def test_what_was_killed_is_not_killed_again_nor_given_more_time(phase: StopPhase) -> None:
     stop = stop_in(phase)
     deadline = stop.next_deadline()
     assert stop.kill_now(105.0) == []
@@ -148,7 +148,7 @@ def test_once_anybody_was_killed_nobody_is_asked_any_more(died_before: bool) -> 
         effect for key in (0, 1) for effect in stop.leader_ended(101.1, key, died_of=SIGTERM)
     ]
     assert SweepLeftovers() in effects
-    assert stop.phase is Phase.SWEEPING
+    assert stop.phase is StopPhase.SWEEPING
 
 
 def test_a_leader_that_does_not_die_is_given_up_and_the_rest_swept_up() -> None:
@@ -186,7 +186,7 @@ def test_leaders_that_cannot_answer_are_killed_at_once_and_the_others_asked() ->
     stop = Stop([0, 1, 2], signum=SIGTERM, grace_s=30.0, hopeless=[1])
     assert stop.begin(100.0) == [SignalLeader(0, SIGTERM), KillTree(1), SignalLeader(2, SIGTERM)]
     assert stop.killed == {1}
-    assert stop.phase is Phase.ASKING
+    assert stop.phase is StopPhase.ASKING
     assert stop.next_deadline() == 130.0
 
 
@@ -200,11 +200,11 @@ def test_for_leaders_that_cannot_answer_alone_nobody_waits_until_the_deadline() 
     stop = Stop([0, 1], signum=SIGTERM, grace_s=30.0, hopeless=[1])
     stop.begin(100.0)
     stop.leader_ended(101.0, 0)
-    assert stop.phase is Phase.KILLING
+    assert stop.phase is StopPhase.KILLING
     assert stop.next_deadline() == 101.0 + REAP_S
     stop.tick(101.0 + REAP_S)
     assert stop.given_up == {1}
-    assert not stop.patience_lost
+    assert not stop.grace_expired
 
 
 def test_who_could_not_answer_once_but_has_ended_does_not_matter() -> None:
@@ -214,15 +214,15 @@ def test_who_could_not_answer_once_but_has_ended_does_not_matter() -> None:
     assert stop.leader_ended(101.0, 0) == [SweepLeftovers()]
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_news_that_nothing_is_left_ends_it_only_where_that_was_asked(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", list(StopPhase))
+def test_news_that_nothing_is_left_ends_it_only_where_that_was_asked(phase: StopPhase) -> None:
     stop = stop_in(phase)
     stop.cleared()
-    assert stop.ended == (phase in (Phase.LEFTOVERS, Phase.SWEEPING, Phase.ENDED))
+    assert stop.ended == (phase in (StopPhase.LEFTOVERS, StopPhase.SWEEPING, StopPhase.ENDED))
 
 
-@pytest.mark.parametrize("phase", list(Phase))
-def test_with_nobody_to_act_on_the_workers_it_is_over(phase: Phase) -> None:
+@pytest.mark.parametrize("phase", list(StopPhase))
+def test_with_nobody_to_act_on_the_workers_it_is_over(phase: StopPhase) -> None:
     stop = stop_in(phase)
     stop.abandon()
     assert stop.ended
@@ -230,7 +230,7 @@ def test_with_nobody_to_act_on_the_workers_it_is_over(phase: Phase) -> None:
 
 
 def test_the_end_is_final() -> None:
-    stop = stop_in(Phase.ENDED)
+    stop = stop_in(StopPhase.ENDED)
     assert stop.leader_ended(102.0, 0, died_of=SIGTERM) == []
     assert stop.kill_now(103.0) == []
     assert stop.tick(1e9) == []
@@ -242,12 +242,12 @@ def test_a_leader_told_of_twice_is_one() -> None:
     stop = begun(0, 1)
     stop.leader_ended(101.0, 0)
     assert stop.leader_ended(102.0, 0) == []
-    assert stop.phase is Phase.ASKING
+    assert stop.phase is StopPhase.ASKING
     assert stop.running == {1}
 
 
 def test_what_ended_workers_left_is_given_up_too() -> None:
-    stop = stop_in(Phase.SWEEPING)
+    stop = stop_in(StopPhase.SWEEPING)
     assert not stop.leftovers_given_up
     assert stop.tick(101.0 + REAP_S) == []
     assert stop.ended

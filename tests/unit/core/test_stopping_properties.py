@@ -69,7 +69,7 @@ class Workers(RuleBasedStateMachine):
         self.asking = not self.hurried and not self.alive <= hopeless
         self.reap_s = reap_s
         self.died_untold = False
-        self.patience_lost = False
+        self.grace_expired = False
         self.was_ended = False
         self.abandoned = False
         self.stop = Stop(
@@ -171,7 +171,7 @@ class Workers(RuleBasedStateMachine):
     def tick(self) -> None:
         waits = self.asking or (self.leftovers_asked and not self.swept)
         if self.now >= self.deadline and waits and not self.was_ended:
-            self.patience_lost, self.asking = True, False
+            self.grace_expired, self.asking = True, False
         self.judge(self.stop.tick(self.now))
         if self.now >= self.deadline and not self.stop.ended:
             assert self.alive <= self.killed, "a leader outlived the deadline"
@@ -219,7 +219,7 @@ class Workers(RuleBasedStateMachine):
         assert stop.ended or not self.was_ended, "the end is final"
         self.was_ended = stop.ended
         assert self.abandoned or stop.given_up <= self.alive & self.killed
-        assert stop.patience_lost == self.patience_lost
+        assert stop.grace_expired == self.grace_expired
 
     @invariant()
     def it_ends_in_time(self) -> None:

@@ -19,12 +19,12 @@ from holdfast.core.supervision import (
     KillWorkers,
     NodesWaiting,
     Outcome,
-    Reason,
     RoundJoined,
     SignalReceived,
     StartWorkers,
     State,
     Step,
+    StopReason,
     StopWorkers,
     Supervision,
     WorkerExited,
@@ -133,7 +133,7 @@ def test_the_table_above_has_every_state_and_event() -> None:
 def test_the_table_above_is_the_machines_own() -> None:
     assert {(p.values[0], p.values[1]) for p in pairs("h")} == set(Supervision._handlers)
     assert {(p.values[0], p.values[1]) for p in pairs(".")} == {
-        (state, event) for state, events in Supervision._passed_over.items() for event in events
+        (state, event) for state, events in Supervision._ignored.items() for event in events
     }
 
 
@@ -213,7 +213,7 @@ def test_late_news_of_an_earlier_generation_is_ignored(state: State, event: type
 def test_a_failure_stops_all_workers_with_the_configured_signal() -> None:
     machine = running(workers=3)
     assert tell(machine, WorkerExited(0, 1, failed=True)) == [
-        StopWorkers(0, Reason.WORKER_FAILED, signum=0)
+        StopWorkers(0, StopReason.WORKER_FAILED, signum=0)
     ]
     assert machine.running == {0, 2}
 
@@ -251,8 +251,8 @@ def test_no_nodes_waiting_is_no_reason_to_regroup() -> None:
 @pytest.mark.parametrize(
     "failure",
     [
-        WorkerExited(0, 0, failed=True, mendable=False),
-        WorkersUnhealthy(0, "stuck", mendable=False),
+        WorkerExited(0, 0, failed=True, retryable=False),
+        WorkersUnhealthy(0, "stuck", retryable=False),
     ],
 )
 def test_a_failure_that_a_restart_would_repeat_is_the_end(failure: Event) -> None:
@@ -264,9 +264,9 @@ def test_a_failure_that_a_restart_would_repeat_is_the_end(failure: Event) -> Non
 def test_what_comes_after_the_stop_began_makes_a_failure_neither_worse_nor_another() -> None:
     machine = running(max_restarts=1)
     tell(machine, WorkerExited(0, 1, failed=True))
-    tell(machine, WorkerExited(0, 0, failed=True, mendable=False))
+    tell(machine, WorkerExited(0, 0, failed=True, retryable=False))
     assert machine.first_failed == 1
-    assert machine.reason is Reason.WORKER_FAILED
+    assert machine.reason is StopReason.WORKER_FAILED
     assert tell(machine, WorkersStopped(0)) == [JoinRound()]
 
 
@@ -286,7 +286,7 @@ def test_the_next_generation_begins_without_the_failure_of_the_last() -> None:
     assert machine.running == {0, 1}
     # The failure that cannot be mended came too late to count, and must not count now.
     tell(machine, WorkersStarted(1), WorkerExited(1, 0, failed=True))
-    tell(machine, WorkerExited(1, 1, failed=True, mendable=False), WorkersStopped(1))
+    tell(machine, WorkerExited(1, 1, failed=True, retryable=False), WorkersStopped(1))
     tell(machine, RoundJoined(2, 0, 1), WorkersStarted(2))
     assert machine.state is State.RUNNING
 
@@ -315,7 +315,7 @@ def test_success_needs_every_worker() -> None:
     machine = running(workers=3)
     assert tell(machine, WorkerExited(0, 2, failed=False)) == []
     assert tell(machine, WorkerExited(0, 0, failed=False)) == []
-    assert tell(machine, WorkerExited(0, 1, failed=False)) == [StopWorkers(0, Reason.SUCCEEDED)]
+    assert tell(machine, WorkerExited(0, 1, failed=False)) == [StopWorkers(0, StopReason.SUCCEEDED)]
     assert tell(machine, WorkersStopped(0)) == [EnterBarrier()]
     assert tell(machine, BarrierEnded()) == [Finish(Outcome.SUCCEEDED)]
 
@@ -323,7 +323,9 @@ def test_success_needs_every_worker() -> None:
 def test_a_failure_after_others_succeeded_is_a_failure() -> None:
     machine = running(max_restarts=0)
     tell(machine, WorkerExited(0, 0, failed=False))
-    assert tell(machine, WorkerExited(0, 1, failed=True)) == [StopWorkers(0, Reason.WORKER_FAILED)]
+    assert tell(machine, WorkerExited(0, 1, failed=True)) == [
+        StopWorkers(0, StopReason.WORKER_FAILED)
+    ]
     assert tell(machine, WorkersStopped(0)) == [Finish(Outcome.FAILED)]
 
 
@@ -340,14 +342,14 @@ def test_a_signal_where_no_worker_runs_is_the_end(state: State) -> None:
 @pytest.mark.parametrize("signum", [SIGTERM, SIGINT, SIGHUP])
 def test_a_signal_is_passed_on_to_running_workers(signum: int) -> None:
     machine = running()
-    assert tell(machine, SignalReceived(signum)) == [StopWorkers(0, Reason.SIGNAL, signum)]
+    assert tell(machine, SignalReceived(signum)) == [StopWorkers(0, StopReason.SIGNAL, signum)]
     assert tell(machine, WorkersStopped(0)) == [Finish(Outcome.SIGNALLED, signum)]
 
 
 def test_a_signal_while_starting_stops_what_was_started() -> None:
     machine = machine_in(State.STARTING)
     assert tell(machine, SignalReceived(SIGTERM)) == []
-    assert tell(machine, WorkersStarted(1)) == [StopWorkers(1, Reason.SIGNAL, SIGTERM)]
+    assert tell(machine, WorkersStarted(1)) == [StopWorkers(1, StopReason.SIGNAL, SIGTERM)]
 
 
 def test_the_first_signal_is_the_one_that_counts() -> None:
@@ -371,7 +373,7 @@ def test_the_first_signal_is_the_one_that_counts() -> None:
 def test_a_second_sigint_kills(signals: list[int], kills: int) -> None:
     machine = running()
     effects = [effect for each in signals for effect in tell(machine, SignalReceived(each))]
-    assert effects == [StopWorkers(0, Reason.SIGNAL, signals[0])] + [KillWorkers(0)] * kills
+    assert effects == [StopWorkers(0, StopReason.SIGNAL, signals[0])] + [KillWorkers(0)] * kills
 
 
 def test_a_second_sigint_kills_in_a_stop_that_a_failure_began() -> None:
@@ -384,7 +386,7 @@ def test_a_second_sigint_kills_in_a_stop_that_a_failure_began() -> None:
 def test_a_second_sigint_while_starting_kills_what_was_started() -> None:
     machine = machine_in(State.STARTING)
     tell(machine, SignalReceived(SIGINT), SignalReceived(SIGINT))
-    assert tell(machine, WorkersStarted(1)) == [StopWorkers(1, Reason.SIGNAL, SIGKILL)]
+    assert tell(machine, WorkersStarted(1)) == [StopWorkers(1, StopReason.SIGNAL, SIGKILL)]
 
 
 @pytest.mark.parametrize(
@@ -409,7 +411,7 @@ def test_no_workers_at_all_are_refused() -> None:
     [
         (WorkerExited(0, 0, failed=True), 1, Finish(Outcome.SIGNALLED, SIGTERM)),
         (WorkerExited(0, 0, failed=True), 0, Finish(Outcome.FAILED)),
-        (WorkerExited(0, 0, failed=True, mendable=False), 1, Finish(Outcome.FAILED)),
+        (WorkerExited(0, 0, failed=True, retryable=False), 1, Finish(Outcome.FAILED)),
         (WorkersUnhealthy(0, "no progress"), 1, Finish(Outcome.SIGNALLED, SIGTERM)),
         (WorkersUnhealthy(0, "no progress"), 0, Finish(Outcome.FAILED)),
         (NodesWaiting(1), 0, Finish(Outcome.SIGNALLED, SIGTERM)),

@@ -29,10 +29,10 @@ from holdfast.core.supervision import (
     KillWorkers,
     NodesWaiting,
     Outcome,
-    Reason,
     RoundJoined,
     SignalReceived,
     StartWorkers,
+    StopReason,
     StopWorkers,
     Supervision,
     WorkerExited,
@@ -44,7 +44,7 @@ from holdfast.core.supervision import (
 if TYPE_CHECKING:
     from holdfast.core.supervision import Effect, Event
 
-FAILURES = (Reason.WORKER_FAILED, Reason.UNHEALTHY)
+FAILURES = (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
 # How many answers come in before something unasked happens: four are one whole restart.
 answers = st.sampled_from([0, 0, 0, 1, 2, 3, 4])
 signals = st.sampled_from([SIGINT, SIGINT, SIGTERM, SIGHUP])
@@ -80,8 +80,8 @@ class World(RuleBasedStateMachine):
     def forget_workers(self) -> None:
         self.alive: set[int] = set()
         self.succeeded: set[int] = set()
-        self.cause: Reason | None = None  # The first fact that no generation outlives.
-        self.mendable = True
+        self.cause: StopReason | None = None  # The first fact that no generation outlives.
+        self.retryable = True
         self.fatal = False
         self.first_failed: int | None = None
 
@@ -141,7 +141,7 @@ class World(RuleBasedStateMachine):
                 assert self.owed is None, "two things are asked for at once"
                 assert generation == self.generation
                 assert reason is self.cause
-                assert signum == (self.wanted_signal() if reason is Reason.SIGNAL else 0)
+                assert signum == (self.wanted_signal() if reason is StopReason.SIGNAL else 0)
                 self.owed = effect
             case KillWorkers(generation):
                 assert self.is_stopping()
@@ -159,7 +159,7 @@ class World(RuleBasedStateMachine):
         match end.outcome:
             case Outcome.SUCCEEDED:
                 assert self.succeeded == self.everyone
-                assert self.cause is Reason.SUCCEEDED
+                assert self.cause is StopReason.SUCCEEDED
                 assert end.signum == 0
             case Outcome.FAILED:
                 assert self.fatal
@@ -175,9 +175,9 @@ class World(RuleBasedStateMachine):
         impatient = self.signals.count(SIGINT) >= 2  # Both came while the workers were started.
         return SIGKILL if impatient else self.signals[0]
 
-    def note_cause(self, cause: Reason, *, mendable: bool = True) -> None:
+    def note_cause(self, cause: StopReason, *, retryable: bool = True) -> None:
         if self.is_running() and self.cause is None:
-            self.cause, self.mendable = cause, mendable
+            self.cause, self.retryable = cause, retryable
 
     # Answers.
 
@@ -195,7 +195,7 @@ class World(RuleBasedStateMachine):
             case StartWorkers(generation):
                 self.alive = set(self.everyone)
                 if self.signals:
-                    self.note_cause(Reason.SIGNAL)
+                    self.note_cause(StopReason.SIGNAL)
                 self.tell(WorkersStarted(generation))
                 assert self.situation() == ("stopping" if self.signals else "running")
             case StopWorkers(generation):
@@ -205,14 +205,14 @@ class World(RuleBasedStateMachine):
 
     def workers_are_gone(self, generation: int, unkillable: int) -> None:
         self.alive.clear()
-        failed = self.cause in FAILURES or (self.cause is Reason.REGROUP and unkillable > 0)
+        failed = self.cause in FAILURES or (self.cause is StopReason.REGROUP and unkillable > 0)
         spent = self.charged == self.max_restarts
-        self.fatal = failed and (spent or not self.mendable or unkillable > 0)
+        self.fatal = failed and (spent or not self.retryable or unkillable > 0)
         goes_on = not self.fatal and not self.signals
         if goes_on and failed:
             self.charged += 1
         (effect,) = self.tell(WorkersStopped(generation, unkillable))
-        if self.cause is not Reason.SUCCEEDED:
+        if self.cause is not StopReason.SUCCEEDED:
             assert isinstance(effect, JoinRound if goes_on else Finish)
         elif not self.signals:
             assert isinstance(effect, EnterBarrier)
@@ -223,8 +223,8 @@ class World(RuleBasedStateMachine):
 
     # What happens unasked.
 
-    @rule(after=answers, which=st.integers(0, 3), failed=st.booleans(), mendable=mostly_true)
-    def worker_ends(self, after: int, which: int, failed: bool, mendable: bool) -> None:
+    @rule(after=answers, which=st.integers(0, 3), failed=st.booleans(), retryable=mostly_true)
+    def worker_ends(self, after: int, which: int, failed: bool, retryable: bool) -> None:
         self.go_on(after)
         if not self.has_workers() or not self.alive:
             return
@@ -234,22 +234,22 @@ class World(RuleBasedStateMachine):
         if failed:
             if self.is_running():
                 self.first_failed = local_rank
-            self.note_cause(Reason.WORKER_FAILED, mendable=mendable)
+            self.note_cause(StopReason.WORKER_FAILED, retryable=retryable)
         else:
             self.succeeded.add(local_rank)
             if not self.alive:
-                self.note_cause(Reason.SUCCEEDED)
-        effects = self.tell(WorkerExited(self.generation, local_rank, failed, mendable))
+                self.note_cause(StopReason.SUCCEEDED)
+        effects = self.tell(WorkerExited(self.generation, local_rank, failed, retryable))
         assert len(effects) == must_stop
 
-    @rule(after=answers, mendable=mostly_true)
-    def workers_are_found_unhealthy(self, after: int, mendable: bool) -> None:
+    @rule(after=answers, retryable=mostly_true)
+    def workers_are_found_unhealthy(self, after: int, retryable: bool) -> None:
         self.go_on(after)
         if not self.has_workers():
             return
         must_stop = self.is_running()
-        self.note_cause(Reason.UNHEALTHY, mendable=mendable)
-        effects = self.tell(WorkersUnhealthy(self.generation, "no progress", mendable))
+        self.note_cause(StopReason.UNHEALTHY, retryable=retryable)
+        effects = self.tell(WorkersUnhealthy(self.generation, "no progress", retryable))
         assert len(effects) == must_stop
 
     @rule(after=answers, count=st.integers(0, 2))
@@ -259,7 +259,7 @@ class World(RuleBasedStateMachine):
             return
         must_stop = self.is_running() and count > 0
         if count > 0:
-            self.note_cause(Reason.REGROUP)
+            self.note_cause(StopReason.REGROUP)
         assert len(self.tell(NodesWaiting(count))) == must_stop
 
     @rule(after=answers, signums=st.lists(signals, min_size=1, max_size=3))
@@ -273,11 +273,11 @@ class World(RuleBasedStateMachine):
         before = self.situation()
         if before != "done":
             self.signals.append(signum)
-        self.note_cause(Reason.SIGNAL)
+        self.note_cause(StopReason.SIGNAL)
         effects = self.tell(SignalReceived(signum))
         match before:
             case "running":
-                assert effects == [StopWorkers(self.generation, Reason.SIGNAL, signum)]
+                assert effects == [StopWorkers(self.generation, StopReason.SIGNAL, signum)]
             case "stopping" if signum == SIGINT and self.signals.count(SIGINT) >= 2:
                 assert effects == [KillWorkers(self.generation)]
             case "starting" | "stopping":
@@ -292,7 +292,7 @@ class World(RuleBasedStateMachine):
         self.go_on(after)
         generation = self.generation - back
         if generation >= 0:
-            late = WorkerExited(generation, local_rank, failed, mendable=False)
+            late = WorkerExited(generation, local_rank, failed, retryable=False)
             assert self.tell(late) == []
 
     @rule(after=answers, back=st.integers(1, 3))
@@ -300,7 +300,7 @@ class World(RuleBasedStateMachine):
         self.go_on(after)
         generation = self.generation - back
         if generation >= 0:
-            late = WorkersUnhealthy(generation, "no progress", mendable=False)
+            late = WorkersUnhealthy(generation, "no progress", retryable=False)
             assert self.tell(late) == []
 
     @rule(after=answers, kind=st.sampled_from([JoinRound, StartWorkers, StopWorkers, EnterBarrier]))
@@ -329,7 +329,7 @@ class World(RuleBasedStateMachine):
         assert self.machine.first_failed == self.first_failed
         if not isinstance(self.owed, StartWorkers):
             assert self.machine.running == self.alive
-        if self.cause in FAILURES or self.cause is Reason.REGROUP:
+        if self.cause in FAILURES or self.cause is StopReason.REGROUP:
             assert self.machine.reason is self.cause
 
     def teardown(self) -> None:
@@ -342,7 +342,7 @@ class World(RuleBasedStateMachine):
             assert events_left > 0, "the run does not end"
             events_left -= 1
             if self.is_running():
-                self.worker_ends(after=0, which=0, failed=self.doomed, mendable=True)
+                self.worker_ends(after=0, which=0, failed=self.doomed, retryable=True)
             else:
                 self.answer(unkillable=0)
 

@@ -7,15 +7,15 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.etcd_calls import Change, Get, Problem, Put, Txn, TxnDone
-from holdfast.etcd.client import AsyncEtcd
+from holdfast.core.etcd.calls import Change, Get, Problem, Put, Txn, TxnDone
+from holdfast.etcd.async_client import AsyncEtcdClient
 from holdfast.etcd.settings import EtcdSettings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from holdfast.core.etcd_calls import Request
-    from holdfast.etcd.watching import WatchHandle
+    from holdfast.core.etcd.calls import Request
+    from holdfast.etcd.async_client import WatchHandle
     from real_etcd import Etcd
 
 LOCAL = "127.0.0.1"
@@ -31,24 +31,28 @@ def get(key: bytes) -> Txn:
 
 
 @contextlib.asynccontextmanager
-async def client_of(*ports: int, **settings: Any) -> AsyncIterator[AsyncEtcd]:
+async def client_of(*ports: int, **settings: Any) -> AsyncIterator[AsyncEtcdClient]:
     """Use a client; afterwards it must have left nothing in the loop."""
-    client = AsyncEtcd(EtcdSettings(endpoints=tuple((LOCAL, one) for one in ports), **settings))
+    client = AsyncEtcdClient(
+        EtcdSettings(endpoints=tuple((LOCAL, one) for one in ports), **settings)
+    )
     try:
         yield client
     finally:
         await client.close()
         assert not client._open
-        assert not [one for one in asyncio.all_tasks() if AsyncEtcd.__name__ in repr(one)]
+        assert not [one for one in asyncio.all_tasks() if AsyncEtcdClient.__name__ in repr(one)]
 
 
-async def done(client: AsyncEtcd, request: Request) -> TxnDone:
+async def done(client: AsyncEtcdClient, request: Request) -> TxnDone:
     answer = await client.call(request)
     assert isinstance(answer, TxnDone), answer
     return answer
 
 
-async def problem(client: AsyncEtcd, request: Request, limit_s: float | None = None) -> Problem:
+async def problem(
+    client: AsyncEtcdClient, request: Request, limit_s: float | None = None
+) -> Problem:
     answer = await client.call(request, limit_s=limit_s)
     assert isinstance(answer, Problem), answer
     return answer
@@ -57,7 +61,9 @@ async def problem(client: AsyncEtcd, request: Request, limit_s: float | None = N
 class Watched:
     """A watch whose news are kept in the order they came."""
 
-    def __init__(self, client: AsyncEtcd, key: bytes, end: bytes = b"", start: int = 1) -> None:
+    def __init__(
+        self, client: AsyncEtcdClient, key: bytes, end: bytes = b"", start: int = 1
+    ) -> None:
         self._news: asyncio.Queue[tuple[Change, ...] | Problem] = asyncio.Queue()
         self.revisions: list[int] = []
         self.handle: WatchHandle = client.watch(

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 from etcd_clients import LOCAL, freeze
 
-from holdfast.core.etcd_calls import Change, Get, Put, Trouble, Txn
-from holdfast.etcd import blocking
-from holdfast.etcd.blocking import EtcdClient
-from holdfast.etcd.errors import EtcdError
+from holdfast.core.etcd.calls import Change, Get, ProblemKind, Put, Txn
+from holdfast.etcd import sync_client
 from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from real_etcd import Etcd, running_etcd
 
 if TYPE_CHECKING:
@@ -63,10 +62,10 @@ def test_problems_are_raised_with_the_endpoints(etcd: Etcd) -> None:
     with client_of(etcd.port) as client:
         with pytest.raises(EtcdError, match=f"etcd at {etcd.endpoint}: .*duplicate") as caught:
             client.call(Txn(success=(Put(b"a", b""), Put(b"a", b""))))
-        assert caught.value.kind is Trouble.REFUSED
+        assert caught.value.kind is ProblemKind.REFUSED
         with pytest.raises(EtcdError) as caught:
             client.put(b"a", b"", lease=12345)
-        assert caught.value.kind is Trouble.LEASE_GONE
+        assert caught.value.kind is ProblemKind.LEASE_GONE
 
 
 def test_two_threads_at_once(etcd: Etcd) -> None:
@@ -123,13 +122,13 @@ def test_a_watch_ends_with_an_error_once_all_before_it_was_taken(etcd: Etcd) -> 
             for _ in range(2):
                 with pytest.raises(EtcdError) as caught:
                     watch.next(PATIENCE_S)
-                assert caught.value.kind is Trouble.COMPACTED
+                assert caught.value.kind is ProblemKind.COMPACTED
 
 
 def test_changes_that_nobody_takes_are_kept_up_to_a_limit(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blocking, "UNREAD_MAX", 3)
+    monkeypatch.setattr(sync_client, "UNREAD_MAX", 3)
     with client_of(etcd.port) as client:
         now = client.put(b"unread", b"0")
         with client.watch(b"unread", b"", now) as watch, client.watch(b"unread", b"", now) as taken:

@@ -10,7 +10,7 @@ import pytest
 from etcd_clients import LOCAL, SHORT_S, client_of, done, get, http, problem, put, saying, server
 from msgspec.structs import replace
 
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Compare,
     Delete,
     Field,
@@ -20,17 +20,17 @@ from holdfast.core.etcd_calls import (
     KeepAlive,
     KeptAlive,
     KeyValue,
+    ProblemKind,
     Put,
     Revoke,
     Revoked,
-    Trouble,
     Txn,
     TxnDone,
     end_of_prefix,
 )
-from holdfast.etcd import client as client_module
-from holdfast.etcd import http as etcd_http
-from holdfast.etcd.client import CONNECTIONS_MAX, AsyncEtcd
+from holdfast.etcd import async_client as client_module
+from holdfast.etcd import transport as etcd_http
+from holdfast.etcd.async_client import CONNECTIONS_MAX, AsyncEtcdClient
 from real_etcd import SMALL_QUOTA, Etcd, running_etcd
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def test_leases(etcd: Etcd) -> None:
             assert await client.call(KeepAlive(granted.lease)) == KeptAlive(0)
             assert (await done(client, get(b"leased"))).results == ((),)
             refused = await problem(client, put(b"leased", b"1", granted.lease))
-            assert refused.kind is Trouble.LEASE_GONE
+            assert refused.kind is ProblemKind.LEASE_GONE
 
     asyncio.run(talk())
 
@@ -124,9 +124,9 @@ def test_what_etcd_does_not_do_is_refused_and_the_client_goes_on(etcd: Etcd) -> 
     async def talk() -> None:
         async with client_of(etcd.port) as client:
             large = await problem(client, put(b"large", b"x" * 1_600_000))
-            assert (large.kind, large.why) == (Trouble.REFUSED, "request is too large")
+            assert (large.kind, large.why) == (ProblemKind.REFUSED, "request is too large")
             twice = await problem(client, Txn(success=(Put(b"a", b""), Put(b"a", b""))))
-            assert twice.kind is Trouble.REFUSED
+            assert twice.kind is ProblemKind.REFUSED
             assert "duplicate key" in twice.why
             await done(client, get(b"large"))
             assert client.tried == {}
@@ -156,7 +156,7 @@ def test_an_answer_that_is_too_large_is_refused(
         async with client_of(etcd.port) as client:
             await done(client, put(b"big", b"x" * 100_000))
             refused = await problem(client, get(b"big"))
-            assert refused.kind is Trouble.REFUSED
+            assert refused.kind is ProblemKind.REFUSED
             assert "more than" in refused.why
             await done(client, get(b"small"))
 
@@ -171,7 +171,7 @@ def test_no_space(tmp_path: Path) -> None:
             async with client_of(full.port) as client:
                 refused = await problem(client, put(b"a", b"1"))
                 assert (refused.kind, refused.why) == (
-                    Trouble.NO_SPACE,
+                    ProblemKind.NO_SPACE,
                     "database space exceeded",
                 )
                 # What makes room, and what keeps a node alive, goes on.
@@ -185,14 +185,14 @@ def test_no_space(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "kind", "why"),
     [
-        (http(b"404 page not found\n", "404 Not Found"), Trouble.REFUSED, "older than 3.4"),
-        (http(b"<html>hello</html>"), Trouble.REFUSED, "not what an etcd says"),
-        (b"220 mail.example ESMTP\r\n\r\n", Trouble.REFUSED, "does not speak HTTP"),
-        (None, Trouble.UNREACHABLE, "without an answer (it is no etcd, or a proxy"),
-        (b"", Trouble.UNREACHABLE, "no answer within"),
+        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED, "older than 3.4"),
+        (http(b"<html>hello</html>"), ProblemKind.REFUSED, "not what an etcd says"),
+        (b"220 mail.example ESMTP\r\n\r\n", ProblemKind.REFUSED, "does not speak HTTP"),
+        (None, ProblemKind.UNREACHABLE, "without an answer (it is no etcd, or a proxy"),
+        (b"", ProblemKind.UNREACHABLE, "no answer within"),
     ],
 )
-def test_servers_that_are_no_etcd(words: bytes | None, kind: Trouble, why: str) -> None:
+def test_servers_that_are_no_etcd(words: bytes | None, kind: ProblemKind, why: str) -> None:
     async def talk() -> None:
         async with saying(words) as port, client_of(port) as client:
             refused = await problem(client, put(b"a"), SHORT_S)
@@ -263,4 +263,4 @@ def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
 
 def test_a_client_needs_a_running_loop() -> None:
     with pytest.raises(RuntimeError, match="no running event loop"):
-        AsyncEtcd(None)  # type: ignore[arg-type]
+        AsyncEtcdClient(None)  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 from etcd_clients import Watched, client_of, done, get, http, problem, put, server
 
 from certificates import make_ca, make_certificate
-from holdfast.core.etcd_calls import Delete, Grant, Granted, Problem, Trouble, Txn
+from holdfast.core.etcd.calls import Delete, Grant, Granted, Problem, ProblemKind, Txn
 from real_etcd import Etcd, Tls, make_tls, running_etcd
 
 if TYPE_CHECKING:
@@ -73,16 +73,16 @@ def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_p
     ]
     for settings, why in cases:
         found = asyncio.run(refused(secure, put(b"a"), tls=True, **settings))
-        assert found.kind is Trouble.DENIED, found
+        assert found.kind is ProblemKind.DENIED, found
         assert why in found.why
         assert "\n" not in found.why
 
 
 def test_with_and_without_tls_mixed_up(secure: Etcd, plain: Etcd, tls: Tls) -> None:
     found = asyncio.run(refused(secure, put(b"a")))
-    assert found == Problem(Trouble.DENIED, "it speaks TLS only: write https:// before it")
+    assert found == Problem(ProblemKind.DENIED, "it speaks TLS only: write https:// before it")
     found = asyncio.run(refused(plain, put(b"a"), tls=True, ca=tls.ca))
-    assert found == Problem(Trouble.DENIED, "it does not speak TLS: write http:// before it")
+    assert found == Problem(ProblemKind.DENIED, "it does not speak TLS: write http:// before it")
 
 
 def test_a_user_with_a_password(plain: Etcd) -> None:
@@ -94,7 +94,7 @@ def test_a_user_with_a_password(plain: Etcd) -> None:
             assert change.key.startswith(b"u/")
             assert isinstance(await client.call(Grant(60)), Granted)
             not_ours = await problem(client, put(b"x"))
-            assert not_ours == Problem(Trouble.DENIED, "permission denied")
+            assert not_ours == Problem(ProblemKind.DENIED, "permission denied")
             assert await Watched(client, b"x").problem() == not_ours
             await done(client, Txn(success=(Delete(b"u/", b"u0"),)))
 
@@ -146,7 +146,7 @@ def test_wrong_users_are_denied_in_one_line(
     plain: Etcd, settings: dict[str, str], why: str
 ) -> None:
     found = asyncio.run(refused(plain, put(b"u/a"), **settings))
-    assert found == Problem(Trouble.DENIED, why)
+    assert found == Problem(ProblemKind.DENIED, why)
 
 
 def test_a_wrong_password_is_told_though_another_endpoint_is_dead(plain: Etcd) -> None:
@@ -157,7 +157,7 @@ def test_a_wrong_password_is_told_though_another_endpoint_is_dead(plain: Etcd) -
             async with client_of(*ports, user="user", password="wrong") as client:
                 return await problem(client, put(b"u/a"))
 
-    assert asyncio.run(talk()) == Problem(Trouble.DENIED, "wrong user or password")
+    assert asyncio.run(talk()) == Problem(ProblemKind.DENIED, "wrong user or password")
 
 
 def test_a_password_does_no_harm_where_none_is_asked_for(secure: Etcd, tls: Tls) -> None:

@@ -21,25 +21,33 @@ from etcd_clients import (
     server,
 )
 
-from holdfast.core.etcd_calls import Change, Grant, Granted, KeepAlive, Problem, Trouble, TxnDone
+from holdfast.core.etcd.calls import (
+    Change,
+    Grant,
+    Granted,
+    KeepAlive,
+    Problem,
+    ProblemKind,
+    TxnDone,
+)
 from real_etcd import Etcd, EtcdCluster, running_cluster, running_etcd
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.core.etcd_calls import Answer, Request
-    from holdfast.etcd.client import AsyncEtcd
-    from holdfast.etcd.failover import Tries
-    from holdfast.etcd.http import HttpConnection
+    from holdfast.core.etcd.calls import Answer, Request
+    from holdfast.etcd.async_client import AsyncEtcdClient
+    from holdfast.etcd.failover import Attempts
+    from holdfast.etcd.transport import HttpConnection
 
 PATIENCE_S = 30.0
 
 
-async def sooner_or_later(client: AsyncEtcd, request: Request) -> TxnDone:
+async def sooner_or_later(client: AsyncEtcdClient, request: Request) -> TxnDone:
     """Ask until there is an answer, as whoever uses the client would."""
     async with asyncio.timeout(PATIENCE_S):
         while isinstance(answer := await client.call(request), Problem):
-            assert answer.kind is Trouble.UNREACHABLE
+            assert answer.kind is ProblemKind.UNREACHABLE
             await asyncio.sleep(0.02)
     assert isinstance(answer, TxnDone)
     return answer
@@ -53,9 +61,9 @@ def test_etcd_is_killed_and_restarted_under_a_client(tmp_path: Path) -> None:
             await watched.changes()
             etcd.kill()
             ended = await watched.problem()
-            assert ended == Problem(Trouble.UNREACHABLE, "it closed the connection")
+            assert ended == Problem(ProblemKind.UNREACHABLE, "it closed the connection")
             away = await problem(client, put(b"a", b"2"))
-            assert away == Problem(Trouble.UNREACHABLE, "connection refused")
+            assert away == Problem(ProblemKind.UNREACHABLE, "connection refused")
             assert client.tried == {etcd.endpoint: "connection refused"}
             etcd.start()
             after = (await done(client, put(b"a", b"3"))).revision
@@ -78,7 +86,7 @@ def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_path: P
             assert len(idle) == 3
             freeze(etcd)
             hung = await problem(client, put(b"a"), SHORT_S)
-            assert hung.kind is Trouble.UNREACHABLE
+            assert hung.kind is ProblemKind.UNREACHABLE
             assert "no answer within" in hung.why
             assert (await watched.problem()).why == hung.why
             await asyncio.gather(*(one.ended for one in idle))
@@ -100,7 +108,7 @@ def test_a_dead_and_a_hanging_member_are_left_for_one_that_answers(tmp_path: Pat
         async with client_of(dead, hanging, etcd.port) as client:
             # A write that was sent is not sent again; the next one goes elsewhere.
             unknown = await problem(client, put(b"a"), SHORT_S)
-            assert unknown.kind is Trouble.UNREACHABLE
+            assert unknown.kind is ProblemKind.UNREACHABLE
             assert "no answer" in unknown.why
             await done(client, put(b"a"))
         async with client_of(dead, hanging, etcd.port, call_s=3 * SHORT_S) as client:
@@ -165,7 +173,7 @@ def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(tmp_pat
         async with saying(b"") as left, client_of(left, etcd.port) as client:
             connect = client._connect
 
-            async def connect_slowly(at: int, tries: Tries) -> HttpConnection:
+            async def connect_slowly(at: int, tries: Attempts) -> HttpConnection:
                 connection = await connect(at, tries)
                 if at == 0:
                     client._leave(0, "no answer within 1 s")  # As a call would find.
@@ -212,10 +220,10 @@ def test_members_of_a_cluster_die_one_after_the_other(tmp_path: Path) -> None:
             assert (await again.changes())[-1].value == b"2"
             # Without a majority nothing goes, and says why; with it, calls that wait go through.
             second.kill()
-            assert (await again.problem()).kind is Trouble.UNREACHABLE
+            assert (await again.problem()).kind is ProblemKind.UNREACHABLE
             alone = await problem(client, get(b"a"), SHORT_S)
             assert (alone.kind, client.tried[first.endpoint]) == (
-                Trouble.UNREACHABLE,
+                ProblemKind.UNREACHABLE,
                 "connection refused",
             )
             second.begin()
@@ -243,9 +251,9 @@ def test_a_member_without_a_leader_says_so_and_ends_its_watches(tmp_path: Path) 
             for one in others:
                 one.pause()
             ended = await watched.problem()
-            assert ended.kind is Trouble.UNREACHABLE
+            assert ended.kind is ProblemKind.UNREACHABLE
             leaderless = await problem(client, put(b"a"), SHORT_S)
-            assert leaderless == Problem(Trouble.UNREACHABLE, "no leader")
+            assert leaderless == Problem(ProblemKind.UNREACHABLE, "no leader")
             # It is asked again until the limit, so that an election is waited for.
             call = asyncio.ensure_future(client.call(put(b"a"), limit_s=PATIENCE_S))
             await asyncio.sleep(0)

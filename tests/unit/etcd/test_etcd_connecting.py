@@ -6,13 +6,12 @@ import socket
 import pytest
 from etcd_clients import LOCAL, saying
 
-from holdfast.coordinator import addresses
-from holdfast.coordinator.addresses import Address
-from holdfast.core.etcd_calls import Trouble
-from holdfast.etcd import connecting
-from holdfast.etcd.connecting import open_connection
-from holdfast.etcd.http import ConnectionProblem
-from holdfast.wire.tls import client_context
+from holdfast.core.etcd.calls import ProblemKind
+from holdfast.etcd import transport
+from holdfast.etcd.transport import ConnectionProblem, open_connection
+from holdfast.net import addresses
+from holdfast.net.addresses import Address
+from holdfast.net.tls import client_context
 
 
 def test_a_host_that_vanishes_is_noticed_by_the_kernel() -> None:
@@ -35,7 +34,7 @@ def test_a_host_that_vanishes_is_noticed_by_the_kernel() -> None:
             return found
 
     found = asyncio.run(connect())
-    assert found.pop("unacknowledged") == connecting.UNACKNOWLEDGED_MS_MAX
+    assert found.pop("unacknowledged") == transport.UNACKNOWLEDGED_MS_MAX
     assert found["idle"] + found["every"] * found["probes"] <= 10
     assert found["alive"]
     assert found["no delay"]
@@ -46,7 +45,7 @@ def test_nobody_there() -> None:
         bound.bind((LOCAL, 0))  # And does not listen.
         with pytest.raises(ConnectionProblem, match=r"^connection refused$") as caught:
             asyncio.run(open_connection(LOCAL, bound.getsockname()[1], limit_s=5.0))
-    assert caught.value.kind is Trouble.UNREACHABLE
+    assert caught.value.kind is ProblemKind.UNREACHABLE
     assert not caught.value.written
 
 
@@ -95,4 +94,4 @@ def test_no_tls_there() -> None:
 
     with pytest.raises(ConnectionProblem, match="does not speak TLS: write http://") as caught:
         asyncio.run(connect())
-    assert caught.value.kind is Trouble.DENIED
+    assert caught.value.kind is ProblemKind.DENIED

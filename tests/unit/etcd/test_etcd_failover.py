@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-from holdfast.core.etcd_calls import Problem, Trouble
-from holdfast.etcd.failover import CONNECT_S, LEADERLESS_PAUSE_S, NO_TIME, Tries
-from holdfast.etcd.refusals import Handling, Refusal
+from holdfast.core.etcd.calls import Problem, ProblemKind
+from holdfast.etcd.failover import CONNECT_S, LEADERLESS_PAUSE_S, NO_TIME, Attempts
+from holdfast.etcd.protocol import Handling, Refusal
 
-AWAY = Problem(Trouble.UNREACHABLE, "connection refused")
-DENIED = Problem(Trouble.DENIED, "its certificate is not trusted")
-NO_LEADER = Refusal(Problem(Trouble.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
-TIMED_OUT = Refusal(Problem(Trouble.UNREACHABLE, "request timed out"), Handling.UNSURE)
-STALE = Refusal(Problem(Trouble.DENIED, "invalid auth token"), Handling.RENEW_TOKEN)
-TOO_LARGE = Refusal(Problem(Trouble.REFUSED, "request is too large"))
+AWAY = Problem(ProblemKind.UNREACHABLE, "connection refused")
+DENIED = Problem(ProblemKind.DENIED, "its certificate is not trusted")
+NO_LEADER = Refusal(Problem(ProblemKind.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
+TIMED_OUT = Refusal(Problem(ProblemKind.UNREACHABLE, "request timed out"), Handling.UNSURE)
+STALE = Refusal(Problem(ProblemKind.DENIED, "invalid auth token"), Handling.RENEW_TOKEN)
+TOO_LARGE = Refusal(Problem(ProblemKind.REFUSED, "request is too large"))
 
 
-def tries(endpoints: int = 3, *, may_repeat: bool = False) -> Tries:
-    return Tries(endpoints, 10.0, may_repeat=may_repeat)
+def tries(endpoints: int = 3, *, may_repeat: bool = False) -> Attempts:
+    return Attempts(endpoints, 10.0, may_repeat=may_repeat)
 
 
 def test_every_endpoint_is_asked_once_from_the_one_in_use_on() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Change,
     Compare,
     Delete,
@@ -18,16 +18,16 @@ from holdfast.core.etcd_calls import (
     KeptAlive,
     KeyValue,
     Problem,
+    ProblemKind,
     Put,
     Request,
     Revoke,
     Revoked,
-    Trouble,
     Txn,
     TxnDone,
 )
-from holdfast.etcd import gateway
-from holdfast.etcd.refusals import Handling, Refusal
+from holdfast.etcd import protocol
+from holdfast.etcd.protocol import Handling, Refusal
 
 HUGE = 2**62 + 1  # No JSON number that every reader keeps whole.
 HEADER = {"cluster_id": "1", "revision": "7", "raft_term": "2"}
@@ -38,11 +38,11 @@ def b64(data: bytes) -> str:
 
 
 def body_of(request: Request) -> Any:
-    return json.loads(gateway.encode(request)[1])
+    return json.loads(protocol.encode(request)[1])
 
 
 def answer(request: Request, body: object, status: int = 200) -> object:
-    return gateway.decode(request, status, json.dumps(body).encode())
+    return protocol.decode(request, status, json.dumps(body).encode())
 
 
 def test_a_transaction_in_the_words_of_the_gateway() -> None:
@@ -56,7 +56,7 @@ def test_a_transaction_in_the_words_of_the_gateway() -> None:
         success=(Put(b"k", b"v", HUGE), Put(b"k2", b"")),
         failure=(Get(b"k"), Get(b"a", b"b", keys_only=True), Delete(b"k"), Delete(b"a", b"b")),
     )
-    assert gateway.encode(request)[0] == "/v3/kv/txn"
+    assert protocol.encode(request)[0] == "/v3/kv/txn"
     a, b, k = b64(b"a"), b64(b"b"), b64(b"k")
     assert body_of(request) == {
         "compare": [
@@ -93,15 +93,15 @@ def test_the_range_of_all_keys_begins_after_the_empty_one() -> None:
     ],
 )
 def test_other_requests(request_: Request, path: str, body: object) -> None:
-    assert gateway.encode(request_)[0] == path
+    assert protocol.encode(request_)[0] == path
     assert body_of(request_) == body
 
 
 def test_one_range_goes_as_a_plain_request() -> None:
     read, delete = Txn(success=(Get(b"a"),)), Txn(success=(Delete(b"a", b"b"),))
-    assert gateway.encode(read)[0] == "/v3/kv/range"
+    assert protocol.encode(read)[0] == "/v3/kv/range"
     assert body_of(read) == {"key": b64(b"a")}
-    assert gateway.encode(delete)[0] == "/v3/kv/deleterange"
+    assert protocol.encode(delete)[0] == "/v3/kv/deleterange"
     assert body_of(delete) == {"key": b64(b"a"), "range_end": b64(b"b")}
     found = {"key": b64(b"a"), "version": "1"}
     assert answer(read, {"header": HEADER, "kvs": [found], "count": "1"}) == TxnDone(
@@ -117,14 +117,14 @@ def test_one_range_goes_as_a_plain_request() -> None:
         Txn(success=(Put(b"a", b""),)),
         Txn(failure=(Get(b"a"),)),
     ):
-        assert gateway.encode(other)[0] == "/v3/kv/txn"
+        assert protocol.encode(other)[0] == "/v3/kv/txn"
 
 
 def test_a_watch_and_a_user() -> None:
-    assert json.loads(gateway.encode_watch(b"a", b"b", 8)) == {
+    assert json.loads(protocol.encode_watch(b"a", b"b", 8)) == {
         "create_request": {"key": b64(b"a"), "range_end": b64(b"b"), "start_revision": "8"}
     }
-    assert json.loads(gateway.encode_user("u", 'p"ö')) == {"name": "u", "password": 'p"ö'}
+    assert json.loads(protocol.encode_user("u", 'p"ö')) == {"name": "u", "password": 'p"ö'}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_a_watch_and_a_user() -> None:
     ],
 )
 def test_what_may_be_sent_twice(request_: Request, may: bool) -> None:
-    assert gateway.may_repeat(request_) is may
+    assert protocol.may_repeat(request_) is may
 
 
 def test_the_results_of_a_transaction() -> None:
@@ -178,13 +178,13 @@ def test_for_who_wants_a_lease_to_end_its_end_is_no_problem() -> None:
     assert answer(Revoke(1), gone, 404) == Revoked()
     assert answer(KeepAlive(1), gone, 404) == KeptAlive(0)
     refusal = answer(Txn(success=(Put(b"a", b"", 1),)), gone, 404)
-    assert refusal == Refusal(Problem(Trouble.LEASE_GONE, "requested lease not found"))
+    assert refusal == Refusal(Problem(ProblemKind.LEASE_GONE, "requested lease not found"))
 
 
 def test_an_error_may_come_in_an_answer_that_began_well() -> None:
     said = {"error": {"grpc_code": 14, "message": "etcdserver: no leader", "http_code": 503}}
     refusal = answer(KeepAlive(1), said)
-    assert refusal == Refusal(Problem(Trouble.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
+    assert refusal == Refusal(Problem(ProblemKind.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
 
 
 @pytest.mark.parametrize(
@@ -202,35 +202,35 @@ def test_an_error_may_come_in_an_answer_that_began_well() -> None:
     ],
 )
 def test_an_answer_that_cannot_be_read_is_no_etcds(request_: Request, body: bytes) -> None:
-    refusal = gateway.decode(request_, 200, body)
+    refusal = protocol.decode(request_, 200, body)
     assert isinstance(refusal, Refusal)
-    assert refusal.problem.kind is Trouble.REFUSED
+    assert refusal.problem.kind is ProblemKind.REFUSED
     assert "not what an etcd says" in refusal.problem.why
 
 
 def test_tokens() -> None:
-    assert gateway.decode_token(200, b'{"header":{},"token":"abc.7"}') == "abc.7"
+    assert protocol.decode_token(200, b'{"header":{},"token":"abc.7"}') == "abc.7"
     off = {"error": "etcdserver: authentication is not enabled", "code": 9}
-    assert gateway.decode_token(400, json.dumps(off).encode()) == ""
+    assert protocol.decode_token(400, json.dumps(off).encode()) == ""
     wrong = {"error": "etcdserver: authentication failed, invalid user ID or password", "code": 3}
-    refusal = gateway.decode_token(400, json.dumps(wrong).encode())
-    assert refusal == Refusal(Problem(Trouble.DENIED, "wrong user or password"))
-    assert isinstance(gateway.decode_token(200, b"{}"), Refusal)
+    refusal = protocol.decode_token(400, json.dumps(wrong).encode())
+    assert refusal == Refusal(Problem(ProblemKind.DENIED, "wrong user or password"))
+    assert isinstance(protocol.decode_token(200, b"{}"), Refusal)
 
 
-def line(**result: object) -> gateway.News | Refusal:
-    return gateway.decode_line(json.dumps({"result": {"header": HEADER, **result}}).encode())
+def line(**result: object) -> protocol.News | Refusal:
+    return protocol.decode_line(json.dumps({"result": {"header": HEADER, **result}}).encode())
 
 
 def test_lines_of_a_watch() -> None:
-    assert line(created=True) == gateway.News(7, ())
+    assert line(created=True) == protocol.News(7, ())
     kv = {"key": b64(b"k"), "mod_revision": "6"}
     events = [
         {"kv": {**kv, "value": b64(b"v"), "create_revision": "5"}},
         {"kv": {**kv, "create_revision": "6"}},
         {"type": "DELETE", "kv": {**kv, "mod_revision": "7"}},
     ]
-    assert line(events=events) == gateway.News(
+    assert line(events=events) == protocol.News(
         7, (Change(b"k", b"v", 6, 5), Change(b"k", b"", 6, 6), Change(b"k", None, 7))
     )
 
@@ -238,27 +238,27 @@ def test_lines_of_a_watch() -> None:
 def test_a_watch_that_catches_up_is_only_as_far_as_what_it_was_told() -> None:
     """Or whoever went on from etcd's own revision, after a loss, would miss the rest."""
     early = {"key": b64(b"k"), "mod_revision": "3"}
-    assert line(events=[{"kv": early}]) == gateway.News(3, (Change(b"k", b"", 3),))
+    assert line(events=[{"kv": early}]) == protocol.News(3, (Change(b"k", b"", 3),))
 
 
 @pytest.mark.parametrize(
     ("result", "kind", "handling"),
     [
-        ({"canceled": True, "compact_revision": "5"}, Trouble.COMPACTED, Handling.FINAL),
-        ({"canceled": True}, Trouble.UNREACHABLE, Handling.UNSURE),
+        ({"canceled": True, "compact_revision": "5"}, ProblemKind.COMPACTED, Handling.FINAL),
+        ({"canceled": True}, ProblemKind.UNREACHABLE, Handling.UNSURE),
         (
             {"canceled": True, "cancel_reason": "etcdserver: no leader"},
-            Trouble.UNREACHABLE,
+            ProblemKind.UNREACHABLE,
             Handling.ELSEWHERE,
         ),
         (  # A token that has ended looks like this, too.
             {"created": True, "canceled": True, "cancel_reason": "etcdserver: permission denied"},
-            Trouble.DENIED,
+            ProblemKind.DENIED,
             Handling.RENEW_TOKEN,
         ),
     ],
 )
-def test_ends_of_a_watch(result: dict[str, object], kind: Trouble, handling: Handling) -> None:
+def test_ends_of_a_watch(result: dict[str, object], kind: ProblemKind, handling: Handling) -> None:
     refusal = line(**result)
     assert isinstance(refusal, Refusal)
     assert (refusal.problem.kind, refusal.handling) == (kind, handling)
@@ -266,9 +266,9 @@ def test_ends_of_a_watch(result: dict[str, object], kind: Trouble, handling: Han
 
 def test_errors_in_a_watch() -> None:
     said = b'{"error":{"grpc_code":14,"http_code":503,"message":"etcdserver: no leader"}}'
-    refusal = gateway.decode_line(said)
-    assert refusal == Refusal(Problem(Trouble.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
+    refusal = protocol.decode_line(said)
+    assert refusal == Refusal(Problem(ProblemKind.UNREACHABLE, "no leader"), Handling.ELSEWHERE)
     for garbage in (b"{}", b"x", b'{"result":{}}'):
-        refusal = gateway.decode_line(garbage)
+        refusal = protocol.decode_line(garbage)
         assert isinstance(refusal, Refusal)
-        assert refusal.problem.kind is Trouble.REFUSED
+        assert refusal.problem.kind is ProblemKind.REFUSED

@@ -7,10 +7,9 @@ import sys
 import pytest
 from etcd_clients import LOCAL, http, saying, server
 
-from holdfast.core.etcd_calls import Trouble
-from holdfast.etcd import http as etcd_http
-from holdfast.etcd.connecting import open_connection
-from holdfast.etcd.http import ConnectionProblem, HttpConnection, Reply
+from holdfast.core.etcd.calls import ProblemKind
+from holdfast.etcd import transport as etcd_http
+from holdfast.etcd.transport import ConnectionProblem, HttpConnection, Reply, open_connection
 
 S = 5.0
 
@@ -90,14 +89,22 @@ def test_a_stream_that_is_refused_is_an_answer() -> None:
 @pytest.mark.parametrize(
     ("words", "kind", "why"),
     [
-        (None, Trouble.UNREACHABLE, "closed the connection without an answer"),
-        (b"SSH-2.0-OpenSSH_9.2\r\n", Trouble.REFUSED, "not speak HTTP, it says: SSH-2.0-OpenSSH"),
-        (b"\x15\x03\x01\x00\x02\x02\x46", Trouble.DENIED, "speaks TLS only"),
-        (b"\0" * 100_000, Trouble.REFUSED, "does not speak HTTP"),
-        (http(b"{}").replace(b"2\r\n\r\n", b"3\r\n\r\n"), Trouble.UNREACHABLE, "no answer within"),
+        (None, ProblemKind.UNREACHABLE, "closed the connection without an answer"),
+        (
+            b"SSH-2.0-OpenSSH_9.2\r\n",
+            ProblemKind.REFUSED,
+            "not speak HTTP, it says: SSH-2.0-OpenSSH",
+        ),
+        (b"\x15\x03\x01\x00\x02\x02\x46", ProblemKind.DENIED, "speaks TLS only"),
+        (b"\0" * 100_000, ProblemKind.REFUSED, "does not speak HTTP"),
+        (
+            http(b"{}").replace(b"2\r\n\r\n", b"3\r\n\r\n"),
+            ProblemKind.UNREACHABLE,
+            "no answer within",
+        ),
     ],
 )
-def test_every_failure_says_why(words: bytes | None, kind: Trouble, why: str) -> None:
+def test_every_failure_says_why(words: bytes | None, kind: ProblemKind, why: str) -> None:
     with pytest.raises(ConnectionProblem, match=why) as caught:
         asyncio.run(ask_of(words, limit_s=1.0))
     assert caught.value.kind is kind
@@ -139,7 +146,7 @@ def test_an_answer_is_taken_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
     assert asyncio.run(ask_of(http(b"x" * 1000))).body == b"x" * 1000
     with pytest.raises(ConnectionProblem, match="more than") as caught:
         asyncio.run(ask_of(http(b"x" * 1001)))
-    assert caught.value.kind is Trouble.REFUSED
+    assert caught.value.kind is ProblemKind.REFUSED
 
 
 def test_what_comes_unasked_ends_the_connection() -> None:
@@ -174,7 +181,7 @@ def test_without_h11_there_is_one_line_about_what_to_install() -> None:
     program = (
         "import sys; sys.modules['h11'] = None\n"
         "from holdfast.errors import EnvironmentProblem\n"
-        "try:\n    import holdfast.etcd.client\n"
+        "try:\n    import holdfast.etcd.async_client\n"
         "except EnvironmentProblem as error:\n    print(error)\n"
     )
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.etcd_calls import Get, Txn, TxnDone
+from holdfast.core.etcd.calls import Get, Txn, TxnDone
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.process import BINARY_VARIABLE, EtcdProcess, find_binary
 from holdfast.etcd.server import EtcdServer, is_healthy, stop_etcd

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 import pytest
 from etcd_clients import SHORT_S, Watched, client_of, done, http, put, saying
 
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Change,
     Delete,
     Grant,
     Granted,
+    ProblemKind,
     Put,
-    Trouble,
     Txn,
     end_of_prefix,
 )
-from holdfast.etcd import http as etcd_http
+from holdfast.etcd import transport as etcd_http
 from real_etcd import Etcd, running_etcd
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_a_revision_that_is_compacted(etcd: Etcd) -> None:
             now = (await done(client, put(b"compacted"))).revision
             etcd.compact(now)
             ended = await Watched(client, b"compacted", b"", 1).problem()
-            assert ended.kind is Trouble.COMPACTED
+            assert ended.kind is ProblemKind.COMPACTED
             assert str(now) in ended.why
             assert len(await Watched(client, b"compacted", b"", now).changes()) == 1
 
@@ -141,7 +141,7 @@ def test_a_line_that_is_too_long_ends_the_watch(
         async with client_of(etcd.port) as client:
             now = (await done(client, put(b"long", b"x" * 100_000))).revision
             ended = await Watched(client, b"long", b"", now).problem()
-            assert ended.kind is Trouble.REFUSED
+            assert ended.kind is ProblemKind.REFUSED
 
     asyncio.run(talk())
 
@@ -149,14 +149,16 @@ def test_a_line_that_is_too_long_ends_the_watch(
 @pytest.mark.parametrize(
     ("words", "kind", "why"),
     [
-        (http(b"404 page not found\n", "404 Not Found"), Trouble.REFUSED, "older than 3.4"),
-        (http(b"<html>\n"), Trouble.REFUSED, "not what an etcd says"),
-        (http(b""), Trouble.UNREACHABLE, "it ended the watch"),
-        (None, Trouble.UNREACHABLE, "without an answer"),
-        (b"", Trouble.UNREACHABLE, "no watch within"),
+        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED, "older than 3.4"),
+        (http(b"<html>\n"), ProblemKind.REFUSED, "not what an etcd says"),
+        (http(b""), ProblemKind.UNREACHABLE, "it ended the watch"),
+        (None, ProblemKind.UNREACHABLE, "without an answer"),
+        (b"", ProblemKind.UNREACHABLE, "no watch within"),
     ],
 )
-def test_a_watch_at_a_server_that_is_no_etcd(words: bytes | None, kind: Trouble, why: str) -> None:
+def test_a_watch_at_a_server_that_is_no_etcd(
+    words: bytes | None, kind: ProblemKind, why: str
+) -> None:
     async def talk() -> None:
         async with saying(words) as port, client_of(port, call_s=SHORT_S) as client:
             ended = await Watched(client, b"a").problem()

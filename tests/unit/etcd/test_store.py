@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.etcd.blocking import EtcdClient
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.etcd.store import EtcdStore
+from holdfast.etcd.sync_client import EtcdClient
 from holdfast.store import DistNetworkError, DistStoreError, PrefixStore
 from real_etcd import Etcd, running_etcd
 

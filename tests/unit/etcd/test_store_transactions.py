@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.etcd_calls import Problem, Request, Trouble, Txn
-from holdfast.etcd import store_transactions
-from holdfast.etcd.blocking import EtcdClient
-from holdfast.etcd.client import CLOSED
-from holdfast.etcd.errors import EtcdError
+from holdfast.core.etcd.calls import Problem, ProblemKind, Request, Txn
+from holdfast.etcd import store as store_transactions
+from holdfast.etcd.async_client import CLOSED
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.etcd.store import EtcdStore
-from holdfast.etcd.store_transactions import as_store_error
+from holdfast.etcd.store import EtcdStore, as_store_error
+from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.store import DistNetworkError, DistStoreError
 from real_etcd import Etcd, running_etcd
 
@@ -79,10 +77,10 @@ def test_the_first_change_of_a_key_costs_one_transaction_and_another_two(
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [
-        (Problem(Trouble.UNREACHABLE, "it is gone"), DistNetworkError),
+        (Problem(ProblemKind.UNREACHABLE, "it is gone"), DistNetworkError),
         (CLOSED, DistStoreError),
-        (Problem(Trouble.NO_SPACE, "it is full"), DistStoreError),
-        (Problem(Trouble.DENIED, "no"), DistStoreError),
+        (Problem(ProblemKind.NO_SPACE, "it is full"), DistStoreError),
+        (Problem(ProblemKind.DENIED, "no"), DistStoreError),
     ],
 )
 def test_problems_are_those_of_stores(problem: Problem, kind: type[Exception]) -> None:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.etcd_calls import Request, Txn
-from holdfast.etcd.blocking import BlockingWatch, EtcdClient
+from holdfast.core.etcd.calls import Request, Txn
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.etcd.store import EtcdStore
-from holdfast.etcd.store_transactions import TXN_OPS_MAX
+from holdfast.etcd.store import TXN_OPS_MAX, EtcdStore
+from holdfast.etcd.sync_client import BlockingWatch, EtcdClient
 from holdfast.store import DistStoreError, StoreTimeoutError
 from real_etcd import LOOK_AGAIN_S, PATIENCE_S, Etcd, running_etcd
 

@@ -81,7 +81,7 @@ def test_rdzv_timeout_wins_over_the_configs() -> None:
 def test_default_logs_specs_create_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.processes.logs import DefaultLogsSpecs
+    from holdfast.processes.logs.specs import DefaultLogsSpecs
 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

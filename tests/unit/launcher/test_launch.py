@@ -13,20 +13,45 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast import processes
 from holdfast.errors import CannotStart, EnvironmentProblem, UsageError
 from holdfast.launcher import api
 from holdfast.launcher import launch as launching
 from holdfast.launcher.config import LaunchConfig
-from holdfast.launcher.launch import elastic_launch, entrypoint_name, launch_agent, split_endpoint
-from holdfast.processes.failures import ChildFailedError
-from holdfast.processes.logs import DefaultLogsSpecs, LogsDest
+from holdfast.launcher.launch import (
+    OS_ERROR_HINTS,
+    elastic_launch,
+    entrypoint_name,
+    launch_agent,
+    os_error_problem,
+    split_endpoint,
+)
+from holdfast.processes.failures.failure import ChildFailedError
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
 from holdfast.processes.signals import SignalException
-from holdfast.processes.std import Std
-from holdfast.rendezvous.ports import ReservedPort
+from holdfast.rendezvous.reserved_port import ReservedPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+@pytest.mark.parametrize("number", OS_ERROR_HINTS)
+def test_a_limit_that_was_reached_is_named_with_what_to_do(number: int) -> None:
+    told = os_error_problem(OSError(number, os.strerror(number)))
+    assert isinstance(told, EnvironmentProblem)
+    assert str(told).startswith(f"the workers could not be run: {os.strerror(number)} (")
+    assert told.hint == OS_ERROR_HINTS[number]
+
+
+def test_a_file_is_named_if_there_is_one() -> None:
+    told = os_error_problem(OSError(errno.ENOSPC, "No space left on device", "/logs/x"))
+    assert told is not None
+    assert told.message.endswith(": /logs/x: No space left on device")
+
+
+@pytest.mark.parametrize("problem", [OSError(errno.ENOENT, "?"), OSError(), OSError("words")])
+def test_other_errors_are_not_the_machines(problem: OSError) -> None:
+    assert os_error_problem(problem) is None
+
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 OURS = ("TORCHELASTIC_SIGNALS_TO_HANDLE", "OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
@@ -289,17 +314,17 @@ def test_a_report_that_cannot_be_made_does_not_hide_the_failure(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where the user's folder has a `numbers.py`, which a library takes for Python's."""
-    monkeypatch.delattr(processes, "report", raising=False)
-    monkeypatch.setitem(sys.modules, "holdfast.processes.report", None)
+    monkeypatch.delattr("holdfast.processes.failures.report", raising=False)
+    monkeypatch.setitem(sys.modules, "holdfast.processes.failures.report", None)
     assert fails("exit 3").report_file == ""
     (warning,) = caplog.messages
     assert "could not be written" in warning
-    assert "holdfast.processes.report" in warning
+    assert "holdfast.processes.failures.report" in warning
 
 
 def test_workers_that_were_stopped_without_failing_are_told_of() -> None:
     """An unhealthy worker may end with code 0 when it is asked to stop."""
-    from holdfast.agent.workers import RunResult, WorkerState
+    from holdfast.agent.spec import RunResult, WorkerState
 
     made: Any = object()
     error = launching.failure_of(

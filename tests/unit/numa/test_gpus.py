@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.numa.gpus import read_gpus
+from holdfast.numa.topology import read_gpus
 from synthetic_machines import TWO_SOCKETS, add_nvidia, add_pci, address_of, put, uuid_of
 
 if TYPE_CHECKING:

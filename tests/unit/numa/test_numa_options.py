@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast import messages, numa
+from holdfast import console, numa
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.numa import binding
 from holdfast.numa.binding import AffinityMode, NumaOptions, OnCpus, cpus_of_workers
@@ -118,7 +118,7 @@ def test_workers_are_not_bound_there_if_that_is_allowed(
 def test_an_order_that_only_cuda_knows_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(messages.NOTICE, "holdfast")
+    caplog.set_level(console.NOTICE, "holdfast")
     SMALL.build(tmp_path)
     add_nvidia(tmp_path, 0, 0, "NVIDIA T4")
     for _ in range(2):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.affinity import Cpu, Machine, NumaNode
+from holdfast.numa.affinity import Cpu, Machine, NumaNode
 from holdfast.numa.topology import node_of, numbered, read_machine
 from synthetic_machines import MACHINES, SMALL, Shape, add_pci, address_of, put
 

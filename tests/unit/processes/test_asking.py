@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.commands import SubprocessContext
-from holdfast.processes.keeper import children_of
-from holdfast.processes.keeping import Keeper
-from holdfast.processes.logs import DefaultLogsSpecs
-from holdfast.processes.preloading import warm_start
-from holdfast.processes.starting import start_processes
-from holdfast.processes.std import Std
+from holdfast.processes.keeper.client import Keeper
+from holdfast.processes.keeper.main import children_of
+from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.workers.command_workers import SubprocessContext
+from holdfast.processes.workers.start import start_processes
+from holdfast.processes.zygote.client import warm_start
 from real_jobs import Watched
 
 if TYPE_CHECKING:
@@ -26,8 +25,8 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from holdfast.processes.contexts import PContext
-    from holdfast.processes.warm import WarmStart
+    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.zygote.client import WarmStart
 
 PATIENCE_S = 60
 TELLS = "import os, sys; print('warm' if 'slow' in sys.modules else 'cold', os.environ['RANK'])"
@@ -125,7 +124,7 @@ def test_news_of_the_keeper_that_a_lost_zygote_brought_in_are_not_left_lying(
 def test_a_start_that_fails_wants_none_of_those_it_asked_for(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from holdfast.processes.stdio import WorkerStdio
+    from holdfast.processes.logs.stdio import WorkerStdio
 
     real = WorkerStdio.open
 

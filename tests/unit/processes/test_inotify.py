@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.inotify import Inotify
+from holdfast.processes.logs.follower import Inotify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes import keeper
+from holdfast.processes.keeper import main
 from real_jobs import News
 
 if TYPE_CHECKING:
@@ -47,9 +47,9 @@ def family(tmp_path: Path) -> Iterator[tuple[int, set[int]]]:
 
 def test_children_of_every_thread_are_found(family: tuple[int, set[int]]) -> None:
     parent, children = family
-    assert set(keeper.children_of(parent)) == children
-    assert set(keeper.children_by_scan(parent)) == children
-    assert parent in keeper.children_of(os.getpid())
+    assert set(main.children_of(parent)) == children
+    assert set(main.children_by_scan(parent)) == children
+    assert parent in main.children_of(os.getpid())
 
 
 def test_a_kernel_that_does_not_list_children(
@@ -60,9 +60,9 @@ def test_a_kernel_that_does_not_list_children(
     monkeypatch.setattr(
         os.path, "exists", lambda path: real(path) and not str(path).endswith("/children")
     )
-    monkeypatch.setattr(keeper, "open", missing_listing, raising=False)
-    assert set(keeper.children_of(parent)) == children
-    assert keeper.children_of(1 << 30) == []
+    monkeypatch.setattr(main, "open", missing_listing, raising=False)
+    assert set(main.children_of(parent)) == children
+    assert main.children_of(1 << 30) == []
 
 
 def missing_listing(path: str, mode: str) -> object:
@@ -77,15 +77,15 @@ def test_a_thread_that_ends_meanwhile_hides_no_children(
     parent, children = family
     real = os.listdir
     monkeypatch.setattr(os, "listdir", lambda path: [str(1 << 30), *real(path)])
-    assert set(keeper.children_of(parent)) == children
+    assert set(main.children_of(parent)) == children
 
 
 def test_a_process_that_is_hidden_from_us_is_passed_over(
     family: tuple[int, set[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parent, children = family
-    monkeypatch.setattr(keeper, "open", hide_init, raising=False)
-    assert set(keeper.children_by_scan(parent)) == children
+    monkeypatch.setattr(main, "open", hide_init, raising=False)
+    assert set(main.children_by_scan(parent)) == children
 
 
 def hide_init(path: str, mode: str) -> object:
@@ -96,28 +96,28 @@ def hide_init(path: str, mode: str) -> object:
 
 def test_descendants_come_after_their_parents(family: tuple[int, set[int]]) -> None:
     parent, children = family
-    found = keeper.descendants_of(os.getpid())
+    found = main.descendants_of(os.getpid())
     assert {parent, *children} <= set(found)
     assert all(found.index(parent) < found.index(child) for child in children)
 
 
 def test_nobody_has_no_children() -> None:
-    assert keeper.children_of(1 << 30) == []
-    assert keeper.descendants_of(1 << 30) == []
+    assert main.children_of(1 << 30) == []
+    assert main.descendants_of(1 << 30) == []
 
 
 def test_signalling_nobody_is_no_error() -> None:
-    keeper.send_signal(1 << 30, signal.SIGTERM)
+    main.send_signal(1 << 30, signal.SIGTERM)
 
 
 def test_it_imports_nothing_but_small_parts_of_the_standard_library() -> None:
     """It must start fast and stay small; `ctypes` is the one exception, for prctl."""
     code = (
-        f"import os, sys; sys.path.insert(0, {os.path.dirname(keeper.__file__)!r})\n"
-        "before = set(sys.modules); import keeper; print(*sorted(set(sys.modules) - before))"
+        f"import os, sys; sys.path.insert(0, {os.path.dirname(main.__file__)!r})\n"
+        "before = set(sys.modules); import main; print(*sorted(set(sys.modules) - before))"
     )
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
     )
     small = {"__future__", "_signal", "_socket", "errno", "fcntl", "gc", "select"}
-    assert set(done.stdout.split()) <= {"keeper", *small}
+    assert set(done.stdout.split()) <= {"main", *small}

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.processes.lines import PrefixedLines
-from holdfast.processes.sinks import Sink
+from holdfast.processes.logs.lines import PrefixedLines, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.oom_kills import OomKills
+from holdfast.processes.failures.exits import OomKills
 
 if TYPE_CHECKING:
     from pathlib import Path

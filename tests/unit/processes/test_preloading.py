@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.keeping import FOR_AGENTS_ALONE
-from holdfast.processes.preloading import warm_start
-from holdfast.processes.subprocess_handler import SubprocessHandler, replace_subprocess_handler
+from holdfast.processes.keeper.client import FOR_AGENTS_ALONE
+from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
+from holdfast.processes.zygote.client import warm_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,7 @@ def test_functions_find_what_calls_them_imported_too() -> None:
     start = warm_start(["json"], function, [], "spawn", {})
     assert start is not None
     assert start._command.kind == "c"
-    assert list(start._modules) == ["json", "holdfast.processes.functions"]
+    assert list(start._modules) == ["json", "holdfast.processes.workers.function_child"]
     assert start._path == sys.path
 
 

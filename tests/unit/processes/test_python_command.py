@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from holdfast.processes.python_command import PythonCommand, parse_command
+from holdfast.processes.zygote.client import PythonCommand, parse_command
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.processes import remote_failures
-from holdfast.processes.failures import ChildFailedError, ProcessFailure, exit_status
-from holdfast.processes.remote_failures import BadReport, pack, unpack
+from holdfast.processes.failures import report
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure, exit_status
+from holdfast.processes.failures.report import BadReport, pack, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,8 +68,8 @@ def test_what_is_too_long_is_cut() -> None:
     packed = pack(many)
     assert len(packed) < 256 * 1024
     there = unpack(packed)
-    assert len(there) == remote_failures.OTHERS_MAX + 1
-    assert len(there[0].stderr_tail) == remote_failures.STDERR_CHARS_MAX
+    assert len(there) == report.OTHERS_MAX + 1
+    assert len(there[0].stderr_tail) == report.STDERR_CHARS_MAX
     assert all(not there[rank].stderr_tail for rank in there if rank)
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.processes import report
-from holdfast.processes.failures import ChildFailedError, ProcessFailure
-from holdfast.processes.recording import error_file_content
-from holdfast.processes.report import FailedWorker, FailureReport
+from holdfast.processes.failures import report
+from holdfast.processes.failures.error_file import error_file_content
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
+from holdfast.processes.failures.report import FailedWorker, FailureReport
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ import sys
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from holdfast.processes import report_text
-from holdfast.processes.failures import ChildFailedError, ProcessFailure
+from holdfast.processes.failures import report_text
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -107,7 +107,7 @@ def test_a_reason_is_shown_on_one_line() -> None:
 def test_a_recorded_exception_is_shown_once(tmp_path: Path) -> None:
     code = """
         import sys
-        from holdfast.processes.recording import record
+        from holdfast.processes.failures.error_file import record
 
         @record
         def main():
@@ -132,7 +132,7 @@ def test_stderr_that_has_only_the_traceback_is_left_out(tmp_path: Path) -> None:
 def test_another_traceback_on_stderr_than_the_recorded_one_is_shown_too(tmp_path: Path) -> None:
     code = """
         import traceback
-        from holdfast.processes.recording import record
+        from holdfast.processes.failures.error_file import record
 
         @record
         def main():

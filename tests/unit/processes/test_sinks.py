@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.sinks import PIPE_PIECE_BYTES_MAX, Sink
+from holdfast.processes.logs.lines import PIPE_PIECE_BYTES_MAX, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ import enum
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.processes.std import Std, to_map
+from holdfast.processes.logs.specs import Std, to_map
 
 
 def test_values_are_those_of_torchelastic() -> None:

@@ -17,24 +17,23 @@ import pytest
 from functions_to_call import say
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.logs import DefaultLogsSpecs, LogsDest
-from holdfast.processes.starting import start_processes
-from holdfast.processes.std import Std
-from holdfast.processes.stdio import TAIL_BYTES_MAX, WorkerStdio, is_descriptor
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
+from holdfast.processes.logs.stdio import TAIL_BYTES_MAX, WorkerStdio, is_descriptor
+from holdfast.processes.workers.start import start_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-    from holdfast.processes.endings import RunProcsResult
+    from holdfast.processes.failures.exits import RunProcsResult
 
 PATIENCE_S = 60
 
 # An agent as a program of its own: it runs `WORKER` and writes down how that ended.
 AGENT = """
     import os, sys
-    from holdfast.processes.logs import DefaultLogsSpecs
-    from holdfast.processes.starting import start_processes
+    from holdfast.processes.logs.specs import DefaultLogsSpecs
+    from holdfast.processes.workers.start import start_processes
     def work(script):
         if os.system(script): raise RuntimeError("the script failed")
     def main():

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.lines import PrefixedLines
-from holdfast.processes.sinks import Sink
-from holdfast.processes.streams import (
+from holdfast.processes.logs.follower import (
     CHUNK_BYTES,
     HELD_BYTES_MAX,
     TURN_BYTES_MAX,
@@ -18,6 +16,7 @@ from holdfast.processes.streams import (
     PipeStream,
     Stream,
 )
+from holdfast.processes.logs.lines import PrefixedLines, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

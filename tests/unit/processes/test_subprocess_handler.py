@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes import subprocess_handler
-from holdfast.processes.subprocess_handler import (
+from holdfast.processes.workers import command_workers
+from holdfast.processes.workers.command_workers import (
     SubprocessHandler,
     get_subprocess_handler,
     replace_subprocess_handler,
@@ -100,10 +100,10 @@ def test_the_factory_can_be_replaced(news: News) -> None:
         asked.append(how)
         return Own(**how)
 
-    assert subprocess_handler.custom_handler_factory() is None
+    assert command_workers.custom_handler_factory() is None
     assert replace_subprocess_handler(make) is None
     try:
-        assert subprocess_handler.custom_handler_factory() is make
+        assert command_workers.custom_handler_factory() is make
         one = get_subprocess_handler("true", (1,), {"A": "b"}, None, None, 5, None)
         assert type(one) is Own
         assert one.proc.wait() == 0

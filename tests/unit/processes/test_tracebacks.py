@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.tracebacks import (
+from holdfast.processes.failures.tracebacks import (
     LINE_CHARS_MAX,
     TEXT_CHARS_MAX,
     cut_middle,

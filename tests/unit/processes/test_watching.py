@@ -4,7 +4,7 @@ import os
 import select
 import time
 
-from holdfast.processes.watching import Watching
+from holdfast.processes.workers.group import Watching
 
 
 def test_one_descriptor_tells_of_many() -> None:

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import worker
-from holdfast.processes.worker_page import Progress, Section, WorkerPage
+from holdfast.processes.workers.pages import Progress, Section, WorkerPage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

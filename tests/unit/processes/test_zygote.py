@@ -14,22 +14,22 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from hatching import Nest
+from zygotes import Nest
 
-from holdfast.processes import warm, zygote
-from holdfast.processes.keeper import children_of
+from holdfast.processes.keeper.main import children_of
+from holdfast.processes.zygote import client, main
 from real_jobs import Watched
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.processes.keeping import Keeper
+    from holdfast.processes.keeper.client import Keeper
 
 
 def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
-    assert warm.RESERVED_END == zygote.RESERVED_END
-    assert warm.MARSHAL_VERSION == zygote.MARSHAL_VERSION
-    assert zygote.__file__ == warm.PROGRAM
+    assert client.RESERVED_END == main.RESERVED_END
+    assert client.MARSHAL_VERSION == main.MARSHAL_VERSION
+    assert main.__file__ == client.PROGRAM
 
 
 # What modules did as they were imported.
@@ -39,26 +39,26 @@ def test_open_devices_are_found(tmp_path: Path) -> None:
     for number, target in enumerate(("/dev/null", "/dev/nvidia0", "socket:[7]", "/dev/dri/card0")):
         (tmp_path / str(number)).symlink_to(target)
     (tmp_path / "7").touch()
-    assert sorted(zygote.open_devices(str(tmp_path))) == ["/dev/dri/card0", "/dev/nvidia0"]
-    assert zygote.open_devices(str(tmp_path), ("/dev/null",)) == ["/dev/null"]
-    assert zygote.open_devices() == []
+    assert sorted(main.open_devices(str(tmp_path))) == ["/dev/dri/card0", "/dev/nvidia0"]
+    assert main.open_devices(str(tmp_path), ("/dev/null",)) == ["/dev/null"]
+    assert main.open_devices() == []
 
 
 def test_a_torch_that_uses_a_gpu_is_found() -> None:
     def modules(*, initialized: bool) -> dict[str, object]:
         return {"torch": SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: initialized))}
 
-    assert zygote.cuda_is_initialized(modules(initialized=True))  # type: ignore[arg-type]
-    assert not zygote.cuda_is_initialized(modules(initialized=False))  # type: ignore[arg-type]
-    assert not zygote.cuda_is_initialized({})
-    assert not zygote.cuda_is_initialized({"torch": SimpleNamespace()})  # type: ignore[dict-item]
+    assert main.cuda_is_initialized(modules(initialized=True))  # type: ignore[arg-type]
+    assert not main.cuda_is_initialized(modules(initialized=False))  # type: ignore[arg-type]
+    assert not main.cuda_is_initialized({})
+    assert not main.cuda_is_initialized({"torch": SimpleNamespace()})  # type: ignore[dict-item]
 
 
 def test_news_are_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
     native, devices = [0], [["/dev/nvidia0"]]
-    monkeypatch.setattr(zygote, "native_threads", lambda _: native[-1])
-    monkeypatch.setattr(zygote, "open_devices", lambda: devices[-1])
-    seen = zygote.Seen()
+    monkeypatch.setattr(main, "native_threads", lambda _: native[-1])
+    monkeypatch.setattr(main, "open_devices", lambda: devices[-1])
+    seen = main.Seen()
     assert seen.news("nothing") == []
     native.append(2)
     devices.append(["/dev/nvidia0", "/dev/nvidiactl"])
@@ -71,16 +71,17 @@ def test_threads_of_python_are_known_by_name() -> None:
     thread = threading.Thread(target=ended.wait, name="of a module")
     thread.start()
     try:
-        assert "of a module" in zygote.python_threads()
+        assert "of a module" in main.python_threads()
     finally:
         ended.set()
         thread.join()
-    assert "of a module" not in zygote.python_threads()
+    assert "of a module" not in main.python_threads()
 
 
 def test_threads_that_survive_a_fork_are_counted(tmp_path: Path) -> None:
     code = (
-        f"import sys; sys.path.insert(0, {os.path.dirname(zygote.__file__)!r}); import zygote\n"
+        f"import sys; sys.path.insert(0, {os.path.dirname(main.__file__)!r})\n"
+        "import main as zygote\n"
         "import _thread, time\n"
         "print(zygote.native_threads(0))\n"
         "_thread.start_new_thread(time.sleep, (1000,))\n"
@@ -95,9 +96,9 @@ def test_exceptions_are_described_in_a_line() -> None:
         def __str__(self) -> str:
             raise ValueError
 
-    assert zygote.described(ValueError("two\n  lines")) == "ValueError: two lines"
-    assert zygote.described(KeyboardInterrupt()) == "KeyboardInterrupt"
-    assert zygote.described(Odd()) == "Odd"
+    assert main.described(ValueError("two\n  lines")) == "ValueError: two lines"
+    assert main.described(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert main.described(Odd()) == "Odd"
 
 
 # The warnings that come of it.
@@ -174,7 +175,7 @@ def test_numpy_is_no_reason_for_a_warning(
 def test_torch_is_no_reason_for_a_warning_and_works(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(warm, "PATIENCE_S", 60.0)
+    monkeypatch.setattr(client, "PATIENCE_S", 60.0)
     program = (
         "import sys; was_there = 'torch' in sys.modules\n"
         "import torch; torch.manual_seed(1); a = torch.rand(300, 300, requires_grad=True)\n"
@@ -190,7 +191,7 @@ def test_torch_is_no_reason_for_a_warning_and_works(
 
 
 def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(warm, "BATCH_MAX", 4)
+    monkeypatch.setattr(client, "BATCH_MAX", 4)
     out = os.open(tmp_path / "out", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     null = os.open(os.devnull, os.O_RDWR)
     program = (

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.news import JobSettings, NodeInfo
-from holdfast.rendezvous.attendant import Attendant
-from holdfast.rendezvous.backend import RendezvousBackend
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
+from holdfast.core.protocol import JobSettings, NodeInfo
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
+from holdfast.rendezvous.backend import Attendant, RendezvousBackend, SharedJob
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousError
-from holdfast.rendezvous.participant import Participant, Standing
-from holdfast.rendezvous.shared_job import SharedJob
+from holdfast.rendezvous.participant import Participant, PolledStanding
 from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -64,10 +62,12 @@ def participant() -> Participant:
 
 
 @pytest.fixture
-def make(backend: Moody, participant: Participant) -> Iterator[Callable[..., Attendant[Standing]]]:
-    made: list[Attendant[Standing]] = []
+def make(
+    backend: Moody, participant: Participant
+) -> Iterator[Callable[..., Attendant[PolledStanding]]]:
+    made: list[Attendant[PolledStanding]] = []
 
-    def create(patience_s: float = LONG_S) -> Attendant[Standing]:
+    def create(patience_s: float = LONG_S) -> Attendant[PolledStanding]:
         made.append(
             Attendant(
                 SharedJob(backend, "job"),
@@ -85,11 +85,13 @@ def make(backend: Moody, participant: Participant) -> Iterator[Callable[..., Att
         assert one.stop(LONG_S)
 
 
-def has_seat(standing: Standing) -> bool:
+def has_seat(standing: PolledStanding) -> bool:
     return standing.seat is not None
 
 
-def test_no_thread_before_anything_is_asked_for(make: Callable[..., Attendant[Standing]]) -> None:
+def test_no_thread_before_anything_is_asked_for(
+    make: Callable[..., Attendant[PolledStanding]],
+) -> None:
     attendant = make()
     assert not attendant.is_running
     attendant.ask()
@@ -99,7 +101,7 @@ def test_no_thread_before_anything_is_asked_for(make: Callable[..., Attendant[St
 
 
 def test_what_is_asked_for_is_done(
-    make: Callable[..., Attendant[Standing]], participant: Participant
+    make: Callable[..., Attendant[PolledStanding]], participant: Participant
 ) -> None:
     attendant = make()
     number = attendant.ask(participant.ask_round)
@@ -110,7 +112,7 @@ def test_what_is_asked_for_is_done(
 
 
 def test_an_answer_is_newer_than_the_question(
-    make: Callable[..., Attendant[Standing]], participant: Participant
+    make: Callable[..., Attendant[PolledStanding]], participant: Participant
 ) -> None:
     attendant = make()
     attendant.wait(attendant.ask(participant.ask_round), has_seat, LONG_S)
@@ -121,9 +123,9 @@ def test_an_answer_is_newer_than_the_question(
 
 
 def test_the_counter_moves_while_nothing_is_asked(
-    make: Callable[..., Attendant[Standing]], participant: Participant, backend: Moody
+    make: Callable[..., Attendant[PolledStanding]], participant: Participant, backend: Moody
 ) -> None:
-    from holdfast.rendezvous.shared_job import decode
+    from holdfast.rendezvous.backend import decode
 
     attendant = make()
     attendant.wait(attendant.ask(participant.ask_round), has_seat, LONG_S)
@@ -135,14 +137,14 @@ def test_the_counter_moves_while_nothing_is_asked(
         beats.add(decode(found[0]).nodes["a"].beat)
 
 
-def test_a_wait_ends_when_its_time_is_over(make: Callable[..., Attendant[Standing]]) -> None:
+def test_a_wait_ends_when_its_time_is_over(make: Callable[..., Attendant[PolledStanding]]) -> None:
     attendant = make()
     _, is_done = attendant.wait(attendant.ask(), has_seat, 0.01)
     assert not is_done
 
 
 def test_a_backend_that_hangs_does_not_hold_the_agent_up(
-    make: Callable[..., Attendant[Standing]], backend: Moody
+    make: Callable[..., Attendant[PolledStanding]], backend: Moody
 ) -> None:
     backend.go_on.clear()
     attendant = make()
@@ -152,7 +154,7 @@ def test_a_backend_that_hangs_does_not_hold_the_agent_up(
 
 
 def test_a_backend_that_never_answered_is_told_of_at_once(
-    make: Callable[..., Attendant[Standing]], backend: Moody
+    make: Callable[..., Attendant[PolledStanding]], backend: Moody
 ) -> None:
     backend.error = OSError("no route")
     attendant = make()
@@ -161,7 +163,7 @@ def test_a_backend_that_never_answered_is_told_of_at_once(
 
 
 def test_one_that_answered_before_may_be_away_for_a_while(
-    make: Callable[..., Attendant[Standing]], participant: Participant, backend: Moody
+    make: Callable[..., Attendant[PolledStanding]], participant: Participant, backend: Moody
 ) -> None:
     attendant = make()
     attendant.wait(attendant.ask(participant.ask_round), has_seat, LONG_S)
@@ -175,7 +177,7 @@ def test_one_that_answered_before_may_be_away_for_a_while(
 
 
 def test_but_not_for_ever(
-    make: Callable[..., Attendant[Standing]], participant: Participant, backend: Moody
+    make: Callable[..., Attendant[PolledStanding]], participant: Participant, backend: Moody
 ) -> None:
     attendant = make(patience_s=0.05)
     attendant.wait(attendant.ask(participant.ask_round), has_seat, LONG_S)
@@ -190,7 +192,7 @@ def test_but_not_for_ever(
 
 
 def test_our_own_mistake_does_not_end_the_thread_without_a_word(
-    make: Callable[..., Attendant[Standing]],
+    make: Callable[..., Attendant[PolledStanding]],
     participant: Participant,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

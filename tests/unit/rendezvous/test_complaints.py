@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import re
 
-from holdfast.coordinator.client import GaveUp
-from holdfast.core.news import Role, View
-from holdfast.rendezvous import complaints
+from holdfast.coordinator.agent_connection import CoordinatorLost
+from holdfast.core.protocol import NodeRole, View
+from holdfast.rendezvous import errors
 
 
 def test_a_place_that_was_given_up_is_named_with_time_and_reason() -> None:
-    said = complaints.unreachable("the coordinator at host:1", GaveUp("no route", 61.4))
+    said = errors.unreachable("the coordinator at host:1", CoordinatorLost("no route", 61.4))
     shape = (
         r"the coordinator at host:1 could not be reached since \d\d:\d\d:\d\d \(61 s\): no route"
     )
     assert re.fullmatch(shape, said)
-    assert complaints.unreachable("it", GaveUp("", 1.0)).endswith("(1 s)")
+    assert errors.unreachable("it", CoordinatorLost("", 1.0)).endswith("(1 s)")
 
 
 def test_too_few_nodes_are_counted() -> None:
@@ -25,13 +25,13 @@ def test_too_few_nodes_are_counted() -> None:
         incarnation=1,
         term=1,
         revision=1,
-        role=Role.WAITING,
+        role=NodeRole.WAITING,
         present=1,
         needed=3,
     )
-    said = complaints.too_few(view, "", "/folder", 2.5)
+    said = errors.too_few(view, "", "/folder", 2.5)
     assert said == "1 of 3 nodes came to /folder within 2.5 s (join_timeout)"
 
 
 def test_without_any_word_the_problem_is_what_is_said() -> None:
-    assert complaints.too_few(None, "no word", "x", 600) == "no word (join_timeout: 600 s)"
+    assert errors.too_few(None, "no word", "x", 600) == "no word (join_timeout: 600 s)"

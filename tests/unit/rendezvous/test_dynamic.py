@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.job import Job, JobPhase
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
-from holdfast.rendezvous.dynamic import DynamicRendezvousHandler, create_handler
+from holdfast.core.rounds import Job, JobPhase
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
+from holdfast.rendezvous.backend import DynamicRendezvousHandler, create_handler, decode
+from holdfast.rendezvous.config import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -21,9 +22,6 @@ from holdfast.rendezvous.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.rendezvous.shared_job import decode
-from holdfast.rendezvous.timeouts import RendezvousTimeout
 from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:

@@ -10,20 +10,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.coordinator.client import GaveUp
-from holdfast.core.news import Ending, Role, View
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
-from holdfast.rendezvous.dynamic import DynamicRendezvousHandler
+from holdfast.coordinator.agent_connection import CoordinatorLost
+from holdfast.core.protocol import JobOutcome, NodeRole, View
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
+from holdfast.rendezvous.backend import DynamicRendezvousHandler, decode
+from holdfast.rendezvous.config import RendezvousTimeout
 from holdfast.rendezvous.errors import RendezvousClosedError, RendezvousError
-from holdfast.rendezvous.shared_job import decode
-from holdfast.rendezvous.timeouts import RendezvousTimeout
 from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.core.job import Job
-    from holdfast.rendezvous.shared_connection import SharedConnection
+    from holdfast.core.rounds import Job
+    from holdfast.rendezvous.backend import SharedConnection
 
 LONG_S = 30.0
 
@@ -73,7 +72,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def await_role(connection: SharedConnection, role: Role) -> View:
+def await_role(connection: SharedConnection, role: NodeRole) -> View:
     until(lambda: connection.view is not None and connection.view.role is role)
     assert connection.view is not None
     return connection.view
@@ -83,7 +82,7 @@ def test_agents_that_enter_are_told_of_rounds_with_a_store(cluster: Cluster) -> 
     one, other = cluster.add(2, 2), cluster.add(2, 2)
     for each in (one, other):
         each.enter(role="trainer", local_world_size=2, max_restarts=3)
-    views = {each: await_role(each.enter(), Role.MEMBER) for each in (one, other)}
+    views = {each: await_role(each.enter(), NodeRole.MEMBER) for each in (one, other)}
     assert {view.world_size for view in views.values()} == {4}
     assert {node.info.role for node in cluster.job().nodes.values()} == {"trainer"}
     settings = cluster.job().settings
@@ -96,13 +95,13 @@ def test_agents_that_enter_are_told_of_rounds_with_a_store(cluster: Cluster) -> 
     assert not other.is_closed()
     one.set_closed()
     assert other.is_closed()
-    assert await_role(other.enter(), Role.CLOSED).outcome is Ending.STOPPED
+    assert await_role(other.enter(), NodeRole.CLOSED).outcome is JobOutcome.STOPPED
 
 
 def test_a_handler_that_entered_leaves_when_it_is_shut_down(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     connection = handler.enter()
-    await_role(connection, Role.MEMBER)
+    await_role(connection, NodeRole.MEMBER)
     assert handler.enter() is connection
     assert handler.node_id in cluster.job().nodes
     assert handler.shutdown()
@@ -124,7 +123,7 @@ def test_a_handler_is_used_in_one_way_or_the_other(cluster: Cluster) -> None:
 
 
 def test_a_handler_that_entered_and_is_forgotten_ends_its_threads(cluster: Cluster) -> None:
-    await_role(cluster.add(1, 1).enter(), Role.MEMBER)
+    await_role(cluster.add(1, 1).enter(), NodeRole.MEMBER)
     threads = [one for one in threading.enumerate() if one.name.startswith("holdfast-")]
     assert len(threads) == 2
     cluster.handlers.clear()
@@ -137,11 +136,13 @@ def test_a_handler_that_entered_and_is_forgotten_ends_its_threads(cluster: Clust
 def test_what_is_said_of_a_place_names_it(cluster: Cluster) -> None:
     handler = cluster.add(2, 2)
     connection = handler.enter()
-    await_role(connection, Role.WAITING)
+    await_role(connection, NodeRole.WAITING)
     where = "the rendezvous backend 'c10d'"
     assert handler.endpoint == where
     assert handler.join_timeout_s == 600
     assert handler.too_few(connection) == (
         f"1 of 2 nodes came to {where} within 600 s (join_timeout)"
     )
-    assert handler.unreachable(GaveUp("a reason", 5.0)).startswith(f"{where} could not be reached")
+    assert handler.unreachable(CoordinatorLost("a reason", 5.0)).startswith(
+        f"{where} could not be reached"
+    )

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.etcd.blocking import EtcdClient
 from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous import etcd_backend
-from holdfast.rendezvous.dynamic import create_handler
+from holdfast.rendezvous.backend import create_handler
+from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.rendezvous.etcd_backend import MAGIC, EtcdRendezvousBackend, create_backend
-from holdfast.rendezvous.parameters import RendezvousParameters
 from real_etcd import PATIENCE_S, Etcd, running_etcd
 
 if TYPE_CHECKING:

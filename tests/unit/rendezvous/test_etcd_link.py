@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.coordinator.client import GaveUp, NodeClient, Refused
-from holdfast.coordinator.dialing import LinkProblem
-from holdfast.core.etcd_calls import Problem, Put, Trouble, Txn
-from holdfast.core.etcd_session import EtcdSession
-from holdfast.core.membership import Membership, Times
-from holdfast.core.news import NodeInfo, Phase, Role, View
+from fake_node import RUN, a_job_of
+from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused, SessionDriver
+from holdfast.coordinator.connect import ConnectFailed
+from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
+from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.session import Session, SessionTimeouts
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.rendezvous.etcd_link import EtcdDialer
+from holdfast.rendezvous.etcd import EtcdDialer
 from holdfast.testing.sim.etcd import SimEtcd
-from told_nodes import RUN, a_job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.etcd_calls import Answer, Change, Request
+    from holdfast.core.etcd.calls import Answer, Change, Request
 
 LIMIT_S = 20.0
 LEASE_S = 5.0
-TIMES = Times(beat_s=0.05, silence_s=0.25, away_s=0.5)
+TIMES = SessionTimeouts(beat_s=0.05, silence_s=0.25, away_s=0.5)
 
 
 class EtcdHere:
@@ -47,7 +47,7 @@ class EtcdHere:
         if isinstance(request, Txn) and self.too_large in {
             one.key for one in request.success if isinstance(one, Put)
         }:
-            return Problem(Trouble.REFUSED, "the request is too large")
+            return Problem(ProblemKind.REFUSED, "the request is too large")
         return self.etcd.perform(asyncio.get_running_loop().time(), request)
 
     def watch(
@@ -60,7 +60,7 @@ class EtcdHere:
     ) -> Watching:
         loop = asyncio.get_running_loop()
         if self.watches_end:
-            loop.call_soon(on_ended, Problem(Trouble.UNREACHABLE, "the watch ended"))
+            loop.call_soon(on_ended, Problem(ProblemKind.UNREACHABLE, "the watch ended"))
 
         def saw(revision: int, changes: tuple[Change, ...]) -> None:
             loop.call_soon(on_changes, revision, changes)
@@ -89,8 +89,8 @@ class Node:
         self.session = EtcdSession(run_id=RUN, info=info, prefix="/jobs", lease_s=LEASE_S)
         self.dialer = EtcdDialer(etcd, self.session, LEASE_S)  # type: ignore[arg-type]
         self.told: asyncio.Queue[Any] = asyncio.Queue()
-        self.client = NodeClient(
-            Membership(
+        self.client = SessionDriver(
+            Session(
                 asyncio.get_running_loop().time(),
                 run_id=RUN,
                 info=info,
@@ -104,7 +104,7 @@ class Node:
             on_refused=self.told.put_nowait,
         )
 
-    async def next(self, kind: type[View | GaveUp | Refused]) -> Any:
+    async def next(self, kind: type[View | CoordinatorLost | JoinRefused]) -> Any:
         async with asyncio.timeout(LIMIT_S):
             while not isinstance(told := await self.told.get(), kind):
                 pass
@@ -121,7 +121,7 @@ def test_who_is_refused_for_good_before_it_was_told_anything_is_turned_away() ->
         node = Node(etcd)
         etcd.etcd.perform(0.0, Txn((), (Put(node.session.places.job, b"another program's"),)))
         node.client.start()
-        refused = await node.next(Refused)
+        refused = await node.next(JoinRefused)
         assert "no job of this version" in refused.why
         assert node.client.refused == refused.why
         await node.end()
@@ -134,12 +134,12 @@ def test_a_leader_that_is_refused_again_and_again_gives_up_in_words() -> None:
         etcd = EtcdHere()
         node = Node(etcd)
         node.client.start()
-        while (await node.next(View)).role is not Role.MEMBER:
+        while (await node.next(View)).role is not NodeRole.MEMBER:
             pass
         etcd.too_large = node.session.places.job
         before = etcd.calls
-        node.client.say(Phase.FAILED, 0)
-        gave_up = await node.next(GaveUp)
+        node.client.say(NodePhase.FAILED, 0)
+        gave_up = await node.next(CoordinatorLost)
         assert gave_up.why == "the request is too large"
         assert etcd.calls - before < 200, "it would be thousands without a pause"
         await node.end()
@@ -152,7 +152,7 @@ def test_a_session_that_ends_before_anybody_could_look_at_it_is_a_problem() -> N
         etcd = EtcdHere()
         etcd.watches_end = True
         node = Node(etcd)
-        with pytest.raises(LinkProblem, match="the watch ended"):
+        with pytest.raises(ConnectFailed, match="the watch ended"):
             await node.dialer.dial()
         etcd.watches_end = False
         link = await node.dialer.dial()

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.etcd.blocking import EtcdClient
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.rendezvous.etcd_status import read_job
-from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.etcd.sync_client import EtcdClient
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.etcd import read_job
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from real_etcd import running_etcd
 

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.etcd.blocking import EtcdClient
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.rendezvous.etcd_stores import GenerationStores
+from holdfast.etcd.sync_client import EtcdClient
+from holdfast.rendezvous.etcd import GenerationStores
 from holdfast.store import DistStoreError
 from real_etcd import PATIENCE_S, Etcd, running_etcd
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.rendezvous.file_backend import (
     HEADER_BYTES,
@@ -17,8 +18,7 @@ from holdfast.rendezvous.file_backend import (
     job_folder,
     job_store,
 )
-from holdfast.rendezvous.parameters import RendezvousParameters
-from holdfast.store.file_lock import locked
+from holdfast.store.file import locked
 
 if TYPE_CHECKING:
     from pathlib import Path

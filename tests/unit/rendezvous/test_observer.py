@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.job import Job, JobPhase, Node, NodeLost, NodesLost, TimeUp
-from holdfast.core.news import Ending, JobSettings, NodeInfo, Phase
-from holdfast.core.rounds import Rounds
-from holdfast.rendezvous.observer import Observer, known_as
+from holdfast.core.protocol import JobOutcome, JobSettings, NodeInfo, NodePhase
+from holdfast.core.rounds import Job, JobPhase, Node, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.shared_state import Observer, known_as
 
 NOW = 1000.0
 INTERVAL_S = 1.0
@@ -17,7 +16,8 @@ LOOK_S = 0.5
 
 def a_job(*names: str) -> Job:
     nodes = {
-        name: Node(NodeInfo(node=name, incarnation=7), 0, Phase.READY, -1, beat=1) for name in names
+        name: Node(NodeInfo(node=name, incarnation=7), 0, NodePhase.READY, -1, beat=1)
+        for name in names
     }
     return Job(run_id="job", settings=JobSettings(min_nodes=9, max_nodes=9), nodes=nodes)
 
@@ -71,18 +71,18 @@ def test_a_wait_counts_from_when_it_was_first_seen(observer: Observer) -> None:
     job.waiting, job.wait_seq = True, 3
     observer.observe(NOW, Rounds(job))
     assert observer.judge(NOW + 0.9, Rounds(job)) == []
-    assert observer.judge(NOW + 1.0, Rounds(job)) == [TimeUp(3)]
+    assert observer.judge(NOW + 1.0, Rounds(job)) == [WaitEnded(3)]
     job.wait_seq = 4
     observer.observe(NOW + 1.5, Rounds(job))
     assert observer.judge(NOW + 2.0, Rounds(job)) == []
-    assert observer.judge(NOW + 2.5, Rounds(job)) == [TimeUp(4)]
+    assert observer.judge(NOW + 2.5, Rounds(job)) == [WaitEnded(4)]
 
 
 def test_nothing_is_judged_once_the_job_is_over(observer: Observer) -> None:
     job = a_job("me", "a")
     observer.observe(NOW, Rounds(job))
     now = look(observer, job, NOW, LOST_AFTER_S)
-    job.phase, job.outcome = JobPhase.CLOSED, Ending.FAILED
+    job.phase, job.outcome = JobPhase.CLOSED, JobOutcome.FAILED
     assert observer.judge(now, Rounds(job)), "the report may still be waited for"
     job.final = True
     assert observer.judge(now, Rounds(job)) == []

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.rendezvous.parameters import SECONDS_MAX, RendezvousParameters
+from holdfast.rendezvous.config import SECONDS_MAX, RendezvousParameters
 
 
 def with_value(value: object) -> RendezvousParameters:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.job import Job, JobPhase
-from holdfast.core.news import JobSettings, NodeInfo, Role
-from holdfast.rendezvous.participant import Goal, Participant, Standing, absentees
-from holdfast.rendezvous.shared_job import decode, encode
+from holdfast.core.protocol import JobSettings, NodeInfo, NodeRole
+from holdfast.core.rounds import Job, JobPhase
+from holdfast.rendezvous.backend import decode, encode
+from holdfast.rendezvous.participant import Goal, Participant, PolledStanding, absentees
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +54,7 @@ class World:
             node.ask_round()
         return node
 
-    def look(self, name: str) -> Standing:
+    def look(self, name: str) -> PolledStanding:
         node = self.nodes[name]
         job = self.job
         mine, is_new = node.step(self.now, job)
@@ -84,7 +84,7 @@ class World:
             self.pass_time(LOOK_S)
         return self.now - begin
 
-    def standing(self, name: str) -> Standing:
+    def standing(self, name: str) -> PolledStanding:
         return self.nodes[name].standing
 
     def ranks(self) -> dict[str, tuple[int, int]]:
@@ -150,7 +150,7 @@ def test_too_few_nodes_wait() -> None:
     world.add("a")
     world.pass_time(50)
     standing = world.standing("a")
-    assert (standing.role, standing.present, standing.needed) == (Role.WAITING, 1, 2)
+    assert (standing.role, standing.present, standing.needed) == (NodeRole.WAITING, 1, 2)
 
 
 def test_nodes_that_live_are_never_lost() -> None:
@@ -175,7 +175,7 @@ def test_below_the_least_number_the_round_is_broken_and_the_rest_wait() -> None:
     world.cut_off.add("n1")
     world.until(lambda: world.standing("n0").regroup)
     world.regroup()
-    assert world.standing("n0").role is Role.WAITING
+    assert world.standing("n0").role is NodeRole.WAITING
     world.add("new")
     world.until(lambda: world.standing("new").seat)
     world.all_look()
@@ -225,7 +225,7 @@ def test_a_node_above_the_most_is_a_standby_and_replaces_a_lost_one() -> None:
     world = running(2)
     world.add("spare")
     world.all_look()
-    assert world.standing("spare").role is Role.STANDBY
+    assert world.standing("spare").role is NodeRole.STANDBY
     assert world.standing("n0").regroup == 0
     world.cut_off.add("n0")
     world.until(lambda: world.standing("n1").regroup)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from rendezvous_fakes_for_registry import FakeEntryPoint
 
-from holdfast.rendezvous import plugins
+from holdfast.rendezvous import registry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,22 +32,22 @@ def test_an_installed_plugin_is_found_and_loaded(
         "def get():\n    return create\ndef create(params):\n    return params.run_id\n",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = plugins.installed()["some"]
+    found = registry.installed()["some"]
     assert "some_plugin" not in sys.modules
     try:
-        creator = plugins.load(found)
+        creator = registry.load(found)
         assert creator is sys.modules["some_plugin"].create
     finally:
         sys.modules.pop("some_plugin", None)
 
 
 def test_nothing_is_found_where_nothing_is_installed() -> None:
-    assert "some" not in plugins.installed()
+    assert "some" not in registry.installed()
 
 
 def test_what_holdfast_brings_for_torchrun_is_not_for_itself() -> None:
-    assert "holdfast" in entry_points(group=plugins.GROUP).names
-    assert "holdfast" not in plugins.installed()
+    assert "holdfast" in entry_points(group=registry.GROUP).names
+    assert "holdfast" not in registry.installed()
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_holdfast_brings_for_torchrun_is_not_for_itself() -> None:
 def test_a_faulty_one_is_told_of_in_one_line(
     thing: object, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert plugins.load(FakeEntryPoint("some", thing)) is None  # type: ignore[arg-type]
+    assert registry.load(FakeEntryPoint("some", thing)) is None  # type: ignore[arg-type]
     (line,) = caplog.messages
     assert "plug-in 'some' (package:thing) cannot be used: " in line
     assert told in line

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from rendezvous_fakes_for_registry import AnyHandler, FakeEntryPoint
 
-from holdfast import messages
+from holdfast import console
 from holdfast.errors import UsageError
-from holdfast.rendezvous import plugins
-from holdfast.rendezvous.coordinated import CoordinatedHandler
-from holdfast.rendezvous.etcd_handler import EtcdHandler
-from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous import registry as plugins
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.rendezvous.etcd import EtcdHandler
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
     RendezvousHandlerRegistry,
@@ -74,7 +74,7 @@ def test_names_that_are_there_from_the_start_are_taken(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["etcd", "etcd-v2"])
 def test_both_names_of_etcd_are_the_same(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(messages.NOTICE, "holdfast")
+    caplog.set_level(console.NOTICE, "holdfast")
     handler = get_rendezvous_handler(params(name, etcd_prefix="/jobs", timeout=7, cert=None))
     assert type(handler) is EtcdHandler
     assert (handler.get_backend(), handler.join_timeout_s) == (name, 7.0)
@@ -86,7 +86,7 @@ def test_both_names_of_etcd_are_the_same(name: str, caplog: pytest.LogCaptureFix
 def test_torchruns_name_for_our_rendezvous_is_c10d_here(caplog: pytest.LogCaptureFixture) -> None:
     """It is not looked up as the plug-in that torchrun finds by the same name."""
     handler = get_rendezvous_handler(params("holdfast", reconnect_grace="0.5", join_timeout="7"))
-    assert type(handler) is CoordinatedHandler
+    assert type(handler) is CoordinatorHandler
     assert (handler.get_backend(), handler.join_timeout_s) == ("holdfast", 7.0)
     assert not caplog.messages
 

@@ -8,8 +8,13 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.rendezvous import config
-from holdfast.rendezvous.config import BACKENDS, KEY_OF, KEYS, RendezvousConfig
-from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.rendezvous.config import (
+    BACKENDS,
+    KEY_OF,
+    KEYS,
+    RendezvousConfig,
+    RendezvousParameters,
+)
 
 # Every key of TorchElastic's; a launcher that takes its command lines must know them.
 TORCH_KEYS = {

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.etcd.settings import EtcdSettings
-from holdfast.processes.keeping import inherited_environment
-from holdfast.rendezvous.etcd_settings import PASSWORD_VARIABLE, USER_VARIABLE, etcd_settings_of
-from holdfast.rendezvous.parameters import RendezvousParameters
+from holdfast.processes.keeper.client import inherited_environment
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.etcd import PASSWORD_VARIABLE, USER_VARIABLE, etcd_settings_of
 from real_etcd import Tls, make_tls
 
 if TYPE_CHECKING:

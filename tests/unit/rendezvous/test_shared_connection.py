@@ -12,20 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.coordinator.client import GaveUp, Refused
-from holdfast.core.news import Ending, Failure, JobSettings, NodeInfo, Phase, Role, View
-from holdfast.rendezvous.backend import RendezvousBackend
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
+from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
+from holdfast.core.protocol import (
+    Failure,
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    View,
+)
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
+from holdfast.rendezvous.backend import RendezvousBackend, SharedConnection, SharedJob, decode
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
-from holdfast.rendezvous.shared_connection import SharedConnection
-from holdfast.rendezvous.shared_job import SharedJob, decode
 from holdfast.store.memory import MemoryStore
 from holdfast.wire.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.core.job import Job
+    from holdfast.core.rounds import Job
 
 LONG_S = 30.0
 SOON_S = 0.05
@@ -80,7 +86,7 @@ class Place:
         )
         self.connections.append(connection)
         connection.start()
-        connection.say(Phase.READY, -1)
+        connection.say(NodePhase.READY, -1)
         return connection
 
     def job(self) -> Job:
@@ -100,7 +106,7 @@ def place() -> Iterator[Place]:
         assert connection._attendant.stop(LONG_S)
 
 
-def news(connection: SharedConnection) -> list[View | GaveUp | Refused]:
+def news(connection: SharedConnection) -> list[View | CoordinatorLost | JoinRefused]:
     """Wait for the descriptor, as an agent does, and take what there is."""
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
@@ -125,18 +131,18 @@ def lose_patience(connection: SharedConnection) -> None:
 
 
 def is_member(view: View) -> bool:
-    return view.role is Role.MEMBER
+    return view.role is NodeRole.MEMBER
 
 
 def test_nodes_are_told_of_their_round_and_of_its_end(place: Place) -> None:
     one, other = place.enter("a", 2), place.enter("b", 2)
     assert {told(each, is_member).rank for each in (one, other)} == {0, 1}
     for each in (one, other):
-        each.say(Phase.RUNNING, 0)
-        each.say(Phase.SUCCEEDED, 0)
+        each.say(NodePhase.RUNNING, 0)
+        each.say(NodePhase.SUCCEEDED, 0)
     for each in (one, other):
         end = told(each, lambda view: view.final)
-        assert end.outcome is Ending.SUCCEEDED
+        assert end.outcome is JobOutcome.SUCCEEDED
         assert each.view == end
 
 
@@ -154,7 +160,7 @@ def test_a_failure_and_its_report_come_to_the_others_within_limits(place: Place)
     for each in (one, other):
         told(each, is_member)
     failure = Failure(node="a", host="\udcff", summary="x" * 2 * SUMMARY_CHARS_MAX)
-    one.say(Phase.FAILED, 0, failure, b"y" * 2 * REPORT_BYTES_MAX)
+    one.say(NodePhase.FAILED, 0, failure, b"y" * 2 * REPORT_BYTES_MAX)
     view = told(other, lambda view: view.final)
     assert view.failure is not None
     assert len(view.failure.summary) == SUMMARY_CHARS_MAX
@@ -175,14 +181,13 @@ def test_a_node_that_is_fenced_may_come_again(place: Place) -> None:
     shared = SharedJob(C10dRendezvousBackend(place.store, "job"), "job")
 
     def lose(job: Job) -> bool:
-        from holdfast.core.job import NodeLost
-        from holdfast.core.rounds import Rounds
+        from holdfast.core.rounds import NodeLost, Rounds
 
         Rounds(job).handle(NodeLost("a", first.incarnation, "nobody saw it"))
         return True
 
     shared.update(lose, may_go_on=lambda: True, pause=time.sleep)
-    assert told(connection, lambda view: view.role is Role.FENCED).why == (
+    assert told(connection, lambda view: view.role is NodeRole.FENCED).why == (
         "a was lost: nobody saw it"
     )
     incarnation = connection.rejoin()
@@ -212,8 +217,8 @@ def test_a_backend_that_fails_for_a_while_costs_nothing(place: Place) -> None:
     assert connection.problem().startswith("no contact with the place for ")
     assert connection.problem().endswith(" s: the cable is out")
     backend.error = None
-    connection.say(Phase.SUCCEEDED, 0)
-    assert told(connection, lambda view: view.final).outcome is Ending.SUCCEEDED
+    connection.say(NodePhase.SUCCEEDED, 0)
+    assert told(connection, lambda view: view.final).outcome is JobOutcome.SUCCEEDED
 
 
 def test_a_backend_that_keeps_failing_is_given_up_once(place: Place) -> None:
@@ -224,7 +229,7 @@ def test_a_backend_that_keeps_failing_is_given_up_once(place: Place) -> None:
         backend.asked.acquire()
     lose_patience(connection)
     (gave_up,) = news(connection)
-    assert isinstance(gave_up, GaveUp)
+    assert isinstance(gave_up, CoordinatorLost)
     assert gave_up.why == "the cable is out"
     assert gave_up.away_s >= SOON_S
     assert not connection.leave(LONG_S)
@@ -241,7 +246,7 @@ def test_a_backend_that_hangs_is_given_up(place: Place, was_there: bool) -> None
         place.backend("a").go_on.clear()
     lose_patience(connection)
     (gave_up,) = news(connection)
-    assert isinstance(gave_up, GaveUp)
+    assert isinstance(gave_up, CoordinatorLost)
     assert gave_up.why == "it does not answer"
     assert not connection.leave(LONG_S)
 
@@ -254,13 +259,13 @@ def test_a_backend_that_hangs_when_a_fenced_node_comes_again_is_given_up(place: 
     connection.rejoin()
     lose_patience(connection)
     (gave_up,) = news(connection)
-    assert isinstance(gave_up, GaveUp)
+    assert isinstance(gave_up, CoordinatorLost)
 
 
 def test_nobody_is_given_up_who_is_not_asked(place: Place) -> None:
     connection = place.enter("a")
     told(connection, is_member)
-    connection.say(Phase.SUCCEEDED, 0)
+    connection.say(NodePhase.SUCCEEDED, 0)
     told(connection, lambda view: view.final)
     assert connection.leave(LONG_S)
     lose_patience(connection)
@@ -273,7 +278,7 @@ def test_a_state_that_is_none_of_ours_is_a_refusal(place: Place) -> None:
     place.backend("a").inner.set_state(b"something else")
     connection = place.enter("a")
     (refused,) = news(connection)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, JoinRefused)
     assert "what 'moody' has stored for the job 'job' cannot be read" in refused.why
 
 
@@ -285,8 +290,8 @@ def test_a_state_that_is_spoilt_later_is_waited_for(place: Place) -> None:
         backend.asked.acquire()
     assert connection.take() == []
     backend.error = None
-    connection.say(Phase.SUCCEEDED, 0)
-    assert told(connection, lambda view: view.final).outcome is Ending.SUCCEEDED
+    connection.say(NodePhase.SUCCEEDED, 0)
+    assert told(connection, lambda view: view.final).outcome is JobOutcome.SUCCEEDED
 
 
 def test_the_store_of_each_round_is_its_own(place: Place) -> None:

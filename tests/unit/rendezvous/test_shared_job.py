@@ -9,12 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.job import Job
-from holdfast.rendezvous import shared_job
-from holdfast.rendezvous.backend import STATE_BYTES_MAX, RendezvousBackend
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
+from holdfast.core.rounds import Job
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
+from holdfast.rendezvous import backend as shared_job
+from holdfast.rendezvous.backend import (
+    MARK,
+    STATE_BYTES_MAX,
+    LostEveryRace,
+    RendezvousBackend,
+    SharedJob,
+    decode,
+    encode,
+)
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
-from holdfast.rendezvous.shared_job import MARK, LostEveryRace, SharedJob, decode, encode
 from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:

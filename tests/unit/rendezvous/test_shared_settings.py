@@ -6,10 +6,9 @@ import os
 
 import pytest
 
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.errors import UsageError
-from holdfast.rendezvous.c10d_backend import C10dRendezvousBackend
-from holdfast.rendezvous.dynamic import DynamicRendezvousHandler
-from holdfast.rendezvous.shared_settings import this_node
+from holdfast.rendezvous.backend import DynamicRendezvousHandler, this_node
 from holdfast.store.memory import MemoryStore
 
 

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.job import Job, JobPhase
-from holdfast.core.news import Ending, Failure, JobSettings, NodeInfo, Phase, Role, View
-from holdfast.rendezvous.shared_job import decode, encode
-from holdfast.rendezvous.teammate import UNSAID_MAX, Outlook, Teammate
+from holdfast.core.protocol import (
+    Failure,
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    View,
+)
+from holdfast.core.rounds import Job, JobPhase
+from holdfast.core.shared_state import UNSAID_MAX, Outlook, SharedStateNode
+from holdfast.rendezvous.backend import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,13 +38,13 @@ class World:
             min_nodes=least, max_nodes=most, max_restarts=max_restarts, settle_s=1.0
         )
         self.state: bytes | None = None
-        self.nodes: dict[str, Teammate] = {}
+        self.nodes: dict[str, SharedStateNode] = {}
         self.cut_off: set[str] = set()
         self.writes = 0
         self._incarnations = itertools.count(1)
 
-    def add(self, name: str, settings: JobSettings | None = None) -> Teammate:
-        self.nodes[name] = node = Teammate(
+    def add(self, name: str, settings: JobSettings | None = None) -> SharedStateNode:
+        self.nodes[name] = node = SharedStateNode(
             self.now,
             run_id="job",
             info=NodeInfo(node=name, incarnation=next(self._incarnations), ports=(1, 2)),
@@ -44,7 +52,7 @@ class World:
             interval_s=INTERVAL_S,
             lost_after_s=LOST_AFTER_S,
         )
-        node.say(Phase.READY, -1)
+        node.say(NodePhase.READY, -1)
         return node
 
     def look(self, name: str) -> Outlook:
@@ -76,10 +84,10 @@ class World:
         """Add nodes and have them run a generation together."""
         for name in names:
             self.add(name)
-        self.until(lambda: all(self.view(name).role is Role.MEMBER for name in names))
-        self.all_say(Phase.RUNNING)
+        self.until(lambda: all(self.view(name).role is NodeRole.MEMBER for name in names))
+        self.all_say(NodePhase.RUNNING)
 
-    def all_say(self, phase: Phase) -> None:
+    def all_say(self, phase: NodePhase) -> None:
         for name, node in self.nodes.items():
             node.say(phase, self.view(name).generation)
         self.all_look()
@@ -87,7 +95,7 @@ class World:
     def view(self, name: str) -> View:
         view = self.nodes[name].standing.view
         return view or View(
-            run_id="", node="", incarnation=0, term=0, revision=0, role=Role.WAITING
+            run_id="", node="", incarnation=0, term=0, revision=0, role=NodeRole.WAITING
         )
 
     def rejoin(self, name: str) -> None:
@@ -108,7 +116,7 @@ def test_a_view_is_news_only_if_it_says_something_else() -> None:
     before = world.view("a")
     world.add("standby")
     world.all_look()
-    assert world.view("standby").role is Role.STANDBY
+    assert world.view("standby").role is NodeRole.STANDBY
     assert world.job.revision > before.revision
     assert world.view("a") is before
 
@@ -121,7 +129,7 @@ def test_how_many_are_there_is_news_to_those_who_wait() -> None:
     leaver = world.add("b")
     world.all_look()
     assert world.view("a").present == 2
-    leaver.say(Phase.LEAVING, -1)
+    leaver.say(NodePhase.LEAVING, -1)
     world.all_look()
     assert world.view("a").present == 1
 
@@ -130,7 +138,7 @@ def test_an_older_state_that_turns_up_is_passed_over() -> None:
     world = World(1, 1, max_restarts=1)
     world.formed("a")
     old = world.state
-    world.nodes["a"].say(Phase.FAILED, 0, BROKEN)
+    world.nodes["a"].say(NodePhase.FAILED, 0, BROKEN)
     world.all_look()
     assert world.view("a").generation == 1
     new, world.state = world.state, old
@@ -144,24 +152,24 @@ def test_an_older_state_that_turns_up_is_passed_over() -> None:
 def test_a_failure_restarts_all_and_the_budget_is_the_jobs() -> None:
     world = World(2, 2, max_restarts=1)
     world.formed("a", "b")
-    world.nodes["a"].say(Phase.FAILED, 0, BROKEN)
+    world.nodes["a"].say(NodePhase.FAILED, 0, BROKEN)
     world.all_look()
     for name in "ab":
         assert (world.view(name).generation, world.view(name).restarts) == (1, 1)
-    world.all_say(Phase.RUNNING)
-    world.nodes["b"].say(Phase.FAILED, 1, BROKEN)
+    world.all_say(NodePhase.RUNNING)
+    world.nodes["b"].say(NodePhase.FAILED, 1, BROKEN)
     world.all_look()
-    assert {world.view(name).outcome for name in "ab"} == {Ending.FAILED}
+    assert {world.view(name).outcome for name in "ab"} == {JobOutcome.FAILED}
 
 
 def test_the_report_of_the_last_failure_comes_to_all() -> None:
     world = World(2, 2)
     world.formed("a", "b")
-    world.nodes["a"].say(Phase.FAILED, 0, BROKEN)
+    world.nodes["a"].say(NodePhase.FAILED, 0, BROKEN)
     world.all_look()
     assert not world.view("b").final
-    world.nodes["b"].say(Phase.READY, 0)
-    world.nodes["a"].say(Phase.FAILED, 0, BROKEN, b"the whole story")
+    world.nodes["b"].say(NodePhase.READY, 0)
+    world.nodes["a"].say(NodePhase.FAILED, 0, BROKEN, b"the whole story")
     world.until(lambda: world.view("b").final, 1.0)
     assert world.view("b").report == b"the whole story"
     assert world.nodes["b"].standing.rests
@@ -170,7 +178,7 @@ def test_the_report_of_the_last_failure_comes_to_all() -> None:
 def test_a_failed_job_ends_without_the_report_if_its_author_is_lost() -> None:
     world = World(2, 2)
     world.formed("a", "b")
-    world.nodes["a"].say(Phase.FAILED, 0, BROKEN)
+    world.nodes["a"].say(NodePhase.FAILED, 0, BROKEN)
     world.all_look()
     world.cut_off.add("a")
     took_s = world.until(lambda: world.view("b").final)
@@ -180,21 +188,21 @@ def test_a_failed_job_ends_without_the_report_if_its_author_is_lost() -> None:
 def test_a_node_that_is_done_is_told_when_another_is_lost() -> None:
     world = World(1, 2)
     world.formed("a", "b")
-    world.nodes["a"].say(Phase.SUCCEEDED, 0)
+    world.nodes["a"].say(NodePhase.SUCCEEDED, 0)
     world.all_look()
     world.cut_off.add("b")
     world.until(lambda: world.view("a").generation == 1)
-    assert (world.view("a").role, world.view("a").size) == (Role.MEMBER, 1)
+    assert (world.view("a").role, world.view("a").size) == (NodeRole.MEMBER, 1)
 
 
 def test_nothing_is_written_once_all_is_over() -> None:
     world = World(2, 2)
     world.formed("a", "b")
-    world.all_say(Phase.SUCCEEDED)
-    assert {world.view(name).outcome for name in "ab"} == {Ending.SUCCEEDED}
+    world.all_say(NodePhase.SUCCEEDED)
+    assert {world.view(name).outcome for name in "ab"} == {JobOutcome.SUCCEEDED}
     writes = world.writes
     leaver = world.nodes["a"]
-    leaver.say(Phase.LEAVING, 0)
+    leaver.say(NodePhase.LEAVING, 0)
     world.now += 10 * INTERVAL_S
     world.all_look()
     assert world.writes == writes
@@ -206,21 +214,21 @@ def test_what_was_said_in_a_row_is_taken_in_one_after_the_other() -> None:
     """A node that is done and goes is not missed; one that only goes would be."""
     world = World(2, 2)
     world.formed("a", "b")
-    world.nodes["a"].say(Phase.SUCCEEDED, 0)
-    world.nodes["a"].say(Phase.LEAVING, 0)
+    world.nodes["a"].say(NodePhase.SUCCEEDED, 0)
+    world.nodes["a"].say(NodePhase.LEAVING, 0)
     world.look("a")
     assert not world.nodes["a"].standing.in_job
     world.look("b")
-    assert world.view("b").role is Role.MEMBER
-    world.nodes["b"].say(Phase.SUCCEEDED, 0)
+    assert world.view("b").role is NodeRole.MEMBER
+    world.nodes["b"].say(NodePhase.SUCCEEDED, 0)
     world.look("b")
-    assert world.view("b").outcome is Ending.SUCCEEDED
+    assert world.view("b").outcome is JobOutcome.SUCCEEDED
 
 
 def test_only_so_much_is_kept_for_a_state_that_cannot_be_reached() -> None:
     node = World(1, 1).add("a")
     for _ in range(3 * UNSAID_MAX):
-        node.say(Phase.READY, -1)
+        node.say(NodePhase.READY, -1)
     assert len(node._unsaid) == UNSAID_MAX
 
 
@@ -232,12 +240,12 @@ def test_a_node_that_was_lost_is_fenced_and_comes_back_as_another() -> None:
     world.cut_off.clear()
     fenced = world.look("b")
     assert fenced.view is not None
-    assert fenced.view.role is Role.FENCED
+    assert fenced.view.role is NodeRole.FENCED
     assert fenced.rests
     again = world.look("b")
     assert again.view is fenced.view
     world.rejoin("b")
-    world.until(lambda: world.view("b").role is Role.MEMBER)
+    world.until(lambda: world.view("b").role is NodeRole.MEMBER)
     world.all_look()
     assert world.view("b").generation == world.view("a").generation == 2
 
@@ -251,7 +259,7 @@ def test_another_agent_of_the_same_name_takes_the_place_for_good() -> None:
     world.nodes["old"] = old
     outlook = world.look("old")
     assert outlook.view is not None
-    assert outlook.view.role is Role.REFUSED
+    assert outlook.view.role is NodeRole.REFUSED
 
 
 def test_a_node_started_otherwise_is_refused_and_leaves_no_trace() -> None:
@@ -261,7 +269,7 @@ def test_a_node_started_otherwise_is_refused_and_leaves_no_trace() -> None:
     world.add("odd", JobSettings(min_nodes=1, max_nodes=2))
     outlook = world.look("odd")
     assert outlook.view is not None
-    assert outlook.view.role is Role.REFUSED
+    assert outlook.view.role is NodeRole.REFUSED
     assert "--nnodes 1:2" in outlook.view.why
     assert world.state == state
 
@@ -269,22 +277,22 @@ def test_a_node_started_otherwise_is_refused_and_leaves_no_trace() -> None:
 def test_a_late_node_is_told_that_the_job_is_over() -> None:
     world = World(1, 1)
     world.formed("a")
-    world.all_say(Phase.SUCCEEDED)
+    world.all_say(NodePhase.SUCCEEDED)
     world.add("late")
     outlook = world.look("late")
     assert outlook.view is not None
-    assert (outlook.view.role, outlook.view.final) == (Role.CLOSED, True)
+    assert (outlook.view.role, outlook.view.final) == (NodeRole.CLOSED, True)
 
 
 def test_a_node_that_left_hears_no_more() -> None:
     world = World(1, 2)
     world.formed("a", "b")
     before = world.view("b")
-    world.nodes["b"].say(Phase.LEAVING, 0)
+    world.nodes["b"].say(NodePhase.LEAVING, 0)
     outlook = world.look("b")
     assert outlook.rests
     assert outlook.heard_seq == world.nodes["b"].status.seq
-    world.nodes["b"].say(Phase.LEAVING, 0)
+    world.nodes["b"].say(NodePhase.LEAVING, 0)
     assert world.look("b").view is before
     world.look("a")
     assert world.view("a").size == 1
@@ -293,9 +301,9 @@ def test_a_node_that_left_hears_no_more() -> None:
 def test_a_state_that_was_lost_is_restored_from_what_the_nodes_know() -> None:
     world = World(2, 2, max_restarts=3)
     world.formed("a", "b")
-    world.nodes["a"].say(Phase.FAILED, 0, BROKEN)
+    world.nodes["a"].say(NodePhase.FAILED, 0, BROKEN)
     world.all_look()
-    world.all_say(Phase.RUNNING)
+    world.all_say(NodePhase.RUNNING)
     before = {name: world.view(name) for name in "ab"}
     world.state = None
     world.now += 2.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.rendezvous.timeouts import RendezvousSettings, RendezvousTimeout
+from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
 
 ZERO = timedelta(0)
 

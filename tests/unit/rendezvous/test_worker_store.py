@@ -11,7 +11,7 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.rendezvous import worker_store
 from holdfast.rendezvous.worker_store import WorkerStore
 from holdfast.store.errors import DistNetworkError
-from holdfast.store.tcp_client import TCPStore
+from holdfast.store.tcp.client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,19 +2,196 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import multiprocessing
 import os
+import subprocess
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.store import file_store
-from holdfast.store.file_store import FileStore
+from holdfast.errors import EnvironmentProblem
+from holdfast.store import file
+from holdfast.store.file import (
+    POLL_S_MAX,
+    POLL_S_MIN,
+    FileStore,
+    SharedFolder,
+    file_name,
+    locked,
+    pauses,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_threads_take_turns(tmp_path: Path) -> None:
+    inside = []
+    most = []
+
+    def enter(number: int) -> None:
+        with locked(str(tmp_path / "lock")):
+            inside.append(number)
+            most.append(len(inside))
+            inside.remove(number)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(enter, range(40)))
+    assert most == [1] * 40
+
+
+def test_another_thread_that_holds_it_is_waited_for_no_longer_than_said(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    with locked(path), ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: locked(path, 0.01).__enter__())
+        with pytest.raises(TimeoutError, match=f"^{path} has been locked .* more than 0.01 s$"):
+            waiting.result()
+
+
+def test_another_process_that_holds_it_is_waited_for_until_it_ends(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None
+    assert holder.stdout is not None
+    with holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(TimeoutError, match="has been locked"), locked(path, 0.01):
+            pass
+        entered = threading.Event()
+
+        def enter() -> None:
+            with locked(path):
+                entered.set()
+
+        waiting = threading.Thread(target=enter)
+        waiting.start()
+        assert not entered.is_set()
+        holder.kill()
+        waiting.join(30)
+        assert entered.is_set()
+
+
+def test_a_fork_does_not_wait_for_a_thread_of_its_parent(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    with locked(path), ThreadPoolExecutor(1) as pool:
+        pid = pool.submit(forked, path).result()
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
+def forked(path: str) -> int:
+    """Return the number of a child that ends with 7 when it has had the lock."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with locked(path):
+                os._exit(7)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def test_what_goes_wrong_inside_gives_it_back(tmp_path: Path) -> None:
+    path = str(tmp_path / "lock")
+    with pytest.raises(ZeroDivisionError), locked(path):
+        raise ZeroDivisionError
+    with locked(path, 0.01):
+        pass
+
+
+def test_a_place_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), locked(str(tmp_path / "no" / "lock")):
+        pass
+
+
+def test_pauses_grow_up_to_a_limit() -> None:
+    first = list(itertools.islice(pauses(), 40))
+    assert first[0] == POLL_S_MIN
+    assert first == sorted(first)
+    assert first[-1] == POLL_S_MAX
+
+
+def test_files_are_written_read_and_removed(tmp_path: Path) -> None:
+    folder = SharedFolder(str(tmp_path / "new"))
+    assert folder.read("a") is None
+    folder.write("a", b"1")
+    assert (folder.read("a"), folder.exists("a"), folder.names()) == (b"1", True, ["a"])
+    assert folder.remove("a")
+    assert not folder.remove("a")
+    assert folder.read_pair("pair") == (0, 0)
+    folder.write_pair("pair", -1, 2)
+    assert folder.read_pair("pair") == (-1, 2)
+
+
+def test_the_last_look_is_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    folder = SharedFolder(str(tmp_path))
+    looks = [(clock[0], is_last) for is_last in folder.looks(0.01)]
+    assert [is_last for _, is_last in looks] == [*[False] * (len(looks) - 1), True]
+    assert looks[0] == (0, False)
+    assert looks[-1][0] == pytest.approx(0.01)
+    assert list(folder.looks(0)) == [True]
+
+
+def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        EnvironmentProblem, match=r"shared folder .* cannot be used: Not a directory"
+    ):
+        SharedFolder(str(tmp_path / "file" / "store"))
+
+
+def test_a_stale_file_is_read_again_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = SharedFolder(str(tmp_path))
+    folder.write("key", b"value")
+    times = [3]
+
+    def stale_at_first(path: str, mode: str) -> object:
+        times[0] -= 1
+        if times[0] >= 0:
+            raise OSError(errno.ESTALE, "stale")
+        return open(path, mode)
+
+    monkeypatch.setattr(file, "open", stale_at_first, raising=False)
+    assert folder.read("key") == b"value"
+    times[0] = 10**6
+    with pytest.raises(OSError, match="stale"):
+        folder.read("key")
+
+
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_every_key_has_a_file_name_of_its_own(one: str, other: str) -> None:
+    for key in (one, other):
+        name = file_name(key)
+        assert "/" not in name
+        assert not name.startswith(".")
+        assert len(name.encode()) <= 255
+    assert (file_name(one) == file_name(other)) == (one == other)
 
 
 def test_stores_of_one_folder_are_one_store(tmp_path: Path) -> None:
@@ -73,7 +250,7 @@ def test_no_addition_of_several_processes_is_lost(tmp_path: Path) -> None:
 
 
 def test_values_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_store, "VALUE_BYTES_MAX", 10)
+    monkeypatch.setattr(file, "VALUE_BYTES_MAX", 10)
     store = FileStore(tmp_path)
     store.set("key", "x" * 10)
     with pytest.raises(ValueError, match=r"^key: a value of 11 bytes is too large$"):
@@ -84,7 +261,7 @@ def test_values_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_many_sizes_are_checked_before_anything_is_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_store, "VALUE_BYTES_MAX", 10)
+    monkeypatch.setattr(file, "VALUE_BYTES_MAX", 10)
     store = FileStore(tmp_path)
     with pytest.raises(ValueError, match=r"^b: a value of 11 bytes is too large$"):
         store.multi_set(["a", "b"], ["x" * 10, "x" * 11])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.store.key_space import APPENDED_BYTES_MAX, ENTRY_BYTES, KeySpace, Refused
+from holdfast.store.key_space import APPENDED_BYTES_MAX, ENTRY_BYTES, KeySpace, RequestRejected
 
 A, B, C, D = 1, 2, 3, 4  # Clients.
 
@@ -82,9 +82,9 @@ def test_adding_to_a_number(value: bytes, number: int, space: KeySpace) -> None:
 )
 def test_what_is_no_number_cannot_be_counted(value: bytes, space: KeySpace) -> None:
     space.set(b"k", value)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRejected):
         space.add(b"k", 1)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRejected):
         space.barrier(A, b"k", 2)
     assert space.get(b"k") == value
 
@@ -93,7 +93,7 @@ def test_adding_begins_with_nothing_and_ends_at_64_bits(space: KeySpace) -> None
     assert space.add(b"k", 0) == 0
     assert space.get(b"k") == b"0"
     assert space.add(b"k", 2**63 - 1) == 2**63 - 1
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRejected):
         space.add(b"k", 1)
     assert space.get(b"k") == b"9223372036854775807"
 
@@ -188,9 +188,9 @@ def test_who_gives_up_is_not_woken(keys: list[bytes], way: str, space: KeySpace)
 def test_nobody_waits_for_two_things(space: KeySpace) -> None:
     space.wait(A, [b"k"])
     for again in ([b"l"], [b"l", b"m"]):
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRejected):
             space.wait(A, again)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRejected):
         space.barrier(A, b"b", 2)
     assert not space.has([b"b"])
     space.set(b"k", b"")
@@ -352,7 +352,7 @@ def test_what_is_held_has_a_limit_and_nothing_changes_beyond_it() -> None:
         lambda: space.push(b"q", large),
         lambda: space.wait(A, [b"%d" % number for number in range(20)]),
     ):
-        with pytest.raises(Refused, match="full"):
+        with pytest.raises(RequestRejected, match="full"):
             refused()
         assert space.bytes_held == held
     assert list(space.keys()) == [b"k"]
@@ -379,6 +379,6 @@ def test_appending_has_a_limit(space: KeySpace) -> None:
     piece = bytes(APPENDED_BYTES_MAX // 4 + 1)
     for _ in range(3):
         space.append(b"k", piece)
-    with pytest.raises(Refused):
+    with pytest.raises(RequestRejected):
         space.append(b"k", piece)
     assert len(space.get(b"k")) == 3 * len(piece)

@@ -7,8 +7,8 @@ from struct import pack
 import pytest
 
 from holdfast.store.key_space import KeySpace
-from holdfast.store.tcp_answers import answer, answers_at_once
-from holdfast.store.tcp_parsing import Requests
+from holdfast.store.tcp.protocol import Requests
+from holdfast.store.tcp.server import answer, answers_at_once
 
 ME, OTHER = 1, 2
 

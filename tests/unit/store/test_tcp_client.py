@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_tcp_store import LONG_S, Peer, ScriptedStore, blob, i64, u64
 
-from holdfast.store import tcp_dialing, tcp_exchanges
 from holdfast.store.errors import (
     DistNetworkError,
     DistStoreError,
     QueueEmptyError,
     StoreTimeoutError,
 )
-from holdfast.store.tcp_client import TCPStore
+from holdfast.store.tcp import channel, client
+from holdfast.store.tcp.client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,13 +60,13 @@ def _time_to_dial(monkeypatch: pytest.MonkeyPatch) -> None:
         def sleep(self, seconds: float) -> None:
             self.now += seconds
 
-    monkeypatch.setattr(tcp_dialing, "time", Pauses())
+    monkeypatch.setattr(channel, "time", Pauses())
 
 
 @pytest.fixture
 def _time_to_end_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the end of a wait take as long as the server's thread may take to get its turn."""
-    monkeypatch.setattr(tcp_exchanges, "GRACE_S_MAX", LONG_S)
+    monkeypatch.setattr(client, "GRACE_S_MAX", LONG_S)
 
 
 def nothing(peer: Peer) -> None:

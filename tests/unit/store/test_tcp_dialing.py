@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_tcp_store import LONG_S, Peer, ScriptedStore
 
-from holdfast.store import tcp_dialing
 from holdfast.store.errors import DistNetworkError, StoreTimeoutError
-from holdfast.store.tcp_dialing import dial, is_address, resolve, written
+from holdfast.store.tcp import channel
+from holdfast.store.tcp.channel import connect, is_address, resolve, written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def reach(port: int, seconds: float = LONG_S, host: str = "127.0.0.1") -> None:
-    dial(host, port, time.monotonic() + seconds, seconds, "about it").close()
+    connect(host, port, time.monotonic() + seconds, seconds, "about it").close()
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Make attempts take no time, so that there is some for each, however busy the machine is."""
     clock = Clock()
-    monkeypatch.setattr(tcp_dialing, "time", clock)
+    monkeypatch.setattr(channel, "time", clock)
     return clock
 
 
@@ -60,7 +60,7 @@ def found_at(monkeypatch: pytest.MonkeyPatch, *hosts: tuple[str, int]) -> None:
     def look_up(*_: object) -> list[tuple[int, Any]]:
         return [(int(socket.AF_INET), place) for place in hosts]
 
-    monkeypatch.setattr(tcp_dialing, "_look_up", look_up)
+    monkeypatch.setattr(channel, "_look_up", look_up)
 
 
 @pytest.mark.usefixtures("clock")
@@ -87,13 +87,13 @@ def test_what_was_wrong_is_told_although_the_last_attempts_had_no_time(
             clock.now += 100  # As if this process had been stopped just then.
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(tcp_dialing, "_connect", refuse)
+    monkeypatch.setattr(channel, "_connect", refuse)
     found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.2", nobodys))
     with pytest.raises(
         DistNetworkError,
         match=r"\(127.0.0.1:\d+: Connection refused; 127.0.0.2:\d+: Connection refused\)$",
     ):
-        dial("there", nobodys, clock.now + 60, 60, "")
+        connect("there", nobodys, clock.now + 60, 60, "")
     assert tried == ["127.0.0.1", "127.0.0.2", "127.0.0.1"]
 
 
@@ -121,7 +121,7 @@ def test_a_server_may_come_later() -> None:
             except (OSError, AssertionError) as problem:
                 problems.append(problem)
 
-        original = tcp_dialing._connect
+        original = channel._open_socket
         server = threading.Thread(target=come)
         server.start()
 
@@ -132,7 +132,7 @@ def test_a_server_may_come_later() -> None:
                 tried.set()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tcp_dialing, "_connect", connect)
+            patch.setattr(channel, "_connect", connect)
             reach(port)
         server.join()
         assert not problems
@@ -183,9 +183,9 @@ def test_pauses_grow_and_never_go_beyond_the_deadline(
 ) -> None:
     deadline = clock.now + seconds
     with pytest.raises(DistNetworkError, match="Connection refused"):
-        dial("127.0.0.1", nobodys, deadline, seconds, "")
+        connect("127.0.0.1", nobodys, deadline, seconds, "")
     assert clock.now == pytest.approx(deadline, rel=0, abs=1e-6)
-    assert max(clock.slept) <= 1.5 * tcp_dialing.PAUSE_S_MAX
+    assert max(clock.slept) <= 1.5 * channel.PAUSE_S_MAX
     assert len(clock.slept) <= 20 + 2 * seconds
     assert len(clock.slept) >= seconds / 1.5
 
@@ -201,16 +201,16 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_others(
         clock.now += timeout_s
         raise TimeoutError("timed out")
 
-    monkeypatch.setattr(tcp_dialing, "_connect", swallow)
+    monkeypatch.setattr(channel, "_connect", swallow)
     found_at(monkeypatch, ("127.0.0.1", nobodys), ("127.0.0.2", nobodys))
     with pytest.raises(DistNetworkError, match=r"127.0.0.1:\d+: timed out; 127.0.0.2:\d+: timed"):
-        dial("there", nobodys, clock.now + 8.0, 8.0, "")
+        connect("there", nobodys, clock.now + 8.0, 8.0, "")
     assert allowed[:2] == [4.0, 4.0]
     assert clock.now == pytest.approx(1008.0)
     allowed.clear()
     with pytest.raises(DistNetworkError):
-        dial("there", nobodys, clock.now + 60.0, 60.0, "")
-    assert max(allowed) == tcp_dialing.ATTEMPT_S_MAX
+        connect("there", nobodys, clock.now + 60.0, 60.0, "")
+    assert max(allowed) == channel.ATTEMPT_S_MAX
 
 
 @pytest.mark.usefixtures("clock")
@@ -218,7 +218,7 @@ def test_a_name_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(*_: object) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(tcp_dialing, "_look_up", look_up)
+    monkeypatch.setattr(channel, "_look_up", look_up)
     with pytest.raises(DistNetworkError, match=r"\(nowhere:7: Name or service not known\)"):
         reach(7, host="nowhere")
 
@@ -236,7 +236,7 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         over.wait(LONG_S)
         raise OSError("too late")
 
-    monkeypatch.setattr(tcp_dialing, "_look_up", look_up)
+    monkeypatch.setattr(channel, "_look_up", look_up)
     with pytest.raises(DistNetworkError, match="the name server does not answer"):
         reach(7, 0.05, "somewhere")
     over.set()

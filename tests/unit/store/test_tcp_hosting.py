@@ -12,8 +12,8 @@ from datetime import timedelta
 import pytest
 
 from holdfast.store.errors import DistNetworkError
-from holdfast.store.tcp_client import TCPStore
-from holdfast.store.tcp_hosting import names_loopback
+from holdfast.store.tcp.client import TCPStore
+from holdfast.store.tcp.shared import names_loopback
 
 LONG = timedelta(seconds=30)
 

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.store import tcp_parsing
-from holdfast.store.tcp_parsing import Requests
-from holdfast.store.tcp_protocol import CHECK, GET, KEYS_MAX, MULTI_SET, SET, VALUE_BYTES_MAX
+from holdfast.store.tcp import protocol
+from holdfast.store.tcp.protocol import (
+    CHECK,
+    GET,
+    KEYS_MAX,
+    MULTI_SET,
+    SET,
+    VALUE_BYTES_MAX,
+    Requests,
+)
 
 HELLO = bytes.fromhex("00 ce f7 85 3c")
 
@@ -86,7 +93,7 @@ def test_a_large_value_in_pieces_is_put_together_once() -> None:
 def test_fields_that_are_here_are_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """With PyTorch's server, a request of many keys is read anew with each piece of it."""
     looks = 0
-    real = tcp_parsing._UNPACK[1]
+    real = protocol._UNPACK[1]
 
     def counting(data: bytes, at: int) -> tuple[int]:
         nonlocal looks
@@ -95,7 +102,7 @@ def test_fields_that_are_here_are_not_looked_at_again(monkeypatch: pytest.Monkey
         return number
 
     requests = greeted()
-    monkeypatch.setattr(tcp_parsing, "_UNPACK", (counting,) * 6)
+    monkeypatch.setattr(protocol, "_UNPACK", (counting,) * 6)
     keys = [b"key %d" % number for number in range(2000)]
     stream = bytes([CHECK]) + u64(len(keys)) + b"".join(map(blob, keys))
     for at in range(0, len(stream), 100):
@@ -106,7 +113,7 @@ def test_fields_that_are_here_are_not_looked_at_again(monkeypatch: pytest.Monkey
 
 
 def test_a_whole_request_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp_parsing, "REQUEST_BYTES_MAX", 1000)
+    monkeypatch.setattr(protocol, "REQUEST_BYTES_MAX", 1000)
     requests = greeted()
     requests.feed(bytes([MULTI_SET]) + u64(100))
     for _ in range(20):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.store import tcp_loop
-from holdfast.store.tcp_server import TcpStoreServer
+from holdfast.store.tcp import server as tcp_loop
+from holdfast.store.tcp.embedded import TcpStoreServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -679,20 +679,20 @@ def test_a_fork_keeps_nothing_open() -> None:
 LIGHT = """\
 import sys, _socket
 bare = set(sys.modules)
-import threading, select, holdfast.messages, holdfast.errors, __future__
+import threading, select, holdfast.console, holdfast.errors, __future__
 before = set(sys.modules)
-from holdfast.store.tcp_server import TcpStoreServer
+from holdfast.store.tcp.embedded import TcpStoreServer
 listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
 listener.bind(("127.0.0.1", 0))
 server = TcpStoreServer(listener)
 server.start()
 more = set(sys.modules) - before
-assert more <= {"holdfast.store", "holdfast.store.tcp_server"}, more
+assert more <= {"holdfast.store", "holdfast.store.tcp.embedded"}, more
 one = _socket.socket()
 one.connect(("127.0.0.1", server.port))
 one.send(b"\\0\\xce\\xf7\\x85\\x3c\\x0dping")
 assert one.recv(4) == b"ping"
-assert "holdfast.store.tcp_loop" in sys.modules
+assert "holdfast.store.tcp.server" in sys.modules
 assert not set(sys.modules) & {"asyncio", "socket", "logging", "typing", "re"}
 server.close()
 """

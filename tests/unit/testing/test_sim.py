@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.news import Ack, Beat, JobSettings, View
+from holdfast.core.protocol import Ack, Heartbeat, JobSettings, View
 from holdfast.core.rounds import Rounds
 from holdfast.testing.sim import PROFILES, Result, Rules, World, mixed, simulate
 from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.ledger import JobTruth
-from holdfast.testing.sim.network import CONNECT_TIMEOUT_S, Link, Weather
+from holdfast.testing.sim.network import CONNECT_TIMEOUT_S, Link, NetworkConditions
 from holdfast.testing.sim.process import Process
-from holdfast.testing.sim.story import Story
-from holdfast.testing.sim.world import seeded
+from holdfast.testing.sim.world import RunLog, seeded
 
 
 def empty_world(profile: str = "calm", seed: int = 1) -> World:
@@ -23,7 +22,7 @@ def empty_world(profile: str = "calm", seed: int = 1) -> World:
         seconds=100.0,
         profile=PROFILES[profile],
         rules=Rules(),
-        story=Story(),
+        story=RunLog(),
     )
 
 
@@ -124,7 +123,9 @@ def test_messages_keep_their_order_in_fair_weather() -> None:
 def test_rough_weather_loses_repeats_and_reorders() -> None:
     world = empty_world()
     _, link, arrived = linked(world)
-    world.network.weather = Weather(loss=0.2, duplication=0.2, reordering=0.5, jitter_s=1.0)
+    world.network.weather = NetworkConditions(
+        loss=0.2, duplication=0.2, reordering=0.5, jitter_s=1.0
+    )
     for seq in range(200):
         world.network.send_down(link, ack(seq))
     world.run(20.0)
@@ -140,7 +141,9 @@ def test_a_cut_in_one_direction_leaves_the_other() -> None:
     agent.cut_in = True
     for seq in range(20):
         world.network.send_down(link, ack(seq))
-        beat = Beat(run_id="job-1", node="n1", incarnation=1, seq=100 + seq, term=1, revision=1)
+        beat = Heartbeat(
+            run_id="job-1", node="n1", incarnation=1, seq=100 + seq, term=1, revision=1
+        )
         world.network.send_up(link, beat)
     world.run(1.0)
     assert seqs(arrived) == list(range(100, 120))
@@ -178,7 +181,7 @@ def test_a_coordinator_that_is_gone_refuses_at_once() -> None:
 
 
 def test_a_story_keeps_its_last_lines() -> None:
-    story = Story(lines_max=2)
+    story = RunLog(lines_max=2)
     for number in range(5):
         story.note(float(number), "n1", "says {0}", number)
     assert [line.split() for line in story.lines()] == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Change,
     Compare,
     Delete,
@@ -17,10 +17,10 @@ from holdfast.core.etcd_calls import (
     KeyValue,
     Op,
     Problem,
+    ProblemKind,
     Put,
     Revoke,
     Revoked,
-    Trouble,
     Txn,
     TxnDone,
     end_of_prefix,
@@ -47,7 +47,7 @@ def grant(etcd: SimEtcd, ttl_s: int, now: float = 0.0) -> int:
     return answer.lease
 
 
-def trouble(answer: object) -> Trouble:
+def trouble(answer: object) -> ProblemKind:
     assert isinstance(answer, Problem), answer
     return answer.kind
 
@@ -150,7 +150,7 @@ def test_comparisons(compare: Compare, *, holds: bool) -> None:
 )
 def test_what_etcd_does_not_do(request_: Txn | Grant) -> None:
     etcd = SimEtcd()
-    assert trouble(etcd.perform(0.0, request_)) is Trouble.REFUSED
+    assert trouble(etcd.perform(0.0, request_)) is ProblemKind.REFUSED
     assert etcd.revision == 1
     assert etcd.next_expiry() is None
 
@@ -163,9 +163,9 @@ def test_a_full_etcd_takes_no_writes_but_lets_go() -> None:
     lease = grant(etcd, 5)
     do(etcd, Put(b"a", b"1"), Put(b"b", b"1", lease))
     etcd.full = True
-    assert trouble(etcd.perform(0.0, Txn(success=(Put(b"a", b"2"),)))) is Trouble.NO_SPACE
-    assert trouble(etcd.perform(0.0, Txn(failure=(Put(b"a", b"2"),)))) is Trouble.NO_SPACE
-    assert trouble(etcd.perform(0.0, Grant(5))) is Trouble.NO_SPACE
+    assert trouble(etcd.perform(0.0, Txn(success=(Put(b"a", b"2"),)))) is ProblemKind.NO_SPACE
+    assert trouble(etcd.perform(0.0, Txn(failure=(Put(b"a", b"2"),)))) is ProblemKind.NO_SPACE
+    assert trouble(etcd.perform(0.0, Grant(5))) is ProblemKind.NO_SPACE
     assert read(etcd, b"a")[0].value == b"1"
     assert etcd.perform(1.0, KeepAlive(lease)) == KeptAlive(5)
     assert etcd.perform(1.0, Revoke(lease)) == Revoked()
@@ -192,7 +192,9 @@ def test_a_lease_ends_with_all_its_keys_in_one_revision() -> None:
     etcd.expire(5.0)
     assert seen == [(6, (Change(b"a", None, 6), Change(b"b", None, 6)))]
     assert etcd.next_expiry() == 60.0
-    assert trouble(etcd.perform(5.0, Txn(success=(Put(b"a", b"", lease),)))) is Trouble.LEASE_GONE
+    assert (
+        trouble(etcd.perform(5.0, Txn(success=(Put(b"a", b"", lease),)))) is ProblemKind.LEASE_GONE
+    )
     assert etcd.perform(5.0, KeepAlive(lease)) == KeptAlive(0)
     assert etcd.perform(5.0, Revoke(lease)) == Revoked()
     assert etcd.revision == 6
@@ -291,11 +293,11 @@ def test_after_a_compaction_watches_from_before_it_are_refused() -> None:
     for value in (b"1", b"2", b"3"):
         do(etcd, Put(b"a", value))
     assert etcd.compact(3) is None
-    assert trouble(etcd.subscribe(b"a", b"", 2, lambda *_: None)) is Trouble.COMPACTED
-    assert trouble(etcd.changes_since(b"a", b"", 2)) is Trouble.COMPACTED
+    assert trouble(etcd.subscribe(b"a", b"", 2, lambda *_: None)) is ProblemKind.COMPACTED
+    assert trouble(etcd.changes_since(b"a", b"", 2)) is ProblemKind.COMPACTED
     assert [revision for revision, _ in watched(etcd, b"a", start=3)] == [3, 4]
-    assert trouble(etcd.compact(3)) is Trouble.COMPACTED
-    assert trouble(etcd.compact(5)) is Trouble.REFUSED
+    assert trouble(etcd.compact(3)) is ProblemKind.COMPACTED
+    assert trouble(etcd.compact(5)) is ProblemKind.REFUSED
     do(etcd, Put(b"a", b"4"))
     assert [revision for revision, _ in running] == [2, 3, 4, 5]
     assert read(etcd, b"a")[0].create_revision == 2, "what is stored stays as it was"

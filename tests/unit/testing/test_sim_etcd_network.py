@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Answer,
     Change,
     Get,
@@ -14,8 +14,8 @@ from holdfast.core.etcd_calls import (
     Granted,
     KeyValue,
     Problem,
+    ProblemKind,
     Put,
-    Trouble,
     Txn,
     TxnDone,
 )
@@ -34,10 +34,9 @@ from holdfast.testing.sim.etcd_network import (
     TIMED_OUT,
     EtcdNetwork,
 )
-from holdfast.testing.sim.network import Weather
+from holdfast.testing.sim.network import NetworkConditions
 from holdfast.testing.sim.process import Process
-from holdfast.testing.sim.story import Story
-from holdfast.testing.sim.world import seeded
+from holdfast.testing.sim.world import RunLog, seeded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -81,7 +80,7 @@ class Scene:
 
     def __init__(self, seed: int = 1) -> None:
         self.world = World(
-            seed, nodes=1, seconds=100.0, profile=PROFILES["calm"], rules=Rules(), story=Story()
+            seed, nodes=1, seconds=100.0, profile=PROFILES["calm"], rules=Rules(), story=RunLog()
         )
         self.etcd = SimEtcd()
         self.network = EtcdNetwork(self.world, self.etcd, seeded(seed))
@@ -124,7 +123,7 @@ def scene() -> Scene:
 
 
 def test_a_call_takes_a_way_there_and_a_way_back(scene: Scene) -> None:
-    scene.world.network.weather = Weather(delay_s=1.0)
+    scene.world.network.weather = NetworkConditions(delay_s=1.0)
     scene.agent.lag_s = -0.5  # So that a way takes from a quarter to three quarters of a second.
     scene.put()
     scene.pass_s(0.24)
@@ -185,7 +184,7 @@ def test_a_request_into_a_cut_is_lost_or_arrives_when_it_has_healed(scene: Scene
 
 
 def test_loss_leaves_open_whether_a_request_was_carried_out(scene: Scene) -> None:
-    scene.world.network.weather = Weather(loss=0.3)
+    scene.world.network.weather = NetworkConditions(loss=0.3)
     for _ in range(100):
         scene.put()
     scene.pass_s(CALL_S + 0.01)
@@ -195,7 +194,7 @@ def test_loss_leaves_open_whether_a_request_was_carried_out(scene: Scene) -> Non
 
 
 def test_what_comes_later_than_the_limit_is_not_waited_for(scene: Scene) -> None:
-    scene.world.network.weather = Weather(delay_s=1.8)
+    scene.world.network.weather = NetworkConditions(delay_s=1.8)
     for _ in range(50):
         scene.put()
     scene.pass_s(20.0)
@@ -320,7 +319,9 @@ def test_a_lease_that_nobody_keeps_ends_soon_after_its_time(scene: Scene) -> Non
 
 def test_a_watch_keeps_its_order_in_any_weather(scene: Scene) -> None:
     scene.watch()
-    scene.world.network.weather = Weather(loss=0.3, duplication=0.3, reordering=0.5, jitter_s=1.0)
+    scene.world.network.weather = NetworkConditions(
+        loss=0.3, duplication=0.3, reordering=0.5, jitter_s=1.0
+    )
     for _ in range(100):
         scene.change()
         scene.pass_s(0.01)
@@ -348,7 +349,7 @@ def test_a_watch_from_before_a_compaction_is_refused(scene: Scene) -> None:
     scene.change((b"1", b"2", b"3"))
     scene.etcd.compact(3)
     scene.watch(start_revision=2)
-    assert [problem.kind for _, problem in scene.agent.ends] == [Trouble.COMPACTED]
+    assert [problem.kind for _, problem in scene.agent.ends] == [ProblemKind.COMPACTED]
 
 
 def test_a_watch_that_the_agent_ended_is_heard_of_no_more(scene: Scene) -> None:
@@ -468,7 +469,7 @@ def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float]
     """Go through calls and a watch in bad weather; a watch that ends begins again."""
     scene = Scene(seed)
     agent, network, rng = scene.agent, scene.network, seeded(seed)
-    scene.world.network.weather = Weather(loss=0.1, jitter_s=2.5)
+    scene.world.network.weather = NetworkConditions(loss=0.1, jitter_s=2.5)
     watches = 1
     scene.watch(watches, 2)
     for _ in range(300):
@@ -493,7 +494,7 @@ def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float]
             network.watch(agent, watches, KEY, b"", max([1, *agent.revisions]) + 1)
     agent.cut_in = agent.cut_out = False
     network.come_back()
-    scene.world.network.weather = Weather()
+    scene.world.network.weather = NetworkConditions()
     scene.pass_s(3 * module.LATE_S)
     if len(agent.ends) == watches:
         watches += 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Answer,
     Change,
     Compare,
@@ -24,16 +24,15 @@ from holdfast.core.etcd_calls import (
     KeyValue,
     Op,
     Problem,
+    ProblemKind,
     Put,
     Request,
     Revoke,
-    Trouble,
     Txn,
     TxnDone,
 )
-from holdfast.etcd.blocking import EtcdClient
-from holdfast.etcd.errors import EtcdError
 from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from holdfast.testing.sim.etcd import OPS_MAX, SimEtcd
 from holdfast.testing.sim.world import seeded
 from real_etcd import RawRefused, running_etcd
@@ -238,7 +237,7 @@ def test_the_same_requests_have_the_same_answers(both: Both, seed: int) -> None:
         both.compare_watches(key, end, rng.randrange(both.start, both.sim.revision))
     done = [one for one in answers if isinstance(one, TxnDone)]
     problems = {one.kind for one in answers if isinstance(one, Problem)}
-    assert problems == {Trouble.REFUSED, Trouble.LEASE_GONE, Trouble.NO_SPACE}
+    assert problems == {ProblemKind.REFUSED, ProblemKind.LEASE_GONE, ProblemKind.NO_SPACE}
     assert {one.succeeded for one in done} == {False, True}
     assert both.sim.revision - both.start > 60, "most requests have something to do"
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.timers import clients
-from holdfast.timers.clients import TimerClient, configure, expires
+from holdfast.timers import client as clients
+from holdfast.timers.client import TimerClient, configure, expires
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

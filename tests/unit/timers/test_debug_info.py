@@ -3,7 +3,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from holdfast.timers.debug_info import log_debug_info_for_expired_timers
+from holdfast.timers.server import log_debug_info_for_expired_timers
 
 if TYPE_CHECKING:
     import pytest

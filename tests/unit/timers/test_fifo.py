@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.timers.fifo import TAKE_BYTES_MAX, Fifo
+from holdfast.timers.server import TAKE_BYTES_MAX, Fifo
 
 if TYPE_CHECKING:
     from pathlib import Path

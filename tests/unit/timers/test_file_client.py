@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.timers import file_client
-from holdfast.timers.fifo import Fifo
-from holdfast.timers.file_client import FileTimerClient
-from holdfast.timers.request_lines import LINE_BYTES_MAX, parse
-from holdfast.timers.requests import FileTimerRequest
+from holdfast.timers import client as file_client
+from holdfast.timers.client import FileTimerClient
+from holdfast.timers.protocol import LINE_BYTES_MAX, FileTimerRequest, parse_request
+from holdfast.timers.server import Fifo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +26,7 @@ def fifo(tmp_path: Path) -> Iterator[Fifo]:
 
 
 def came(fifo: Fifo) -> list[FileTimerRequest]:
-    return [parse(line) for line in b"".join(fifo.chunks()).splitlines()]
+    return [parse_request(line) for line in b"".join(fifo.chunks()).splitlines()]
 
 
 def test_a_timer_is_asked_for_and_released_in_a_line_each(fifo: Fifo) -> None:
@@ -125,5 +124,5 @@ def test_many_at_once_do_not_mix(fifo: Fifo) -> None:
     lines += b"".join(fifo.chunks())
     for one in threads:
         one.join()
-    scopes = [parse(line).scope_id.split()[:2] for line in lines.splitlines()]
+    scopes = [parse_request(line).scope_id.split()[:2] for line in lines.splitlines()]
     assert sorted(scopes) == sorted([str(a), str(b)] for a in range(8) for b in range(50))

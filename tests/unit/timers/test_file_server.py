@@ -7,11 +7,12 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from watching import Record, drive, run_python, sleeping
+from timer_fakes import Record, drive, run_python, sleeping
 
-from holdfast.timers import fifo, file_server
-from holdfast.timers.file_server import KILL_AGAIN_S, KILLS_MAX, FileTimerServer
-from holdfast.timers.requests import FileTimerRequest
+from holdfast.timers import server as fifo
+from holdfast.timers import server as file_server
+from holdfast.timers.protocol import FileTimerRequest
+from holdfast.timers.server import KILL_AGAIN_S, KILLS_MAX, FileTimerServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,15 +6,15 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from watching import Record, sleeping
+from timer_fakes import Record, sleeping
 
-from holdfast.timers.clients import expires
-from holdfast.timers.local_timers import (
+from holdfast.elastic._impl.local_timer import (
     LocalTimerClient,
     LocalTimerServer,
     MultiprocessingRequestQueue,
 )
-from holdfast.timers.requests import TimerRequest
+from holdfast.timers.client import expires
+from holdfast.timers.protocol import TimerRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

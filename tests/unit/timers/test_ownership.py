@@ -4,9 +4,9 @@ import os
 import subprocess
 import sys
 
-from watching import run_python, sleeping
+from timer_fakes import run_python, sleeping
 
-from holdfast.timers.ownership import (
+from holdfast.timers.reaper import (
     descends_from,
     has_ended,
     is_below_this_process,

@@ -3,8 +3,8 @@ from __future__ import annotations
 import queue
 from typing import TYPE_CHECKING, Any
 
-from holdfast.timers.queue_server import RequestQueue, TimerServer
-from holdfast.timers.requests import TimerRequest
+from holdfast.elastic._impl.local_timer import RequestQueue, TimerServer
+from holdfast.timers.protocol import TimerRequest
 
 if TYPE_CHECKING:
     import pytest

@@ -5,10 +5,10 @@ import signal
 import threading
 from typing import TYPE_CHECKING
 
-from watching import WAIT_S, Record, sleeping
+from timer_fakes import WAIT_S, Record, sleeping
 
-from holdfast.timers.reaping import SHOWINGS_MAX, Reaper, send_signal
-from holdfast.timers.requests import FileTimerRequest
+from holdfast.timers.protocol import FileTimerRequest
+from holdfast.timers.reaper import REPORT_ROUNDS_MAX, Reaper, send_signal
 
 if TYPE_CHECKING:
     import pytest
@@ -134,10 +134,10 @@ def test_nobody_is_asked_for_ever_who_has_become_late_meanwhile() -> None:
     record = Record()
     with sleeping() as child:
         late = {child.pid: [FileTimerRequest(child.pid, "a", 1.0, 0)]}
-        found = [late] * SHOWINGS_MAX
+        found = [late] * REPORT_ROUNDS_MAX
         assert reaper(record).expire(found.pop(), more=found.pop) == []
     assert found == []  # Whoever was found has been shown.
-    assert record.said == ["timer expired: a", f"dump {child.pid}"] * SHOWINGS_MAX
+    assert record.said == ["timer expired: a", f"dump {child.pid}"] * REPORT_ROUNDS_MAX
 
 
 def test_without_threads_the_stacks_are_dumped_one_after_the_other(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 import signal
 
-from holdfast.timers.requests import FileTimerRequest, TimerRequest
+from holdfast.timers.protocol import FileTimerRequest, TimerRequest
 
 
 def test_requests_are_compared_by_what_they_say() -> None:

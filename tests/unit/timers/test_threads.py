@@ -4,7 +4,7 @@ import os
 import queue
 from typing import TYPE_CHECKING
 
-from holdfast.timers.threads import WatchThread
+from holdfast.timers.server import ServerThread
 
 if TYPE_CHECKING:
     import pytest
@@ -40,7 +40,7 @@ def test_it_sleeps_until_there_is_something_and_survives_a_fault(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driven = Driven()
-    thread = WatchThread(driven, daemon=True)
+    thread = ServerThread(driven, daemon=True)
     os.write(driven.start, b"a")
     assert driven.taken.get(timeout=20) == b"a"
     os.write(driven.start, b"b")

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from holdfast.timers.requests import TimerRequest
-from holdfast.timers.watched import PURGE_S, WatchedTimers
+from holdfast.timers.protocol import TimerRequest
+from holdfast.timers.server import PURGE_S, TimerTable
 
 NOW, WALL = 1_000.0, 1_700_000_000.0
 
 
-def watched(*timers: TimerRequest, at_most: int = 100) -> WatchedTimers[TimerRequest]:
-    found: WatchedTimers[TimerRequest] = WatchedTimers(at_most)
+def watched(*timers: TimerRequest, at_most: int = 100) -> TimerTable[TimerRequest]:
+    found: TimerTable[TimerRequest] = TimerTable(at_most)
     for one in timers:
         assert found.set(one, NOW, WALL)
     return found

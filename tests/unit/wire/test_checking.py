@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core.news import (
+from holdfast.core.protocol import (
     Ack,
-    Beat,
-    Ending,
     Failure,
+    Heartbeat,
+    JobOutcome,
     JobSettings,
     NodeInfo,
-    Phase,
-    Role,
+    NodePhase,
+    NodeRole,
     Status,
     View,
 )
@@ -27,9 +27,9 @@ INFO = NodeInfo(node="n1", incarnation=7)
 SETTINGS = JobSettings(min_nodes=1, max_nodes=3)
 FAILURE = Failure(node="n1", host="h1", rank=2, pid=33, exitcode=-9, summary="killed")
 STATUS = Status(seq=0, run_id="job", info=INFO, settings=SETTINGS)
-BEAT = Beat(run_id="job", node="n1", incarnation=7, seq=1, term=1, revision=1)
+BEAT = Heartbeat(run_id="job", node="n1", incarnation=7, seq=1, term=1, revision=1)
 ACK = Ack(run_id="job", node="n1", incarnation=7, seq=-1)
-VIEW = View(run_id="job", node="n1", incarnation=7, term=1, revision=1, role=Role.WAITING)
+VIEW = View(run_id="job", node="n1", incarnation=7, term=1, revision=1, role=NodeRole.WAITING)
 
 
 def check(message: object) -> None:
@@ -43,9 +43,13 @@ def check(message: object) -> None:
         BEAT,
         ACK,
         VIEW,
-        replace(STATUS, phase=Phase.FAILED, failure=FAILURE, report=b"r"),
+        replace(STATUS, phase=NodePhase.FAILED, failure=FAILURE, report=b"r"),
         replace(
-            VIEW, role=Role.CLOSED, outcome=Ending.FAILED, failure=FAILURE, why="words,\nmore words"
+            VIEW,
+            role=NodeRole.CLOSED,
+            outcome=JobOutcome.FAILED,
+            failure=FAILURE,
+            why="words,\nmore words",
         ),
         replace(STATUS, info=replace(INFO, incarnation=2**64 - 1, ports=(0, 65535) * 8)),
         replace(STATUS, settings=replace(SETTINGS, max_restarts=-1, settle_s=0.25, order="host")),
@@ -76,7 +80,7 @@ COUNTS = [2**62 + 1, -2]
         (STATUS, "seq", COUNTS),
         (STATUS, "run_id", ["", "x" * 1001, "\n"]),
         (STATUS, "generation", COUNTS),
-        (STATUS, "told_generation", COUNTS),
+        (STATUS, "assigned_generation", COUNTS),
         (STATUS, "term", COUNTS),
         (STATUS, "round_term", COUNTS),
         (STATUS, "round", COUNTS),
@@ -203,6 +207,6 @@ def test_every_field_of_every_message_has_a_rule() -> None:
     # Enumerations and booleans have no values that are out of range.
     closed = {"Status.phase", "View.role", "View.outcome", "View.final"}
     closed |= {
-        f"{one}.failure.{field}" for one in ("Status", "View") for field in ("sudden", "mendable")
+        f"{one}.failure.{field}" for one in ("Status", "View") for field in ("sudden", "retryable")
     }
     assert expected - seen == closed

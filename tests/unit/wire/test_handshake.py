@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.core.news import Beat
+from holdfast.core.protocol import Heartbeat
 from holdfast.errors import InternalError
 from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import HANDSHAKE_FRAME_BYTES_MAX, FrameReader
@@ -15,7 +15,7 @@ from holdfast.wire.messages import (
     Goodbye,
     Hello,
     Proof,
-    Refused,
+    Refusal,
     Welcome,
     decode,
 )
@@ -79,7 +79,7 @@ def test_no_common_version(theirs: tuple[int, int], ours: tuple[int, int], words
     assert words in refused.why
     assert refused.permanent
     told = message_in(refused.reply)
-    assert isinstance(told, Refused)
+    assert isinstance(told, Refusal)
     assert told.why == refused.why
 
 
@@ -130,7 +130,7 @@ def test_a_client_that_does_not_know_the_token_is_refused(proof: bytes) -> None:
     with pytest.raises(HandshakeRefused, match="the client's token is not the coord") as raised:
         server.receive(Proof(proof=proof))
     assert not server.done
-    assert isinstance(message_in(raised.value.reply), Refused)
+    assert isinstance(message_in(raised.value.reply), Refusal)
 
 
 def test_a_server_that_does_not_know_the_token_is_left() -> None:
@@ -187,7 +187,7 @@ def test_another_magic_is_another_protocol() -> None:
 
 
 OUT_OF_PLACE: list[Message] = [
-    Beat(run_id="job", node="n", incarnation=1, seq=1, term=1, revision=1),
+    Heartbeat(run_id="job", node="n", incarnation=1, seq=1, term=1, revision=1),
     Hello(nonce=bytes(32)),
     Challenge(version=1, nonce=bytes(32), token_wanted=False),
     Proof(),
@@ -235,7 +235,7 @@ def test_whoever_drives_a_machine_on_past_its_end_has_a_bug() -> None:
 
 def test_hostile_words_are_made_printable() -> None:
     ends: list[tuple[ClientHandshake | ServerHandshake, Message]] = [
-        (ClientHandshake(None), Refused(why="\x1b[2J\nfine")),
+        (ClientHandshake(None), Refusal(why="\x1b[2J\nfine")),
         (ClientHandshake(None), Goodbye(why="\x1b[2J\nfine")),
         (ServerHandshake(None), Goodbye(why="\x1b[2J\nfine")),
     ]

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from holdfast.core.news import (
+from holdfast.core.protocol import (
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
     Failure,
     JobSettings,
     NodeInfo,
-    Phase,
+    NodePhase,
     Status,
 )
 from holdfast.wire import limits
@@ -45,7 +45,7 @@ def test_the_largest_status_fits_into_a_frame() -> None:
             address=name,
         ),
         settings=JobSettings(min_nodes=1, max_nodes=limits.NODES_MAX),
-        phase=Phase.FAILED,
+        phase=NodePhase.FAILED,
         failure=Failure(node=node, host=name, summary=wide * limits.SUMMARY_CHARS_MAX),
         report=b"x" * limits.REPORT_BYTES_MAX,
     )

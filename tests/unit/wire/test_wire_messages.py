@@ -5,11 +5,10 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from holdfast.core.news import Ack, Beat, JobSettings, NodeInfo, Role, Status, View
+from holdfast.core.protocol import Ack, Heartbeat, JobSettings, NodeInfo, NodeRole, Status, View
 from holdfast.wire.errors import BadMessage
 from holdfast.wire.messages import (
     STORE_OPS,
-    Answer,
     Challenge,
     Goodbye,
     HandshakeMessage,
@@ -18,8 +17,9 @@ from holdfast.wire.messages import (
     Message,
     NodeSummary,
     Proof,
-    Query,
-    Refused,
+    Refusal,
+    StatusReply,
+    StatusRequest,
     StoreCall,
     StoreResult,
     Welcome,
@@ -38,19 +38,19 @@ ONE_OF_EACH: list[Message] = [
         info=NodeInfo(node="n", incarnation=1, ports=(1, 2)),
         settings=JobSettings(min_nodes=1, max_nodes=2),
     ),
-    Beat(run_id="job", node="n", incarnation=1, seq=1, term=1, revision=1),
+    Heartbeat(run_id="job", node="n", incarnation=1, seq=1, term=1, revision=1),
     Ack(run_id="job", node="n", incarnation=1, seq=1),
-    View(run_id="job", node="n", incarnation=1, term=1, revision=1, role=Role.STANDBY),
+    View(run_id="job", node="n", incarnation=1, term=1, revision=1, role=NodeRole.STANDBY),
     Hello(nonce=NONCE),
     Challenge(version=1, nonce=NONCE, token_wanted=True, proof=bytes(32)),
     Proof(proof=bytes(32)),
     Welcome(version=1),
-    Refused(why="no", permanent=False),
+    Refusal(why="no", permanent=False),
     Goodbye(why="done"),
     StoreCall(id=1, run_id="job", scope="r1", op="wait", keys=("a", "b"), timeout_s=1.5),
     StoreResult(id=1, ok=False, why="no such key"),
-    Query(id=1),
-    Answer(
+    StatusRequest(id=1),
+    StatusReply(
         id=1,
         jobs=[
             JobSummary(
@@ -111,7 +111,7 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
 
 
 def test_what_is_absurd_in_a_status_is_found() -> None:
-    beat = Beat(run_id="job", node="", incarnation=1, seq=1, term=1, revision=1)
+    beat = Heartbeat(run_id="job", node="", incarnation=1, seq=1, term=1, revision=1)
     with pytest.raises(BadMessage, match=r"Beat\.node: 0 characters are not within 1 and 200"):
         decode(encode(beat))
     with pytest.raises(BadMessage, match=r"Beat\.node"):

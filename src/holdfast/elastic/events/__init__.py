@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from holdfast.elastic.events import api, handlers  # noqa: F401 (also reached as attributes)
-from holdfast.events.destinations import configure, flush, get_logging_handler
-from holdfast.events.handlers import EventHandler, NullEventHandler
-from holdfast.events.recording import (
+from holdfast.observe.events.destinations import (
+    configure,
     construct_and_record_rdzv_event,
+    flush,
+    get_logging_handler,
     record,
     record_rdzv_event,
 )
-from holdfast.events.values import (
+from holdfast.observe.events.event import (
     Event,
     EventMetadataValue,
     EventSource,
     NodeState,
     RdzvEvent,
 )
+from holdfast.observe.events.handlers import EventHandler, NullEventHandler
 
 __all__ = [
     "Event",

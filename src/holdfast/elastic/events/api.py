@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.events.values import (
+from holdfast.observe.events.event import (
     Event,
     EventMetadataValue,
     EventSource,

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from holdfast.events.destinations import get_logging_handler
-from holdfast.events.handlers import EventHandler, NullEventHandler
-from holdfast.events.log_handlers import _log_handlers
+from holdfast.observe.events.destinations import get_logging_handler
+from holdfast.observe.events.handlers import EventHandler, NullEventHandler
+from holdfast.observe.events.logging_handlers import _log_handlers
 
 __all__ = ["EventHandler", "NullEventHandler", "_log_handlers", "get_logging_handler"]

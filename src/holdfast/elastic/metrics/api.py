@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.metrics.handlers import (
+from holdfast.observe.metrics.handlers import (
     ConsoleMetricHandler,
     MetricData,
     MetricHandler,
     NullMetricHandler,
 )
-from holdfast.metrics.profiling import get_elapsed_time_ms, prof, profile
-from holdfast.metrics.streams import (
+from holdfast.observe.metrics.profiling import get_elapsed_time_ms, prof, profile
+from holdfast.observe.metrics.streams import (
     MetricsConfig,
     MetricStream,
     configure,

@@ -9,15 +9,14 @@ from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as at
     subprocess_handler,
     tail_log,
 )
-from holdfast.processes.calls import MultiprocessContext
-from holdfast.processes.commands import SubprocessContext
-from holdfast.processes.contexts import PContext
-from holdfast.processes.endings import RunProcsResult
-from holdfast.processes.failures import ProcessFailure
-from holdfast.processes.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from holdfast.processes.failures.exits import RunProcsResult
+from holdfast.processes.failures.failure import ProcessFailure
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
 from holdfast.processes.signals import SignalException
-from holdfast.processes.starting import start_processes
-from holdfast.processes.std import Std, to_map
+from holdfast.processes.workers.command_workers import SubprocessContext
+from holdfast.processes.workers.function_workers import MultiprocessContext
+from holdfast.processes.workers.group import PContext
+from holdfast.processes.workers.start import start_processes
 
 __all__ = [
     "DefaultLogsSpecs",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.processes.calls import MultiprocessContext
-from holdfast.processes.commands import SubprocessContext
-from holdfast.processes.contexts import PContext
-from holdfast.processes.endings import RunProcsResult
-from holdfast.processes.logs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from holdfast.processes.redirects import get_std_cm
+from holdfast.elastic._impl.redirects import get_std_cm
+from holdfast.processes.failures.exits import RunProcsResult
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
 from holdfast.processes.signals import SignalException
-from holdfast.processes.std import Std, to_map
+from holdfast.processes.workers.command_workers import SubprocessContext
+from holdfast.processes.workers.function_workers import MultiprocessContext
+from holdfast.processes.workers.group import PContext
 
 __all__ = [
     "DefaultLogsSpecs",

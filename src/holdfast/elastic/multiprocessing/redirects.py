@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.processes.redirects import get_libc, redirect, redirect_stderr, redirect_stdout
+from holdfast.elastic._impl.redirects import get_libc, redirect, redirect_stderr, redirect_stdout
 
 __all__ = ["get_libc", "redirect", "redirect_stderr", "redirect_stdout"]

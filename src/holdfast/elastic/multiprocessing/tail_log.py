@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.processes.tail_log import TailLog, tail_logfile
+from holdfast.elastic._impl.tail_log import TailLog, tail_logfile
 
 __all__ = ["TailLog", "tail_logfile"]

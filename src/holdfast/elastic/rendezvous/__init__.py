@@ -7,6 +7,7 @@ from holdfast.elastic.rendezvous import (  # noqa: F401 (also reached as attribu
     registry,
     utils,
 )
+from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -16,7 +17,6 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RendezvousHandlerCreator,
     RendezvousHandlerRegistry,

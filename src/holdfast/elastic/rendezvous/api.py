@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -11,7 +12,6 @@ from holdfast.rendezvous.errors import (
     RendezvousTimeoutError,
 )
 from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from holdfast.rendezvous.parameters import RendezvousParameters
 from holdfast.rendezvous.registry import (
     RendezvousHandlerCreator,
     RendezvousHandlerRegistry,

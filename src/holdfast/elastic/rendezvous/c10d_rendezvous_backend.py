@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.c10d_backend import DEFAULT_PORT, C10dRendezvousBackend, create_backend
+from holdfast.elastic._impl.c10d_backend import DEFAULT_PORT, C10dRendezvousBackend, create_backend
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.backend import RendezvousBackend, Token
-from holdfast.rendezvous.dynamic import DynamicRendezvousHandler, create_handler
-from holdfast.rendezvous.timeouts import RendezvousSettings, RendezvousTimeout
+from holdfast.rendezvous.backend import (
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    Token,
+    create_handler,
+)
+from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
 
 __all__ = [
     "DynamicRendezvousHandler",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.etcd_rendezvous import (
+from holdfast.elastic._impl.etcd_rendezvous import (
     EtcdRendezvous,
     EtcdRendezvousHandler,
     EtcdRendezvousRetryableFailure,

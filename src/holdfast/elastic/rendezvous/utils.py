@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.endpoints import parse_rendezvous_endpoint
+from holdfast.net.endpoints import parse_rendezvous_endpoint
 
 __all__ = ["parse_rendezvous_endpoint"]

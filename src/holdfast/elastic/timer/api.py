@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from holdfast.timers.clients import TimerClient, configure, expires
-from holdfast.timers.queue_server import RequestQueue, TimerServer
-from holdfast.timers.requests import TimerRequest
+from holdfast.elastic._impl.local_timer import RequestQueue, TimerServer
+from holdfast.timers.client import TimerClient, configure, expires
+from holdfast.timers.protocol import TimerRequest
 
 __all__ = [
     "RequestQueue",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.timers.file_client import FileTimerClient
-from holdfast.timers.file_server import FileTimerServer
-from holdfast.timers.requests import FileTimerRequest
+from holdfast.timers.client import FileTimerClient
+from holdfast.timers.protocol import FileTimerRequest
+from holdfast.timers.server import FileTimerServer
 
 __all__ = ["FileTimerClient", "FileTimerRequest", "FileTimerServer"]

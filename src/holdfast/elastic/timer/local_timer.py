@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.timers.local_timers import (
+from holdfast.elastic._impl.local_timer import (
     LocalTimerClient,
     LocalTimerServer,
     MultiprocessingRequestQueue,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.elastic._impl.scripts import get_env_variable_or_raise, get_socket_with_port, macros
 from holdfast.elastic.utils import api  # noqa: F401 (also reached as an attribute)
-from holdfast.scripting.arguments import get_env_variable_or_raise, macros
-from holdfast.scripting.free_ports import get_socket_with_port
 
 __all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.scripting.arguments import get_env_variable_or_raise, macros
-from holdfast.scripting.free_ports import get_socket_with_port
+from holdfast.elastic._impl.scripts import get_env_variable_or_raise, get_socket_with_port, macros
 
 __all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]

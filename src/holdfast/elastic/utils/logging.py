@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.scripting.loggers import get_log_level, get_logger
+from holdfast.elastic._impl.scripts import get_log_level, get_logger
 
 __all__ = ["get_log_level", "get_logger"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.scripting.process_states import is_uninterruptible_state, read_proc_state
+from holdfast.elastic._impl.scripts import is_uninterruptible_state, read_proc_state
 
 __all__ = ["is_uninterruptible_state", "read_proc_state"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.store.collectives import barrier, get_all, store_timeout, synchronize
 from holdfast.store.errors import DistStoreError
-from holdfast.store.synchronizing import barrier, get_all, store_timeout, synchronize
 
 __all__ = ["DistStoreError", "barrier", "get_all", "store_timeout", "synchronize"]

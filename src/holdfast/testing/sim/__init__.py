@@ -13,11 +13,10 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from holdfast.core.facts import Fact
-from holdfast.testing.sim.checking import Checker, Violation
-from holdfast.testing.sim.profiles import PROFILES, Profile
-from holdfast.testing.sim.story import STORY_LINES_MAX, Story
-from holdfast.testing.sim.world import CHECKERS, Rules, World
+from holdfast.core.values import Value
+from holdfast.testing.sim.checkers import Checker, Violation
+from holdfast.testing.sim.faults import PROFILES, Profile
+from holdfast.testing.sim.world import CHECKERS, LOG_LINES_MAX, Rules, RunLog, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +41,7 @@ FEW_IN_A_ROW = 20  # Rows of all profiles with few nodes, before one with many.
 SLICE_S = 10.0  # Virtual seconds between two calls of `progress`.
 
 
-class Result(Fact):
+class Result(Value):
     """How a run went."""
 
     seed: int
@@ -90,7 +89,7 @@ def simulate(
     `minutes` is virtual time, the quiet at the end included; `on_etcd`, nodes lead themselves.
     `rules` are the machines under test, `checkers` what is demanded of them.
     """
-    story = Story(lines_max=None if whole_story else STORY_LINES_MAX)
+    story = RunLog(lines_max=None if whole_story else LOG_LINES_MAX)
     world = World(
         seed,
         nodes=nodes,

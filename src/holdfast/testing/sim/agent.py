@@ -1,7 +1,9 @@
-"""A simulated agent: `core.membership` and `core.teamwork`, joined as the real agent joins them.
+"""A simulated agent: its session and its supervision, joined as the real agent joins them.
 
-It performs the effects of both machines in order and brings the outcomes back as events. What its
-workers do is `sim.workers`'s matter.
+It performs the effects of both machines in order and brings the outcomes back as events. Its
+workers take their time to start, run, fail and stop. They run until their job's work is done
+(`JobTruth.finish_at`), all at about the same time, as the workers of a real job do. Why one fails
+is for `sim.faults`.
 """
 
 from __future__ import annotations
@@ -10,19 +12,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from holdfast.core.membership import (
-    DropLink,
+from holdfast.core.coordinated_supervision import (
+    CoordinatorLost,
+    Rejoin,
+    ReportStatus,
+    ViewReceived,
+)
+from holdfast.core.protocol import Ack, Failure, NodeInfo, NodePhase
+from holdfast.core.session import (
+    Connect,
+    Connected,
+    DeliverView,
+    Disconnect,
+    Disconnected,
     GiveUp,
-    LinkClosed,
-    LinkOpened,
-    OpenLink,
     Rejoined,
-    Said,
     Send,
-    Tell,
+    StatusChanged,
     Tick,
 )
-from holdfast.core.news import Ack, Failure, NodeInfo, Phase
 from holdfast.core.supervision import (
     Begun,
     Finish,
@@ -30,20 +38,131 @@ from holdfast.core.supervision import (
     SignalReceived,
     StartWorkers,
     StopWorkers,
+    WorkerExited,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersUnhealthy,
 )
-from holdfast.core.teamwork import LeftAlone, Rejoin, Say, Told
 from holdfast.testing.sim.process import Process
-from holdfast.testing.sim.workers import Workers
 
 if TYPE_CHECKING:
     from random import Random
 
-    from holdfast.core.membership import Effect as MembershipEffect
-    from holdfast.core.news import Beat, Status, View
+    from holdfast.core.protocol import Heartbeat, Status, View
+    from holdfast.core.session import Effect as MembershipEffect
     from holdfast.core.supervision import Effect, Event, Outcome
-    from holdfast.testing.sim.ledger import JobTruth, RoundTruth, Teller
+    from holdfast.testing.sim.ledger import Decider, JobTruth, RoundTruth
     from holdfast.testing.sim.network import Link
     from holdfast.testing.sim.world import World
+
+
+START_S = (0.05, 0.5)
+SLOW_START_S = (1.0, 4.0)
+STOP_S = (0.01, 0.3)
+SLOW_STOP_S = (1.0, 5.0)
+SLOW_SHARE = 0.1
+LAST_STEP_S = (0.0, 0.8)
+
+
+class Workers:
+    """The workers of at most one generation."""
+
+    def __init__(self, agent: Agent, count: int, rng: Random) -> None:
+        self.there = False
+        """Whether any process of a generation is there, starting and stopping ones included."""
+        self.running: list[int] = []
+        self.generation = -1
+        self.done_generation = -1
+        """The last generation that was done with success on this node."""
+        self._agent = agent
+        self._count = count
+        self._rng = rng
+        self._stopping = False
+
+    def start(self, generation: int) -> None:
+        """Start them all."""
+        self.there = True
+        self._stopping = False
+        self.generation = generation
+        self.running = []
+        self._agent.after(self._takes(START_S, SLOW_START_S), self._started, generation)
+
+    def _started(self, generation: int) -> None:
+        if generation != self.generation:
+            return
+        self.running = list(range(self._count))
+        agent = self._agent
+        agent.happens(WorkersStarted(generation))
+        if self._stopping or not agent.alive:
+            return
+        left_s = max(0.0, agent.job.finish_at - agent.world.now)
+        for local_rank in range(self._count):
+            low, high = LAST_STEP_S
+            takes = left_s + low + (high - low) * self._rng.random()
+            agent.after(takes, self._succeeded, (generation, local_rank))
+
+    def _succeeded(self, which: tuple[int, int]) -> None:
+        generation, local_rank = which
+        if generation != self.generation or local_rank not in self.running:
+            return
+        self.running.remove(local_rank)
+        if not self.running and not self._stopping:
+            self.done_generation = generation
+            self._agent.world.note(self._agent, f"workers of generation {generation} are done")
+        self._agent.happens(WorkerExited(generation, local_rank, failed=False))
+
+    def fail(self, which: tuple[int, bool, bool]) -> None:
+        """Let one worker of a generation fail, or all of them hang."""
+        generation, retryable, hangs = which
+        if generation != self.generation or not self.running or self._stopping:
+            return
+        agent = self._agent
+        local_rank = self.running[0]
+        what = "hang" if hangs else "fail"
+        agent.world.note(agent, f"workers {what} (retryable: {retryable})")
+        agent.failure = Failure(
+            node=agent.node,
+            host=agent.host,
+            rank=local_rank,
+            exitcode=1,
+            summary=f"a worker of {agent.node} failed",
+            sudden=self._rng.random() < 0.3,
+            retryable=retryable,
+        )
+        agent.world.worker_failed(agent, generation)
+        if hangs:
+            agent.happens(WorkersUnhealthy(generation, "no progress", retryable=retryable))
+            return
+        self.running.remove(local_rank)
+        agent.happens(WorkerExited(generation, local_rank, failed=True, retryable=retryable))
+
+    def stop(self, generation: int) -> None:
+        """Bring them down, which takes a while."""
+        self._stopping = True
+        takes = self._takes(STOP_S, SLOW_STOP_S) if self.running else STOP_S[0]
+        self._agent.after(takes, self._stopped, generation)
+
+    def kill(self, generation: int) -> None:
+        """Bring them down at once."""
+        self._agent.after(STOP_S[0], self._stopped, generation)
+
+    def _stopped(self, generation: int) -> None:
+        if generation != self.generation or not self.there:
+            return  # They were killed before their time was over.
+        self.there = False
+        self.running = []
+        self._agent.happens(WorkersStopped(generation, 0))
+
+    def vanish(self) -> None:
+        """Be gone, as after the agent's own end."""
+        self.there = False
+        self.running = []
+        self.generation = -2
+
+    def _takes(self, usual: tuple[float, float], slow: tuple[float, float]) -> float:
+        low, high = slow if self._rng.random() < SLOW_SHARE else usual
+        return low + (high - low) * self._rng.random()
+
 
 TICK = Tick()
 
@@ -135,17 +254,17 @@ class Agent(Process):
             self.link_failed("connection reset")
             return
         self.link = link
-        self._member(LinkOpened())
+        self._member(Connected())
 
     def link_failed(self, why: str) -> None:
         """Take note that there will be no link."""
-        self._member(LinkClosed(why))
+        self._member(Disconnected(why))
 
     def link_lost(self, link: Link) -> None:
         """Take note that the other side closed a link."""
         if self.link is link:
             self.link = None
-            self._member(LinkClosed("connection reset"))
+            self._member(Disconnected("connection reset"))
 
     def signalled(self, signum: int) -> None:
         """Get a signal that asks to end."""
@@ -161,12 +280,12 @@ class Agent(Process):
 
     # The two machines.
 
-    def _member(self, event: LinkOpened | LinkClosed | Said | Rejoined) -> None:
+    def _member(self, event: Connected | Disconnected | StatusChanged | Rejoined) -> None:
         now = self.clock
         effects = self.membership.handle(now, event)
         if effects:
             self._perform(effects)
-        if self.alive and type(event) is LinkClosed:  # All else only puts its deadlines off.
+        if self.alive and type(event) is Disconnected:  # All else only puts its deadlines off.
             self.arm(self.membership.next_deadline(now))
 
     def _perform(self, effects: list[MembershipEffect]) -> None:
@@ -174,30 +293,30 @@ class Agent(Process):
             kind = type(effect)
             if kind is Send:
                 self._send(effect.message)  # type: ignore[union-attr]
-            elif isinstance(effect, Tell):
+            elif isinstance(effect, DeliverView):
                 view = effect.view
                 self.world.told(self, view)
                 self.told = view
-                self.happens(Told(view))
-            elif isinstance(effect, OpenLink):
+                self.happens(ViewReceived(view))
+            elif isinstance(effect, Connect):
                 self._open()
-            elif isinstance(effect, DropLink):
+            elif isinstance(effect, Disconnect):
                 self.world.note(self, "drops its link: {0.why}", effect)
                 self._drop()
             elif isinstance(effect, GiveUp):
                 self.world.note(self, "has waited {0.away_s:.1f} s for a coordinator", effect)
-                self.happens(LeftAlone(effect.why))
+                self.happens(CoordinatorLost(effect.why))
             if not self.alive:
                 return
 
     # The link.
 
-    def teller(self, _view: View) -> Teller:
+    def teller(self, _view: View) -> Decider:
         """Return whose word a view is that was just told."""
         assert self.link is not None
         return self.link.coordinator
 
-    def _send(self, message: Status | Beat) -> None:
+    def _send(self, message: Status | Heartbeat) -> None:
         if self.link is not None:
             self.world.network.send_up(self.link, message)
 
@@ -221,7 +340,7 @@ class Agent(Process):
 
     def _do(self, effect: Effect) -> None:
         world = self.world
-        if isinstance(effect, Say):
+        if isinstance(effect, ReportStatus):
             self._member(self._in_words(effect))
         elif isinstance(effect, StartWorkers):
             self.failure = None
@@ -242,12 +361,12 @@ class Agent(Process):
             world.note(self, "ends: {0.value}", effect.outcome)
             self._depart()
 
-    def _in_words(self, effect: Say) -> Said:
+    def _in_words(self, effect: ReportStatus) -> StatusChanged:
         """Return what is said, with the failure and, once all workers are gone, its report."""
-        if effect.phase is not Phase.FAILED:
-            return Said(effect.phase, effect.generation)
+        if effect.phase is not NodePhase.FAILED:
+            return StatusChanged(effect.phase, effect.generation)
         report = b"" if self.workers.there else f"report of {self.node}".encode()
-        return Said(effect.phase, effect.generation, self.failure, report)
+        return StatusChanged(effect.phase, effect.generation, self.failure, report)
 
     def _depart(self) -> None:
         """End of its own accord."""

@@ -1,4 +1,4 @@
-"""A simulated coordinator process: `core.hosting` and the links to it.
+"""A simulated coordinator process: `core.coordinator` and the links to it.
 
 The one thing to know: whatever decides is the code that production runs. Here is only what its
 server does besides, which is to keep the newest link of each incarnation.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.news import Beat, Status, View
+from holdfast.core.protocol import Heartbeat, Status, View
 from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.process import Process
 
 if TYPE_CHECKING:
     from random import Random
 
-    from holdfast.core.job import Job
-    from holdfast.core.news import Ack
+    from holdfast.core.protocol import Ack
+    from holdfast.core.rounds import Job
     from holdfast.testing.sim.ledger import JobTruth
     from holdfast.testing.sim.network import Link
     from holdfast.testing.sim.world import World
@@ -42,7 +42,7 @@ class Coordinator(Process):
         )
         world.note(self, "is there")
 
-    def receive(self, parcel: tuple[Link, Status | Beat]) -> None:
+    def receive(self, parcel: tuple[Link, Status | Heartbeat]) -> None:
         """Take in a message, or refuse it with the whole link if this process is gone."""
         link, message = parcel
         if not self.alive:
@@ -54,7 +54,7 @@ class Coordinator(Process):
         world = self.world
         world.steps += 1
         now = self.offset + world.now * self.rate
-        if type(message) is Beat:
+        if type(message) is Heartbeat:
             peer = (message.run_id, message.node, message.incarnation)
             answers = self.hosting.received(now, message, "")
             if self.links.get(peer) is link and len(answers) == 1:

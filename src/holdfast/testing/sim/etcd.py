@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from holdfast.core.etcd_calls import (
+from holdfast.core.etcd.calls import (
     Answer,
     Change,
     Compare,
@@ -27,11 +27,11 @@ from holdfast.core.etcd_calls import (
     KeyValue,
     Op,
     Problem,
+    ProblemKind,
     Put,
     Request,
     Revoke,
     Revoked,
-    Trouble,
     Txn,
     TxnDone,
 )
@@ -52,15 +52,15 @@ REQUEST_BYTES_MAX = 1_572_864
 HISTORY_REVISIONS_MAX = 200_000  # After so many, the older half is compacted.
 ALL_AFTER = b"\0"  # As the end of a range.
 
-LEASE_NOT_FOUND = Problem(Trouble.LEASE_GONE, "requested lease not found")
-NO_SPACE = Problem(Trouble.NO_SPACE, "database space exceeded")
-COMPACTED = Problem(Trouble.COMPACTED, "required revision has been compacted")
-FUTURE = Problem(Trouble.REFUSED, "required revision is a future revision")
-EMPTY_KEY = Problem(Trouble.REFUSED, "key is not provided")
-DUPLICATE_KEY = Problem(Trouble.REFUSED, "duplicate key given in txn request")
-TOO_MANY_OPS = Problem(Trouble.REFUSED, "too many operations in txn request")
-TOO_LARGE = Problem(Trouble.REFUSED, "request is too large")
-TTL_TOO_LARGE = Problem(Trouble.REFUSED, "too large lease TTL")
+LEASE_NOT_FOUND = Problem(ProblemKind.LEASE_GONE, "requested lease not found")
+NO_SPACE = Problem(ProblemKind.NO_SPACE, "database space exceeded")
+COMPACTED = Problem(ProblemKind.COMPACTED, "required revision has been compacted")
+FUTURE = Problem(ProblemKind.REFUSED, "required revision is a future revision")
+EMPTY_KEY = Problem(ProblemKind.REFUSED, "key is not provided")
+DUPLICATE_KEY = Problem(ProblemKind.REFUSED, "duplicate key given in txn request")
+TOO_MANY_OPS = Problem(ProblemKind.REFUSED, "too many operations in txn request")
+TOO_LARGE = Problem(ProblemKind.REFUSED, "request is too large")
+TTL_TOO_LARGE = Problem(ProblemKind.REFUSED, "too large lease TTL")
 
 
 class Load:

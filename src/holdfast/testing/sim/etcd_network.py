@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holdfast.core.etcd_calls import Answer, Change, Grant, Problem, Request, Trouble
+from holdfast.core.etcd.calls import Answer, Change, Grant, Problem, ProblemKind, Request
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,9 +32,9 @@ LEASE_LOOK_S = 0.5  # How often etcd looks which leases are over.
 HELD_CHANGES_MAX = 256  # Of one watch, while its agent cannot be reached; then it ends.
 NEVER = float("inf")
 
-TIMED_OUT = Problem(Trouble.UNREACHABLE, "timed out")
-NOT_THERE = Problem(Trouble.UNREACHABLE, "connection refused")
-RESET = Problem(Trouble.UNREACHABLE, "connection reset")
+TIMED_OUT = Problem(ProblemKind.UNREACHABLE, "timed out")
+NOT_THERE = Problem(ProblemKind.UNREACHABLE, "connection refused")
+RESET = Problem(ProblemKind.UNREACHABLE, "connection reset")
 
 
 class EtcdAgent(Protocol):

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from holdfast.core.job import JobPhase
+from holdfast.core.rounds import JobPhase
 
 if TYPE_CHECKING:
-    from holdfast.core.job import Job
-    from holdfast.core.news import JobSettings, NodeInfo, Status
+    from holdfast.core.protocol import JobSettings, NodeInfo, Status
+    from holdfast.core.rounds import Job
     from holdfast.testing.sim.agent import Agent
 
 
-class Teller(Protocol):
+class Decider(Protocol):
     """Whoever decides about a job and tells its nodes, over one life."""
 
     number: int
@@ -56,7 +56,7 @@ class RoundTruth:
         self.world_size = sum(info.local_world_size for info in members)
 
 
-class Seen:
+class JobSnapshot:
     """A job as it stood after a decision."""
 
     __slots__ = (
@@ -101,14 +101,14 @@ class Decision:
     __slots__ = ("adopted", "after", "before", "coordinator", "job", "status", "truth")
 
     def __init__(
-        self, coordinator: Teller, job: Job, status: Status | None, before: Seen | None
+        self, coordinator: Decider, job: Job, status: Status | None, before: JobSnapshot | None
     ) -> None:
         self.coordinator = coordinator
         self.job = job
         self.status = status
         """What a node said, or None where time brought it about."""
         self.before = before
-        self.after = Seen(job)
+        self.after = JobSnapshot(job)
         self.truth: RoundTruth | None = None
         """The active round."""
         self.adopted = False
@@ -122,9 +122,9 @@ class Ledger:
         self.agent_of: dict[int, Agent] = {}
         """By incarnation."""
         self.rounds: dict[tuple[int, str, int, int], RoundTruth] = {}
-        self._seen: dict[tuple[int, str], Seen] = {}
+        self._seen: dict[tuple[int, str], JobSnapshot] = {}
 
-    def decide(self, coordinator: Teller, job: Job, status: Status | None) -> Decision | None:
+    def decide(self, coordinator: Decider, job: Job, status: Status | None) -> Decision | None:
         """Write a decision down, if it was one."""
         key = (coordinator.number, job.run_id)
         before = self._seen.get(key)
@@ -137,7 +137,7 @@ class Ledger:
         return decision
 
     def round_of(
-        self, coordinator: Teller, run_id: str, round_term: int, number: int
+        self, coordinator: Decider, run_id: str, round_term: int, number: int
     ) -> RoundTruth | None:
         """Return the round that a coordinator means by these numbers."""
         return self.rounds.get((coordinator.number, run_id, round_term, number))

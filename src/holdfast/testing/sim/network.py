@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.testing.sim.etcd_place import EtcdPlace
+from holdfast.testing.sim.etcd_driver import EtcdPlace
 
 if TYPE_CHECKING:
     from random import Random
 
-    from holdfast.core.news import Ack, Beat, Status, View
+    from holdfast.core.protocol import Ack, Heartbeat, Status, View
     from holdfast.testing.sim.agent import Agent
     from holdfast.testing.sim.coordinator import Coordinator
     from holdfast.testing.sim.world import World
@@ -25,7 +25,7 @@ CONNECT_TIMEOUT_S = 3.0
 HELD_MESSAGES_MAX = 64  # Of one link, in each direction, while it is cut.
 
 
-class Weather:
+class NetworkConditions:
     """What the network does to messages at the moment."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Link:
         self.coordinator = coordinator
         self.up_at = 0.0  # When the last message to the coordinator arrives; and to the agent.
         self.down_at = 0.0
-        self.held: list[tuple[bool, Status | Beat | Ack | View]] = []
+        self.held: list[tuple[bool, Status | Heartbeat | Ack | View]] = []
         self.peers: list[tuple[str, str, int]] = []
 
 
@@ -65,14 +65,14 @@ class Network:
 
     def __init__(self, world: World, rng: Random) -> None:
         self.world = world
-        self.weather = Weather()
+        self.weather = NetworkConditions()
         self._rng = rng
         self._random = rng.random
         self._links = 0
 
     # Messages.
 
-    def send_up(self, link: Link, message: Status | Beat) -> None:
+    def send_up(self, link: Link, message: Status | Heartbeat) -> None:
         """Send from the agent to its coordinator."""
         if link.agent.cut_out:
             self._hold(link, message, up=True)
@@ -105,7 +105,7 @@ class Network:
         world.schedule(at, link.agent.receive, (link, message))
 
     def _send_in_rough(
-        self, link: Link, message: Status | Beat | Ack | View, at: float, *, up: bool
+        self, link: Link, message: Status | Heartbeat | Ack | View, at: float, *, up: bool
     ) -> None:
         weather, draw = self.weather, self._random
         chance = draw()
@@ -125,7 +125,7 @@ class Network:
             to = link.coordinator.receive if up else link.agent.receive
             self.world.schedule(arrives, to, (link, message))
 
-    def _hold(self, link: Link, message: Status | Beat | Ack | View, *, up: bool) -> None:
+    def _hold(self, link: Link, message: Status | Heartbeat | Ack | View, *, up: bool) -> None:
         if len(link.held) < HELD_MESSAGES_MAX and self._random() < 0.5:
             link.held.append((up, message))
 

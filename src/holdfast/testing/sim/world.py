@@ -1,4 +1,4 @@
-"""One simulated run: the queue of what happens next, everybody in it, and who watches.
+"""One simulated run: the queue of what happens next, everybody in it, who watches, and its log.
 
 Everything that is drawn comes from generators seeded with the run's own seed, and nothing depends
 on the order of a hash or on a clock: the same arguments give the same run, step by step, on any
@@ -7,49 +7,92 @@ machine. `digest` is a number made of when each thing happened, to compare two r
 
 from __future__ import annotations
 
+from collections import deque
 from heapq import heappop, heappush
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.etcd_session import EtcdSession
-from holdfast.core.facts import Fact
-from holdfast.core.hosting import Hosting
-from holdfast.core.membership import Membership, Times
-from holdfast.core.news import JobSettings, Role
+from holdfast.core.coordinated_supervision import CoordinatedSupervision
+from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.protocol import JobSettings, NodeRole
 from holdfast.core.rounds import Rounds
-from holdfast.core.teamwork import Teamwork
-from holdfast.testing.sim.chaos import Chaos
-from holdfast.testing.sim.checking import HOOKS, Checker
-from holdfast.testing.sim.coordinator import Coordinator
-from holdfast.testing.sim.etcd_place import EtcdPlace
-from holdfast.testing.sim.job_checkers import (
+from holdfast.core.session import Session, SessionTimeouts
+from holdfast.core.values import Value
+from holdfast.testing.sim.checkers import (
+    HOOKS,
     BudgetKept,
+    Checker,
     ClosedIsFinal,
     FencedStaysOut,
-    OneGenerationPerNode,
-)
-from holdfast.testing.sim.ledger import JobTruth, Ledger
-from holdfast.testing.sim.network import Network
-from holdfast.testing.sim.progress_checkers import JobEnds, NoNeedlessRestart, RoundForms
-from holdfast.testing.sim.round_checkers import (
     GenerationGrows,
+    JobEnds,
+    NoNeedlessRestart,
+    OneGenerationPerNode,
     OneRound,
     RankOnce,
     RanksStable,
+    RoundForms,
     SameRound,
     SizeInBounds,
 )
-from holdfast.testing.sim.story import Shown, Story
+from holdfast.testing.sim.coordinator import Coordinator
+from holdfast.testing.sim.etcd_driver import EtcdPlace
+from holdfast.testing.sim.faults import FaultInjector
+from holdfast.testing.sim.ledger import JobTruth, Ledger
+from holdfast.testing.sim.network import Network
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from holdfast.core.job import Job
-    from holdfast.core.news import Status, View
+    from holdfast.core.protocol import Status, View
+    from holdfast.core.rounds import Job
     from holdfast.core.supervision import StopWorkers
     from holdfast.testing.sim.agent import Agent
-    from holdfast.testing.sim.ledger import RoundTruth, Teller
-    from holdfast.testing.sim.profiles import Profile
+    from holdfast.testing.sim.faults import Profile
+    from holdfast.testing.sim.ledger import Decider, RoundTruth
+
+
+LOG_LINES_MAX = 1_000
+
+
+class RunLog:
+    """The last lines of a run, or all of them."""
+
+    def __init__(self, *, lines_max: int | None = LOG_LINES_MAX) -> None:
+        self._lines: deque[tuple[float, object, str, object]] = deque(maxlen=lines_max)
+
+    def note(self, now: float, who: object, what: str, about: object = None) -> None:
+        """Write down what somebody did; `about` is put where `what` has `{0}`."""
+        self._lines.append((now, who, what, about))
+
+    def lines(self) -> Iterator[str]:
+        """Return what happened, line by line."""
+        for now, who, what, about in self._lines:
+            text = what.format(about) if about is not None else what
+            yield f"{now:10.4f} s  {who!s:<16}  {text}"
+
+
+class ViewText:
+    """A view, in the words of a story."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def __format__(self, _spec: str) -> str:
+        view = self._view
+        what = f"is told: {view.role.value}"
+        if view.role is NodeRole.MEMBER:
+            what += f" of round {view.round_term}.{view.round}, rank {view.rank} of {view.size}"
+        if view.outcome is not None:
+            what += f", {view.outcome.value}{' (final)' if view.final else ''}"
+        return (
+            f"{what}, generation {view.generation}, restarts {view.restarts}"
+            f" [{view.term}.{view.revision}] {view.why}"
+        )
+
 
 SETTLED_S = 30.0  # So long after the last fault all must run again.
 OVER_S = 40.0  # So long after the last step of the work all must have ended.
@@ -84,13 +127,13 @@ def seeded(seed: int | str) -> Random:
     return Random(seed)  # noqa: S311 (which is the point)
 
 
-class Rules(Fact):
+class Rules(Value):
     """The machines under test; a test puts broken ones in their place."""
 
-    hosting: type[Hosting] = Hosting
+    hosting: type[CoordinatorMachine] = CoordinatorMachine
     rounds: type[Rounds] = Rounds
-    membership: type[Membership] = Membership
-    teamwork: type[Teamwork] = Teamwork
+    membership: type[Session] = Session
+    teamwork: type[CoordinatedSupervision] = CoordinatedSupervision
     session: type[EtcdSession] = EtcdSession
 
 
@@ -105,7 +148,7 @@ class World:
         seconds: float,
         profile: Profile,
         rules: Rules,
-        story: Story,
+        story: RunLog,
         checkers: Sequence[type[Checker]] = CHECKERS,
         on_etcd: bool = False,
     ) -> None:
@@ -114,7 +157,7 @@ class World:
         self.steps = 0
         self.digest = seed
         self.rules = rules
-        self.times = Times(away_s=30.0)
+        self.times = SessionTimeouts(away_s=30.0)
         self.story = story
         self.ledger = Ledger()
         self.jobs: dict[str, JobTruth] = {}
@@ -129,7 +172,7 @@ class World:
         self._rng = seeded(f"{seed}/{profile.name}/world")
         self.network = Network(self, seeded(f"{seed}/{profile.name}/network"))
         chaos_rng = seeded(f"{seed}/{profile.name}/chaos")
-        self.chaos = Chaos(self, profile, chaos_rng, self.chaos_until_s)
+        self.chaos = FaultInjector(self, profile, chaos_rng, self.chaos_until_s)
         self._watch([checker(self) for checker in checkers])
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
@@ -286,7 +329,7 @@ class World:
         teller = agent.teller(view)
         return self.ledger.round_of(teller, view.run_id, view.round_term, view.round)
 
-    def decided(self, coordinator: Teller, job: Job | None, status: Status | None) -> None:
+    def decided(self, coordinator: Decider, job: Job | None, status: Status | None) -> None:
         """Write down what became of a job, if anything."""
         if job is None:
             return
@@ -296,17 +339,17 @@ class World:
             for hook in self._hooks["decided"]:
                 hook(decision)
 
-    def made(self, coordinator: Teller, view: View) -> None:
+    def made(self, coordinator: Decider, view: View) -> None:
         """Show a view to the checkers as it is sent."""
         for hook in self._hooks["made"]:
             hook(coordinator, view)
 
     def told(self, agent: Agent, view: View) -> None:
         """Show a view to the checkers as it is accepted."""
-        self.note(agent, "{0}", Shown(view))
+        self.note(agent, "{0}", ViewText(view))
         for hook in self._hooks["told"]:
             hook(agent, view)
-        if view.role is Role.MEMBER:
+        if view.role is NodeRole.MEMBER:
             agent.round = self.round_meant(agent, view)
 
     def starts(self, agent: Agent, generation: int) -> None:

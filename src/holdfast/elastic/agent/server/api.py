@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.agent.elastic_agent import ElasticAgent
-from holdfast.agent.simple import SimpleElasticAgent
-from holdfast.agent.workers import (
+from holdfast.agent.agent import ElasticAgent, SimpleElasticAgent
+from holdfast.agent.spec import (
     DEFAULT_ROLE,
     RunResult,
     Worker,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.agent.companions import HEALTH_PORT_ENV as TORCHELASTIC_HEALTH_CHECK_PORT
-from holdfast.agent.local import UNINTERRUPTIBLE_ENV as TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT
-from holdfast.agent.local import LocalElasticAgent
+from holdfast.agent.local_agent import (
+    UNINTERRUPTIBLE_ENV as TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
+)
+from holdfast.agent.local_agent import LocalElasticAgent
+from holdfast.agent.side_services import HEALTH_PORT_ENV as TORCHELASTIC_HEALTH_CHECK_PORT
 from holdfast.agent.watchdogs import ENABLE_ENV as TORCHELASTIC_ENABLE_FILE_TIMER
 from holdfast.agent.watchdogs import FILE_ENV as TORCHELASTIC_TIMER_FILE
 

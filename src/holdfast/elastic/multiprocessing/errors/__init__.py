@@ -6,7 +6,7 @@ from holdfast.elastic.multiprocessing.errors import (  # noqa: F401 (also reache
     error_handler,
     handlers,
 )
-from holdfast.processes.failures import ChildFailedError, ProcessFailure
-from holdfast.processes.recording import ErrorHandler, get_error_handler, record
+from holdfast.processes.failures.error_file import ErrorHandler, get_error_handler, record
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.processes.recording import ErrorHandler
+from holdfast.processes.failures.error_file import ErrorHandler
 
 __all__ = ["ErrorHandler"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.processes.recording import get_error_handler
+from holdfast.processes.failures.error_file import get_error_handler
 
 __all__ = ["get_error_handler"]

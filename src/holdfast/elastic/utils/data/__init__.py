@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from holdfast.scripting import __getattr__  # noqa: F401 (finds the sampler)
-from holdfast.scripting.cycling_iterator import CyclingIterator
+from holdfast.elastic._impl.data import __getattr__  # noqa: F401 (finds the sampler)
+from holdfast.elastic._impl.scripts import CyclingIterator
 
 __all__ = ["CyclingIterator"]

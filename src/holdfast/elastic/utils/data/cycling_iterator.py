@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.scripting.cycling_iterator import CyclingIterator
+from holdfast.elastic._impl.scripts import CyclingIterator
 
 __all__ = ["CyclingIterator"]

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.scripting.elastic_sampler import ElasticDistributedSampler
+from holdfast.elastic._impl.elastic_sampler import ElasticDistributedSampler
 
 __all__ = ["ElasticDistributedSampler"]

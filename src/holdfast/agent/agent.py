@@ -1,0 +1,411 @@
+"""The agent without processes: it drives `core.supervision` and leaves the work to hooks.
+
+`ElasticAgent` is the interface that launchers use. `SimpleElasticAgent` is TorchElastic's class to
+derive from: a subclass says how workers are started, stopped and monitored, and the rest is here.
+It polls its workers every `monitor_interval`; `LocalElasticAgent` gets events instead.
+
+One run, spelled out: every fact is given to the machine as an event, every effect the machine
+returns is performed here in order, and its outcome comes back as an event.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+
+from holdfast import console
+from holdfast.agent import notices, rank_exchange
+from holdfast.agent.event_methods import EventMethods
+from holdfast.agent.spec import (
+    DEFAULT_ROLE,
+    RunResult,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+    place_workers,
+)
+from holdfast.core import supervision
+from holdfast.core.supervision import Outcome, State, StopReason, Supervision
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
+from holdfast.errors import InternalError
+from holdfast.observe.lifecycle import LifecycleReporter
+from holdfast.processes.poll import wait_for
+from holdfast.processes.signals import (
+    DEFAULT_SIGNALS,
+    SIGNALS_ENV,
+    SignalException,
+    SignalWatch,
+    in_words,
+    parse_signals,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from holdfast.agent.coordinated_job import CoordinatedJob
+    from holdfast.observe.lifecycle import Observers
+    from holdfast.processes.failures.failure import ProcessFailure
+
+
+class ElasticAgent(ABC):
+    """Runs the workers of one node to their end."""
+
+    @abstractmethod
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they are done; raise if that cannot be."""
+
+    @abstractmethod
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """Return the workers. The agent goes on changing what is returned."""
+
+
+STORY_STEPS_SHOWN = 20
+
+
+class SimpleElasticAgent(EventMethods, ElasticAgent):
+    """An agent of one group of workers; derive from it to say what a worker is."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        exit_barrier_timeout: float = EXIT_BARRIER_S,
+        shutdown_timeout: float = SHUTDOWN_S,
+    ) -> None:
+        self._worker_group = WorkerGroup(spec)
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._shutdown_timeout = shutdown_timeout
+        self._total_execution_time = 0
+        self._signals = SignalWatch(())
+        self._signals_to_handle: str | None = None
+        self._round = 0
+        self._reporter = LifecycleReporter(self)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Forget the last run, so that there can be another."""
+        spec = self._worker_group.spec
+        kind = Supervision
+        if self._is_told():
+            from holdfast.core.coordinated_supervision import CoordinatedSupervision
+
+            kind = CoordinatedSupervision
+        self._machine = kind(local_world_size=spec.local_world_size, max_restarts=spec.max_restarts)
+        self._team: CoordinatedJob | None = None
+        self._abandoned = False
+        self._is_down = False
+        self._result = RunResult(WorkerState.INIT)
+        self._finished: supervision.Finish | None = None
+
+    # What a subclass says.
+
+    @abstractmethod
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        """Start every worker; return their ids by local rank."""
+
+    @abstractmethod
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        """Stop every worker, and return when they are gone."""
+
+    @abstractmethod
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        """Look at the workers, without waiting: healthy, succeeded, failed or unhealthy."""
+
+    @abstractmethod
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
+    ) -> None:
+        """Stop every worker by this signal, and release what the agent holds."""
+
+    # The public interface.
+
+    def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
+        """Return the one group there is, whatever the role."""
+        del role
+        return self._worker_group
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers until they succeeded or failed for good.
+
+        Raises `SignalException` if a signal ended the run. Whatever happens, the workers are
+        gone when this returns or raises. May be called again, with the whole budget of restarts.
+        """
+        begin = time.monotonic()
+        self._begin_anew()
+        death_sig = signal.SIGTERM
+        try:
+            with self._reporter, self._watch_signals():
+                self._reporter.began()
+                try:
+                    return self._reporter.ended(self._invoke_run(role))
+                except BaseException as problem:
+                    self._abandoned = True
+                    self._reporter.failed(problem)
+                    if isinstance(problem, SignalException):
+                        death_sig = problem.sigval
+                    raise
+                finally:
+                    if not self._is_down:
+                        self._shut_down(death_sig)
+        finally:
+            self._total_execution_time = int(time.monotonic() - begin)
+
+    @property
+    def machine(self) -> Supervision:
+        """What decides about the workers; to look at, not to change."""
+        return self._machine
+
+    @property
+    def observers(self) -> Observers:
+        """Those who are told of the moments of a run."""
+        return self._reporter.observers
+
+    @property
+    def restart_count(self) -> int:
+        """How many restarts were charged so far."""
+        return self._machine.restart_count
+
+    @property
+    def _remaining_restarts(self) -> int:
+        return self._machine.budget.left
+
+    def _watch_signals(self) -> SignalWatch:
+        names = self._signals_to_handle
+        if names is None:
+            names = os.environ.get(SIGNALS_ENV, DEFAULT_SIGNALS)
+        self._signals = SignalWatch(parse_signals(names))
+        return self._signals
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        del role
+        if self._is_told():
+            self._team = self._join_job()
+        self._dispatch([supervision.Begun()])
+        while self._finished is None:
+            self._wait_for_change()
+            self._take_signals()
+            if self._team is not None:
+                self._dispatch(self._team.events(time.monotonic()))
+            if self._machine.state is State.RUNNING:
+                self._dispatch(self._observe())
+            if self._machine.state is State.RUNNING and self._asks_for_nodes():
+                waiting = self._nodes_waiting()
+                if waiting > 0:
+                    self._dispatch([supervision.NodesWaiting(waiting)])
+        return self._conclude(self._finished)
+
+    def _conclude(self, finish: supervision.Finish) -> RunResult:
+        group = self._worker_group
+        if finish.outcome is Outcome.SIGNALLED:
+            sigval = signal.Signals(finish.signum)
+            raise SignalException(f"agent {os.getpid()} was ended by {in_words(sigval)}", sigval)
+        if self._team is not None:
+            problem = self._team.error(finish.outcome)
+            if problem is not None:
+                raise problem
+            if finish.outcome is Outcome.FAILED:
+                failures = self._team.failures(self._result.failures)
+                self._result = RunResult(WorkerState.FAILED, {}, failures)
+        failed = finish.outcome is Outcome.FAILED
+        group.state = WorkerState.FAILED if failed else WorkerState.SUCCEEDED
+        return RunResult(group.state, self._result.return_values, self._result.failures)
+
+    # Events into the machine, effects out of it.
+
+    def _dispatch(self, events: Iterable[supervision.Event]) -> None:
+        pending = deque(events)
+        while pending:
+            for effect in self._decide(pending.popleft()):
+                outcome = self._perform(effect)
+                if outcome is not None:
+                    pending.append(outcome)
+
+    def _decide(self, event: supervision.Event) -> list[supervision.Effect]:
+        try:
+            effects = self._machine.handle(time.monotonic(), event)
+            self._machine.check()
+        except (supervision.InvalidEvent, AssertionError) as problem:
+            for step in [*self._machine.story][-STORY_STEPS_SHOWN:]:
+                console.error(f"while {step.state.value}: {step.event} -> {list(step.effects)}")
+            raise InternalError(f"the supervision of the workers went wrong: {problem}") from None
+        return effects
+
+    def _perform(self, effect: supervision.Effect) -> supervision.Event | None:
+        match effect:
+            case supervision.JoinRound():
+                return self._join_round()
+            case supervision.StartWorkers(generation):
+                if self._team is not None:
+                    self._team.take_seat()
+                    self._reporter.met()
+                    self._reporter.ranked()
+                self._start_generation()
+                return supervision.WorkersStarted(generation)
+            case supervision.StopWorkers(generation, reason, signum):
+                console.info(f"stopping generation {generation}: {reason.value}")
+                self._reporter.stopping(generation, reason.value)
+                unkillable = self._stop_generation(reason, signum)
+                self._worker_group.state = WorkerState.STOPPED
+                self._reporter.stopped(generation)
+                return supervision.WorkersStopped(generation, unkillable)
+            case supervision.KillWorkers():
+                self._kill_workers()
+            case supervision.EnterBarrier():
+                self._exit_barrier()
+                return supervision.BarrierEnded()
+            case supervision.Finish():
+                self._finished = effect
+            case _:
+                assert self._team is not None
+                self._team.perform(effect)
+        return None
+
+    def _take_signals(self) -> None:
+        # One by one: acting on the first may take long, and the next must be seen meanwhile.
+        while (one := self._signals.take()) is not None:
+            console.warning(notices.of_signal(self._machine, one, self._shutdown_timeout))
+            self._dispatch([supervision.SignalReceived(one)])
+
+    def _join_round(self) -> supervision.Event:
+        if self._machine.generation >= 0:
+            notices.tell_restart(self._machine, self._result.failures)
+        while True:
+            try:
+                self._rendezvous(self._worker_group)
+                break
+            except rank_exchange.RoundBroken:
+                console.info("a node went away before the round began: joining again")
+            except Exception as problem:
+                self._reporter.met(problem)
+                raise
+        group = self._worker_group
+        assert group.group_rank is not None
+        assert group.group_world_size is not None
+        joined = supervision.RoundJoined(self._round, group.group_rank, group.group_world_size)
+        self._round += 1
+        return joined
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        """Take part in the next round, and learn the ranks of this node's workers."""
+        spec = worker_group.spec
+        with self._signals.raising():  # A handler may wait for long, in code that is not ours.
+            info = spec.rdzv_handler.next_rendezvous()
+            worker_group.store = info.store
+            worker_group.group_rank = info.rank
+            worker_group.group_world_size = info.world_size
+            self._reporter.met()
+            meeting_point = info.bootstrap_store_info
+            worker_group.master_addr = spec.master_addr or meeting_point.master_addr
+            worker_group.master_port = spec.master_port or meeting_point.master_port
+            worker_group.workers = self._assign_worker_ranks(
+                info.store, info.rank, info.world_size, spec
+            )
+
+    def _assign_worker_ranks(
+        self, store: object, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        begun = time.monotonic()
+        ranks = rank_exchange.node_ranks(
+            store, group_rank, group_world_size, spec, lambda: self._nodes_waiting() > 0
+        )
+        self._reporter.ranked(time.monotonic() - begun)
+        return place_workers(
+            spec.local_world_size,
+            ranks.first_rank,
+            ranks.first_role_rank,
+            ranks.world_size,
+            ranks.role_world_size,
+        )
+
+    def _start_generation(self) -> None:
+        group = self._worker_group
+        begun = time.monotonic()
+        for local_rank, worker_id in self._start_workers(group).items():
+            group.workers[local_rank].id = worker_id
+        group.state = WorkerState.HEALTHY
+        self._reporter.started(begun)
+        notices.tell_start(group, self._machine.generation)
+
+    def _stop_generation(self, reason: StopReason, signum: int) -> int:
+        """Stop what is left; return how many processes cannot be killed."""
+        if reason is StopReason.SIGNAL:
+            self._shut_down(signal.Signals(signum))
+        elif reason is not StopReason.SUCCEEDED:
+            self._stop_workers(self._worker_group)
+        return 0
+
+    def _shut_down(self, death_sig: signal.Signals) -> None:
+        self._shutdown(death_sig, timeout=self._shutdown_timeout)
+        self._is_down = True
+
+    def _kill_workers(self) -> None:
+        """Hasten a stop that is under way; nothing a hook that blocks could be told."""
+
+    def _exit_barrier(self) -> None:
+        with self._signals.raising():
+            rank_exchange.exit_barrier(self._worker_group, self._exit_barrier_timeout)
+
+    # A job that a coordinator decides about.
+
+    def _is_told(self) -> bool:
+        return getattr(self._worker_group.spec.rdzv_handler, "decides_for_all", False)
+
+    def _join_job(self) -> CoordinatedJob:
+        from holdfast.agent.coordinated_job import CoordinatedJob
+
+        handler: Any = self._worker_group.spec.rdzv_handler
+        machine: Any = self._machine
+        return CoordinatedJob(
+            handler,
+            self._worker_group,
+            machine,
+            exit_barrier_s=self._exit_barrier_timeout,
+            failures=self._failures_so_far,
+        )
+
+    def _failures_so_far(self) -> dict[int, ProcessFailure]:
+        """Return what is known of failed workers by global rank, also while others still run."""
+        return self._result.failures
+
+    # Looking at the workers.
+
+    def _wait_for_change(self) -> None:
+        """Wait for a signal, but no longer than until the next look."""
+        look_again = time.monotonic() + self._worker_group.spec.monitor_interval
+        news = [self._team.fileno()] if self._team is not None else []
+        wait_for(look_again, self._signals.fileno(), *news)
+
+    def _observe(self) -> list[supervision.Event]:
+        """Ask the hook how the workers are, and put its answer as events."""
+        group = self._worker_group
+        result = self._monitor_workers(group)
+        group.state = result.state
+        self._reporter.looked(result.state.name.lower())
+        generation = self._machine.generation
+        if result.state == WorkerState.HEALTHY:
+            return []
+        self._result = result
+        if result.state == WorkerState.SUCCEEDED:
+            return [
+                supervision.WorkerExited(generation, rank, failed=False)
+                for rank in sorted(self._machine.running)
+            ]
+        if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            return [supervision.WorkersUnhealthy(generation, result.state.name.lower())]
+        raise InternalError(
+            f"_monitor_workers returned the state {result.state.name}",
+            hint="it must be HEALTHY, SUCCEEDED, FAILED or UNHEALTHY",
+        )
+
+    def _asks_for_nodes(self) -> bool:
+        handler = self._worker_group.spec.rdzv_handler
+        # A handler that derives from another project's base class has no such property.
+        return getattr(handler, "polls_membership", True)
+
+    def _nodes_waiting(self) -> int:
+        return self._worker_group.spec.rdzv_handler.num_nodes_waiting()

@@ -1,0 +1,298 @@
+"""This node's part in a job that a coordinator (or an etcd leader) decides about.
+
+`CoordinatedJob` stands between an agent and its connection: what arrives there becomes events of
+the machine, what the machine reports is sent there, and the console says how the job goes on. It
+decides nothing itself.
+"""
+
+from __future__ import annotations
+
+import time
+
+from holdfast import console
+from holdfast.agent.spec import place_workers
+from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
+from holdfast.core import coordinated_supervision, supervision
+from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
+from holdfast.core.supervision import State
+from holdfast.processes.failures import report as remote_failures
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
+from holdfast.processes.poll import min_of
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.agent.spec import WorkerGroup
+    from holdfast.core.coordinated_supervision import CoordinatedSupervision
+    from holdfast.rendezvous.coordinator import CoordinatorHandler
+
+
+SUMMARY_CHARS_MAX = 500
+WAIT_NOTICE_AFTER_S = 2.0  # A wait longer than this is told of.
+
+
+class CoordinatedJob:
+    """The other nodes, as one agent knows them."""
+
+    def __init__(
+        self,
+        handler: CoordinatorHandler,
+        group: WorkerGroup,
+        machine: CoordinatedSupervision,
+        *,
+        exit_barrier_s: float,
+        failures: Callable[[], dict[int, ProcessFailure]],
+    ) -> None:
+        spec = group.spec
+        self._handler = handler
+        self._group = group
+        self._machine = machine
+        self._failures = failures
+        self._connection = handler.enter(
+            role=spec.role,
+            local_world_size=spec.local_world_size,
+            max_restarts=spec.max_restarts,
+        )
+        self._exit_barrier_s = exit_barrier_s
+        self._unreachable = ""
+        self._known = self._connection.view  # An agent that is run again is told where it is.
+        self._state = State.IDLE
+        self._since = time.monotonic()
+        self._told_of_wait = ""
+        self._told: View | None = None
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while there is news."""
+        return self._connection.fileno()
+
+    # What arrives.
+
+    def events(self, now: float) -> list[supervision.Event]:
+        """Take the news, and what waiting has brought."""
+        events: list[supervision.Event] = []
+        if self._known is not None:
+            events.append(coordinated_supervision.ViewReceived(self._known))
+            self._known = None
+        for news in self._connection.take():
+            match news:
+                case View():
+                    if news.role is NodeRole.MEMBER:
+                        # At once: this node may have to stop its workers first, others may not.
+                        self._handler.serve_workers(news)
+                    self._tell(now, news)
+                    events.append(coordinated_supervision.ViewReceived(news))
+                case CoordinatorLost():
+                    self._unreachable = self._handler.unreachable(news)
+                    events.append(coordinated_supervision.CoordinatorLost(news.why))
+                case JoinRefused(why):
+                    raise RendezvousConnectionError(self._refused(why))
+        # What was just told may be what was waited for; the machine has yet to take it in.
+        return events or self._waited(now)
+
+    def _waited(self, now: float) -> list[supervision.Event]:
+        state = self._machine.state
+        if state is not self._state:
+            self._state, self._since = state, now
+            self._told_of_wait = ""
+        waited = now - self._since
+        if state is State.LEAVING:
+            limit = self._barrier_limit()
+            if limit is not None and waited >= limit:
+                console.error(f"stopped waiting for the other nodes to be done (limit {limit:g} s)")
+                return [supervision.BarrierEnded()]
+            if waited >= WAIT_NOTICE_AFTER_S:
+                self._say_once(
+                    "this node's workers are done: waiting for those of the other nodes "
+                    + ("(which need this node)" if limit is None else f"(limit {limit:g} s)")
+                )
+        if state is State.JOINING and not self._stands_by():
+            if waited >= self._handler.join_timeout_s:
+                raise RendezvousTimeoutError(self._handler.too_few(self._connection))
+            if waited >= WAIT_NOTICE_AFTER_S:
+                self._tell_wait()
+        return []
+
+    def deadline(self) -> float | None:
+        """Return when `events` is due at the latest."""
+        state = self._machine.state
+        if state is not self._state:
+            return 0.0
+        limit: float | None
+        if state is State.LEAVING:
+            limit = self._barrier_limit()
+            limit = None if limit is None else self._since + limit
+        elif state is State.JOINING and not self._stands_by():
+            limit = self._since + self._handler.join_timeout_s
+        else:
+            return None
+        return limit if self._told_of_wait else min_of(limit, self._since + WAIT_NOTICE_AFTER_S)
+
+    def _barrier_limit(self) -> float | None:
+        """Return how long to wait for the others once done.
+
+        They all need the node that coordinates, and their workers the one that serves their store.
+        """
+        is_needed = self._connection.hosting or self._handler.serves_workers
+        return None if is_needed else self._exit_barrier_s
+
+    def _stands_by(self) -> bool:
+        view = self._machine.view
+        return view is not None and view.role in (NodeRole.STANDBY, NodeRole.CLOSED)
+
+    # What is said, and where the node sits.
+
+    def perform(self, effect: supervision.Effect) -> None:
+        """Do what the machine wants of the coordinator."""
+        match effect:
+            case coordinated_supervision.ReportStatus(NodePhase.FAILED, generation):
+                failure, report = self._failure()
+                problem = self._connection.problem()
+                if problem:  # Nobody else hears of it for now, and perhaps never.
+                    console.error(f"{failure.summary}; what follows is open: {problem}")
+                self._connection.say(NodePhase.FAILED, generation, failure, report)
+            case coordinated_supervision.ReportStatus(phase, generation):
+                self._connection.say(phase, generation)
+            case coordinated_supervision.Rejoin():
+                self._connection.rejoin()
+
+    def take_seat(self) -> None:
+        """Give the workers the ranks of the newest view."""
+        view, group = self._machine.view, self._group
+        assert view is not None
+        info = self._handler.info_of(view)
+        spec = group.spec
+        group.store = info.store
+        group.group_rank, group.group_world_size = view.rank, view.size
+        group.master_addr = spec.master_addr or view.master_addr
+        group.master_port = spec.master_port or view.master_port
+        group.workers = place_workers(
+            spec.local_world_size,
+            view.first_rank,
+            view.first_role_rank,
+            view.world_size,
+            view.role_world_size,
+        )
+
+    def _failure(self) -> tuple[Failure, bytes]:
+        """Return this node's first failure in short, and whole if it may be the job's last."""
+        node = self._handler.node_id
+        failures = self._failures()
+        retryable = self._machine.retryable
+        if not failures:
+            return Failure(
+                node=node, summary="the workers are not healthy", retryable=retryable
+            ), b""
+        rank, first = ChildFailedError("", failures).get_first_failure()
+        summary = f"rank {rank} (pid {first.pid} on {first.host}) failed: {first.summary()}"
+        short = Failure(
+            node=node,
+            host=first.host,
+            rank=rank,
+            pid=first.pid,
+            exitcode=first.exitcode,
+            summary=summary[:SUMMARY_CHARS_MAX],
+            sudden=first.died_suddenly(),
+            retryable=retryable,
+        )
+        last = not retryable or self._machine.budget.left == 0
+        return short, remote_failures.pack(failures) if last else b""
+
+    # How it ends.
+
+    def failures(self, local: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+        """Return the failures of the whole job as far as known: its first, then this node's."""
+        view = self._machine.view
+        failure = view.failure if view is not None else None
+        if view is None or failure is None or failure.node == self._handler.node_id:
+            return local
+        try:
+            first = remote_failures.unpack(view.report) if view.report else {}
+        except remote_failures.BadReport as problem:
+            console.warning(f"{failure.node} sent {problem}")
+            first = {}
+        if not first:
+            first[failure.rank] = ProcessFailure(
+                -1, failure.pid, failure.exitcode, "", detail=failure.summary, host=failure.host
+            )
+        for one in local.values():
+            one.consequence = True  # Of the failure elsewhere, for which all were stopped.
+            one.order += len(first)
+        return {**local, **first}
+
+    def error(self, outcome: supervision.Outcome) -> Exception | None:
+        """Return the error of a node that could not be in the job to its end, if it is one."""
+        if outcome is supervision.Outcome.COORDINATOR_LOST:
+            return RendezvousConnectionError(self._unreachable)
+        view = self._machine.view
+        refused = outcome is supervision.Outcome.REFUSED
+        if view is not None and view.role is NodeRole.CLOSED:
+            if refused or view.outcome is JobOutcome.STOPPED:
+                return RendezvousClosedError(
+                    f"the job {view.run_id!r} at {self._handler.endpoint} is over: {view.why}",
+                    hint="a new job needs another --rdzv-id",
+                )
+            return None
+        if not refused:
+            return None
+        assert view is not None
+        return RendezvousConnectionError(self._refused(view.why))
+
+    def _refused(self, why: str) -> str:
+        refused = getattr(self._handler, "refused", None)
+        return refused(why) if refused is not None else f"{self._handler.endpoint}: {why}"
+
+    # What the person is told.
+
+    def _tell(self, now: float, view: View) -> None:
+        last, self._told = self._told, view
+        known = (last.role, last.generation) if last is not None else None
+        if known == (view.role, view.generation):
+            return
+        self._told_of_wait = ""
+        if last is not None and last.role is NodeRole.STANDBY:
+            self._since = now  # It had not waited for a round before: there was one.
+        if (
+            view.role is NodeRole.MEMBER and not self._machine.signum
+        ):  # Else it leaves: no part of it.
+            restart = ""
+            if last is not None and last.role is NodeRole.MEMBER and view.restarts > last.restarts:
+                restart = f"; restart {view.restarts} of {self._group.spec.max_restarts}"
+            console.notice(
+                f"generation {view.generation}: node {view.rank} of {view.size}, round "
+                f"{view.round} ({view.why}{restart})"
+            )
+        elif view.role is NodeRole.STANDBY:
+            if last is None or last.role is not NodeRole.STANDBY:
+                console.notice("the round is full: standing by to replace a node")
+        elif view.role is NodeRole.FENCED and not self._machine.signum:
+            console.warning(f"fenced: {view.why}; stopping the workers and joining anew")
+        elif view.role is NodeRole.WAITING and last is not None and last.role is NodeRole.MEMBER:
+            console.notice(
+                f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
+                f"{view.needed} are here"
+            )
+        elif (
+            view.role is NodeRole.CLOSED and view.outcome is JobOutcome.FAILED and last is not None
+        ):
+            console.notice(f"the job failed: {view.why}")
+
+    def _tell_wait(self) -> None:
+        view = self._connection.view
+        if view is None or self._connection.problem():
+            problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
+            if not self._told_of_wait:  # It has the time in it, and changes with every look.
+                self._say_once(f"waiting: {problem}")
+            return
+        here = f"{view.present} of {view.needed} are here"
+        self._say_once(f"waiting for nodes at {self._handler.endpoint}: {here}")
+
+    def _say_once(self, text: str) -> None:
+        if text != self._told_of_wait:
+            self._told_of_wait = text
+            console.notice(text)

@@ -1,0 +1,373 @@
+"""The agent of a real node: workers are processes, and everything it needs to know arrives.
+
+It waits on two descriptors, its signals and its workers' context, and on deadlines only where
+there are any. `_monitor_workers` is there for those who call or override it; the agent itself
+does not need it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from holdfast import console
+from holdfast.agent import worker_env as environment
+from holdfast.agent.agent import SimpleElasticAgent
+from holdfast.agent.side_services import SideServices
+from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from holdfast.agent.stuck_workers import StuckWorkers
+from holdfast.core import supervision
+from holdfast.core.supervision import State, StopReason
+from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
+from holdfast.processes.keeper import client
+from holdfast.processes.keeper.client import Keeper
+from holdfast.processes.poll import min_of, wait_for
+from holdfast.processes.workers.start import start_processes
+from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    from holdfast.processes.failures.failure import ProcessFailure
+    from holdfast.processes.logs.specs import LogsSpecs
+    from holdfast.processes.workers.group import PContext
+    from holdfast.processes.zygote.client import WarmStart
+
+LAST_END_CHARS_MAX = 500
+UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+
+
+class LocalElasticAgent(SimpleElasticAgent):
+    """Runs commands or functions as the workers of this host.
+
+    `preload` names modules that are imported once, for Python workers to be forked from there.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = EXIT_BARRIER_S,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: float = SHUTDOWN_S,
+        health_check_server: object = None,
+        uninterruptible_state_timeout: float | None = None,
+        *,
+        stop_signal: signal.Signals = signal.SIGTERM,
+        capture_stderr: bool = True,
+        worker_env: Mapping[str, str] | None = None,
+        signals_to_handle: str | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        self._signals_to_handle = signals_to_handle
+        self._logs_specs = logs_specs
+        self._start_method = start_method
+        self._log_line_prefix_template = log_line_prefix_template
+        self._stop_signal = stop_signal
+        self._capture_stderr = capture_stderr
+        self._worker_env = dict(worker_env or {})
+        self._preload = tuple(preload)
+        self._warm: WarmStart | None = None
+        self._companions = SideServices(
+            spec.rdzv_handler.get_run_id(), self._reporter, health_check_server
+        )
+        self._keeper: Keeper | None = None
+        self._pcontext: PContext | None = None
+        self._previous: tuple[int, str] | None = None  # World size of the last generation, its end.
+        if uninterruptible_state_timeout is None:
+            uninterruptible_state_timeout = environment.timeout_from_environment(
+                UNINTERRUPTIBLE_ENV
+            )
+        self._stuck = StuckWorkers(max(0.0, uninterruptible_state_timeout or 0.0))
+        self._watches_by_hook = (
+            type(self)._monitor_workers is not LocalElasticAgent._monitor_workers
+        )
+
+    # The hooks.
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        spec = worker_group.spec
+        args: dict[int, tuple[Any, ...]] = {}
+        envs: dict[int, dict[str, str]] = {}
+        prefixes: dict[int, str] = {}
+        inherited = {**os.environ, **self._worker_env}
+        watchdogs = self._companions.watchdogs
+        watchdogs.begin(range(spec.local_world_size), inherited)
+        for worker in worker_group.workers:
+            rank = worker.local_rank
+            envs[rank] = self._worker_env | environment.worker_environment(
+                worker_group,
+                worker,
+                generation=self._machine.generation,
+                restart_count=self._machine.restart_count,
+                inherited=inherited,
+            )
+            envs[rank] |= watchdogs.environment(rank) | self._last_generation()
+            args[rank] = tuple(environment.substitute_local_rank(arg, rank) for arg in spec.args)
+            if self._log_line_prefix_template:
+                prefixes[rank] = environment.log_line_prefix(
+                    self._log_line_prefix_template, spec.role, worker
+                )
+        self._release_context()
+        self._stuck.forget()
+        self._await_preloads()
+        if callable(spec.entrypoint):
+            # What the user's modules do while a fork server imports them may take for ever.
+            with self._signals.raising():
+                self._pcontext = self._start_context(args, envs, prefixes)
+        else:
+            self._pcontext = self._start_context(args, envs, prefixes)
+        watchdogs.started(self._pcontext.pids(), self._pcontext.stderrs)
+        return dict(self._pcontext.pids())
+
+    def progress(self) -> list[tuple[int, int | None, float | None, str]]:
+        """Return rank, step, age of the last sign of life and section of workers that tell."""
+        workers, now = self._worker_group.workers, time.monotonic()
+        return [
+            (
+                workers[rank].global_rank,
+                said.step,
+                now - said.heartbeat_ns / 1e9 if said.heartbeat_ns else None,
+                said.sections[-1].name if said.sections else "",
+            )
+            for rank, said in self._companions.watchdogs.progress()
+        ]
+
+    def _last_generation(self) -> dict[str, str]:
+        """Return what the workers may know of the generation before theirs."""
+        if self._previous is None:
+            return {}
+        size, why = self._previous
+        view = getattr(self._machine, "view", None)  # What was told says more.
+        why = (view.why if view is not None else "") or why
+        return {PREVIOUS_WORLD_SIZE_ENV: str(size), LAST_END_ENV: why[:LAST_END_CHARS_MAX]}
+
+    def _start_context(
+        self,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        prefixes: dict[int, str],
+    ) -> PContext:
+        spec = self._worker_group.spec
+        assert spec.entrypoint is not None
+        return start_processes(
+            name=spec.role,
+            entrypoint=spec.entrypoint,
+            args=args,
+            envs=envs,
+            logs_specs=self._logs_specs,
+            log_line_prefixes=prefixes or None,
+            start_method=self._start_method,
+            numa_options=spec.numa_options,
+            duplicate_stdout_filters=spec.duplicate_stdout_filters,
+            duplicate_stderr_filters=spec.duplicate_stderr_filters,
+            keeper=self._obtain_keeper(),
+            warm=self._warm,
+            capture_stderr=self._capture_stderr,
+        )
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        del worker_group
+        self._bring_down(self._stop_signal, self._shutdown_timeout)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        del worker_group
+        context = self._pcontext
+        assert context is not None
+        context.poll_events(time.monotonic())
+        if context.first_failure() is not None:
+            return RunResult(WorkerState.FAILED)
+        if context.all_ended():
+            return RunResult(WorkerState.SUCCEEDED)
+        return RunResult(WorkerState.HEALTHY)
+
+    def _shutdown(
+        self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
+    ) -> None:
+        self._bring_down(death_sig, timeout)
+
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        """Run the workers to their end, as `SimpleElasticAgent.run`; leaves no process behind."""
+        with self._reporter:
+            self._companions.begin()
+            try:
+                return super().run(role)
+            finally:
+                unkillable = self._pcontext is not None and self._pcontext.left_behind
+                self._release_context()
+                self._companions.end()
+                if self._warm is not None:
+                    self._warm.close()
+                    self._warm = None
+                if self._keeper is not None:
+                    self._keeper.close(wait=not unkillable)
+                    self._keeper = None
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        self._begin_preloads()  # Only now are signals watched: nothing it starts outlives one.
+        return super()._invoke_run(role)
+
+    # How the agent waits, and what it takes in.
+
+    def _wait_for_change(self) -> None:
+        deadline = self._team.deadline() if self._team is not None else None
+        descriptors = [self._team.fileno()] if self._team is not None else []
+        if self._machine.state is State.RUNNING:
+            context = self._pcontext
+            assert context is not None
+            descriptors.append(context.fileno())
+            deadline = min_of(deadline, context.next_deadline())
+            deadline = min_of(deadline, self._stuck.next_look(time.monotonic()))
+            if self._asks_for_nodes() or self._watches_by_hook:
+                look_again = time.monotonic() + self._worker_group.spec.monitor_interval
+                deadline = min_of(deadline, look_again)
+        self._wait(deadline, *descriptors)
+
+    def _wait(self, deadline: float | None, *descriptors: int) -> None:
+        companions = self._companions
+        deadline = companions.next_deadline(deadline)
+        wait_for(deadline, self._signals.fileno(), *descriptors, *companions.descriptors())
+        companions.look(time.monotonic())
+
+    def _observe(self) -> list[supervision.Event]:
+        context = self._pcontext
+        assert context is not None
+        exits = self._exits(context)
+        stuck = self._stuck.look(time.monotonic(), context)
+        if stuck:
+            console.error(stuck)
+            generation = self._machine.generation
+            return [*exits, supervision.WorkersUnhealthy(generation, stuck, retryable=False)]
+        if self._watches_by_hook and all(ended.retryable for ended in exits):
+            return super()._observe()  # What an exit means is the hook's to say.
+        return [*exits]
+
+    def _stop_generation(self, reason: StopReason, signum: int) -> int:
+        context = self._pcontext
+        assert context is not None
+        self._previous = (self._worker_group.workers[0].world_size, reason.value)
+        chosen = signal.Signals(signum) if signum else self._stop_signal
+        if reason is StopReason.SIGNAL:
+            self._shut_down(chosen)
+        elif reason is StopReason.SUCCEEDED:
+            self._bring_down(chosen, self._shutdown_timeout)  # What they left, if anything.
+        else:
+            self._stop_workers(self._worker_group)
+        result = context.result()
+        workers = self._worker_group.workers
+        self._result = RunResult(
+            WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
+            {workers[rank].global_rank: value for rank, value in result.return_values.items()},
+            self._by_global_rank(result.failures),
+        )
+        return len(context.left_behind)
+
+    def _failures_so_far(self) -> dict[int, ProcessFailure]:
+        context = self._pcontext
+        if context is None or context.stop_ended:
+            return self._result.failures
+        return self._by_global_rank(context.failures_so_far())
+
+    def _by_global_rank(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+        workers = self._worker_group.workers
+        return {
+            workers[rank].global_rank: self._companions.watchdogs.explain(
+                self._stuck.explain(failure)
+            )
+            for rank, failure in failures.items()
+        }
+
+    def _kill_workers(self) -> None:
+        if self._pcontext is not None:
+            self._pcontext.kill_now()
+
+    def _bring_down(self, signum: signal.Signals, grace_s: float) -> None:
+        """Stop the workers and wait until nothing is left of them, minding signals meanwhile."""
+        context = self._pcontext
+        if context is None or context.stop_ended:
+            return
+        context.begin_stop(signum, grace_s, hopeless=self._stuck.ranks())
+        while not context.stop_ended:
+            self._block(context.next_deadline())
+            if self._abandoned:  # An error ended the run: the machine has no say any more.
+                context.poll_events(time.monotonic())
+                if self._signals.take() is not None:
+                    context.kill_now()
+                continue
+            self._take_signals()
+            self._dispatch(self._exits(context))
+
+    def _exits(self, context: PContext) -> list[supervision.WorkerExited]:
+        generation = self._machine.generation
+        exits = [
+            supervision.WorkerExited(generation, ended.rank, ended.failed, ended.retryable)
+            for ended in context.poll_events(time.monotonic())
+        ]
+        for ended in exits:
+            self._companions.watchdogs.ended(ended.local_rank)
+            self._reporter.exited(ended.local_rank, failed=ended.failed)
+        return exits
+
+    def _block(self, deadline: float | None) -> None:
+        context = self._pcontext
+        self._wait(deadline, *([context.fileno()] if context else []))
+
+    def _obtain_keeper(self) -> Keeper | None:
+        """Return the keeper of all generations; None where each start makes one of its own."""
+        if callable(self._worker_group.spec.entrypoint) and self._start_method != "spawn":
+            return None
+        if self._keeper is not None and self._keeper.lost:
+            client.sweep_after_loss()  # It was lost while there were no workers, perhaps.
+            self._keeper.close()
+            self._keeper = None
+        if self._keeper is None:
+            self._keeper = Keeper.start()
+        return self._keeper
+
+    # Where it waits for others than its own loop.
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        with self._companions.away("the rendezvous"):
+            super()._rendezvous(worker_group)
+
+    def _exit_barrier(self) -> None:
+        with self._companions.away("the other nodes' ends"):
+            super()._exit_barrier()
+
+    def _begin_preloads(self) -> None:
+        """Have the modules imported while this node meets the others."""
+        if not self._preload:
+            return
+        from holdfast.processes.zygote.client import warm_start
+
+        spec = self._worker_group.spec
+        assert spec.entrypoint is not None
+        self._warm = warm_start(
+            self._preload, spec.entrypoint, spec.args, self._start_method, self._worker_env
+        )
+        keeper = self._obtain_keeper()
+        if self._warm is not None and keeper is not None:
+            # It may be held up as it forks, in the user's modules, and lose its keeper then.
+            client.become_subreaper_if_wanted()
+            self._warm.prepare(keeper)
+            # While it imports there is time for what the first start and restart need here.
+            import holdfast.processes.failures.failure
+            import holdfast.processes.logs.follower
+            import holdfast.processes.workers.command_workers  # noqa: F401
+
+    def _await_preloads(self) -> None:
+        keeper = self._obtain_keeper() if self._warm is not None else None
+        if self._warm is not None and keeper is not None:
+            # What the user's modules do as they are imported may take for ever.
+            with self._signals.raising(), self._companions.away("imports"):
+                self._warm.await_ready(keeper)
+
+    def _release_context(self) -> None:
+        if self._pcontext is not None:
+            self._pcontext.release()
+            self._pcontext = None

@@ -1,0 +1,88 @@
+"""`worker_main()`: around the main function of a worker, the record of its failure and its server.
+
+    @worker_main()
+    def main() -> None:
+        ...
+
+An exception that leaves `main` is recorded as by `@record`. Where `TORCH_WORKER_SERVER_SOCKET`
+names a path, the worker can be asked things at a socket there for as long as `main` runs. It can
+be used as `with worker_main():` too.
+"""
+
+from __future__ import annotations
+
+import os
+
+from holdfast.control.socket_file import socket_path
+from holdfast.processes.failures.error_file import record
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Literal, ParamSpec, TypeVar
+
+    from holdfast.control.server import WorkerServer
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+
+class WorkerMain:
+    """What `worker_main` returns: a decorator, and a context."""
+
+    def __init__(self) -> None:
+        self._server: WorkerServer | None = None
+
+    def __call__(self, fn: Callable[P, R]) -> Callable[P, R | None]:
+        """Wrap the main function; it can be called more than once, one call after the other."""
+        from functools import wraps
+
+        @wraps(fn)
+        def main(*args: P.args, **kwargs: P.kwargs) -> R:
+            server = start_server()
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                if server is not None:
+                    server.shutdown()
+
+        return record(main)
+
+    def __enter__(self) -> None:
+        self._server = record(start_server)()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        tb: TracebackType | None,
+    ) -> Literal[False]:
+        server, self._server = self._server, None
+        if server is not None:
+            server.shutdown()
+        if isinstance(error, Exception):
+            try:
+                record(_raise)(error)
+            except Exception:  # noqa: BLE001 (the same again; Python goes on with it from here)
+                error.__traceback__ = tb
+        return False
+
+
+def worker_main() -> WorkerMain:
+    """Return what to put around the main function of a worker, as a decorator or by `with`."""
+    return WorkerMain()
+
+
+def start_server() -> WorkerServer | None:
+    """Start the server, if the environment asks for one."""
+    place = socket_path(os.environ)
+    if not place:
+        return None
+    from holdfast.control.server import WorkerServer
+
+    return WorkerServer(place)
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,156 @@
+"""Accepting connections, so that those who never finish a handshake do no harm to the others.
+
+At most `HALF_OPEN_MAX` connections may be in their handshake. When one more comes, the oldest has
+to go, but not before it had `HALF_OPEN_MIN_S`: until then, or until another is through, nothing
+more is accepted, and newcomers wait in the kernel's queue. So a thousand agents that come at once
+are all served, and thousands of connections that stay silent delay an honest one by no more than
+that.
+
+asyncio's own way to accept takes as many connections in one go as the queue may hold, before it
+reads from any of them; that is why it is not used here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import TYPE_CHECKING
+
+from holdfast.net import addresses
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from holdfast.coordinator.server_connection import ServerConnection
+
+HALF_OPEN_MAX = 1024
+HALF_OPEN_MIN_S = 1.0
+HANDSHAKE_S = 10.0
+AT_ONCE_MAX = 64  # Accepted in one go; then it is the turn of those who are connected already.
+NO_ROOM_S = 0.2  # The wait when this process has no descriptor left.
+
+_GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EAGAIN, errno.EINTR)
+
+
+class Acceptor:
+    """Turns connections that wait at a listening socket into peers, one handshake limit for all."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make_peer: Callable[[str, str], ServerConnection],
+        no_room: Callable[[str], None],
+        *,
+        half_open_max: int = HALF_OPEN_MAX,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self._listener = listener
+        self._make_peer = make_peer
+        self._no_room = no_room
+        self._half_open_max = half_open_max
+        self._handshake_s = handshake_s
+        self._half_open: dict[ServerConnection, float] = {}  # Since when, the oldest first.
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._resume: asyncio.TimerHandle | None = None
+        self._full = False
+        self._open = True
+        self._loop.add_reader(listener, self._accept)
+
+    def __len__(self) -> int:
+        return len(self._half_open)
+
+    def finished(self, peer: ServerConnection) -> None:
+        """Take note that a peer is through, or gone: there is room for another."""
+        if self._half_open.pop(peer, None) is not None and self._full:
+            self._resume_now()
+
+    def sweep(self, now: float) -> None:
+        """Close those whose time for the handshake is over."""
+        while self._half_open:
+            peer, since = next(iter(self._half_open.items()))
+            if now - since < self._handshake_s:
+                return
+            del self._half_open[peer]
+            peer.reject(f"no handshake within {self._handshake_s:g} s")
+
+    def next_deadline(self) -> float | None:
+        """Return when `sweep` is wanted next."""
+        return next(iter(self._half_open.values())) + self._handshake_s if self._half_open else None
+
+    def close(self) -> None:
+        """Stop accepting, and close the listening socket."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._listener)
+        if self._resume is not None:
+            self._resume.cancel()
+        self._listener.close()
+        for task in self._tasks:
+            task.cancel()
+
+    def spawn(self, work: asyncio._CoroutineLike[object]) -> None:
+        """Do something beside everything else, for as long as connections are accepted."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _accept(self) -> None:
+        now = self._loop.time()
+        for _ in range(AT_ONCE_MAX):
+            if not self._has_room(now):
+                return
+            try:
+                connection, where = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in _GONE:
+                    continue
+                self._no_room(error.strerror or str(error))
+                self._pause(NO_ROOM_S)
+                return
+            connection.setblocking(False)  # noqa: FBT003 (the name says it)
+            try:
+                here = addresses.plain(str(connection.getsockname()[0]))
+            except OSError:
+                connection.close()
+                continue
+            peer = self._make_peer(addresses.plain(str(where[0])), here)
+            self._half_open[peer] = now
+            self.spawn(self._connect(peer, connection))
+
+    async def _connect(self, peer: ServerConnection, connection: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(lambda: peer, connection)
+        except BaseException as error:
+            connection.close()
+            self.finished(peer)
+            if not isinstance(error, OSError):  # It went away before it was here.
+                raise
+
+    def _has_room(self, now: float) -> bool:
+        if len(self._half_open) < self._half_open_max:
+            return True
+        oldest, since = next(iter(self._half_open.items()))
+        if now - since < HALF_OPEN_MIN_S:
+            self._full = True
+            self._pause(since + HALF_OPEN_MIN_S - now)
+            return False
+        del self._half_open[oldest]
+        oldest.reject("it did not finish its handshake, and others want to connect")
+        return True
+
+    def _pause(self, delay_s: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._resume = self._loop.call_later(delay_s, self._resume_now)
+
+    def _resume_now(self) -> None:
+        if self._resume is not None:
+            self._resume.cancel()
+        self._resume = None
+        self._full = False
+        if self._open:
+            self._loop.add_reader(self._listener, self._accept)

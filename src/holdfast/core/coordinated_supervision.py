@@ -1,0 +1,287 @@
+"""What one agent does about its workers when a coordinator decides for the whole job.
+
+The states are those of `core.supervision`, and so is everything about one node's workers. What
+differs is who decides: failures and successes are said to the coordinator, and the newest view it
+sent says what to do next. The rules:
+
+1.  The newest view counts, and nothing else: it is kept whenever it comes and heeded whenever the
+    workers are in a state to be acted on. Views that came in between are as if never sent.
+2.  A member runs the generation of its view, once. A higher one, or not being a member any more,
+    means to stop the workers first.
+3.  A failure is said at once, before the other workers are stopped, so that all nodes stop at the
+    same time; and said again when they are gone, with the whole report.
+4.  A node whose workers are all done waits for the job to close. Until then it may be told to
+    start again.
+5.  A fenced node begins anew as another incarnation. A refused one ends; so does one whose
+    coordinator stayed away for too long.
+6.  A signal makes the node say that it leaves, at once. Then it stops its workers and ends.
+7.  When the job is closed, the node ends as the job did, once the coordinator's word is final or
+    no more words come. Closed is final: a later coordinator that knows nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, View
+from holdfast.core.restarts import Budget, Verdict, judge
+from holdfast.core.supervision import (
+    SIGKILL,
+    BarrierEnded,
+    Begun,
+    Effect,
+    Event,
+    Outcome,
+    SignalReceived,
+    StartWorkers,
+    State,
+    StopReason,
+    Supervision,
+    WorkerExited,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersUnhealthy,
+)
+
+
+class ViewReceived(Event):
+    """The coordinator has a new view for this node."""
+
+    view: View
+
+
+class CoordinatorLost(Event):
+    """The coordinator stayed away past the limit."""
+
+    why: str
+
+
+class ReportStatus(Effect):
+    """Tell the coordinator this of the node."""
+
+    phase: NodePhase
+    generation: int
+
+
+class Rejoin(Effect):
+    """Become a new incarnation, and say that it is ready."""
+
+
+class CoordinatedSupervision(Supervision):
+    """The machine of an agent that is told."""
+
+    def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
+        super().__init__(local_world_size=local_world_size, max_restarts=max_restarts)
+        self.view: View | None = None
+        self._was_in = False
+        self._left_alone = False
+
+    # In the order of a life.
+
+    def _begin(self, _event: Begun) -> list[Effect]:
+        self.state = State.JOINING
+        return [ReportStatus(NodePhase.READY, self.generation)]
+
+    def _told(self, event: ViewReceived) -> list[Effect]:
+        over = self.view is not None and self.view.role is NodeRole.CLOSED
+        if over and event.view.role is not NodeRole.CLOSED:
+            return self._closed_before()
+        self.view = event.view
+        self._was_in = self._was_in or event.view.role in (
+            NodeRole.WAITING,
+            NodeRole.STANDBY,
+            NodeRole.MEMBER,
+        )
+        if event.view.role is NodeRole.MEMBER:  # The job's count, whatever this node knew before.
+            self.budget = Budget(self.budget.max_restarts, event.view.restarts)
+        return self._heed()
+
+    def _closed_before(self) -> list[Effect]:
+        """Stay with the end that it was told of; who says otherwise is a later coordinator."""
+        assert self.view is not None
+        self.view = msgspec.structs.replace(self.view, final=True)
+        effects = self._heed()
+        left = self.state is State.DONE
+        return [ReportStatus(NodePhase.LEAVING, self.generation), *effects] if left else effects
+
+    def _heed(self) -> list[Effect]:
+        """Do what the newest view asks for, if the workers are in a state for it."""
+        view = self.view
+        if view is None:
+            return []
+        if self.state is State.RUNNING:
+            goes_on = view.role is NodeRole.MEMBER and view.generation <= self.generation
+            return [] if goes_on else self._stop(StopReason.TOLD)
+        if self.state not in (State.JOINING, State.LEAVING):
+            return []
+        if view.role is NodeRole.MEMBER and view.generation > self.generation:
+            return self._start(view)
+        if view.role is NodeRole.FENCED:
+            self.view = None
+            self.state = State.JOINING
+            return [Rejoin()]
+        if view.role is NodeRole.REFUSED:
+            return self._finish(Outcome.REFUSED)
+        if view.role is NodeRole.CLOSED and view.final:
+            return self._end_with_job(view)
+        if view.role in (NodeRole.WAITING, NodeRole.STANDBY) and self.state is State.LEAVING:
+            self.state = State.JOINING
+            return [ReportStatus(NodePhase.READY, self.generation)]
+        return []
+
+    def _start(self, view: View) -> list[Effect]:
+        self.generation = view.generation
+        self.state = State.STARTING
+        self.running = frozenset(range(self._local_world_size))
+        self.first_failed = None
+        self.retryable = True
+        return [
+            ReportStatus(NodePhase.RUNNING, self.generation),
+            StartWorkers(self.generation, self.restart_count),
+        ]
+
+    def _started(self, event: WorkersStarted) -> list[Effect]:
+        self._expect_generation(event.generation)
+        self.state = State.RUNNING
+        if self.signum:  # It came while they were being started.
+            signum = SIGKILL if self._interrupts >= 2 else self.signum
+            return self._stop(StopReason.SIGNAL, signum)
+        if self._left_alone:
+            return self._stop(StopReason.COORDINATOR_LOST)
+        return self._heed()
+
+    def _exited(self, event: WorkerExited) -> list[Effect]:
+        effects = super()._exited(event)
+        return (
+            [ReportStatus(NodePhase.FAILED, self.generation), *effects]
+            if event.failed
+            else [*effects]
+        )
+
+    def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
+        return [ReportStatus(NodePhase.FAILED, self.generation), *super()._unhealthy(event)]
+
+    def _stopped(self, event: WorkersStopped) -> list[Effect]:
+        self._expect_generation(event.generation)
+        self.running = frozenset()
+        reason = self._after_stop
+        if event.unkillable:  # No other worker may ever run beside those that remain.
+            return [ReportStatus(NodePhase.LEAVING, self.generation), *self._finish(Outcome.FAILED)]
+        failed = reason in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
+        if self.signum:
+            return self._end_by_signal(failed=failed)
+        if self._left_alone:
+            return self._end_alone()
+        if reason is StopReason.SUCCEEDED:
+            self.state = State.LEAVING
+            return [ReportStatus(NodePhase.SUCCEEDED, self.generation), *self._heed()]
+        self.state = State.JOINING
+        said = ReportStatus(NodePhase.FAILED if failed else NodePhase.READY, self.generation)
+        return [said, *self._heed()]
+
+    def _waited_enough(self, _event: BarrierEnded) -> list[Effect]:
+        return [ReportStatus(NodePhase.LEAVING, self.generation), *self._finish(Outcome.SUCCEEDED)]
+
+    # Signals, and a coordinator that is gone.
+
+    def _signal_running(self, event: SignalReceived) -> list[Effect]:
+        return [ReportStatus(NodePhase.LEAVING, self.generation), *super()._signal_running(event)]
+
+    def _signal_starting(self, event: SignalReceived) -> list[Effect]:
+        return [ReportStatus(NodePhase.LEAVING, self.generation), *super()._signal_starting(event)]
+
+    def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
+        first = [] if self.signum else [ReportStatus(NodePhase.LEAVING, self.generation)]
+        if first and self._after_stop is StopReason.SUCCEEDED:  # So that nobody misses its workers.
+            first.insert(0, ReportStatus(NodePhase.SUCCEEDED, self.generation))
+        return [*first, *super()._signal_stopping(event)]
+
+    def _signal_idle(self, event: SignalReceived) -> list[Effect]:
+        self._note_signal(event)
+        return [
+            ReportStatus(NodePhase.LEAVING, self.generation),
+            *self._end_by_signal(failed=False),
+        ]
+
+    def _end_by_signal(self, *, failed: bool) -> list[Effect]:
+        """End; but a failure that was the end anyway stays the reason."""
+        if self.view is not None and self.view.role is NodeRole.CLOSED:
+            return self._end_with_job(self.view)
+        if failed and judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP:
+            return self._finish(Outcome.FAILED)
+        return self._finish(Outcome.SIGNALLED)
+
+    def _alone_running(self, _event: CoordinatorLost) -> list[Effect]:
+        self._left_alone = True
+        return self._stop(StopReason.COORDINATOR_LOST)
+
+    def _alone_busy(self, _event: CoordinatorLost) -> list[Effect]:
+        self._left_alone = True
+        return []
+
+    def _alone_idle(self, _event: CoordinatorLost) -> list[Effect]:
+        return self._end_alone()
+
+    def check(self) -> None:
+        """Assert what must hold after every step; the budget is the job's, older than this node."""
+        assert not self.running or self.state in (State.STARTING, State.RUNNING, State.STOPPING)
+        if self.view is not None and self.state is State.STARTING:
+            assert self.generation >= 0
+
+    # Common parts.
+
+    def _end_alone(self) -> list[Effect]:
+        if self.view is not None and self.view.role is NodeRole.CLOSED:
+            return self._end_with_job(self.view)
+        cleared = self.state is State.STOPPING and self._after_stop is StopReason.SUCCEEDED
+        done = cleared or self.state is State.LEAVING
+        return self._finish(Outcome.SUCCEEDED if done else Outcome.COORDINATOR_LOST)
+
+    def _end_with_job(self, view: View) -> list[Effect]:
+        if not self._was_in:
+            return self._finish(Outcome.REFUSED)
+        well = view.outcome is JobOutcome.SUCCEEDED
+        return self._finish(Outcome.SUCCEEDED if well else Outcome.FAILED)
+
+
+_S, _T = State, CoordinatedSupervision
+_T._handlers = {
+    (_S.IDLE, Begun): _T._begin,
+    (_S.IDLE, SignalReceived): _T._signal_idle,
+    (_S.JOINING, ViewReceived): _T._told,
+    (_S.JOINING, CoordinatorLost): _T._alone_idle,
+    (_S.JOINING, SignalReceived): _T._signal_idle,
+    (_S.STARTING, ViewReceived): _T._told,
+    (_S.STARTING, CoordinatorLost): _T._alone_busy,
+    (_S.STARTING, WorkersStarted): _T._started,
+    (_S.STARTING, SignalReceived): _T._signal_starting,
+    (_S.RUNNING, ViewReceived): _T._told,
+    (_S.RUNNING, CoordinatorLost): _T._alone_running,
+    (_S.RUNNING, WorkerExited): _T._exited,
+    (_S.RUNNING, WorkersUnhealthy): _T._unhealthy,
+    (_S.RUNNING, SignalReceived): _T._signal_running,
+    (_S.STOPPING, ViewReceived): _T._told,
+    (_S.STOPPING, CoordinatorLost): _T._alone_busy,
+    (_S.STOPPING, WorkerExited): _T._exited_while_stopping,
+    (_S.STOPPING, SignalReceived): _T._signal_stopping,
+    (_S.STOPPING, WorkersStopped): _T._stopped,
+    (_S.LEAVING, ViewReceived): _T._told,
+    (_S.LEAVING, CoordinatorLost): _T._alone_idle,
+    (_S.LEAVING, BarrierEnded): _T._waited_enough,
+    (_S.LEAVING, SignalReceived): _T._signal_idle,
+}
+_T._ignored = {
+    _S.JOINING: (WorkerExited, WorkersUnhealthy, BarrierEnded),
+    _S.STOPPING: (WorkersUnhealthy, BarrierEnded),
+    _S.RUNNING: (BarrierEnded,),
+    _S.STARTING: (BarrierEnded,),
+    _S.LEAVING: (WorkerExited,),
+    _S.DONE: (
+        WorkerExited,
+        WorkersUnhealthy,
+        SignalReceived,
+        ViewReceived,
+        CoordinatorLost,
+        BarrierEnded,
+    ),
+}

@@ -1,0 +1,262 @@
+"""Requests to etcd, its answers, and the effects that carry them, as plain values.
+
+The machines that run on etcd (`core.etcd.session`, `core.etcd.leader`) return these requests as
+effects and take the answers in as events. A real client performs them over the network, the
+simulator in a store of its own, so that the same decisions run in both.
+
+A `Problem` says whether the request may have been carried out all the same: only `UNREACHABLE`
+leaves that open. Revisions are etcd's: every change of any key makes a higher one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+def end_of_prefix(prefix: bytes) -> bytes:
+    """Return the `end` of the range of all keys that begin with `prefix`."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b"\0"
+
+
+class KeyValue(msgspec.Struct, frozen=True, kw_only=True):
+    """A key as it is stored."""
+
+    key: bytes
+    value: bytes = b""
+    create_revision: int = 0
+    mod_revision: int = 0
+    version: int = 0
+    lease: int = 0
+
+
+# Requests.
+
+
+class Put(msgspec.Struct, frozen=True):
+    """Store a value; with a lease, it goes when the lease does."""
+
+    key: bytes
+    value: bytes
+    lease: int = 0
+
+
+class Get(msgspec.Struct, frozen=True):
+    """Read a key, or all keys from `key` up to `end`, `end` itself left out."""
+
+    key: bytes
+    end: bytes = b""
+    keys_only: bool = False
+
+
+class Delete(msgspec.Struct, frozen=True):
+    """Remove a key, or all keys of a range; the result says how many were there."""
+
+    key: bytes
+    end: bytes = b""
+
+
+Op = Put | Get | Delete
+
+
+class Field(Enum):
+    """What a comparison looks at. All but `VALUE` are 0 for a key that is not there."""
+
+    CREATE = "create"
+    MOD = "mod"
+    VERSION = "version"
+    VALUE = "value"
+
+
+class Compare(msgspec.Struct, frozen=True):
+    """Whether a field of a key equals this."""
+
+    key: bytes
+    field: Field
+    equals: int | bytes
+
+
+class Txn(msgspec.Struct, frozen=True):
+    """Do `success` if all comparisons hold, else `failure`; nobody sees one half of it."""
+
+    compare: tuple[Compare, ...] = ()
+    success: tuple[Op, ...] = ()
+    failure: tuple[Op, ...] = ()
+
+
+class Grant(msgspec.Struct, frozen=True):
+    """Create a lease that ends unless it is kept alive; etcd may make it longer than asked."""
+
+    ttl_s: int
+
+
+class KeepAlive(msgspec.Struct, frozen=True):
+    """Give a lease its whole time again."""
+
+    lease: int
+
+
+class Revoke(msgspec.Struct, frozen=True):
+    """End a lease, and all its keys with it; one that is gone already is fine."""
+
+    lease: int
+
+
+Request = Txn | Grant | KeepAlive | Revoke
+
+
+# Answers.
+
+
+class TxnDone(msgspec.Struct, frozen=True):
+    """What a transaction found and did."""
+
+    revision: int
+    succeeded: bool
+    results: tuple[tuple[KeyValue, ...], ...] = ()
+    """One for each operation that was carried out: what a `Get` read, nothing for the others."""
+    deleted: tuple[int, ...] = ()
+    """Likewise, how many keys a `Delete` removed, 0 for the others."""
+
+
+class Granted(msgspec.Struct, frozen=True):
+    """A new lease."""
+
+    lease: int
+    ttl_s: int
+
+
+class KeptAlive(msgspec.Struct, frozen=True):
+    """A lease goes on for so long; 0 if it is gone."""
+
+    ttl_s: int
+
+
+class Revoked(msgspec.Struct, frozen=True):
+    """A lease is gone."""
+
+
+class ProblemKind(Enum):
+    """Kinds of problems, by what can be done about them."""
+
+    UNREACHABLE = "unreachable"
+    """No answer: the request may have been carried out, or not. Another endpoint may answer."""
+    LEASE_GONE = "lease gone"
+    """The lease named has ended; nothing was done."""
+    NO_SPACE = "no space"
+    """etcd takes no more writes until somebody makes room; nothing was done."""
+    DENIED = "denied"
+    """Wrong user, password, certificate or permission; trying again does not help."""
+    COMPACTED = "compacted"
+    """The revision asked for is no longer known."""
+    REFUSED = "refused"
+    """etcd does not do this: the request is too large, or this is no etcd; nothing was done."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """Why there is no answer; `why` is one line for a person, without the endpoint."""
+
+    kind: ProblemKind
+    why: str
+
+
+Answer = TxnDone | Granted | KeptAlive | Revoked | Problem
+
+
+# Watching.
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What became of a key: its new value, or None if it was deleted or its lease ended."""
+
+    key: bytes
+    value: bytes | None
+    mod_revision: int
+    create_revision: int = 0
+
+
+# What a machine on etcd wants done.
+
+
+class SendRequest(msgspec.Struct, frozen=True):
+    """Send a request; its answer, or why there is none, comes back under the same number."""
+
+    number: int
+    request: Request
+
+
+class StartWatch(msgspec.Struct, frozen=True):
+    """Tell of every change in a range from a revision on, under this number."""
+
+    number: int
+    key: bytes
+    end: bytes
+    start_revision: int
+
+
+class StopWatch(msgspec.Struct, frozen=True):
+    """Tell of no more."""
+
+    number: int
+
+
+EtcdEffect = SendRequest | StartWatch | StopWatch
+
+
+class Asking:
+    """Numbers for requests and watches, and who is to be told of what comes of each."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._answers: dict[int, Callable[[float, Answer], list[Any]]] = {}
+        self._watches: dict[int, Callable[[float, tuple[Change, ...]], list[Any]]] = {}
+
+    def ask(self, request: Request, then: Callable[[float, Answer], list[Any]]) -> SendRequest:
+        """Return the effect that sends a request; `then` gets the time and the answer."""
+        self._count += 1
+        self._answers[self._count] = then
+        return SendRequest(self._count, request)
+
+    def watch(
+        self,
+        key: bytes,
+        end: bytes,
+        start_revision: int,
+        then: Callable[[float, tuple[Change, ...]], list[Any]],
+    ) -> StartWatch:
+        """Return the effect that begins a watch; `then` gets the time and the changes."""
+        self._count += 1
+        self._watches[self._count] = then
+        return StartWatch(self._count, key, end, start_revision)
+
+    def answered(self, now: float, number: int, answer: Answer) -> list[Any]:
+        """Bring an answer to who asked, if anybody still waits for it."""
+        then = self._answers.pop(number, None)
+        return then(now, answer) if then is not None else []
+
+    def changed(self, now: float, number: int, changes: tuple[Change, ...]) -> list[Any]:
+        """Bring changes to who watches, if anybody still does."""
+        then = self._watches.get(number)
+        return then(now, changes) if then is not None else []
+
+    def unwatch(self, number: int) -> list[StopWatch]:
+        """Return the effect that ends a watch, if it is on."""
+        return [StopWatch(number)] if self._watches.pop(number, None) is not None else []
+
+    def is_watching(self, number: int) -> bool:
+        """Return whether a watch is on."""
+        return number in self._watches
+
+    def forget(self) -> list[StopWatch]:
+        """Drop all that is under way; return the effects that end the watches."""
+        self._answers.clear()
+        ended = [StopWatch(number) for number in self._watches]
+        self._watches.clear()
+        return ended

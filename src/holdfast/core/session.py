@@ -1,0 +1,350 @@
+"""One node's session with its coordinator.
+
+It keeps a connection, repeats what the coordinator may not have received, delivers what is new,
+and gives up when the coordinator has been away for too long. It decides nothing about workers:
+what a node does about a view is for `core.coordinated_supervision`.
+
+::
+
+    DOWN ── retry is due: Connect ──► CONNECTING ── Connected: Send(status) ──► UP
+     ▲                                    │ Disconnected                        │ Disconnected,
+     └────────────────────────────────────┴─────────────────────────────────────┘ silence
+
+Use: perform the effects of each `handle` in order; call it with `Tick` at `next_deadline`. While
+the connection is down nothing is queued: when it is up again the newest status has everything.
+Times are by the node's own clock, and only time it was awake for counts against the coordinator.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from holdfast.core.liveness import AttendedClock
+from holdfast.core.protocol import (
+    Ack,
+    Failure,
+    Heartbeat,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    Status,
+    View,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+RETRY_FIRST_S = 0.02
+RETRY_MAX_S = (
+    1.0  # With `dialing.CONNECT_S` less than `book.RECOVER_S_MAX`, or nodes come too late.
+)
+BEAT_S_PER_NODE = 0.0002
+"""So much of a second is a coordinator's work for a beat, several times over: in jobs of more than
+some thousand nodes each beats less often, but no less than it must to be heard in time."""
+BEATS_PER_SILENCE_MIN = 2.5
+CLOSED_AWAY_S = 5.0  # Once the job is over, nobody waits long for a coordinator that left.
+
+
+class ConnectionState(Enum):
+    """The connection to the coordinator."""
+
+    DOWN = "down"
+    OPENING = "opening"
+    UP = "up"
+
+
+class SessionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient a node is."""
+
+    beat_s: float = 1.0
+    """A sign of life this often; raising it makes lost nodes and coordinators be noticed later."""
+    silence_s: float = 5.0
+    """An open link on which nothing came for so long is given up; the coordinator does alike."""
+    away_s: float = 60.0
+    """A coordinator that was there is waited for so long; workers go on meanwhile."""
+    first_contact_s: float = 600.0
+    """A coordinator that was never there is waited for so long."""
+
+
+# Events.
+
+
+class Tick(msgspec.Struct, frozen=True):
+    """A deadline may have come."""
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """The link asked for is there, and both sides have proven what they must."""
+
+
+class Disconnected(msgspec.Struct, frozen=True):
+    """The link is gone, or could not be opened."""
+
+    why: str
+    permanent: bool = False
+    """Something is refused, and will be each time: a link that opens is no sign of success."""
+
+
+class StatusChanged(msgspec.Struct, frozen=True):
+    """The node has something new to say of itself."""
+
+    phase: NodePhase
+    generation: int
+    failure: Failure | None = None
+    report: bytes = b""
+
+
+class Rejoined(msgspec.Struct, frozen=True):
+    """The node begins anew as this incarnation, after it was fenced."""
+
+    incarnation: int
+
+
+Event = Tick | Connected | Disconnected | StatusChanged | Rejoined | View | Ack
+
+# Effects.
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """Connect; the outcome is `Connected` or `Disconnected`."""
+
+
+class Disconnect(msgspec.Struct, frozen=True):
+    """Close the link; it brings no event of its own."""
+
+    why: str
+
+
+class Send(msgspec.Struct, frozen=True):
+    """Send this over the link."""
+
+    message: Status | Heartbeat
+
+
+class DeliverView(msgspec.Struct, frozen=True):
+    """Show the node's newest view to whoever runs its workers."""
+
+    view: View
+
+
+class GiveUp(msgspec.Struct, frozen=True):
+    """The coordinator stayed away past the limit."""
+
+    away_s: float
+    why: str
+
+
+Effect = Connect | Disconnect | Send | DeliverView | GiveUp
+
+
+class Session:
+    """The machine of one node; `draw` returns random numbers from 0 to 1, to spread retries."""
+
+    def __init__(
+        self,
+        now: float,
+        *,
+        run_id: str,
+        info: NodeInfo,
+        settings: JobSettings,
+        times: SessionTimeouts,
+        draw: Callable[[], float],
+    ) -> None:
+        self.link = ConnectionState.DOWN
+        self.view: View | None = None
+        self.heard_seq = -1
+        """The newest status that the coordinator is known to have."""
+        self.last_problem = ""
+        self.ever_up = False
+        self.ever_told = False
+        self.is_refused = False
+        """Whether what is on the other side takes a link and soon refuses to go on, every time."""
+        self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
+        self._times = times
+        self._draw = draw
+        self._clock = AttendedClock(now, max(times.beat_s, times.silence_s / 5))
+        self._beat_s = min(times.beat_s, times.away_s / BEATS_PER_SILENCE_MIN)
+        self._heard_at = 0.0  # This and the next five by the attended clock.
+        self._opened_at = 0.0
+        self._away_since: float | None = None  # Until there is a view again, not just a link.
+        self._beat_at = 0.0
+        self._said_at = 0.0
+        self._retry_at = 0.0
+        self._retries = 0
+        self._term = self._revision = 0
+        self._given_up = False
+
+    @property
+    def status(self) -> Status:
+        """What the node last said of itself."""
+        return self._status
+
+    def handle(self, now: float, event: Event) -> list[Effect]:
+        """Take in one fact; return what must now be done, in order."""
+        at = self._clock.look(now)
+        if isinstance(event, Tick):  # This and the next make up nearly all.
+            return self._tick(at)
+        if isinstance(event, Ack):
+            return self._acked(at, event)
+        match event:
+            case View():
+                return self._viewed(at, event)
+            case StatusChanged(phase, generation, failure, report):
+                self._restate(phase=phase, generation=generation, failure=failure, report=report)
+                return self._say(at)
+            case Connected():
+                self.link = ConnectionState.UP
+                self._opened_at = at
+                if not self.is_refused:
+                    self._retries = 0
+                away_s = 0.0 if self._away_since is None else at - self._away_since
+                self._restate(away_s=away_s)
+                return self._say(at)
+            case Disconnected(why, permanent):
+                self.is_refused = self.is_refused or (permanent and self.link is ConnectionState.UP)
+                return self._closed(at, why)
+            case Rejoined(incarnation):
+                info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
+                self.view = None
+                self.heard_seq = -1
+                self._restate(info=info, phase=NodePhase.READY, failure=None, report=b"")
+                return self._say(at)
+
+    def next_deadline(self, now: float) -> float:
+        """Return when `Tick` is wanted next."""
+        at = self._clock.look(now)
+        rest = self._heard_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s
+        if self.link is ConnectionState.UP:
+            rest = min(rest, self._beat_at + self._beat_s - at)
+        elif self.link is ConnectionState.DOWN:
+            rest = min(rest, self._retry_at - at)
+        return now + max(0.0, min(rest, self._clock.step_s))
+
+    # What arrives.
+
+    def _viewed(self, at: float, view: View) -> list[Effect]:
+        self._hear(at)
+        if view.incarnation != self._status.info.incarnation:
+            return []
+        if (view.term, view.revision) <= (self._term, self._revision):
+            return []
+        self._term, self._revision = view.term, view.revision
+        self.view = view
+        self.ever_told = True
+        self._beat_s = self._pace(view)
+        self._away_since = None
+        member = view.role is NodeRole.MEMBER
+        self._restate(
+            term=view.term,
+            away_s=0.0,
+            round_term=view.round_term if member else 0,
+            round=view.round if member else -1,
+            round_key=view.round_key if member else 0,
+            assigned_generation=view.generation if member else -1,
+            rank=view.rank if member else -1,
+            size=view.size if member else 0,
+            restarts=view.restarts if view.round_term else self._status.restarts,
+        )
+        effects: list[Effect] = [DeliverView(view)]
+        if view.role is NodeRole.CLOSED and not view.final and self._status.report:
+            effects += self._say(at)  # It may have come to a coordinator that is gone.
+        return effects
+
+    def _acked(self, at: float, ack: Ack) -> list[Effect]:
+        self._hear(at)
+        if ack.incarnation != self._status.info.incarnation:
+            return []
+        self.heard_seq = max(self.heard_seq, ack.seq)
+        if ack.seq < self._status.seq and at - self._said_at >= self._times.beat_s / 2:
+            return self._say(at)
+        return []
+
+    def _hear(self, at: float) -> None:
+        self.ever_up = True
+        if self.is_refused:
+            # The next refusal may be on its way: until it is not, this is as good as nothing.
+            if at - self._opened_at < self._times.silence_s / 2:
+                return
+            self.is_refused = False
+            self._retries = 0
+        self._heard_at = at
+
+    def _pace(self, view: View) -> float:
+        # The coordinator may be set to lose patience sooner than this node would; and this node
+        # may be set to do without it sooner than it calls a link silent.
+        times = self._times
+        silence_s = min(times.silence_s, view.silence_s or times.silence_s, times.away_s)
+        wanted = max(times.beat_s, BEAT_S_PER_NODE * view.present)
+        return min(wanted, silence_s / BEATS_PER_SILENCE_MIN)
+
+    def _closed(self, at: float, why: str) -> list[Effect]:
+        self.link = ConnectionState.DOWN
+        if self._away_since is None and self.ever_up:
+            self._away_since = at
+        self.last_problem = why
+        wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._retries, 20))
+        self._retries += 1
+        self._retry_at = at + wait * (0.5 + self._draw() / 2)
+        return self._tick(at)
+
+    # What time brings.
+
+    def _tick(self, at: float) -> list[Effect]:
+        times = self._times
+        effects: list[Effect] = []
+        # A link may open and still bring no word, from something else that listens there.
+        if (
+            self.link is ConnectionState.UP
+            and at - max(self._heard_at, self._opened_at) >= times.silence_s
+        ):
+            why = f"no answer for {times.silence_s:g} s"
+            return [Disconnect(why), *self._closed(at, why)]
+        if self._may_give_up() and at - self._heard_at >= self._limit_s():
+            self._given_up = True
+            is_mute = self.link is ConnectionState.UP
+            why = f"no answer for {self._limit_s():g} s" if is_mute else self.last_problem
+            effects.append(GiveUp(at - self._heard_at, why))
+        if self.link is ConnectionState.DOWN and at >= self._retry_at:
+            self.link = ConnectionState.OPENING
+            return [*effects, Connect()]
+        if self.link is ConnectionState.UP and at - self._beat_at >= self._beat_s:
+            self._beat_at = at
+            return [*effects, Send(self._beat())]
+        return effects
+
+    def _may_give_up(self) -> bool:
+        # A link that opened after refusals is given its time to show what it is worth.
+        return not (self._given_up or (self.is_refused and self.link is ConnectionState.UP))
+
+    def _limit_s(self) -> float:
+        if self.view is not None and self.view.role is NodeRole.CLOSED:
+            return CLOSED_AWAY_S
+        return self._times.away_s if self.ever_up else self._times.first_contact_s
+
+    # What is said.
+
+    def _restate(self, **changes: object) -> None:
+        self._status = msgspec.structs.replace(self._status, **changes)
+
+    def _say(self, at: float) -> list[Effect]:
+        self._restate(seq=self._status.seq + 1)
+        if self.link is not ConnectionState.UP:
+            return []
+        self._said_at = self._beat_at = at
+        return [Send(self._status)]
+
+    def _beat(self) -> Heartbeat:
+        status = self._status
+        return Heartbeat(
+            run_id=status.run_id,
+            node=status.info.node,
+            incarnation=status.info.incarnation,
+            seq=status.seq,
+            term=self._term,
+            revision=self._revision,
+        )

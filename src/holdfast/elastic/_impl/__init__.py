@@ -1,0 +1,1 @@
+"""The code that exists only for TorchElastic's names; nothing outside `elastic` imports it."""

@@ -1,0 +1,162 @@
+"""The state of a job in a store that can compare and set: `torch.distributed`'s or one of ours.
+
+The key is TorchElastic's; the value is not, since that is a pickle there. Two things to know. Every
+value begins with a number of its own, so that of two nodes that write the same state only one takes
+itself for the writer. And a store answers the comparison with a missing key by what it was compared
+with, which looks like somebody else's state for ever; a key that vanished, because its server was
+started anew, is noticed by that answer.
+"""
+
+from __future__ import annotations
+
+import binascii
+import os
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import UsageError
+from holdfast.rendezvous.backend import RendezvousBackend, Token
+from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+
+if TYPE_CHECKING:
+    from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.store.interface import ComparingStore
+    from holdfast.store.tcp.client import TCPStore
+
+DEFAULT_PORT = 29400
+DEFAULT_READ_TIMEOUT_S = 60.0
+
+NUMBER_BYTES = 8
+# What stands for "no state", so that reading the key never waits for someone to write it.
+NO_STATE = b"Y2FuaW1hZGFt"
+
+
+class C10dRendezvousBackend(RendezvousBackend):
+    """Keeps the state in one key of a store; the token is the value of that key."""
+
+    def __init__(self, store: ComparingStore, run_id: str) -> None:
+        if not run_id:
+            raise UsageError("--rdzv-id: the id of the job is empty")
+        self._store = store
+        self._key = f"torch.rendezvous.{run_id}"
+        self._current()
+
+    @property
+    def name(self) -> str:
+        """It is `c10d`, whatever the kind of the store."""
+        return "c10d"
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        """Return the state and its token, or None if there is none."""
+        return self._decoded(self._current())
+
+    def set_state(
+        self, state: bytes, token: Token | None = None
+    ) -> tuple[bytes, Token, bool] | None:
+        """Replace the state that `token` names; without one, be the first to store any."""
+        if token and not isinstance(token, bytes):
+            return _lost(self.get_state())
+        expected = token or NO_STATE
+        number = os.urandom(NUMBER_BYTES).hex().encode()
+        desired = number + b"." + binascii.b2a_base64(state, newline=False)
+        value = self._compare_set(expected, desired)
+        if value == expected:  # There is no such key.
+            value = self._current()
+            if value == NO_STATE and not token:
+                value = self._compare_set(NO_STATE, desired)
+        if value == desired:
+            return state, value, True
+        return _lost(self._decoded(value))
+
+    def _current(self) -> bytes:
+        """Return the value of the key, which is given one if it has none: this never waits."""
+        return self._compare_set(b"", NO_STATE)
+
+    def _compare_set(self, expected: bytes, desired: bytes) -> bytes:
+        try:
+            return bytes(
+                self._store.compare_set(
+                    self._key, expected.decode("latin-1"), desired.decode("latin-1")
+                )
+            )
+        except (OSError, RuntimeError, ValueError) as problem:
+            # All that torch's stores raise derives from these, time-outs included.
+            raise RendezvousConnectionError(
+                f"the rendezvous store does not answer for {self._key!r}: {_one_line(problem)}"
+            ) from problem
+
+    def _decoded(self, value: bytes) -> tuple[bytes, Token] | None:
+        if value == NO_STATE:
+            return None
+        number, dot, state = value.partition(b".")
+        try:
+            if not dot or len(number) != 2 * NUMBER_BYTES:
+                raise ValueError("it does not begin with a number")
+            return binascii.a2b_base64(state, strict_mode=True), value
+        except ValueError as problem:
+            raise RendezvousStateError(
+                f"the value of {self._key!r} in the rendezvous store is not ours: {problem}",
+                hint="another program uses the same store and job id; choose another --rdzv-id",
+            ) from None
+
+
+def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
+    """Return a backend on a store made from the parameters, and that store.
+
+    With `store_type=tcp`, the store speaks the protocol of torch's TCPStore. It is served from here
+    if the endpoint is this machine's and nobody else here was quicker; `is_host` may say otherwise.
+    Whoever serves it must live as long as the job: unlike the coordinator, nobody takes it over.
+    """
+    store_type = str(params.get("store_type", "tcp")).strip().lower()
+    if store_type == "file":
+        from holdfast.rendezvous.file_backend import job_store
+
+        store: Any = job_store(params)
+    elif store_type == "tcp":
+        store = _tcp_store(params)
+    else:
+        raise UsageError(f"--rdzv-conf: store_type: {store_type!r} is unknown; accepted: tcp, file")
+    return C10dRendezvousBackend(store, params.run_id), store
+
+
+def _tcp_store(params: RendezvousParameters) -> TCPStore:
+    from datetime import timedelta
+
+    from holdfast.net.endpoints import parse_rendezvous_endpoint
+    from holdfast.store.errors import DistError
+    from holdfast.store.tcp.client import TCPStore
+
+    host, port = parse_rendezvous_endpoint(params.endpoint, DEFAULT_PORT)
+    seconds = params.get_as_seconds("read_timeout", DEFAULT_READ_TIMEOUT_S)
+    timeout = timedelta(seconds=seconds or DEFAULT_READ_TIMEOUT_S)
+    is_host = params.get_as_bool("is_host")
+    try:
+        if is_host or (is_host is None and _is_here(host, port)):
+            try:
+                return TCPStore(host, port, is_master=True, timeout=timeout, multi_tenant=True)
+            except DistError:
+                if is_host:
+                    raise
+        return TCPStore(host, port, timeout=timeout)
+    except DistError as problem:
+        raise RendezvousConnectionError(str(problem)) from None
+
+
+def _is_here(host: str, port: int) -> bool:
+    """Whether all addresses of an endpoint are this machine's."""
+    from holdfast.net import addresses, listening
+
+    try:
+        found = addresses.find(host, port)
+    except OSError:
+        return False  # A name that is not known yet is at least not this machine's.
+    return bool(found) and all(listening.is_local(one) for one in found)
+
+
+def _lost(current: tuple[bytes, Token] | None) -> tuple[bytes, Token, bool] | None:
+    return None if current is None else (*current, False)
+
+
+def _one_line(problem: BaseException) -> str:
+    """Return the first line of a message; torch adds the stack of its C++ code to some."""
+    lines = str(problem).strip().splitlines()
+    return lines[0] if lines else type(problem).__name__

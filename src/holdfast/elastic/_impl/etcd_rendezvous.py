@@ -1,0 +1,272 @@
+"""`EtcdRendezvousHandler` and `EtcdRendezvous`: the rendezvous on etcd under its legacy names.
+
+TorchElastic's are a protocol of steps that all nodes take together. Here one handler is behind
+both, that of `--rdzv-backend etcd`: rounds are decided by the node that leads, and what these names
+ask for is read from the job that it stores. So the steps themselves (`join_phase`,
+`confirm_membership`, ...) and their directories and leases have no counterpart.
+
+Whoever asks `num_nodes_waiting` hears of a newcomer at once, and takes it in by coming to
+`next_rendezvous`. Agents of ours ask nothing: they `enter`, and are told after the settle time.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.etcd.calls import ProblemKind
+from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
+from holdfast.core.rounds import JobPhase
+from holdfast.etcd.sync_client import EtcdError
+from holdfast.rendezvous import config
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.errors import (
+    RendezvousConnectionError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from holdfast.rendezvous.etcd import EtcdHandler, GenerationStores
+from holdfast.store.errors import StoreTimeoutError
+from holdfast.store.memory import as_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+
+    from holdfast.core.protocol import View
+    from holdfast.core.rounds import Job
+    from holdfast.etcd.store import EtcdStore
+    from holdfast.etcd.sync_client import EtcdClient
+    from holdfast.rendezvous.handler import RendezvousInfo
+
+BACKEND = "etcd"
+
+
+class EtcdRendezvousRetryableFailure(Exception):
+    """Never raised here, where nobody has to try again; for code that catches it."""
+
+
+class EtcdRendezvousRetryImmediately(Exception):
+    """Never raised here, where nobody has to try again; for code that catches it."""
+
+
+def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
+    """Return a handler as the parameters say, with a client of its own."""
+    from holdfast.etcd.sync_client import EtcdClient
+    from holdfast.rendezvous.etcd import etcd_settings_of
+
+    conf = config.parse(params)
+    impl = EtcdRendezvous(
+        EtcdClient(etcd_settings_of(params)),
+        config.value_of(params, "etcd_prefix"),
+        params.run_id,
+        params.min_nodes,
+        params.max_nodes,
+        conf.join_timeout,
+        conf.last_call_timeout,
+        settings=params.config,
+        closes_client=True,
+    )
+    return EtcdRendezvousHandler(impl, params.local_addr)
+
+
+class EtcdRendezvousHandler(EtcdHandler):
+    """A node's rendezvous on etcd, made from an `EtcdRendezvous`, whose node it is from then on."""
+
+    def __init__(self, rdzv_impl: EtcdRendezvous, local_addr: str | None) -> None:
+        super().__init__(rdzv_impl.parameters(local_addr), etcd=rdzv_impl.client.settings)
+        self.seat: View | None = None
+        """The last round that was returned."""
+        self._rdzv_impl = rdzv_impl
+        rdzv_impl.node = self
+
+    def info_of(self, view: View) -> RendezvousInfo:
+        """Return a member's view as TorchElastic's agents know rounds."""
+        self.seat = view
+        return super().info_of(view)
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over, also if this node was never in it."""
+        return super().is_closed() or self._stored_state().get("status") == "closed"
+
+    def num_nodes_waiting(self) -> int:
+        """Return how many nodes wait for which there is room; 1 also if the round is broken."""
+        waiting: int = self._stored_state().get("num_workers_waiting", 0)
+        return super().num_nodes_waiting() or waiting
+
+    def shutdown(self) -> bool:
+        """Leave the job, which goes on without this node, and release what the handler holds."""
+        done = super().shutdown()
+        self._rdzv_impl.close()
+        return done
+
+    def _stored_state(self) -> dict[str, Any]:
+        """Return the job's state, or nothing while etcd is away: then nobody has to do anything.
+
+        That it is away for too long, the node's own connection says.
+        """
+        try:
+            return self._rdzv_impl.get_rdzv_state()[1]
+        except RendezvousConnectionError:
+            return {}
+
+
+class EtcdRendezvous:
+    """A job on etcd as one node takes part in it. Times are in seconds.
+
+    `settings` are further keys of `--rdzv-conf`. The client is the caller's to close, unless
+    `closes_client` says that it goes with this.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        prefix: str,
+        run_id: str,
+        num_min_workers: int,
+        num_max_workers: int,
+        timeout: float,
+        last_call_timeout: float,
+        *,
+        settings: Mapping[str, Any] | None = None,
+        closes_client: bool = False,
+    ) -> None:
+        self.client = client
+        self.node: EtcdRendezvousHandler | None = None
+        """What takes part for this node; made when it is needed first."""
+        self._places = JobKeys(prefix, run_id)
+        self._timeout_s = timeout
+        self._stores = GenerationStores(client, self._places.store)
+        self._closes_client = closes_client
+        self._run_id, self._nodes = run_id, (num_min_workers, num_max_workers)
+        self._settings = {
+            **(settings or {}),
+            "etcd_prefix": prefix,
+            "join_timeout": timeout,
+            "last_call_timeout": last_call_timeout,
+        }
+        self.parameters(None)  # What cannot be a job is refused now.
+
+    def parameters(self, local_addr: str | None) -> RendezvousParameters:
+        """Return what a handler of this job is made from."""
+        where, settings = self.client.settings.where, self._settings
+        return RendezvousParameters(
+            BACKEND, where, self._run_id, *self._nodes, local_addr, **settings
+        )
+
+    def rendezvous_barrier(self) -> tuple[str, int, int]:
+        """Wait until this node is in a round that it was not in before.
+
+        Returns the version, which names this start among all of the run id, the node's rank, and
+        the number of nodes.
+        """
+        node = self._taking_part()
+        info = node.next_rendezvous()
+        assert node.seat is not None
+        version = _version(node.seat.round_term, node.seat.round, node.seat.generation)
+        return version, info.rank, info.world_size
+
+    def set_closed(self) -> None:
+        """End the job for all nodes, and wait until that is decided; there need not be a job."""
+        self._taking_part().set_closed()
+
+    def close(self) -> None:
+        """Release the stores that were made, and the client if that is to be; leaves no job."""
+        self._stores.close()
+        if self._closes_client:
+            self.client.close()
+
+    # The job as it is stored.
+
+    def get_path(self, path: str) -> str:
+        """Return where in etcd something of this job lies."""
+        return self._places.root.decode() + path.removeprefix("/")
+
+    def get_rdzv_state(self) -> tuple[int, dict[str, Any]]:
+        """Return the revision that stored the state, and the state; `setup` if there is none.
+
+        It has the words of TorchElastic's: `joinable` without a round, `final` with one, `closed`.
+        """
+        try:
+            found = self.client.get(self._places.job)
+        except EtcdError as problem:
+            raise RendezvousConnectionError(str(problem)) from None
+        if found is None:
+            return 0, {"status": "setup"}
+        record = unpack(JobRecord, found.value)
+        if record is None:
+            raise RendezvousStateError(
+                f"what lies at {self._places.job.decode()} in etcd is no job of this version of "
+                "Holdfast's",
+                hint="another program uses the same etcd and job id; choose another --rdzv-id",
+            )
+        return found.mod_revision, _state(record.job)
+
+    def try_wait_for_state_change(
+        self, etcd_index: int, timeout: float | timedelta | None = None
+    ) -> tuple[int, dict[str, Any]]:
+        """Return the state after a change of this revision or a later one, or once time is up."""
+        limit_s = self._timeout_s if timeout is None else as_seconds(timeout)
+        revision, state = self.get_rdzv_state()
+        if revision >= etcd_index:
+            return revision, state
+        try:
+            with self.client.watch(self._places.job, b"", etcd_index) as watch:
+                watch.next(limit_s)
+        except TimeoutError:
+            pass
+        except EtcdError as problem:
+            if problem.kind is not ProblemKind.COMPACTED:  # Else something came after, certainly.
+                raise RendezvousConnectionError(str(problem)) from None
+        return self.get_rdzv_state()
+
+    # What the nodes of a version share.
+
+    def setup_kv_store(self, rdzv_version: str) -> EtcdStore:
+        """Return the store of a version, the same on all nodes: that of its `RendezvousInfo`."""
+        return self._store(rdzv_version)
+
+    def store_extra_data(self, rdzv_version: str, key: str, value: object) -> None:
+        """Let the nodes of a version know something that can be written as JSON."""
+        self._store(rdzv_version, "extra_data").set(key, json.dumps(value))
+
+    def load_extra_data(
+        self, rdzv_version: str, key: str, timeout: float | timedelta | None = None
+    ) -> Any:
+        """Return what was stored under a key, waiting for it, by default as long as for a round."""
+        store = self._store(rdzv_version, "extra_data")
+        limit_s = self._timeout_s if timeout is None else as_seconds(timeout)
+        try:
+            store.wait([key], limit_s)
+        except StoreTimeoutError:
+            raise RendezvousTimeoutError(
+                f"nobody stored {key!r} for version {rdzv_version} of {self._run_id!r} in "
+                f"{limit_s:g} s"
+            ) from None
+        return json.loads(store.get(key))
+
+    def _store(self, version: str, *below: str) -> EtcdStore:
+        return self._stores.store(version.replace(".", "/"), *below)
+
+    def _taking_part(self) -> EtcdRendezvousHandler:
+        return self.node or EtcdRendezvousHandler(self, None)
+
+
+def _version(round_term: int, number: int, generation: int) -> str:
+    return f"{round_term}.{number}.{generation}"
+
+
+def _state(job: Job) -> dict[str, Any]:
+    state: dict[str, Any] = {"status": "joinable", "participants": []}
+    if job.phase is JobPhase.CLOSED:
+        state["status"] = "closed"
+    if job.phase is JobPhase.ACTIVE and job.settings is not None:
+        members = {info.node for info in job.members}
+        # Standbys and spares wait, too, but nobody is to make room for them.
+        room = min(job.settings.max_nodes, len(job.nodes) - job.settings.spares) - len(members)
+        outside = sum(node not in members for node in job.nodes)
+        state["status"] = "final"
+        state["version"] = _version(job.round_term, job.round, job.generation)
+        state["participants"] = list(range(len(job.members)))
+        state["num_workers_waiting"] = max(0, min(room, outside))
+    return state

@@ -1,0 +1,278 @@
+"""The frame of a timer server that gets its requests from a queue; `local_timers` fills it in.
+
+For one's own kinds of queue and of worker: a subclass says how timers are kept and workers ended.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import signal
+import time
+
+from holdfast import console
+from holdfast.timers.client import TimerClient
+from holdfast.timers.protocol import RELEASED, TimerRequest, is_time
+from holdfast.timers.reaper import Reaper, is_below_this_process
+from holdfast.timers.server import RefusalLog, TimerTable
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+    from typing import Any
+
+
+FAULT_PAUSE_S = 0.1
+
+
+class RequestQueue(abc.ABC):
+    """Where a server gets its requests from."""
+
+    @abc.abstractmethod
+    def size(self) -> int:
+        """Return about how many requests are waiting."""
+
+    @abc.abstractmethod
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        """Return up to `size` requests, after `timeout` seconds at the latest."""
+
+    def wake(self) -> None:
+        """Have a `get` that waits return; one that cannot be woken waits for its timeout."""
+        return
+
+
+class TimerServer(abc.ABC):
+    """Takes requests in a thread, and ends the workers that have timers which expired."""
+
+    def __init__(
+        self, request_queue: RequestQueue, max_interval: float, daemon: bool = True
+    ) -> None:
+        super().__init__()
+        self._request_queue = request_queue
+        self._max_interval = max_interval
+        self._daemon = daemon
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    @abc.abstractmethod
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        """Set or release timers."""
+
+    @abc.abstractmethod
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        """Forget all timers of some workers."""
+
+    @abc.abstractmethod
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
+        """Return the timers that expire up to a time of day, by worker."""
+
+    @abc.abstractmethod
+    def _reap_worker(self, worker_id: Any) -> bool:
+        """End a worker; return whether it has ended, or else it is tried again."""
+
+    def next_deadline(self) -> float | None:
+        """Return when to look next, by the monotonic clock; None for `max_interval` from now."""
+        return None
+
+    def start(self) -> None:
+        """Watch in a thread."""
+        import threading
+
+        if self._thread is None:
+            self._stopping = False
+            self._thread = threading.Thread(
+                target=self._watchdog_loop, name="holdfast-timers", daemon=self._daemon
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop watching, after `max_interval` at the latest."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stopping = True
+            self._request_queue.wake()
+            thread.join(self._max_interval)
+
+    def _watchdog_loop(self) -> None:
+        told = False
+        while not self._stopping:
+            try:
+                self._run_watchdog()
+            except Exception as problem:  # noqa: BLE001 (a watchdog goes on)
+                if not told:
+                    kind = type(problem).__name__
+                    console.warning(f"the watchdog had a fault and goes on: {kind}: {problem}")
+                told = True
+                time.sleep(FAULT_PAUSE_S)  # What failed may fail at once again.
+
+    def _run_watchdog(self) -> None:
+        queue = self._request_queue
+        self.register_timers(queue.get(max(1, queue.size()), self._wait_s()))
+        ended = set()
+        for worker_id, timers in self._expired_now().items():
+            console.error(
+                f"the time is up for worker {worker_id} in {', '.join(self._get_scopes(timers))}"
+            )
+            if self._reap_worker_no_throw(worker_id):
+                ended.add(worker_id)
+        self.clear_timers(ended)
+
+    def _wait_s(self) -> float:
+        deadline = self.next_deadline()
+        if deadline is None:
+            return self._max_interval
+        return min(self._max_interval, max(0.0, deadline - time.monotonic()))
+
+    def _expired_now(self) -> dict[Any, list[TimerRequest]]:
+        return self.get_expired_timers(time.time())
+
+    def _reap_worker_no_throw(self, worker_id: Any) -> bool:
+        try:
+            return self._reap_worker(worker_id)
+        except Exception as problem:  # noqa: BLE001 (it is tried again)
+            console.warning(f"worker {worker_id} could not be ended: {problem}")
+            return False
+
+    def _get_scopes(self, timer_requests: list[TimerRequest]) -> list[str]:
+        return [one.scope_id for one in timer_requests]
+
+
+# Timers for the processes that a program itself has started, over a queue of `multiprocessing`.
+#
+# Such a queue unpickles what comes, so it is for processes one trusts as oneself. Whom a request
+# names is checked all the same: only what descends from the server's process is watched and ended.
+
+
+TRY_AGAIN_S = 1.0
+"""A worker that could not be ended is tried again after this time."""
+
+
+class LocalTimerClient(TimerClient):
+    """Sets timers of this process with whoever reads the queue."""
+
+    def __init__(self, mp_queue: Any) -> None:
+        super().__init__()
+        self._mp_queue = mp_queue
+
+    def acquire(self, scope_id: str, expiration_time: float) -> None:
+        """Set the timer of a scope, or move it."""
+        self._mp_queue.put(TimerRequest(os.getpid(), scope_id, expiration_time))
+
+    def release(self, scope_id: str) -> None:
+        """Release the timer of a scope."""
+        self._mp_queue.put(TimerRequest(os.getpid(), scope_id, RELEASED))
+
+
+class MultiprocessingRequestQueue(RequestQueue):
+    """Requests out of a `multiprocessing.Queue`."""
+
+    def __init__(self, mp_queue: Any) -> None:
+        super().__init__()
+        self._mp_queue = mp_queue
+
+    def size(self) -> int:
+        """Return about how many requests are waiting."""
+        size: int = self._mp_queue.qsize()
+        return size
+
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        """Return up to `size` requests, after `timeout` seconds at the latest."""
+        import queue
+
+        requests: list[TimerRequest] = []
+        deadline = time.monotonic() + timeout
+        while len(requests) < size:
+            try:
+                found = self._mp_queue.get(True, max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                break
+            if found is None:  # `wake` has put it there.
+                break
+            requests.append(found)
+        return requests
+
+    def wake(self) -> None:
+        """Have a `get` that waits return."""
+        import queue
+
+        try:
+            self._mp_queue.put_nowait(None)
+        except queue.Full:
+            pass  # Then there is something to get anyhow.
+
+
+class LocalTimerServer(TimerServer):
+    """Kills processes below this one whose timers have expired.
+
+    `is_ours(pid)` says whom a request may name, and `dump(pid)` writes the stacks of a process that
+    is about to be killed.
+    """
+
+    def __init__(
+        self,
+        mp_queue: Any,
+        max_interval: float = 60,
+        daemon: bool = True,
+        *,
+        is_ours: Callable[[int], bool] = is_below_this_process,
+        dump: Callable[[int], object] | None = None,
+    ) -> None:
+        super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
+        self._reaper = Reaper(is_ours, dump=dump)
+        self._timers: TimerTable[TimerRequest] = TimerTable()
+        self._refusals = RefusalLog("a timer request is refused")
+
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        """Set or release timers, whoever's they are; only processes below this are ever ended."""
+        now, wall = time.monotonic(), time.time()
+        for request in timer_requests:
+            if not _is_request(request):
+                self._refusals.tell("it cannot be read", repr(request)[:80])
+            elif not self._timers.set(request, now, wall):
+                self._timers.purge(now, self._reaper.is_ours)
+                if not self._timers.set(request, now, wall):
+                    self._refusals.tell(
+                        f"there are {len(self._timers):,} timers already", repr(request)[:80]
+                    )
+
+    def clear_timers(self, worker_ids: set[int]) -> None:
+        """Forget all timers of some processes."""
+        self._timers.clear(worker_ids)
+
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
+        """Return the timers that expire up to a time of day, by process."""
+        return {**self._timers.expired_by_wall(deadline)}
+
+    def next_deadline(self) -> float | None:
+        """Return when the next timer is due, by the monotonic clock."""
+        return self._timers.next_deadline()
+
+    def _expired_now(self) -> dict[Any, list[TimerRequest]]:
+        now = time.monotonic()
+        late = self._timers.due(now)
+        for pid, requests in [*late.items()]:
+            # Whoever is ended loses his timers; the others are looked at again.
+            self._timers.put_off(requests, now + TRY_AGAIN_S)
+            if self._reaper.is_ours(pid):
+                continue
+            if os.path.exists(f"/proc/{pid}"):
+                self._refusals.tell(
+                    "it names a process that is not below this one",
+                    f"pid {pid}, scope {requests[0].scope_id!r}",
+                )
+            self._timers.clear((pid,))
+            del late[pid]
+        return {**late}
+
+    def _reap_worker(self, worker_id: int) -> bool:
+        self._reaper.dump_stacks(worker_id)
+        return self._reaper.kill(worker_id, signal.SIGKILL)
+
+
+def _is_request(found: Any) -> bool:
+    return (
+        type(getattr(found, "worker_id", None)) is int
+        and isinstance(getattr(found, "scope_id", None), str)
+        and is_time(getattr(found, "expiration_time", None))
+    )

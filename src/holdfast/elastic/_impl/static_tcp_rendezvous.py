@@ -1,0 +1,48 @@
+"""`StaticTCPRendezvous`: the handler of `static` made from its parts, as TorchElastic's is.
+
+It is the coordinator's handler with a given rank and a fixed number of nodes; what is said of that
+one (`coordinated`) is true here. Unlike TorchElastic's, nodes that are lost are noticed, and every
+start of the workers has a store of its own.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import UsageError
+from holdfast.net.endpoints import format_endpoint
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.coordinator import CoordinatorHandler
+
+
+class StaticTCPRendezvous(CoordinatorHandler):
+    """Nodes that know their ranks and where the first of them is."""
+
+    def __init__(
+        self,
+        master_addr: str,
+        master_port: int,
+        rank: int,
+        world_size: int,
+        run_id: str,
+        timeout: float,
+    ) -> None:
+        if not 0 <= rank < world_size:
+            raise UsageError(
+                f"--node-rank: {rank} is not the number of one of {world_size} nodes; accepted: "
+                f"0 to {world_size - 1}"
+            )
+        params = RendezvousParameters(
+            "static",
+            format_endpoint(master_addr, master_port),
+            run_id,
+            world_size,
+            world_size,
+            rank=rank,
+            timeout=timeout,
+        )
+        super().__init__(params, fixed_rank=rank)
+        self.master_addr = master_addr
+        self.master_port = master_port
+        self.rank = rank
+        self.world_size = world_size
+        self.run_id = run_id
+        self.timeout = timeout

@@ -1,0 +1,407 @@
+"""One connection to one endpoint: HTTP/1.1, one request at a time, spoken by h11.
+
+The one thing to know: every way it can fail is a `ConnectionProblem`, which says in one line why,
+and whether the request may have reached etcd. A connection that has failed once is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.core.etcd.calls import ProblemKind
+from holdfast.errors import EnvironmentProblem
+from holdfast.etcd.protocol import SAID_CHARS_MAX, TLS_ONLY
+from holdfast.net import addresses
+from holdfast.wire.errors import quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+try:
+    import h11
+except ImportError:
+    raise EnvironmentProblem("etcd needs the package h11", hint="pip install h11") from None
+
+
+ANSWER_BYTES_MAX = 64 * 1024 * 1024
+"""What is taken of one answer, and of one line of a watch. Etcd takes 1.5 MiB in one request unless
+it is told otherwise, but a range may hold many of those."""
+HEAD_BYTES_MAX = 64 * 1024
+
+TLS_FAILED = "TLS failed"
+NO_TLS = "it does not speak TLS: write http:// before it"
+NO_HANDSHAKE = "it closed the connection during the TLS handshake"
+
+_OK = 200
+_HTTP = b"HTTP/1."
+_ALERT = b"\x15\x03"  # Of TLS.
+
+
+class ConnectionProblem(Exception):
+    """A connection could not be made or kept."""
+
+    def __init__(
+        self,
+        why: str,
+        kind: ProblemKind = ProblemKind.UNREACHABLE,
+        *,
+        written: bool = False,
+        mute: bool = False,
+    ) -> None:
+        super().__init__(why)
+        self.why = why
+        self.kind = kind
+        self.written = written
+        """Whether some of a request was sent, so that it may have been carried out."""
+        self.mute = mute
+        """Whether the other side closed the connection and never said anything on it."""
+
+
+class Reply(NamedTuple):
+    """What the other side answered."""
+
+    status: int
+    body: bytes
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection from `open_connection` until `abort`, or until it fails."""
+
+    def __init__(self, host_header: str) -> None:
+        loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Done when the socket is closed."""
+        self.local_address = ""
+        self.on_ended: Callable[[HttpConnection], None] | None = None
+        self._loop = loop
+        self._http = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_BYTES_MAX)
+        self._host_header = host_header
+        self._heard = False
+        self._transport: asyncio.Transport | None = None
+        self._problem: ConnectionProblem | None = None
+        self._reply: asyncio.Future[Reply] | None = None
+        self._on_line: Callable[[bytes], None] | None = None
+        self._status = 0
+        self._body = bytearray()
+        self._looked_at = 0  # So far there is no end of a line in `_body`.
+
+    @property
+    def problem(self) -> ConnectionProblem | None:
+        """Why it is over, if it is."""
+        return self._problem
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether another request can be sent."""
+        return (
+            self._problem is None
+            and self._reply is None
+            and self._http.our_state is h11.IDLE
+            and self._http.their_state is h11.IDLE
+        )
+
+    # Requests.
+
+    async def ask(
+        self,
+        path: str,
+        body: bytes,
+        token: str = "",
+        *,
+        limit_s: float,
+    ) -> Reply:
+        """Send a request and return the whole answer, or raise `ConnectionProblem`."""
+        reply = self._send(path, body, token)
+        timer = self._loop.call_later(limit_s, self._silent, limit_s)
+        try:
+            return await reply
+        except asyncio.CancelledError:
+            self.abort("the call was cancelled")
+            raise
+        finally:
+            timer.cancel()
+
+    async def stream(
+        self,
+        path: str,
+        body: bytes,
+        token: str,
+        on_line: Callable[[bytes], None],
+    ) -> Reply:
+        """Send a request and give every line of the answer to `on_line`, as long as it goes on.
+
+        Return when it ends, or with the whole of an answer that is no success. `on_line` may
+        call `abort`. Raises `ConnectionProblem`.
+        """
+        self._on_line = on_line
+        reply = self._send(path, body, token)
+        try:
+            return await reply
+        finally:
+            self.abort("the stream has ended")
+
+    def abort(self, why: str, kind: ProblemKind = ProblemKind.UNREACHABLE) -> None:
+        """End the connection now; who waits for an answer gets this for a reason."""
+        self._fail(ConnectionProblem(why, kind))
+
+    def _send(self, path: str, body: bytes, token: str) -> asyncio.Future[Reply]:
+        if self._problem is not None:
+            raise ConnectionProblem(self._problem.why, self._problem.kind)
+        assert self.is_idle, "one request at a time"
+        assert self._transport is not None
+        headers = [
+            ("Host", self._host_header),
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            # A member that has lost its leader says so at once, instead of after a while.
+            ("Grpc-Metadata-Hasleader", "true"),
+        ]
+        if token:
+            headers.append(("Authorization", token))
+        http = self._http
+        head = http.send(h11.Request(method="POST", target=path, headers=headers))
+        data = http.send(h11.Data(data=body))
+        end = http.send(h11.EndOfMessage())
+        self._reply = self._loop.create_future()
+        self._transport.write(b"".join((head or b"", data or b"", end or b"")))
+        return self._reply
+
+    def _silent(self, limit_s: float) -> None:
+        taken = "" if self._heard else "it takes connections, but there was "
+        self._fail(ConnectionProblem(f"{taken}no answer within {limit_s:.3g} s"))
+
+    # What comes in.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        address = transport.get_extra_info("sockname")
+        self.local_address = addresses.plain(str(address[0])) if address else ""
+
+    def data_received(self, data: bytes) -> None:
+        """Take in some of an answer."""
+        if self._problem is not None:
+            return
+        if not self._heard and not _begins_http(data):
+            self._fail(_no_http(data))
+            return
+        self._heard = True
+        try:
+            self._http.receive_data(data)
+            while self._take(self._http.next_event()):
+                pass
+        except h11.RemoteProtocolError as error:
+            why = f"it does not speak HTTP: {quoted(str(error))}"
+            self._fail(ConnectionProblem(why, ProblemKind.REFUSED))
+
+    def eof_received(self) -> bool:
+        """Take in that there will be no more; some answers end by that."""
+        if self._problem is None:
+            try:
+                self._http.receive_data(b"")
+                while self._take(self._http.next_event()):
+                    pass
+            except h11.RemoteProtocolError:
+                self._fail(self._loss(None))
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Say why, unless it was us."""
+        if self._problem is None:
+            self._fail(self._loss(exc))
+        if not self.ended.done():
+            self.ended.set_result(None)
+        if self.on_ended is not None:
+            self.on_ended(self)
+
+    def _take(self, event: object) -> bool:
+        """Take in an event; return whether to ask for the next."""
+        kind = type(event)
+        if kind is h11.Data:
+            self._body += event.data  # type: ignore[attr-defined]
+            if self._on_line is not None and self._status == _OK:
+                self._split(self._on_line)
+            if len(self._body) > ANSWER_BYTES_MAX:
+                why = f"it answers with more than {ANSWER_BYTES_MAX // 2**20} MiB"
+                self._fail(ConnectionProblem(why, ProblemKind.REFUSED))
+            return self._problem is None
+        if kind is h11.Response:
+            if self._reply is None:
+                self._fail(ConnectionProblem("it answers what was not asked", ProblemKind.REFUSED))
+                return False
+            self._status = event.status_code  # type: ignore[attr-defined]
+            return True
+        if kind is h11.InformationalResponse:
+            return True
+        if kind is h11.EndOfMessage:
+            self._finish()
+            return self._problem is None and self._http.our_state is h11.IDLE
+        if kind is h11.ConnectionClosed:
+            self._fail(self._loss(None))
+        return False
+
+    def _finish(self) -> None:
+        reply, self._reply = self._reply, None
+        body = bytes(self._body)
+        self._body.clear()
+        self._looked_at = 0
+        if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
+            self._http.start_next_cycle()
+        else:
+            self._fail(ConnectionProblem("it closed the connection"))
+        if reply is not None and not reply.done():
+            reply.set_result(Reply(self._status, body))
+
+    def _split(self, on_line: Callable[[bytes], None]) -> None:
+        while (end := self._body.find(b"\n", self._looked_at)) >= 0:
+            line = bytes(self._body[:end])
+            del self._body[: end + 1]
+            self._looked_at = 0
+            if line and self._problem is None:
+                on_line(line)
+        self._looked_at = len(self._body)
+
+    def _loss(self, error: Exception | None) -> ConnectionProblem:
+        closed = isinstance(error, ConnectionResetError | ssl.SSLEOFError | ssl.SSLZeroReturnError)
+        if isinstance(error, ssl.SSLError) and not closed:
+            return tls_problem(error)
+        if error is not None and not closed:
+            return ConnectionProblem(f"the connection was lost: {words_of(error)}")
+        if self._heard or self._reply is None:
+            return ConnectionProblem("it closed the connection")
+        return ConnectionProblem("it closed the connection without an answer", mute=True)
+
+    def _fail(self, problem: ConnectionProblem) -> None:
+        if self._problem is not None:
+            return
+        self._problem = problem
+        reply, self._reply = self._reply, None
+        if reply is not None and not reply.done():
+            problem.written = True
+            reply.set_exception(problem)
+        if self._transport is not None:
+            self._transport.abort()
+
+
+def _begins_http(data: bytes) -> bool:
+    return data[: len(_HTTP)] == _HTTP[: len(data)]
+
+
+def _no_http(data: bytes) -> ConnectionProblem:
+    if data.startswith(_ALERT):
+        return ConnectionProblem(TLS_ONLY, ProblemKind.DENIED)
+    said = quoted(data.decode(errors="replace").strip(), SAID_CHARS_MAX)
+    return ConnectionProblem(f"it does not speak HTTP, it says: {said}", ProblemKind.REFUSED)
+
+
+def tls_problem(error: ssl.SSLError) -> ConnectionProblem:
+    """Return in words why TLS failed, and whether trying again can help."""
+    if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+        return ConnectionProblem(NO_HANDSHAKE, mute=True)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        said = quoted(error.verify_message).rstrip(".")
+        if error.verify_code in _OTHER_HOST:
+            why = f"its certificate is for another host: {said} (or set tls_server_name)"
+        elif error.verify_code in _OUT_OF_DATE:
+            why = f"its certificate is out of date: {said} (or the clock of this machine is wrong)"
+        else:
+            why = f"its certificate is not trusted: {said} (set cacert to the CA that signed it)"
+        return ConnectionProblem(why, ProblemKind.DENIED)
+    reason = error.reason or ""
+    if reason in _NOT_TLS:
+        return ConnectionProblem(NO_TLS, ProblemKind.DENIED)
+    if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
+        why = (
+            f"it wants a client certificate that its CA has signed (set cert and key): "
+            f"{quoted(reason)}"
+        )
+        return ConnectionProblem(why, ProblemKind.DENIED)
+    return ConnectionProblem(f"{TLS_FAILED}: {quoted(str(error))}")
+
+
+_OUT_OF_DATE = (9, 10)  # Not yet valid, not valid any more.
+_OTHER_HOST = (62, 64)  # The name, or the address, is not in the certificate.
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
+
+
+def words_of(error: Exception) -> str:
+    """Return an error of the system as a person reads it."""
+    number = getattr(error, "errno", None) or 0
+    # Where there is a number asyncio says something of its own; below 0 are a resolver's.
+    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+    return quoted(text[:1].lower() + text[1:])
+
+
+# From an endpoint to a connection, within a limit, with every failure in one line.
+#
+# A name may have several addresses; they are tried one after the other, and share the limit.
+
+
+# A host that vanished is noticed after about ten seconds, whether something is on its way or not.
+KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 4, 2, 3
+UNACKNOWLEDGED_MS_MAX = 10_000
+
+# This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
+_NOT_ASKED = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
+
+
+async def open_connection(
+    host: str,
+    port: int,
+    *,
+    tls: ssl.SSLContext | None = None,
+    server_name: str = "",
+    limit_s: float,
+) -> HttpConnection:
+    """Return a connection, or raise `ConnectionProblem`; both within the limit."""
+    late = "no connection"
+    try:
+        async with asyncio.timeout(limit_s):
+            try:
+                found = await addresses.find_soon(host, port)
+            except OSError as error:
+                raise ConnectionProblem(f"it cannot be resolved: {words_of(error)}") from None
+            connected = await addresses.connect_first(found, limit_s, _set_options)
+            late = "it takes connections, but there was no TLS handshake"
+            return await _wrap(connected, addresses.written(host, port), tls, server_name or host)
+    except TimeoutError:
+        raise ConnectionProblem(f"{late} within {limit_s:.3g} s") from None
+    except ssl.SSLError as error:
+        raise tls_problem(error) from None
+    except OSError as error:
+        if tls is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError):
+            raise ConnectionProblem(NO_HANDSHAKE, mute=True) from None
+        raise ConnectionProblem(words_of(error)) from None
+
+
+def _set_options(connected: socket.socket) -> None:
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_EVERY_S)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
+
+
+async def _wrap(
+    connected: socket.socket, host_header: str, tls: ssl.SSLContext | None, server_name: str
+) -> HttpConnection:
+    connection = HttpConnection(host_header)
+    try:
+        await asyncio.get_running_loop().create_connection(
+            lambda: connection,
+            sock=connected,
+            ssl=tls,
+            server_hostname=server_name if tls is not None else None,
+        )
+    except BaseException:
+        connected.close()
+        raise
+    return connection

@@ -1,0 +1,340 @@
+"""Which modules a node imports ahead for its workers: those that are named, and those of `auto`.
+
+`auto` reads what the workers will run and imports nothing of it. It takes the modules that this
+source imports at its top level and that are installed. Without a source to read it prints one line
+and the job runs without; only speed is lost.
+
+An import counts if a worker runs it for sure, or may well: a statement of the module, or one below
+`try`, `else`, `finally`, `with` or `if`. Not what only a type checker reads (`if TYPE_CHECKING`),
+nor fallbacks (`except`), nor what is inside a function or a class. Below `if __name__ ==
+"__main__"` it depends on whether the source is a worker's program or the module of a function.
+
+A module is installed if the folder where Python finds it first holds the standard library or is
+called `site-packages` (`dist-packages` on Debian). Everything else (beside the script, in the
+working directory, on PYTHONPATH, an editable install) is being worked on: it may change between two
+starts of the workers, and may ask at import which worker it is in.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from holdfast import console
+from holdfast.core.values import Value
+from holdfast.launcher.config import PRELOAD_AUTO
+from holdfast.processes.zygote.client import parse_command
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import ast
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from typing import Any
+
+    Import = tuple[str, tuple[str, ...]]
+    """A module, and the names that `from` takes out of it."""
+
+
+def top_level_imports(source: bytes | str, *, as_main: bool) -> list[Import]:
+    """Return the absolute imports of a source in their order; `ValueError` if it is not Python.
+
+    `as_main` says that the source runs as `__main__`.
+    """
+    import ast
+    import warnings
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # The worker that runs it has the same to tell.
+            tree = ast.parse(source)
+    except SyntaxError as error:
+        where = f" (line {error.lineno})" if error.lineno else ""
+        raise ValueError(f"{error.msg}{where}") from None
+    except (RecursionError, MemoryError):
+        raise ValueError("it is nested too deeply") from None
+    return list(_imports_of(tree.body, as_main=as_main))
+
+
+def _imports_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Import]:
+    import ast
+
+    for statement in statements:
+        run: list[ast.stmt] = []
+        match statement:
+            case ast.Import(names=names):
+                yield from ((alias.name, ()) for alias in names)
+            case ast.ImportFrom(module=str(module), names=names, level=0):
+                yield module, tuple(alias.name for alias in names)
+            case ast.If(test=test, body=body, orelse=orelse):
+                known = _truth(test, as_main=as_main)
+                run = [*([] if known is False else body), *([] if known is True else orelse)]
+            case ast.Try() | ast.TryStar():
+                run = [*statement.body, *statement.orelse, *statement.finalbody]
+            case ast.With(body=body):
+                run = body
+        yield from _imports_of(run, as_main=as_main)
+
+
+def _truth(test: ast.expr, *, as_main: bool) -> bool | None:
+    """Return what a condition is known to be in a worker, `None` if only the worker knows."""
+    import ast
+
+    match test:
+        case ast.Name(id="TYPE_CHECKING") | ast.Attribute(attr="TYPE_CHECKING"):
+            return False
+        case ast.Constant(value=value):
+            return bool(value)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            known = _truth(operand, as_main=as_main)
+            return None if known is None else not known
+        case ast.Compare(left=left, ops=[ast.Eq() | ast.NotEq() as op], comparators=[right]):
+            for one, other in ((left, right), (right, left)):
+                match one, other:
+                    case ast.Name(id="__name__"), ast.Constant(value="__main__"):
+                        return as_main is isinstance(op, ast.Eq)
+    return None
+
+
+INSTALLED_FOLDERS = ("site-packages", "dist-packages")
+# Not worth an import ahead: part of the interpreter, or of ours. And mpi4py joins its job when it
+# is imported, as one process, which a fork would make into several.
+SKIPPED = frozenset({"__future__", "__main__", "holdfast", "mpi4py", *sys.builtin_module_names})
+
+
+class PathEntry(Value):
+    """A folder that modules are looked for in."""
+
+    folder: str
+    installed: bool
+
+
+class FoundModule(Value):
+    """A module: the file it is loaded from, if any, and where its submodules are."""
+
+    origin: str | None
+    installed: bool
+    below: tuple[PathEntry, ...]
+
+
+def path_entries(folders: Iterable[str]) -> list[PathEntry]:
+    """Return folders of a search path as places; an empty one is the working directory."""
+    standard = os.path.dirname(os.path.abspath(os.__file__))
+    places = []
+    for folder in folders:
+        try:
+            path = os.path.abspath(folder)
+        except OSError:
+            continue  # The working directory was removed.
+        standard_library = path in (standard, os.path.join(standard, "lib-dynload"))
+        installed = standard_library or os.path.basename(path) in INSTALLED_FOLDERS
+        places.append(PathEntry(path, installed))
+    return places
+
+
+def find_module(name: str, places: Sequence[PathEntry]) -> FoundModule | None:
+    """Find a module by its full name, one step for each part, as Python would."""
+    found: FoundModule | None = None
+    parts = name.split(".")
+    for at in range(len(parts)):
+        found = _step(".".join(parts[: at + 1]), places)
+        if found is None:
+            return None
+        places = found.below
+    return found
+
+
+def _step(full_name: str, places: Sequence[PathEntry]) -> FoundModule | None:
+    """Find a module in the first place that has it.
+
+    Folders without an `__init__.py` are one package together, unless a later place has a module.
+    """
+    # Not PathFinder: it asks the parent of such a package for its path, which is not imported.
+    from pkgutil import get_importer
+
+    portions: list[PathEntry] = []
+    for place in places:
+        finder = get_importer(place.folder)
+        spec = finder.find_spec(full_name) if finder is not None else None
+        if spec is None:
+            continue
+        folders = spec.submodule_search_locations or ()
+        below = tuple(PathEntry(folder, place.installed) for folder in folders)
+        if spec.loader is not None:
+            return FoundModule(spec.origin, place.installed, below)
+        portions.extend(below)
+    if not portions:
+        return None
+    return FoundModule(None, all(portion.installed for portion in portions), tuple(portions))
+
+
+def installed_among(
+    imports: Iterable[Import], places: Sequence[PathEntry], *, missing_counts: bool = False
+) -> list[str]:
+    """Return the modules that imports bring in and that are installed, each once, in order.
+
+    `from a import b` brings in `a`, and `a.b` if that is a module. With `missing_counts` a module
+    counts as installed too if its package is in none of the places.
+    """
+    names: dict[str, None] = {}
+    for module, members in imports:
+        top = module.partition(".")[0]
+        if top in SKIPPED:
+            continue
+        found = find_module(module, places)
+        if found is None:
+            if missing_counts and find_module(top, places) is None:
+                names[module] = None
+            continue
+        if not found.installed:
+            continue
+        names[module] = None
+        for member in members:
+            below = find_module(member, found.below)
+            if below is not None and below.installed:
+                names[f"{module}.{member}"] = None
+    return list(names)
+
+
+# torch imports this, which takes as long as torch itself, when the first optimizer is made.
+LATE_IMPORT, OF_TORCH, ITS_WORD = "torch._dynamo", "torch", b"optim"
+
+# A script is a few kilobytes. More than this was generated, and would take seconds to parse.
+SOURCE_BYTES_MAX = 4 << 20
+
+
+class NoSource(Exception):
+    """There is nothing that could be read; the message says why."""
+
+
+class Source(Value):
+    """What workers run: its text, and where its imports are looked for."""
+
+    name: str
+    text: bytes
+    places: Sequence[PathEntry]
+    as_main: bool = True
+
+
+def modules_to_preload(
+    wanted: Sequence[str], entrypoint: Callable[..., Any] | str, args: Sequence[Any]
+) -> tuple[str, ...]:
+    """Return the modules to import ahead, with those that `auto` finds in its place."""
+    if PRELOAD_AUTO not in wanted:
+        return tuple(wanted)
+    at = wanted.index(PRELOAD_AUTO)
+    found = modules_of_auto(entrypoint, args)
+    return tuple(dict.fromkeys([*wanted[:at], *found, *wanted[at + 1 :]]))
+
+
+def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> list[str]:
+    """Return the installed modules that workers import first, and tell the person of them."""
+    foreign = isinstance(entrypoint, str) and not is_this_python(entrypoint)
+    try:
+        source = source_of(entrypoint, [str(arg) for arg in args], foreign=foreign)
+        imports = _read_imports(source)
+    except NoSource as reason:
+        console.notice(f"--preload auto finds no modules: {reason}")
+        return []
+    # What another interpreter has installed is not known here.
+    found = installed_among(imports, source.places, missing_counts=foreign)
+    if found:
+        console.info(f"--preload auto finds in {source.name}: {', '.join(found)}")
+    else:
+        console.notice(
+            f"--preload auto finds no modules: {source.name} imports none at its top level that "
+            "are installed"
+        )
+    return found
+
+
+def _read_imports(source: Source) -> list[Import]:
+    try:
+        imports = top_level_imports(source.text, as_main=source.as_main)
+    except ValueError as problem:
+        raise NoSource(f"{source.name} is not Python source: {problem}") from None
+    if ITS_WORD in source.text and any(name.partition(".")[0] == OF_TORCH for name, _ in imports):
+        imports.append((LATE_IMPORT, ()))
+    return imports
+
+
+def is_this_python(program: str) -> bool:
+    """Whether a program is the interpreter that runs this, and so has the same modules.
+
+    The folder must be the same too: those of two virtual environments lead to one interpreter.
+    """
+    if os.sep not in program:
+        candidates = (os.path.join(folder, program) for folder in os.get_exec_path())
+        program = next((path for path in candidates if os.access(path, os.X_OK)), program)
+    if os.path.dirname(program) != os.path.dirname(sys.executable):
+        return False
+    return os.path.realpath(program) == os.path.realpath(sys.executable)
+
+
+def source_of(
+    entrypoint: Callable[..., Any] | str, args: Sequence[str], *, foreign: bool = False
+) -> Source:
+    """Return what workers run first, or raise `NoSource`."""
+    if not isinstance(entrypoint, str):
+        if getattr(entrypoint, "__name__", "") == "run_script_path" and args:
+            return _script(args[0], foreign=False)
+        return _module_of_function(entrypoint)
+    command = parse_command([entrypoint, *args])
+    if command is None:
+        name = os.path.basename(entrypoint)
+        raise NoSource(f"{name} is not given a Python script, module or command to run")
+    if command.kind == "c":
+        code = os.fsencode(command.what)
+        return Source("the code of -c", code, _search_path("", foreign=foreign))
+    if command.kind == "m":
+        return _module(command.what, foreign=foreign)
+    return _script(command.what, foreign=foreign)
+
+
+def _script(path: str, *, foreign: bool) -> Source:
+    folder = os.path.dirname(os.path.realpath(path))
+    return Source(path, _read(path), _search_path(folder, foreign=foreign))
+
+
+def _module(name: str, *, foreign: bool) -> Source:
+    places = _search_path("", foreign=foreign)
+    found = find_module(name, places)
+    if found is not None and found.below:
+        found = find_module("__main__", found.below)
+    if found is None or found.origin is None:
+        raise NoSource(f"there is no source of -m {name} here")
+    return Source(f"-m {name}", _read(found.origin), places)
+
+
+def _module_of_function(function: Callable[..., Any]) -> Source:
+    """Return the module that workers import to call a function; there it is not `__main__`."""
+    from functools import partial
+
+    while isinstance(function, partial):
+        function = function.func
+    home = str(getattr(function, "__module__", None))
+    path = getattr(sys.modules.get(home), "__file__", None)
+    if path is None:
+        raise NoSource(f"the function's module {home} has no file")
+    return Source(f"module {home}", _read(path), path_entries(sys.path), as_main=False)
+
+
+def _search_path(first: str, *, foreign: bool) -> list[PathEntry]:
+    """Return where a worker looks for modules: as far as known here, if by another interpreter."""
+    if not foreign:
+        return path_entries([first, *sys.path])
+    given = os.environ.get("PYTHONPATH", "")
+    return path_entries([first, *(given.split(os.pathsep) if given else ())])
+
+
+def _read(path: str) -> bytes:
+    # Only what can be read twice: a pipe is the worker's.
+    if not os.path.isfile(path):
+        raise NoSource(f"{path} is {'a folder' if os.path.isdir(path) else 'no file'}")
+    try:
+        with open(path, "rb") as file:
+            text = file.read(SOURCE_BYTES_MAX + 1)
+    except OSError as problem:
+        raise NoSource(f"{path} cannot be read: {problem.strerror}") from None
+    if len(text) > SOURCE_BYTES_MAX:
+        raise NoSource(f"{path} is larger than {SOURCE_BYTES_MAX >> 20} MiB")
+    return text

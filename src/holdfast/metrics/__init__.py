@@ -1,1 +1,0 @@
-"""Figures about a run: for handlers of one's own, for Prometheus, and for OpenTelemetry."""

@@ -1,0 +1,1 @@
+"""Network helpers that every room shares: addresses, listening, TLS, token, HTTP server."""

@@ -1,0 +1,196 @@
+"""TLS contexts for both sides, and what went wrong in words that name the setting and the file.
+
+The one thing to know: there is no half-hearted TLS. A server with `tls_ca` requires a certificate
+of every client; a client verifies the server's certificate always, against `tls_ca` or, without
+one, against what the machine trusts. Only the check of the host name can be switched off, for
+clusters whose certificates carry no addresses.
+
+`ssl` is imported when it is needed: it costs more than the rest of a start. Nothing here opens a
+connection.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.wire.errors import quoted
+
+if TYPE_CHECKING:
+    import ssl
+
+
+CERT, KEY, CA = "tls_cert", "tls_key", "tls_ca"
+NAMES = (CERT, KEY, CA)
+CHECK_HOSTNAME, SERVER_NAME = "tls_check_hostname", "tls_server_name"
+
+
+def server_context(cert: str, key: str, ca: str | None = None) -> ssl.SSLContext:
+    """Return what a coordinator listens with. With `ca`, clients must show a certificate of it."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _load_certificate(context, cert, key, NAMES)
+    if ca is not None:
+        _load_ca(context, ca, CA)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def client_context(
+    ca: str | None = None,
+    cert: str | None = None,
+    key: str | None = None,
+    *,
+    check_hostname: bool = True,
+    names: tuple[str, str, str] = NAMES,
+) -> ssl.SSLContext:
+    """Return what an agent connects with.
+
+    Connect with `server_hostname` set to `tls_server_name` if the person set one, else to the host
+    of the endpoint; with `check_hostname` it must be among the names in the server's certificate.
+    `names` are what the person calls certificate, key and authority.
+    """
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = check_hostname
+    if ca is not None:
+        _load_ca(context, ca, names[2])
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if cert is not None or key is not None:
+        if cert is None or key is None:
+            there, lacking = names[:2] if key is None else (names[1], names[0])
+            raise UsageError(f"{there} is set and {lacking} is not", hint="set both or neither")
+        _load_certificate(context, cert, key, names)
+    return context
+
+
+def explain_failure(error: Exception) -> str:
+    """Return in words why a TLS handshake failed, and which setting has to do with it."""
+    import ssl
+
+    if isinstance(error, ssl.SSLCertVerificationError):
+        # 62 and 64: the name, or the address, is not in the certificate.
+        if error.verify_code in (62, 64):
+            return (
+                f"the certificate is for another host: {quoted(error.verify_message)} "
+                f"(set {SERVER_NAME}, or {CHECK_HOSTNAME}=false)"
+            )
+        return f"the certificate is not trusted: {quoted(error.verify_message)} (check {CA})"
+    reason = getattr(error, "reason", None) or ""
+    if reason in (
+        "WRONG_VERSION_NUMBER",
+        "HTTP_REQUEST",
+        "UNKNOWN_PROTOCOL",
+        "RECORD_LAYER_FAILURE",
+    ):
+        return (
+            f"the other side does not speak TLS (a node needs {CA}, a coordinator {CERT} and {KEY})"
+        )
+    if "CERTIFICATE_REQUIRED" in reason or reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
+        return f"a client certificate is required (set {CERT} and {KEY} on the client's side)"
+    if "UNKNOWN_CA" in reason:
+        return f"the other side does not trust our certificate (check {CA} there)"
+    return f"TLS failed: {quoted(str(error) or 'the connection closed')}"
+
+
+def _load_certificate(
+    context: ssl.SSLContext, cert: str, key: str, names: tuple[str, str, str]
+) -> None:
+    import ssl
+
+    certs_name, keys_name, _ = names
+    _check_readable(certs_name, cert)
+    _check_readable(keys_name, key)
+
+    def no_passphrase() -> str:
+        # Without this OpenSSL would ask on the terminal, and the agent hang.
+        raise UsageError(
+            f"{keys_name}: {key} is encrypted", hint="a key without a passphrase is needed"
+        )
+
+    try:
+        context.load_cert_chain(cert, key, password=no_passphrase)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(f"{keys_name}: {key} is not the key of {certs_name}: {cert}") from None
+        # OpenSSL does not say which of the two it could not read.
+        if _is_certificate(cert):
+            raise UsageError(f"{keys_name}: {key} is not a private key in PEM format") from None
+        raise UsageError(f"{certs_name}: {cert} is not a certificate in PEM format") from None
+
+
+def _load_ca(context: ssl.SSLContext, ca: str, name: str) -> None:
+    import ssl
+
+    _check_readable(name, ca)
+    try:
+        context.load_verify_locations(cafile=ca)
+    except ssl.SSLError:
+        raise UsageError(f"{name}: {ca} has no certificate in PEM format in it") from None
+
+
+def _is_certificate(path: str) -> bool:
+    import ssl
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except ssl.SSLError:
+        return False
+    return True
+
+
+def _check_readable(setting: str, path: str) -> None:
+    """Raise for a file that cannot be read, by name: `ssl` says only that there is none."""
+    if not path:
+        raise UsageError(f"{setting} is empty", hint="name a file in PEM format")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            os.read(descriptor, 1)
+        finally:
+            os.close(descriptor)
+    except ValueError:
+        raise UsageError(f"{setting}: {path!r} is not the name of a file") from None
+    except OSError as error:
+        raise EnvironmentProblem(f"{setting}: {path} cannot be read: {error.strerror}") from None
+
+
+# The files that TLS is set up with, for a process that may be both server and client of it.
+#
+# `holdfast.net.tls` makes the contexts; this says which of the files each side needs.
+
+
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """What the person set of `tls_cert`, `tls_key`, `tls_ca` and the like; all are paths."""
+
+    cert: str | None = None
+    key: str | None = None
+    ca: str | None = None
+    server_name: str | None = None
+    check_hostname: bool = True
+
+    @property
+    def can_serve(self) -> bool:
+        """Whether a coordinator could show a certificate; a client may do without."""
+        return self.cert is not None and self.key is not None
+
+    def for_server(self) -> ssl.SSLContext:
+        """Return what a coordinator listens with."""
+        if self.cert is None or self.key is None:
+            raise UsageError(
+                "a coordinator with TLS needs a certificate of its own",
+                hint=f"set {CERT} and {KEY}",
+            )
+        return server_context(self.cert, self.key, self.ca)
+
+    def for_client(self) -> ssl.SSLContext:
+        """Return what an agent connects with."""
+        return client_context(self.ca, self.cert, self.key, check_hostname=self.check_hostname)

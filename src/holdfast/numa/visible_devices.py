@@ -1,0 +1,74 @@
+"""The variables that show a process some of the machine's accelerators, and not all.
+
+A list is read as CUDA reads it: up to the first entry that names no device.
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+ALWAYS = "CUDA_VISIBLE_DEVICES"
+"""Names a worker's one device for CUDA, and for HIP, which knows it as well."""
+
+IF_SET = (
+    "HIP_VISIBLE_DEVICES",  # AMD; counts before CUDA's.
+    "ZE_AFFINITY_MASK",  # Intel
+    "ASCEND_RT_VISIBLE_DEVICES",  # Huawei
+    "MLU_VISIBLE_DEVICES",  # Cambricon
+    "MUSA_VISIBLE_DEVICES",  # Moore Threads
+    "HABANA_VISIBLE_MODULES",  # Intel Gaudi
+)
+"""Those of others: each is narrowed where there is something to narrow, and else not made up."""
+
+
+def one_device_each(inherited: Mapping[str, str], local_rank: int) -> dict[str, str]:
+    """Return the variables that show a worker one device, out of those its agent may see.
+
+    `ROCR_VISIBLE_DEVICES` is left as it is: HIP's numbers count within what that one shows.
+    """
+    shown = {ALWAYS: _own_entry(ALWAYS, inherited.get(ALWAYS), local_rank)}
+    for name in IF_SET:
+        if inherited.get(name):
+            shown[name] = _own_entry(name, inherited[name], local_rank)
+    if ALWAYS not in inherited and IF_SET[0] in shown:
+        # HIP takes the one or the other; a program that takes both must see the same device.
+        shown[ALWAYS] = shown[IF_SET[0]]
+    return shown
+
+
+def _own_entry(name: str, visible: str | None, local_rank: int) -> str:
+    if visible is None:
+        return str(local_rank)
+    devices = [device.strip() for device in visible.split(",")]
+    if local_rank >= len(devices):
+        raise UsageError(
+            f"--virtual-local-rank: worker {local_rank} has no device, "
+            f"{name}={visible!r} names {len(devices)}"
+        )
+    return devices[local_rank]
+
+
+def visible_numbers(visible: str, names: Sequence[str]) -> list[int]:
+    """Return the numbers of the devices that a list shows, in its order.
+
+    `names` has the unique name of each device, empty where it is not known; an entry may be the
+    beginning of one, if it is of no other.
+    """
+    shown: list[int] = []
+    for entry in visible.split(","):
+        wanted = entry.strip()
+        if wanted.isdecimal():
+            found = [int(wanted)] if int(wanted) < len(names) else []
+        else:
+            found = [
+                number for number, name in enumerate(names) if wanted and name.startswith(wanted)
+            ]
+        if len(found) != 1:
+            break
+        shown += found
+    return shown

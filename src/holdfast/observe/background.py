@@ -1,0 +1,300 @@
+"""A handler that is called in a thread of its own, and cannot hurt by raising or by blocking.
+
+For handlers that are not ours. Events wait for it in a queue; where they happen, nobody waits. What
+the handler may do is limited:
+
+- `QUEUED_MAX` events may wait; those that come while the queue is full are dropped and counted.
+- A call that lasts longer than `CALL_S_MAX` drops the handler, and what waits for it. The thread
+  that is stuck in it is left alone: it ends with the process.
+
+A fork waits for a call that goes on, for at most `FORK_S`, and none begins meanwhile. Else a worker
+that is forked could find locked for ever what the handler had locked at that moment, such as the
+standard output.
+
+The one thing to know: it is a daemon thread, so whoever ends the process must `close` first, or
+events that wait are lost. Python's own end does that; `os._exit` does not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+from collections import deque
+from weakref import WeakSet
+
+from holdfast.observe.safe_handler import SafeHandler
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.observe.events.event import Event
+    from holdfast.observe.events.handlers import EventHandler
+
+QUEUED_MAX = 1000
+"""How many events may wait for a handler."""
+CALL_S_MAX = 10.0
+"""A handler whose call lasts longer gets no more events."""
+CHECK_AGAIN_S = 0.001
+"""How soon to look again whether a call that should be over by now is."""
+CLOSE_S = 5.0
+"""How long the end of a process waits for events that are still to be handed over."""
+FORK_S = 1.0
+"""How long a fork waits for a call that goes on; one that is stuck it waits for once."""
+
+_all: WeakSet[BackgroundHandler] = WeakSet()
+
+
+class BackgroundHandler(SafeHandler):
+    """Calls a handler in a thread, which begins with the first event."""
+
+    def __init__(
+        self,
+        handler: EventHandler,
+        name: str,
+        *,
+        waiting_max: int = QUEUED_MAX,
+        call_s_max: float = CALL_S_MAX,
+    ) -> None:
+        super().__init__(handler, name)
+        self._waiting_max = waiting_max
+        self._call_s_max = call_s_max
+        self._begin()
+        _all.add(self)
+
+    def _begin(self) -> None:
+        self._pid = os.getpid()
+        self._changed = threading.Condition()
+        self._waiting: deque[Event] = deque()
+        self._thread: threading.Thread | None = None
+        self._in_call_since: float | None = None
+        self._waited_for: float | None = None  # A call that a flush has waited for in vain.
+        self._calling = threading.Lock()  # Held during a call, and during a fork.
+        self._is_paused = False
+        self._is_recording = False
+        self._flushes_wanted = self._flushes_done = 0
+        self._is_closing = False
+        self._was_full = False
+        self._to_say: deque[str] = deque()
+
+    def record(self, event: Event) -> None:
+        """Put an event into the queue, or count it as missed if that is full."""
+        if self._pid != os.getpid():
+            self._begin()  # A fork: the thread, and whatever it had locked, stayed behind.
+        with self._changed:
+            self._drop_if_stuck()
+            if self.is_dropped or self._is_closing:
+                self.miss()
+            elif len(self._waiting) >= self._waiting_max:
+                self.miss()
+                self._note_full()
+            else:
+                self._waiting.append(event)
+                self._changed.notify_all()
+                self._start()
+        self._tell()
+
+    def flush(self, limit_s: float = CLOSE_S) -> None:
+        """Wait until every event so far was handed over and sent; say what was missed."""
+        if self._pid != os.getpid():
+            return  # What waits is handed over where it was recorded.
+        if self._is_called_by_handler():
+            return  # It would wait for itself.
+        with self._changed:
+            if self._thread is not None:
+                self._flushes_wanted += 1
+                self._changed.notify_all()
+            wanted = self._flushes_wanted  # One that goes on already may not have what waits now.
+            if not self._await(lambda: self._flushes_done >= wanted, limit_s):
+                self._waited_for = self._in_call_since
+                self.say(f"the {self.kind} handler {self.name} {self._left(limit_s)}")
+            self.tell_missed()
+        self._tell()
+
+    def close(self, limit_s: float = CLOSE_S) -> None:
+        """Hand over what waits, end the handler and the thread, and say what was missed."""
+        if self._pid != os.getpid() or self._is_closing:
+            return
+        patience_s = limit_s
+        with self._changed:
+            self._is_closing = True
+            if not self.is_dropped:
+                self._start()  # Even if no event ever came: closing may block as well.
+            thread = self._thread
+            self._changed.notify_all()
+            if self._is_called_by_handler():
+                return  # Once it has what waits, the thread ends by itself.
+            if self._in_call_since is not None and self._in_call_since == self._waited_for:
+                patience_s = 0.0  # The end of a job has waited for this call already.
+            if not self._await(lambda: self._thread is None, patience_s):
+                self._give_up(f"has not taken all {self.kind}s after {limit_s:g} s")
+        if thread is not None and self._thread is None:
+            thread.join(limit_s)
+        atexit.unregister(self.close)
+        with self._changed:
+            self.tell_missed()
+        self._tell()
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether the handler has not yet taken and sent what it was to."""
+        return self._flushes_done < self._flushes_wanted
+
+    def _left(self, limit_s: float) -> str:
+        """Say what the handler has not done yet."""
+        count = len(self._waiting) + self._is_recording
+        if not count:
+            return f"has not sent all {self.kind}s after {limit_s:g} s"
+        what = f"1 {self.kind}" if count == 1 else f"{count} {self.kind}s"
+        return f"still has {what} to take after {limit_s:g} s"
+
+    def _is_called_by_handler(self) -> bool:
+        return self._thread is threading.current_thread()
+
+    def miss(self, count: int = 1) -> None:
+        """Count events that the handler did not get, from whichever thread."""
+        with self._changed:
+            super().miss(count)
+
+    def say(self, line: str) -> None:
+        """Keep a line until nothing is locked: the person may be told through slow channels."""
+        self._to_say.append(line)
+
+    def _tell(self) -> None:
+        while self._to_say:
+            try:
+                line = self._to_say.popleft()
+            except IndexError:
+                break  # The other thread was quicker.
+            super().say(line)
+
+    def _note_full(self) -> None:
+        if not self._was_full:
+            self._was_full = True
+            self.say(
+                f"the {self.kind} handler {self.name} is slow: {self._waiting_max} {self.kind}s "
+                "wait for it, and no more can"
+            )
+
+    def _start(self) -> None:
+        if self._thread is not None:
+            return
+        name = f"holdfast-{self.kind}s-{self.name}"
+        thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as problem:  # The machine's limit, or the end of the interpreter.
+            self._give_up(f"cannot have a thread ({problem})")
+            return
+        self._thread = thread
+        atexit.register(self.close)
+
+    def _await(self, is_so: Callable[[], bool], limit_s: float) -> bool:
+        """Wait until something is so or the handler is dropped; False if that takes too long."""
+        deadline = time.monotonic() + limit_s
+        while not is_so():
+            self._drop_if_stuck()
+            until = deadline - time.monotonic()
+            if self.is_dropped or until <= 0:
+                return self.is_dropped
+            if self._in_call_since is not None:
+                stuck = self._in_call_since + self._call_s_max - time.monotonic()
+                until = min(until, max(stuck, CHECK_AGAIN_S))
+            self._changed.wait(until)
+        return True
+
+    def _drop_if_stuck(self) -> None:
+        since = self._in_call_since
+        if since is not None and time.monotonic() - since > self._call_s_max:
+            limit = f"{self._call_s_max:g} s"
+            self._give_up(f"has been busy with one {self.kind} for more than {limit}")
+
+    def _give_up(self, why: str) -> None:
+        if self.is_dropped:
+            return
+        self.drop(why)
+        self.miss(len(self._waiting) + self._is_recording)
+        self._waiting.clear()
+        self._changed.notify_all()
+
+    # Around a fork.
+
+    def pause(self, limit_s: float) -> None:
+        """Wait until no call goes on, but not for long, and let none begin."""
+        call = self._in_call_since
+        if self._is_called_by_handler() or (call is not None and call == self._waited_for):
+            return
+        if self._calling.acquire(timeout=limit_s):
+            self._is_paused = True
+        else:
+            self._waited_for = call
+
+    def go_on(self) -> None:
+        """Let calls begin again."""
+        if self._is_paused:
+            self._is_paused = False
+            self._calling.release()
+
+    # In the thread.
+
+    def _serve(self) -> None:
+        """Hand over events, and the wish to flush or to close once none is left."""
+        pid = os.getpid()
+        while True:
+            with self._changed:
+                while not self._has_work():
+                    self._changed.wait()
+                if self.is_dropped:
+                    break
+                event = self._waiting.popleft() if self._waiting else None
+                self._is_recording = event is not None
+                flushes = self._flushes_wanted
+                self._in_call_since = time.monotonic()
+            with self._calling:
+                self._call(event)
+                if os.getpid() != pid:
+                    os._exit(1)  # The handler has forked, and the child forgot to end.
+            self._tell()
+            with self._changed:
+                self._in_call_since = None
+                self._is_recording = False
+                if event is None:
+                    self._flushes_done = flushes
+                    if self._is_closing:
+                        break
+                self._changed.notify_all()
+        with self._changed:
+            self.miss(len(self._waiting))
+            self._waiting.clear()
+            self._flushes_done = self._flushes_wanted
+            self._thread = None
+            self._changed.notify_all()
+
+    def _call(self, event: Event | None) -> None:
+        try:
+            if event is not None:
+                SafeHandler.record(self, event)
+            else:
+                self.ask("close" if self._is_closing else "flush")
+        except BaseException as problem:  # noqa: BLE001 (a thread that ends is waited for in vain)
+            self.miss(int(event is not None))
+            self.blame(problem)
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._is_closing or self.is_flushing or self.is_dropped
+
+
+def _before_fork() -> None:
+    deadline = time.monotonic() + FORK_S
+    for one in [*_all]:
+        one.pause(max(0.0, deadline - time.monotonic()))
+
+
+def _after_fork() -> None:
+    for one in [*_all]:
+        one.go_on()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

@@ -1,0 +1,184 @@
+"""What an event is: `Event` and, for the steps of a rendezvous, `RdzvEvent`; and their JSON.
+
+Names, fields and the text are TorchElastic's: a line that one of the two wrote is read by the
+other. Both are data classes to whoever treats them as such, but neither `dataclasses` nor `json` is
+imported for that (docs/internals/decisions/0006-light-values.md says why). The text is the same to
+the byte as that of `json.dumps`. A value that JSON has no type for (a date, a path, a tensor)
+becomes its `str`, where `json` would raise: the event is worth having even so.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+_SHORT = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b"}
+_SHORT["\f"] = "\\f"
+_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x20), 0x7F)}
+_ESCAPES |= {ord(one): text for one, text in _SHORT.items()}
+_NAMES = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
+
+
+DEPTH_MAX = 50
+"""How deep values may lie within each other; one that is in itself has no end."""
+
+
+def json_text(value: Any, depth: int = 0) -> str:
+    """Return a value as JSON. Never raises."""
+    if depth > DEPTH_MAX:
+        return '"..."'
+    match value:
+        case None:
+            return "null"
+        case True:
+            return "true"
+        case False:
+            return "false"
+        case str():
+            return _quoted(value)
+        case int():
+            return int.__repr__(value)
+        case float():
+            return _number(value)
+        case dict():
+            pairs = (f"{_key(key)}: {json_text(inner, depth + 1)}" for key, inner in value.items())
+            return "{" + ", ".join(pairs) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(json_text(inner, depth + 1) for inner in value) + "]"
+    return _quoted(_shown(value))
+
+
+def _number(value: float) -> str:
+    if value != value:  # Only what is not a number differs from itself.
+        return "NaN"
+    return _NAMES.get(value) or float.__repr__(value)
+
+
+def _key(key: object) -> str:
+    if key is None or isinstance(key, (bool, int, float)):
+        return f'"{json_text(key)}"'
+    return _quoted(key if isinstance(key, str) else _shown(key))
+
+
+def _shown(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 (a value may be of anybody's class)
+        return f"<{type(value).__name__}>"
+
+
+def _quoted(text: str) -> str:
+    text = str.translate(text, _ESCAPES)
+    if not text.isascii():
+        text = "".join(one if one.isascii() else _escaped(one) for one in text)
+    return f'"{text}"'
+
+
+def _escaped(character: str) -> str:
+    """Return a character as its UTF-16 words; half of a pair stays what it is."""
+    words = character.encode("utf-16-be", "surrogatepass").hex()
+    return "".join(f"\\u{words[at : at + 4]}" for at in range(0, len(words), 4))
+
+
+EventMetadataValue = str | int | float | bool | None
+
+
+class EventSource(str, Enum):  # noqa: UP042 (a StrEnum would be shown as another text)
+    """Who an event is about."""
+
+    AGENT = "AGENT"
+    WORKER = "WORKER"
+
+
+@lazy_dataclass
+class Event:
+    """Something that happened in a job.
+
+    `timestamp` is the time of day in milliseconds since the epoch; 0 means that nobody said when,
+    and becomes the time at which the event is recorded.
+    """
+
+    name: str
+    source: EventSource
+    timestamp: int = 0
+    metadata: dict[str, EventMetadataValue] = factory_field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    @staticmethod
+    def deserialize(data: str | Event) -> Event:
+        """Return the event that `serialize` made this text of; an event is returned as it is."""
+        if isinstance(data, Event):
+            return data
+        fields = _fields_in(data)
+        fields["source"] = EventSource[fields["source"]]
+        return Event(**fields)
+
+    def serialize(self) -> str:
+        """Return the event as one line of JSON."""
+        return json_text(_fields_of(self))
+
+
+class NodeState(str, Enum):  # noqa: UP042 (a StrEnum would be shown as another text)
+    """How a node is in a rendezvous."""
+
+    INIT = "INIT"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+@lazy_dataclass
+class RdzvEvent:
+    """One step of a node's rendezvous; what is not known of it is "" or None."""
+
+    name: str
+    run_id: str
+    message: str
+    hostname: str
+    pid: int
+    node_state: NodeState
+    master_endpoint: str = ""
+    rank: int | None = None
+    local_id: int | None = None
+    error_trace: str = ""
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    @staticmethod
+    def deserialize(data: str | RdzvEvent) -> RdzvEvent:
+        """Return the event that `serialize` made this text of; an event is returned as it is."""
+        if isinstance(data, RdzvEvent):
+            return data
+        fields = _fields_in(data)
+        fields["node_state"] = NodeState[fields["node_state"]]
+        return RdzvEvent(**fields)
+
+    def serialize(self) -> str:
+        """Return the event as one line of JSON."""
+        return json_text(_fields_of(self))
+
+
+def _fields_of(event: Any) -> dict[str, Any]:
+    if type(event) in (Event, RdzvEvent):
+        return {name: getattr(event, name) for name in event.__lazy_fields__}
+    import dataclasses  # A class derived from ours may have fields of its own.
+
+    return dataclasses.asdict(event)
+
+
+def _fields_in(data: str) -> dict[str, Any]:
+    import json
+
+    fields = json.loads(data)
+    if not isinstance(fields, dict):
+        raise ValueError(f"not an event: {data[:100]!r}")
+    return fields

@@ -1,0 +1,140 @@
+"""`EventHandler`, and the handlers that need nothing else: null, console and JSON lines.
+
+The caller's obligations: `record` is called for one event at a time, in order; `flush` at the end
+of each job, and `close` once, after the last event. A handler that is not ours is called in a
+thread of its own, so it may take its time; `holdfast.observe.background` has the limits.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+
+from holdfast.console import write_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.observe.events.event import Event
+
+
+class EventHandler(ABC):
+    """Gets events, one by one. Derive from it, say what `record` does, and `configure` it."""
+
+    @abstractmethod
+    def record(self, event: Event) -> None:
+        """Do with an event what this handler is for; one for rendezvous gets `RdzvEvent`s."""
+
+    def flush(self) -> None:  # noqa: B027 (most hold nothing back)
+        """Send whatever is still on its way; called at the end of a job."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to close)
+        """End: no event comes after this. Whatever is still on its way should be sent now."""
+
+
+class NullEventHandler(EventHandler):
+    """Does nothing with events."""
+
+    def record(self, event: Event) -> None:
+        """Ignore the event."""
+
+
+class ConsoleEventHandler(EventHandler):
+    """Writes each event as a line to standard error, whatever `LOGLEVEL` says."""
+
+    def record(self, event: Event) -> None:
+        """Write the event. Raises `OSError` if the console is closed or stuck."""
+        write_line(event.serialize())
+
+
+FILE_BYTES_MAX = 64 * 1024 * 1024
+"""A file is put aside before it grows beyond this; so a node needs twice as much at most."""
+BUFFERED_MAX = 1000
+"""How many events are kept while there is no folder yet; the oldest go first."""
+
+
+class JsonLinesEventHandler(EventHandler):
+    """Appends events to `events-<host>-<pid>.jsonl` in a folder, or in whichever it is told of."""
+
+    def __init__(
+        self, folder: str | Callable[[], str | None], *, file_bytes_max: int = FILE_BYTES_MAX
+    ) -> None:
+        self._folder = folder
+        self._file_bytes_max = file_bytes_max
+        self._owner = os.getpid()
+        self._descriptor: int | None = None
+        self._size = 0
+        self._kept: list[str] = []
+        self._lost = 0
+        self._is_line_begun = False
+        self.path = ""
+        """The file, once there is one."""
+
+    def record(self, event: Event) -> None:
+        """Append a line. Raises `OSError` where the file cannot be written."""
+        self._kept.append(event.serialize())
+        if len(self._kept) > BUFFERED_MAX:
+            del self._kept[0]
+            self._lost += 1
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what was kept, if there is a folder by now."""
+        while self._kept and self._is_open():
+            # What cannot be written is not tried again: the next line may be another file's.
+            self._append(self._kept.pop(0))
+
+    def close(self) -> None:
+        """Write what was kept, and close the file."""
+        self.flush()
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+        self._lost += len(self._kept)
+        self._kept.clear()
+        if self._lost and self.path:
+            raise OSError(f"{self._lost} events came before there was a folder")
+
+    def _is_open(self) -> bool:
+        if self._descriptor is None:
+            folder = self._folder if isinstance(self._folder, str) else self._folder()
+            if folder is None:
+                return False
+            self.path = self.path or os.path.join(folder, file_name())
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(self.path, flags, 0o644)
+            self._size = os.fstat(self._descriptor).st_size
+        return True
+
+    def _append(self, line: str) -> None:
+        begin = "\n" if self._is_line_begun else ""
+        data = f"{begin}{line}\n".encode()
+        if self._size and self._size + len(data) > self._file_bytes_max:
+            self._put_aside()
+        assert self._descriptor is not None
+        try:
+            written = os.write(self._descriptor, data)
+        except OSError as problem:
+            problem.filename = self.path  # So that the person is told which disk is full.
+            raise
+        self._size += written
+        self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)
+        if written < len(data):
+            raise OSError(f"{self.path}: only {written} of {len(data)} bytes could be written")
+
+    def _put_aside(self) -> None:
+        """Begin a new file. Not in a fork: its parent goes on writing to the old one."""
+        if os.getpid() != self._owner or self._descriptor is None:
+            return
+        os.rename(self.path, f"{self.path}.1")
+        os.close(self._descriptor)
+        self._descriptor = None
+        self._is_line_begun = False
+        self._is_open()
+
+
+def file_name() -> str:
+    """Return the name of this node's file; another agent of this host has another."""
+    host = os.uname().nodename.replace("/", "_") or "node"
+    return f"events-{host}-{os.getpid()}.jsonl"

@@ -1,0 +1,195 @@
+"""The server that probes ask: liveness and readiness as Kubernetes wants them, by HTTP.
+
+====================================  =========================================================
+`GET /healthz`, `/livez` and `/`      200 while the agent gave a sign of life within `timeout`
+`GET /readyz`                         200 while, besides, the workers of the generation run
+====================================  =========================================================
+
+All else is 503, with the reason in one line of text. The one thing to know: the answer is found at
+the moment of the question. A process that is stopped as a whole answers nobody, which is a failed
+probe as well.
+
+A probe comes to the pod's own address, so this listens on every address of the machine. It tells
+two bits and one line about them, and takes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from holdfast import console
+from holdfast.net.http_server import PLAIN, HttpServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
+TIMEOUT_VARIABLE = "HOLDFAST_HEALTH_TIMEOUT"
+TIMEOUT_S = 60
+"""How long an agent may be silent before it counts as dead, as in TorchElastic."""
+PORT_MAX = 65535
+PORT = re.compile("[0-9]{1,20}")
+SHOWN_CHARS_MAX = 80
+
+LIVENESS = ("/", "/healthz", "/livez")
+READINESS = "/readyz"
+
+
+class HealthCheckServer:
+    """Answers probes from `start` until `stop`; both may be called at any time, also twice.
+
+    `alive_callback` returns the time of the last sign of life in seconds since 1970; it is called
+    in the server's thread for each probe, and should not take longer than a probe waits. After
+    `timeout` seconds without a sign the agent counts as dead. `port` 0 is any that is free; `port`
+    tells which once it is started.
+
+    `ready_callback` returns why the workers do not run, or nothing if they do. Without one, whoever
+    lives is ready. `host` is where to listen, every address unless given. `name` is what the person
+    reads before the reason if the port cannot be had.
+
+    Subclasses of TorchElastic's override `start` and `stop`, and can do so here.
+    """
+
+    def __init__(
+        self,
+        alive_callback: Callable[[], float],
+        port: int,
+        timeout: float,
+        *,
+        ready_callback: Callable[[], str] | None = None,
+        host: str = "",
+        name: str = "health checks",
+    ) -> None:
+        self._alive_callback = alive_callback
+        self._port = port
+        self._timeout = timeout
+        self._ready_callback = ready_callback
+        self._host = host
+        self._name = name
+        self._server: HttpServer | None = None
+
+    def start(self) -> None:
+        """Listen from now on; raise `EnvironmentProblem` if the port cannot be had."""
+        if self._server is not None:
+            return
+        server = HttpServer(
+            self._host or every_address(), self._port, self._answer, name=self._name
+        )
+        server.start()
+        self._server = server
+        say = console.info if self._port else console.notice
+        say(f"health checks at port {server.port}")
+
+    def stop(self) -> None:
+        """Free the port."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    @property
+    def alive_callback(self) -> Callable[[], float]:
+        """What is asked for the last sign of life."""
+        return self._alive_callback
+
+    @property
+    def port(self) -> int:
+        """Where it listens; 0 before `start` if any port will do."""
+        return self._server.port if self._server is not None else self._port
+
+    def _answer(self, path: str) -> tuple[int, str, bytes]:
+        if path in LIVENESS:
+            reason = self._why_dead()
+        elif path == READINESS:
+            reason = self._why_dead() or self._why_unready()
+        else:
+            known = ", ".join((*LIVENESS[1:], READINESS))
+            return 404, PLAIN, f"nothing is here; probes: {known}\n".encode()
+        if reason:
+            return 503, PLAIN, f"{_one_line(reason)}\n".encode()
+        return 200, PLAIN, b"ok\n"
+
+    def _why_dead(self) -> str:
+        try:
+            silent_s = time.time() - self._alive_callback()
+        except Exception as problem:  # noqa: BLE001 (whoever wrote it; what it means is known)
+            return f"the agent cannot say if it lives: {type(problem).__name__}: {problem}"
+        # A time that is not a number is no sign of life. One in the future is: clocks are set.
+        if silent_s <= self._timeout:
+            return ""
+        return f"the agent has given no sign of life for {silent_s:.0f} s"
+
+    def _why_unready(self) -> str:
+        if self._ready_callback is None:
+            return ""
+        try:
+            return self._ready_callback()
+        except Exception as problem:  # noqa: BLE001 (as above)
+            return f"the agent cannot say if it is ready: {type(problem).__name__}: {problem}"
+
+
+def create_healthcheck_server(
+    alive_callback: Callable[[], float], port: int, timeout: float
+) -> HealthCheckServer:
+    """Return a server that is still to be started."""
+    return HealthCheckServer(alive_callback, port, timeout)
+
+
+def server_from_environment(
+    environ: Mapping[str, str],
+    alive_callback: Callable[[], float],
+    ready_callback: Callable[[], str] | None = None,
+) -> HealthCheckServer | None:
+    """Return the server that `TORCHELASTIC_HEALTH_CHECK_PORT` asks for, still to be started.
+
+    A value that is no port is said in one line, and means none.
+    """
+    given = environ.get(PORT_VARIABLE, "")
+    if not given:
+        return None
+    if not (PORT.fullmatch(given) and int(given) <= PORT_MAX):
+        console.warning(
+            f"{PORT_VARIABLE}={given[:SHOWN_CHARS_MAX]!r} is not a port from 0 to {PORT_MAX}: "
+            "no health checks"
+        )
+        return None
+    return HealthCheckServer(
+        alive_callback,
+        int(given),
+        _timeout_from(environ),
+        ready_callback=ready_callback,
+        name=PORT_VARIABLE,
+    )
+
+
+def _timeout_from(environ: Mapping[str, str]) -> float:
+    given = environ.get(TIMEOUT_VARIABLE, "")
+    if not given:
+        return TIMEOUT_S
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        console.warning(f"{TIMEOUT_VARIABLE}={given!r} is no number of seconds: it is {TIMEOUT_S}")
+        return TIMEOUT_S
+    return seconds
+
+
+def every_address() -> str:
+    """Return the address that takes connections to all others, of both kinds where that can be."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
+            if trial.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
+                return "0.0.0.0"  # noqa: S104 (see the top: a probe comes to the pod's address)
+            trial.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"  # noqa: S104 (a machine without IPv6)
+    return "::"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,1 @@
+"""Metrics of a run: for handlers, for Prometheus and for OpenTelemetry."""

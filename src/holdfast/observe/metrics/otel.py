@@ -1,0 +1,174 @@
+"""The figures sent to an OpenTelemetry collector, by OTLP over HTTP. Needs the extra `otel`.
+
+The same families as for Prometheus, turned into OpenTelemetry's values as they are: our histograms
+have their counts already, so nothing is counted twice and no meter is set up in the program.
+OpenTelemetry's own variables say where to send: `OTEL_EXPORTER_OTLP_ENDPOINT`,
+`OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_METRIC_EXPORT_INTERVAL` (in ms), `OTEL_SERVICE_NAME`, ...
+
+The one thing to know: a collector that is away is told of once, and nobody waits for it but the
+thread that sends, and `close` for `CLOSE_S`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from holdfast import console
+from holdfast.errors import EnvironmentProblem
+from holdfast.observe.metrics.families import Histogram
+from holdfast.observe.otlp import EXPORT_S, OneLineExporter, resource, sendable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from holdfast.observe.metrics.families import Family, Sample
+
+INTERVAL_S = 15.0
+INTERVAL_ENV = "OTEL_METRIC_EXPORT_INTERVAL"
+INTERVAL_S_MIN = 0.1
+"""What `OTEL_METRIC_EXPORT_INTERVAL` may be at least; the agent has better things to do."""
+CLOSE_S = 5.0
+"""How long the end of a job waits for the last figures to be sent."""
+SERVICE = "holdfast"
+
+
+class OtelMetricExporter:
+    """Sends what `collect` returns every `interval_s` from `start` on, and once more at `close`."""
+
+    def __init__(
+        self,
+        collect: Callable[[], Iterable[Family]],
+        *,
+        interval_s: float | None = None,
+        exporter: Any = None,
+    ) -> None:
+        self._collect = collect
+        self._interval_s = _interval() if interval_s is None else interval_s
+        self._exporter = OneLineExporter(_exporter() if exporter is None else exporter, "metrics")
+        self._resource = resource()
+        self._began_ns = time.time_ns()
+        self._over = threading.Event()
+        self._told = False  # That there are no figures to send.
+        self._thread = threading.Thread(target=self._run, name="holdfast-otel", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Send the last figures; nobody waits for that yet."""
+        self._over.set()
+
+    def close(self) -> None:
+        """Send the last figures and end; a collector that is away costs no more than `CLOSE_S`."""
+        self.finish()
+        if self._thread.ident is not None:
+            self._thread.join(CLOSE_S)
+        # This also ends a try that still goes on. The limit is only for what it has to flush.
+        self._exporter.shutdown(timeout_millis=0)
+
+    def _run(self) -> None:
+        while not self._over.wait(self._interval_s):
+            self._send()
+        self._send()
+
+    def _send(self) -> None:
+        try:
+            data = self._as_data(time.time_ns())
+        except Exception as problem:  # noqa: BLE001 (whatever it is, the job goes on)
+            if not self._told:
+                self._told = True
+                console.warning(
+                    f"metrics: there are no figures to send: {console.describe(problem)}"
+                )
+            return
+        if data is not None:
+            self._exporter.export(data, timeout_millis=EXPORT_S * 1000)
+
+    def _as_data(self, now_ns: int) -> Any:
+        from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+        found = [
+            _as_metric(family, self._began_ns, now_ns)
+            for family in self._collect()
+            if family.samples
+        ]
+        if not found:
+            return None
+        scope = ScopeMetrics(InstrumentationScope(f"{SERVICE}.metrics"), found, "")
+        return MetricsData([ResourceMetrics(self._resource, [scope], "")])
+
+
+def start_export(collect: Callable[[], Iterable[Family]]) -> OtelMetricExporter | None:
+    """Begin to send; without OpenTelemetry say what is missing, and let the job go on."""
+    try:
+        export = OtelMetricExporter(collect)
+    except EnvironmentProblem as problem:
+        console.warning(str(problem))
+        return None
+    except Exception as problem:  # noqa: BLE001 (what the variables say may be anything)
+        console.warning(f"metrics: OpenTelemetry cannot be set up: {console.describe(problem)}")
+        return None
+    export.start()
+    return export
+
+
+def _as_metric(family: Family, began_ns: int, now_ns: int) -> Any:
+    from opentelemetry.sdk.metrics import export
+
+    points = [_as_point(sample, began_ns, now_ns) for sample in family.samples]
+    cumulative = export.AggregationTemporality.CUMULATIVE
+    data: Any
+    if family.kind == "histogram":
+        data = export.Histogram(points, cumulative)
+    elif family.kind == "counter":
+        data = export.Sum(points, cumulative, is_monotonic=True)
+    else:
+        data = export.Gauge(points)
+    unit = "s" if "_seconds" in family.name else "1"
+    return export.Metric(family.name, family.meaning, unit, data)
+
+
+def _as_point(sample: Sample, began_ns: int, now_ns: int) -> Any:
+    from opentelemetry.sdk.metrics.export import HistogramDataPoint, NumberDataPoint
+
+    labels = {name: sendable(str(value)) for name, value in sample.labels.items()}
+    value = sample.value
+    if not isinstance(value, Histogram):
+        return NumberDataPoint(labels, began_ns, now_ns, value)
+    unknown: Any = None  # The least and the most are not kept, and need not be sent.
+    return HistogramDataPoint(
+        labels,
+        began_ns,
+        now_ns,
+        count=value.count,
+        sum=value.sum,
+        bucket_counts=value.counts,
+        explicit_bounds=value.bounds,
+        min=unknown,
+        max=unknown,
+    )
+
+
+def _interval() -> float:
+    told = os.environ.get(INTERVAL_ENV, "")
+    try:
+        return max(INTERVAL_S_MIN, float(told) / 1000) if told else INTERVAL_S
+    except ValueError:
+        console.warning(f"{INTERVAL_ENV}={told!r} is no number of milliseconds: using 15 s")
+        return INTERVAL_S
+
+
+def _exporter() -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    except ImportError as problem:
+        raise EnvironmentProblem(
+            f"metrics: OpenTelemetry is not installed: {problem}",
+            hint="pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http",
+        ) from problem
+    return OTLPMetricExporter(timeout=EXPORT_S)

@@ -1,0 +1,1 @@
+"""Failed workers: how they exited, what they recorded, and the reports of it."""

@@ -1,0 +1,299 @@
+"""`@record`: a worker writes down the exception that ends it, for the agent to read.
+
+The file is named by `TORCHELASTIC_ERROR_FILE` and holds one JSON object::
+
+    {"message": {"message": "<type>: <text>",
+                 "extraInfo": {"py_callstack": "<traceback>",
+                               "timestamp": "<epoch seconds>",
+                               "timestamp_ns": "<epoch nanoseconds>"}}}
+
+`timestamp_ns` is ours; everything else is what TorchElastic writes and reads. The file appears
+whole or not at all: it is written beside its place and renamed.
+
+The one thing to know: this runs inside the user's program. It imports next to nothing, and
+whatever goes wrong in here is one line on standard error, never an exception that hides the
+user's own.
+
+It does not judge failures (`failures/failure.py` does), and it records neither `SystemExit`
+nor `KeyboardInterrupt`: those are decisions, not mishaps.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # As in `typing`, which costs more to import than all of this module.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any, ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+# The largest error file that is read, in bytes. A larger one is no error message but a mistake,
+# and reading it would put the whole of it into the agent's memory.
+ERROR_FILE_BYTES_MAX = 16 * 1024 * 1024
+
+# The longest message and the longest traceback that are written, in characters. JSON needs up to
+# 12 bytes for a character, so that two texts of this length stay below ERROR_FILE_BYTES_MAX.
+TEXT_CHARS_MAX = 512 * 1024
+
+
+class ErrorHandler:
+    """Writes the error file of this process. Subclass it to keep more, or keep it elsewhere.
+
+    `record` calls `initialize` at the start of each call of the function, `record_exception` when
+    an exception leaves it, and `dump_error_file` when that exception is a `ChildFailedError`.
+    """
+
+    def initialize(self) -> None:
+        """Have Python print the stacks of all threads when a fatal signal arrives.
+
+        A program that has set up `faulthandler` already keeps its own setting.
+        """
+        import faulthandler
+
+        if faulthandler.is_enabled():
+            return
+        try:
+            try:
+                faulthandler.enable(all_threads=True)
+            except (AttributeError, RuntimeError, OSError, ValueError):
+                # `sys.stderr` is not a real file (notebooks, captured output); descriptor 2 is.
+                faulthandler.enable(file=2, all_threads=True)
+        except Exception as problem:  # noqa: BLE001 (a comfort, never a reason to fail)
+            _complain(f"cannot enable the fault handler: {describe(problem)}")
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write `e` to the error file; without one (the variable unset or empty) do nothing.
+
+        An exception that passes several recorded functions is written by the innermost, which
+        knows the time best.
+        """
+        path = self._get_error_file_path()
+        if not path or e.__dict__.get("_holdfast_error_file") == path:
+            return
+        try:
+            write_whole(path, error_file_content(e))
+            e.__dict__["_holdfast_error_file"] = path  # A frozen dataclass refuses `setattr`.
+        except Exception as problem:  # noqa: BLE001 (it must not hide the user's exception)
+            _complain(f"cannot write the error file {path}: {describe(problem)}")
+
+    def override_error_code_in_rootcause_data(
+        self, rootcause_error_file: str, rootcause_error: dict[str, Any], error_code: int = 0
+    ) -> None:
+        """Put the exit code into the inner message of `rootcause_error`, where it has one."""
+        inner = rootcause_error.get("message")
+        if isinstance(inner, dict):
+            inner["errorCode"] = error_code
+        else:
+            _complain(
+                f"the error file {rootcause_error_file} has no message object: "
+                f"the exit code {error_code} is not added to it"
+            )
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """Copy the error file of a worker to this process's own, with the worker's exit code.
+
+        A process without an error file of its own leaves the worker's where it is.
+        """
+        path = self._get_error_file_path()
+        if not path:
+            return
+        import json
+
+        try:
+            data = read_error_file(rootcause_error_file)
+        except (OSError, ValueError) as problem:
+            _complain(f"cannot copy the error file {rootcause_error_file}: {describe(problem)}")
+            return
+        if error_code:
+            self.override_error_code_in_rootcause_data(rootcause_error_file, data, error_code)
+        if os.path.isfile(path):
+            _complain(f"the error file {path} is replaced by {rootcause_error_file}")
+        try:
+            write_whole(path, json.dumps(data).encode())
+        except Exception as problem:  # noqa: BLE001 (it must not hide the user's exception)
+            _complain(f"cannot write the error file {path}: {describe(problem)}")
+
+    def _get_error_file_path(self) -> str | None:
+        return os.environ.get(ERROR_FILE_VARIABLE)
+
+
+def get_error_handler() -> ErrorHandler:
+    """Return the handler that `record` uses where it is given none; replace this to change it."""
+    return ErrorHandler()
+
+
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]:
+    """Decorate the main function of a worker so that its exception reaches the failure report.
+
+    Every exception goes on to the caller as if the decorator were not there; only
+    `SystemExit(0)` becomes a plain return of None. `fn` must do its work when it is called: what
+    a coroutine, generator or context manager does later is not seen here.
+    """
+    from functools import wraps
+
+    handler = error_handler or get_error_handler()
+
+    @wraps(fn)
+    def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.initialize()
+        try:
+            return fn(*args, **kwargs)
+        except SystemExit as e:
+            if e.code == 0:
+                return None
+            raise
+        except Exception as e:
+            _record_safely(handler, e)
+            raise
+
+    return recorded
+
+
+def _record_safely(handler: ErrorHandler, e: Exception) -> None:
+    """Have the handler record `e`; its own trouble must not replace the user's exception."""
+    try:
+        if _is_child_failed_error(e):
+            _, failure = e.get_first_failure()  # type: ignore[attr-defined]
+            if failure.error_file != "<N/A>":
+                handler.dump_error_file(failure.error_file, failure.exitcode)
+        else:
+            handler.record_exception(e)
+    except Exception as problem:  # noqa: BLE001
+        _complain(f"cannot record the exception of the worker: {describe(problem)}")
+
+
+def _is_child_failed_error(e: Exception) -> bool:
+    """Say whether `e` tells of failed workers: ours or TorchElastic's, without importing either."""
+    names = [cls.__name__ for cls in type(e).__mro__]
+    return "ChildFailedError" in names and hasattr(e, "get_first_failure")
+
+
+def error_file_content(e: BaseException) -> bytes:
+    """Return what the error file says of `e`, as of now. The bytes are plain ASCII."""
+    import json
+    import time
+
+    now_ns = time.time_ns()
+    extra = {
+        "py_callstack": _shortened(_callstack(e)),
+        "timestamp": str(now_ns // 1_000_000_000),
+        "timestamp_ns": str(now_ns),
+    }
+    message = {"message": _shortened(describe(e)), "extraInfo": extra}
+    return json.dumps({"message": message}).encode()
+
+
+def describe(e: BaseException) -> str:
+    """Return `<type>: <text>`, also for an exception that cannot say its own text."""
+    name = type(e).__name__
+    try:
+        return f"{name}: {e}"
+    except Exception as problem:  # noqa: BLE001
+        return f"{name}: <its text cannot be made: {type(problem).__name__}>"
+
+
+def users_part(tb: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of ours that lead to the user's code."""
+    ours = os.path.dirname(os.path.dirname(os.path.dirname(__file__))) + os.sep
+    part = tb
+    while part is not None:
+        file = part.tb_frame.f_code.co_filename
+        if not file.startswith(ours) and file != "<frozen runpy>":
+            return part
+        part = part.tb_next
+    return tb  # All of it is ours: then it is what there is to see.
+
+
+def _callstack(e: BaseException) -> str:
+    """Return the traceback as Python prints it, beginning with the user's own frame."""
+    import traceback
+
+    try:
+        return "".join(traceback.format_exception(type(e), e, users_part(e.__traceback__)))
+    except Exception as problem:  # noqa: BLE001 (an odd exception can break its own formatting)
+        return f"{describe(e)}\n<its traceback cannot be made: {type(problem).__name__}>\n"
+
+
+def _shortened(text: str) -> str:
+    """Leave the middle out of a text that is longer than `TEXT_CHARS_MAX`."""
+    if len(text) <= TEXT_CHARS_MAX:
+        return text
+    half = TEXT_CHARS_MAX // 2 - 50
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
+
+
+def read_error_file(path: str) -> dict[str, Any]:
+    """Return the object in an error file.
+
+    Raises OSError when the file cannot be read and ValueError, with one line that says why, when
+    it holds something else than one JSON object of at most `ERROR_FILE_BYTES_MAX`.
+    """
+    import json
+
+    with open(path, "rb") as file:
+        content = file.read(ERROR_FILE_BYTES_MAX + 1)
+    if len(content) > ERROR_FILE_BYTES_MAX:
+        raise ValueError(f"it is larger than {ERROR_FILE_BYTES_MAX} bytes")
+    if not content.strip():
+        raise ValueError("it is empty")
+    try:
+        data = json.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as e:
+        raise ValueError(f"it is not UTF-8 (byte {e.start})") from None
+    except json.JSONDecodeError as e:
+        raise ValueError(f"it is not JSON ({e.msg} at character {e.pos})") from None
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"it holds no JSON object but a {type(data).__name__}")
+    return data
+
+
+def write_whole(path: str, content: bytes) -> None:
+    """Write a file so that a reader sees all of it or nothing. Raises OSError.
+
+    A path that is no regular file (`/dev/null`, a pipe) is written to and never replaced.
+    """
+    import stat
+
+    place = os.path.realpath(path)  # A symbolic link stays one.
+    try:
+        is_special = not stat.S_ISREG(os.stat(place).st_mode)
+    except FileNotFoundError:
+        is_special = False
+    if is_special:
+        # Without O_NONBLOCK a pipe that nobody reads would hold the worker up for ever.
+        with open(os.open(place, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
+            file.write(content)
+        return
+    beside = f"{place}.{os.getpid()}.tmp"
+    try:
+        with open(beside, "wb") as file:
+            file.write(content)
+        os.replace(beside, place)
+    except BaseException:
+        try:
+            os.unlink(beside)
+        except OSError:
+            pass  # It was never made.
+        raise
+
+
+def _complain(text: str) -> None:
+    """Say one line on standard error, and under no circumstances raise."""
+    try:
+        from holdfast import console
+
+        console.warning(" ".join(text.split()))
+    except Exception:  # noqa: BLE001 (out of stack, memory or standard error)
+        try:
+            sys.stderr.write(f"[holdfast] {text}\n")
+        except Exception:  # noqa: BLE001
+            pass

@@ -1,0 +1,187 @@
+"""How workers exited: what is noted of each, and what can be known of why.
+
+The kernel counts what its out-of-memory killer kills, for each memory control group and for the
+whole machine, but not whom. So what is said of a worker that died of SIGKILL is that the killer was
+at work, in this job's group or on this machine, and each kill explains one such death at most. Two
+small files are read when workers start and one when a worker was killed; nothing watches.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+
+from holdfast import console
+from holdfast.core.values import Value
+from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from holdfast.processes.failures.failure import ProcessFailure
+
+
+class OomKills:
+    """The out-of-memory kills since this was made."""
+
+    def __init__(self, root: str = "/") -> None:
+        self._root = root
+        self._group = self._group_file()
+        self._explained = self._count()
+
+    def explain(self) -> str:
+        """Say of a worker's SIGKILL that the killer was at work since; empty if it was not."""
+        if self._count() <= self._explained:
+            return ""
+        self._explained += 1
+        where = "in this job's memory group" if self._group else "on this machine"
+        return f"SIGKILL: the kernel's out-of-memory killer was at work {where}"
+
+    def _count(self) -> int:
+        path = self._group or os.path.join(self._root, "proc/vmstat")
+        for line in self._read(path).splitlines():
+            name, _, value = line.partition(" ")
+            if name == "oom_kill" and value.strip().isdigit():
+                return int(value)
+        return 0
+
+    def _group_file(self) -> str:
+        """Return the file in which this process's memory control group counts, if there is one."""
+        for line in self._read(os.path.join(self._root, "proc/self/cgroup")).splitlines():
+            _number, _, rest = line.partition(":")
+            controllers, _, group = rest.partition(":")
+            if controllers == "":
+                mounts, name = ["unified", ""], "memory.events"
+            elif "memory" in controllers.split(","):
+                mounts, name = ["memory"], "memory.oom_control"
+            else:
+                continue
+            for mount in mounts:
+                folder = os.path.join(self._root, "sys/fs/cgroup", mount, group.strip("/"))
+                path = os.path.join(folder, name)
+                if "oom_kill " in self._read(path):
+                    return path
+        return ""
+
+    @staticmethod
+    def _read(path: str) -> str:
+        try:
+            with open(path, encoding="ascii", errors="replace") as stream:
+                return stream.read()
+        except OSError:
+            return ""
+
+
+# No node has so many workers: what was given up comes after everything that ended.
+ORDER_OF_GIVEN_UP = 1 << 20
+# What an exec can fail with at one moment and not at the next.
+SHORTAGES = (errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ETXTBSY)
+
+
+@lazy_dataclass
+class RunProcsResult:
+    """How a group of workers ended, by local rank."""
+
+    return_values: dict[int, Any] = factory_field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = factory_field(default_factory=dict)
+    stdouts: dict[int, str] = factory_field(default_factory=dict)
+    stderrs: dict[int, str] = factory_field(default_factory=dict)
+
+    def is_failed(self) -> bool:
+        """Whether any worker failed."""
+        return len(self.failures) > 0
+
+
+class Ended(Value):
+    """How one worker ended, as first seen."""
+
+    rank: int
+    pid: int
+    exitcode: int
+    detail: str
+    order: int
+    when_ns: int  # On the wall clock, as error files have it.
+    after_stop: bool  # A stop had begun before.
+    retryable: bool = True  # False for what a new start would only repeat.
+    stray_signal: bool = False  # It died of a signal that the stop, if any, had not sent to it.
+
+    @property
+    def failed(self) -> bool:
+        """Whether this ending is a failure; an unusual exit with code 0 has a detail."""
+        return self.exitcode != 0 or bool(self.detail)
+
+
+def is_retryable(trouble: tuple[int, str] | None) -> bool:
+    """Whether a new start may do better: where the system was only short of something."""
+    return trouble is None or trouble[0] in SHORTAGES
+
+
+def start_trouble(trouble: tuple[int, str] | None) -> str:
+    """Say why a forked child could not become the worker."""
+    if trouble is None:
+        return ""
+    number, step = trouble
+    return f"could not be started: {step}" + (f": {os.strerror(number)}" if number else "")
+
+
+def unkillable(pid: int, reap_s: float) -> str:
+    """Say of a process that SIGKILL does not end what state it is in."""
+    state = process_state(pid)
+    where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
+    return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"
+
+
+def process_state(pid: int) -> str:
+    """Return the kernel's letter for a process's state, empty if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            return stat.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: float) -> None:
+    """Tell of workers, by local rank, and of their leftovers that SIGKILL did not end."""
+    for rank, pid in workers.items():
+        console.error(f"worker {rank} (pid {pid}) is left behind: it {unkillable(pid, reap_s)}")
+    for pid in leftovers:
+        what = f"process {pid}, which a worker had started,"
+        console.error(f"{what} is left behind: it {unkillable(pid, reap_s)}")
+
+
+def ending_of_unkillable(rank: int, pid: int, reap_s: float) -> Ended:
+    """Return how a worker that was given up counts as ended: after all others, by SIGKILL."""
+    return Ended(
+        rank,
+        pid,
+        -signal.SIGKILL,
+        unkillable(pid, reap_s),
+        order=ORDER_OF_GIVEN_UP + rank,
+        when_ns=time.time_ns(),
+        after_stop=True,
+    )
+
+
+def failure_of(ended: Ended, *, stop_began_ns: int, **known: Any) -> ProcessFailure:
+    """Return the failure that an ending is; `known` is what else its fields are to say."""
+    from holdfast.processes.failures.failure import ProcessFailure
+
+    failure = ProcessFailure(
+        local_rank=ended.rank,
+        pid=ended.pid,
+        exitcode=ended.exitcode,
+        detail=ended.detail,
+        order=ended.order,
+        observed_ns=ended.when_ns,
+        **known,
+    )
+    failure.stopped = ended.after_stop and ended.exitcode < 0 and not ended.stray_signal
+    # Who recorded an exception before the stop began is no consequence, however late it ended,
+    # nor is who died of something that the stop has not done.
+    failure.consequence = (
+        ended.after_stop and not ended.stray_signal and failure.came_after(stop_began_ns)
+    )
+    return failure

@@ -1,0 +1,315 @@
+"""What is known of a worker that failed, and the error that tells of all of them.
+
+The one thing to know: making a `ProcessFailure` never raises, whatever a dying worker left in its
+error file. What cannot be read is said in `detail`.
+
+The first failure is the one that counts. It is found by the precise time in the error file where
+there is one, and by the order in which the agent saw the exits; a failure that the stop of the
+group brought about (`consequence`) is never first as long as there is another.
+
+It deliberately does not lay out the text (`report_text` does), write files (`report` does), or
+decide about restarts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.processes import signals
+from holdfast.processes.failures import tracebacks
+from holdfast.processes.failures.error_file import read_error_file
+
+NOT_AVAILABLE = "<N/A>"
+
+# A worker killed by the kernel is seen dead only once the kernel has taken it apart; by then its
+# peers may have recorded their broken connections, or even ended. This is how much older than the
+# exit such a record or end may be, in nanoseconds. Raising it blames the killed worker for what
+# went wrong before.
+KILLED_NOTICE_NS_MAX = 250_000_000
+
+_TIMESTAMP_S_MAX = 253_402_300_799  # The end of the year 9999: what `time.localtime` can show.
+
+_SUDDEN = ("SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE", "SIGSYS", "SIGABRT")
+
+
+@dataclass
+class ProcessFailure:
+    """One failed worker.
+
+    The first four fields are given; `error_file_data`, `message` and `timestamp` (whole seconds)
+    are read from the error file, or made up where there is none. An `error_file` that is not a
+    regular file becomes `<N/A>`. The keyword fields are what the agent knows besides.
+    """
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    error_file: str
+    error_file_data: dict[str, Any] = field(init=False, repr=False)
+    message: str | dict[str, Any] = field(init=False)
+    timestamp: int = field(init=False)
+    # The end of what the worker wrote to standard error.
+    stderr_tail: str = field(default="", kw_only=True, repr=False)
+    # Whether it came only after the stop of the group began; see `came_after`.
+    consequence: bool = field(default=False, kw_only=True)
+    # Whether it was the stop of the group whose signal ended it.
+    stopped: bool = field(default=False, kw_only=True)
+    # A reason that says more than the exit code.
+    detail: str = field(default="", kw_only=True)
+    # The position in which the agent saw the exits, from 0.
+    order: int = field(default=0, kw_only=True)
+    stdout_file: str = field(default="", kw_only=True)
+    stderr_file: str = field(default="", kw_only=True)
+    # The name of the machine, by default of this one.
+    host: str = field(default="", kw_only=True)
+    # When the agent saw the exit, in nanoseconds since the epoch; by default now.
+    observed_ns: int = field(default=0, kw_only=True, repr=False)
+    # Until when the exception had happened, by the error file; 0 if that does not say.
+    recorded_ns: int = field(init=False, default=0, repr=False)
+
+    def __post_init__(self) -> None:
+        self.observed_ns = self.observed_ns or time.time_ns()
+        self.host = self.host or os.uname().nodename  # `getfqdn` could wait for a name server.
+        self.error_file_data = {"message": "<NONE>"}
+        self.message = ""
+        self.timestamp = self.observed_ns // 1_000_000_000
+        if os.path.isfile(self.error_file):
+            self._read()
+        else:
+            self.error_file = NOT_AVAILABLE
+        if self.message:
+            return
+        if self.exitcode < 0:
+            self.message = (
+                f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
+            )
+        else:
+            self.message = f"{self.ending()}, and no error file that says why"
+            self.error_file_data["errorTraits"] = {
+                "category": "system_terminated_error",
+                "retryability": "False",
+            }
+
+    def _read(self) -> None:
+        """Take what the error file says; what it does not say stays as it is."""
+        try:
+            data = read_error_file(self.error_file)
+            message = data.get("message")
+            if not isinstance(message, (str, dict)):
+                raise ValueError("it has no message")
+        except (OSError, ValueError, MemoryError) as e:
+            reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+            problem = f"the error file {self.error_file} could not be read: {reason}"
+            self.detail = f"{self.detail}; {problem}" if self.detail else problem
+            return
+        self.error_file_data = data
+        self.message = message
+        if isinstance(message, str):
+            stamp = _seconds(data.get("timestamp"))
+            self.timestamp = stamp or 0
+        else:
+            extra = _extra_info(message)
+            stamp = _seconds(extra.get("timestamp"))
+            self.timestamp = self.timestamp if stamp is None else stamp
+            precise = _whole(extra.get("timestamp_ns"))
+            if precise is not None and precise > 0:
+                self.recorded_ns = min(precise, self.observed_ns)
+                return
+        if stamp:
+            # Whole seconds, as TorchElastic writes them: it was no later than their end.
+            self.recorded_ns = min((stamp + 1) * 1_000_000_000 - 1, self.observed_ns)
+
+    def signal_name(self) -> str:
+        """Return the name of the signal that ended the worker, or `<N/A>`."""
+        return _signal_name(-self.exitcode) if self.exitcode < 0 else NOT_AVAILABLE
+
+    def timestamp_isoformat(self) -> str:
+        """Return the local time of the failure as `YYYY-MM-DD_HH:MM:SS`."""
+        # Error files of the simple form need not have a time; then the exit's is shown.
+        seconds = self.timestamp or self.observed_ns // 1_000_000_000
+        return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(seconds))
+
+    def happened_ns(self) -> int:
+        """Return the moment by which it had happened, in nanoseconds since the epoch."""
+        return self.recorded_ns or self.observed_ns
+
+    def came_after(self, moment_ns: int) -> bool:
+        """Say whether the worker failed after a moment, such as the start of the stop.
+
+        A worker may record its exception, take its time to end, and be seen dead only after the
+        stop that its peers' deaths caused: by this it is no consequence.
+        """
+        return self.happened_ns() > moment_ns
+
+    def died_suddenly(self) -> bool:
+        """Say whether a signal ended the worker before it could say anything."""
+        return self.signal_name() in _SUDDEN and not self.recorded_ns
+
+    def may_have_noticed(self, dead: ProcessFailure) -> bool:
+        """Say whether a worker that fell silent may be why this one failed, though it came first.
+
+        Native code that finds a closed connection just exits, and may be seen dead before the
+        one that closed it. An exception takes so long to record that the order seen counts.
+        """
+        return dead.order < self.order if self.recorded_ns else self.exitcode > 0
+
+    def recorded_message(self) -> str:
+        """Return the message in the error file, or "" where there is none."""
+        message: Any = self.error_file_data.get("message")
+        if isinstance(message, dict):
+            message = message.get("message")
+        return message if isinstance(message, str) and message != "<NONE>" else ""
+
+    def recorded_traceback(self) -> str:
+        """Return the traceback in the error file, or "" where there is none."""
+        callstack = _extra_info(self.message).get("py_callstack")
+        return callstack.strip("\n") if isinstance(callstack, str) else ""
+
+    def traceback_text(self) -> str:
+        """Return the traceback: of the error file, or else the last one on standard error."""
+        return self.recorded_traceback() or tracebacks.last_traceback(self.stderr_tail)
+
+    def ending(self) -> str:
+        """Return in words how the process ended."""
+        code = self.exitcode
+        if code >= 0:
+            inside = _signal_name(code - 128) if code > 128 else NOT_AVAILABLE
+            if inside == NOT_AVAILABLE:
+                return f"exit code {code}"
+            return f"exit code {code}, which usually means {inside} inside"
+        if self.stopped and code == -9:
+            return "killed by SIGKILL (it was asked to stop and did not end in time)"
+        if self.detail and code == -9:
+            return "killed by SIGKILL"  # What is known makes guesses idle.
+        verb = "terminated" if self.signal_name() == "SIGTERM" else "killed"
+        return f"{verb} by {signals.in_words(-code)}"
+
+    def summary(self) -> str:
+        """Return one line: how it ended, and why as far as that is known."""
+        why = self.detail or self.recorded_message()
+        if not why and self.exitcode > 0:
+            why = tracebacks.exception_line(tracebacks.last_traceback(self.stderr_tail))
+        first_line = why.strip().partition("\n")[0]
+        return f"{self.ending()}: {first_line}" if first_line else self.ending()
+
+
+class ChildFailedError(Exception):
+    """Workers failed. `failures` has them by global rank; `str(error)` is the whole report.
+
+    The agent may set `log_dir` (where the logs are), `report_file` (the same report as JSON) and
+    `restarts` ("after 3 of 3 restarts") once it knows them; the text then says so.
+    """
+
+    def __init__(self, name: str, failures: dict[int, ProcessFailure]) -> None:
+        if not failures:
+            raise ValueError(f"ChildFailedError for {name!r} needs at least one failure")
+        super().__init__(name, failures)
+        self.name = name
+        self.failures = failures
+        self.log_dir = ""
+        self.report_file = ""
+        self.restarts = ""
+
+    def __str__(self) -> str:
+        return self.format_msg()
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """Return the rank and the failure of the worker that failed first."""
+        return self.in_order()[0]
+
+    def in_order(self) -> list[tuple[int, ProcessFailure]]:
+        """Return all failures from the first to the last, consequences at the end."""
+        later = self._seen_after()
+        moments = {
+            rank: failure.recorded_ns or min(failure.observed_ns, later[failure.order])
+            for rank, failure in self.failures.items()
+        }
+        ordered = sorted(
+            self.failures.items(),
+            key=lambda item: (item[1].consequence, moments[item[0]], item[1].order),
+        )
+        first_rank, first = ordered[0]
+        for place, (rank, failure) in enumerate(ordered):
+            if (
+                failure.died_suddenly()
+                and not failure.consequence
+                and moments[rank] - moments[first_rank] <= KILLED_NOTICE_NS_MAX
+                and first.may_have_noticed(failure)
+            ):
+                # The kernel was still taking this one apart while the other noticed its end.
+                ordered.insert(0, ordered.pop(place))
+                break
+        return ordered
+
+    def _seen_after(self) -> dict[int, int]:
+        """Return, for each position, the earliest moment at which a later exit was seen.
+
+        An exit was seen no later than those seen after it, whatever the times of the failures say
+        (they may have been put together in another order).
+        """
+        seen: dict[int, int] = {}
+        for failure in self.failures.values():
+            seen[failure.order] = min(failure.observed_ns, seen.get(failure.order, 1 << 63))
+        later: dict[int, int] = {}
+        bound = 1 << 63
+        for order in sorted(seen, reverse=True):
+            later[order] = bound
+            bound = min(bound, seen[order])
+        return later
+
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """Return the report as text, with lines drawn by the two characters."""
+        from holdfast.processes.failures.report_text import lay_out
+
+        return lay_out(self, boarder_delim, section_delim)
+
+
+def exit_status(error: ChildFailedError) -> int:
+    """Return what a launcher exits with: the first failure's code, 128+n for signal n, never 0.
+
+    A worker that raised, and was still ending when the group was stopped, did not fail by the
+    signal of that stop: it counts as Python's own exit code for an exception, 1.
+    """
+    first = error.get_first_failure()[1]
+    if first.stopped:
+        return 1
+    code = first.exitcode
+    status = 128 - code if code < 0 else code
+    return status if 0 < status < 256 else 1
+
+
+def _signal_name(number: int) -> str:
+    import signal
+
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return NOT_AVAILABLE
+
+
+def _extra_info(message: object) -> dict[str, Any]:
+    extra = message.get("extraInfo") if isinstance(message, dict) else None
+    return extra if isinstance(extra, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    """Return a number, or a text of one, as an int; None for anything else."""
+    if not isinstance(value, (int, float, str)):
+        return None
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return int(float(value))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _seconds(value: object) -> int | None:
+    """Return a time in whole seconds that a calendar can show, or None."""
+    seconds = _whole(value)
+    return seconds if seconds is not None and 0 <= seconds <= _TIMESTAMP_S_MAX else None

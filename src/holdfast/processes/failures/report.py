@@ -1,0 +1,237 @@
+"""The failure report as JSON, for programs: everything the text has, and nothing cut.
+
+Version 1 is one object. Every key is always there; a text that is not known is "", a number 0.
+
+======================  ======================================================================
+`version`               1; raised when the meaning of a key changes, not when a key is added
+`name`                  what was run: script, module, program or function
+`run_id`                the id of the job
+`generation`            how many times the workers had been started anew when this happened
+`max_restarts`          how many times they may be
+`exit_status`           what the launcher exits with
+`written_at`            when this was written: ISO 8601, UTC
+`host`                  where it was written
+`log_dir`               where the logs of all workers are
+`first`                 the failure that came first
+`others`                the other failures, from the first to the last
+======================  ======================================================================
+
+and of each failure:
+
+======================  ======================================================================
+`rank`, `local_rank`    which worker
+`host`, `pid`           where it ran
+`exitcode`              its exit code, or minus the number of the signal that ended it
+`signal`                the name of that signal
+`ending`                how it ended, in words
+`time`, `time_ns`       when: ISO 8601, UTC; nanoseconds since the epoch, as exact as is known
+`consequence`           whether it came only after the stop of the group began
+`detail`                what the agent knows besides
+`message`               the message in the error file
+`traceback`             the traceback in the error file, or else the last one on stderr
+`stderr_tail`           the end of what it wrote to stderr
+`error_file`            its error file
+`stdout_file`           the log of its stdout
+`stderr_file`           the log of its stderr
+======================  ======================================================================
+
+It deliberately says nothing of workers that did not fail.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import msgspec
+
+from holdfast.processes.failures.error_file import write_whole
+from holdfast.processes.failures.failure import (
+    NOT_AVAILABLE,
+    ChildFailedError,
+    ProcessFailure,
+    exit_status,
+)
+
+VERSION = 1
+
+
+class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """One failed worker; the keys are told of in the module's docstring."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    exitcode: int
+    signal: str
+    ending: str
+    time: str
+    time_ns: int
+    consequence: bool
+    detail: str
+    message: str
+    traceback: str
+    stderr_tail: str
+    error_file: str
+    stdout_file: str
+    stderr_file: str
+
+    @classmethod
+    def from_failure(cls, rank: int, failure: ProcessFailure) -> FailedWorker:
+        """Take over what `failure` knows."""
+        return cls(
+            rank=rank,
+            local_rank=failure.local_rank,
+            host=_text(failure.host),
+            pid=failure.pid,
+            exitcode=failure.exitcode,
+            signal=_known(failure.signal_name()),
+            ending=failure.ending(),
+            time=_iso(failure.happened_ns()),
+            time_ns=failure.happened_ns(),
+            consequence=failure.consequence,
+            detail=_text(failure.detail),
+            message=_text(failure.recorded_message()),
+            traceback=_text(failure.traceback_text()),
+            stderr_tail=_text(failure.stderr_tail),
+            error_file=_known(failure.error_file),
+            stdout_file=_text(failure.stdout_file),
+            stderr_file=_text(failure.stderr_file),
+        )
+
+
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The failed job; the keys are told of in the module's docstring."""
+
+    version: int = VERSION
+    name: str
+    run_id: str
+    generation: int
+    max_restarts: int
+    exit_status: int
+    written_at: str
+    host: str
+    log_dir: str
+    first: FailedWorker
+    others: list[FailedWorker]
+
+    @classmethod
+    def from_error(
+        cls,
+        error: ChildFailedError,
+        *,
+        run_id: str,
+        generation: int,
+        max_restarts: int,
+        log_dir: str,
+    ) -> FailureReport:
+        """Make the report on `error` as of now."""
+        first, *others = [FailedWorker.from_failure(*item) for item in error.in_order()]
+        return cls(
+            name=_text(error.name),
+            run_id=_text(run_id),
+            generation=generation,
+            max_restarts=max_restarts,
+            exit_status=exit_status(error),
+            written_at=_iso(time.time_ns()),
+            host=_text(os.uname().nodename),
+            log_dir=_text(log_dir),
+            first=first,
+            others=others,
+        )
+
+    def write(self, path: str) -> None:
+        """Write the report as indented JSON. A reader sees all of it or none. Raises OSError."""
+        write_whole(path, msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n")
+
+
+def _iso(moment_ns: int) -> str:
+    seconds, rest_ns = divmod(moment_ns, 1_000_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest_ns // 1000:06d}Z"
+
+
+def _known(value: str) -> str:
+    return "" if value == NOT_AVAILABLE else _text(value)
+
+
+def _text(value: str) -> str:
+    """Return `value` so that it can be written as UTF-8: file names and messages may not be."""
+    return value.encode("utf-8", "backslashreplace").decode()
+
+
+# Failures that travel: from the node where a worker failed to every other node's console.
+#
+# `pack` keeps the first failure whole but for its length, and of the others one line each.
+# `unpack`
+# gives back failures that the report shows as if they had happened here, with the host they are
+# of.
+# What arrives is data from the network: it is checked, bounded, and never run or read as a file.
+
+
+TRACEBACK_CHARS_MAX = 64_000
+STDERR_CHARS_MAX = 32_000
+LINE_CHARS_MAX = 2_000
+OTHERS_MAX = 64
+
+
+class BadReport(Exception):
+    """What arrived is no report of failures."""
+
+
+def pack(failures: dict[int, ProcessFailure]) -> bytes:
+    """Return a node's failures as bytes, the first one first."""
+    ordered = ChildFailedError("", failures).in_order()[: OTHERS_MAX + 1]
+    workers = [
+        _cut(FailedWorker.from_failure(rank, failure), whole=place == 0)
+        for place, (rank, failure) in enumerate(ordered)
+    ]
+    return msgspec.msgpack.encode(workers)
+
+
+def unpack(packed: bytes) -> dict[int, ProcessFailure]:
+    """Return the failures by global rank; the first one is no consequence of any other."""
+    try:
+        workers = msgspec.msgpack.decode(packed, type=list[FailedWorker])
+    except msgspec.MsgspecError as problem:
+        raise BadReport(f"a failure report that cannot be read: {problem}") from None
+    if not workers:
+        raise BadReport("a failure report without a failure")
+    return {
+        worker.rank: _restored(worker, order)
+        for order, worker in enumerate(workers[: OTHERS_MAX + 1])
+    }
+
+
+def _cut(worker: FailedWorker, *, whole: bool) -> FailedWorker:
+    traceback_max = TRACEBACK_CHARS_MAX if whole else 0
+    return msgspec.structs.replace(
+        worker,
+        detail=worker.detail[:LINE_CHARS_MAX],
+        message=worker.message[: TRACEBACK_CHARS_MAX if whole else LINE_CHARS_MAX],
+        traceback=worker.traceback[-traceback_max:] if whole else "",
+        stderr_tail=worker.stderr_tail[-STDERR_CHARS_MAX:] if whole else "",
+    )
+
+
+def _restored(worker: FailedWorker, order: int) -> ProcessFailure:
+    failure = ProcessFailure(
+        worker.local_rank,
+        worker.pid,
+        worker.exitcode,
+        NOT_AVAILABLE,  # The file is another host's, and must not be looked for on this one.
+        stderr_tail=worker.stderr_tail,
+        consequence=worker.consequence and order > 0,
+        detail=worker.detail,
+        order=order,
+        stdout_file=worker.stdout_file,
+        stderr_file=worker.stderr_file,
+        host=worker.host,
+        observed_ns=max(1, worker.time_ns),
+    )
+    failure.error_file = worker.error_file or NOT_AVAILABLE
+    if worker.message or worker.error_file:
+        extra = {"py_callstack": worker.traceback} if worker.traceback else {}
+        failure.message = {"message": worker.message, "extraInfo": extra}
+        failure.error_file_data = {"message": failure.message}
+    return failure

@@ -1,0 +1,483 @@
+"""The agent's side of the keeper: start one, have it spawn workers, receive how they exit.
+
+A keeper is made in one of two ways. `Keeper.start` runs `keeper/main.py` as a program of its own,
+which serves commands and freshly started interpreters. `Keeper.fork` forks this very process,
+for function workers that must share its memory (start method `fork`). `prestart` begins a keeper
+in the background of other work; the next `Keeper.start` takes it over.
+
+Below it are the orphans: processes whose keeper was killed. An agent that is a process of its own
+(`adopt_orphans`) adopts, kills and reaps them. A program around an agent may have children of its
+own; what a killed keeper leaves there goes to the init process.
+"""
+
+from __future__ import annotations
+
+import _socket as socket  # Python's own wrapper takes longer to import than a keeper to start.
+import marshal
+import os
+import select
+import sys
+import time
+from collections import deque
+
+from holdfast.core.values import Value
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.processes.keeper import main as keeper_program
+from holdfast.processes.keeper.main import (
+    PR_SET_CHILD_SUBREAPER,
+    descendants_of,
+    load_prctl,
+    send_signal,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+__all__ = [
+    "Event",
+    "Keeper",
+    "KeeperLost",
+    "adopt_orphans",
+    "current_folder",
+    "decode",
+    "inherited_environment",
+]
+
+
+SIGKILL = 9
+# How long a killed process may take to go before it is passed over.
+REAP_MS_MAX = 10_000
+# Each round kills one more layer of what was forked while the round before it ran.
+SWEEP_ROUNDS_MAX = 100
+
+_adopts = False
+_is_subreaper = False
+
+
+def adopt_orphans() -> None:
+    """Have this process adopt, once workers run, what a killed keeper would leave.
+
+    Only for a process that is nothing but an agent: a program around us may have children of
+    its own that must not be touched.
+    """
+    global _adopts  # noqa: PLW0603 (a property of the process)
+    _adopts = True
+
+
+def become_subreaper_if_wanted() -> None:
+    """Do what `adopt_orphans` asked for; once a worker is asked for, since it would delay that."""
+    global _is_subreaper  # noqa: PLW0603 (a property of the process)
+    if _adopts and not _is_subreaper:
+        load_prctl()(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _is_subreaper = True
+
+
+def sweep_after_loss() -> None:
+    """Kill what a lost keeper left to us, if this process adopts such things at all."""
+    if _is_subreaper:
+        sweep_adopted(spared=set())
+
+
+def sweep_adopted(spared: set[int]) -> None:
+    """SIGKILL and reap every process below this one, but for those spared and their own."""
+    stuck: set[int] = set()  # SIGKILL does not end these.
+    for _ in range(SWEEP_ROUNDS_MAX):
+        kept = spared.union(stuck, *(descendants_of(pid) for pid in spared))
+        pids = [pid for pid in descendants_of(os.getpid()) if pid not in kept]
+        if not pids:
+            return
+        for pid in pids:
+            send_signal(pid, SIGKILL)
+        for pid in pids:
+            if not reap_soon(pid, 0 if stuck else REAP_MS_MAX):
+                stuck.add(pid)
+
+
+def ended_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
+    """Whether a process is gone or ends in time; it is not reaped."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(ms_max))
+    finally:
+        os.close(pidfd)
+
+
+def reap_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
+    """Reap a child once it has ended; False if that takes longer than it should."""
+    if not ended_soon(pid, ms_max):
+        return False
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        pass  # Not ours, or reaped before: the next round finds it as ours, or gone.
+    return True
+
+
+RECEIVE_BYTES = 1 << 18
+# How long a keeper may take to kill all that is below it; after that it is stuck itself.
+CLOSE_MS_MAX = keeper_program.FAREWELL_MS_MAX + 5_000
+# How long a keeper may take to answer at all. It is waited for only where all else took too long.
+ANSWER_MS_MAX = 2_000
+# What lets its holder into any job, at the coordinator and on etcd; see `holdfast.net.token` and
+# `holdfast.rendezvous.etcd`.
+FOR_AGENTS_ALONE = (
+    "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD",
+)  # fmt: skip
+
+
+class Spawned(Value):
+    """A worker was forked."""
+
+    key: int
+    pid: int
+
+
+class Unspawned(Value):
+    """A worker could not even be forked."""
+
+    key: int
+    errno: int
+    text: str
+
+
+class Exited(Value):
+    """A worker's leader ended: `exitcode` is negative for the signal that ended it."""
+
+    key: int
+    pid: int
+    exitcode: int
+    trouble: tuple[int, str] | None
+
+
+class Empty(Value):
+    """Nothing is left below the keeper."""
+
+
+class KeeperLost(Value):
+    """The keeper is gone; the kernel has killed its workers."""
+
+
+Event = Spawned | Unspawned | Exited | Empty | KeeperLost
+
+
+def decode(event: tuple[Any, ...]) -> Event:
+    """Turn a keeper's tuple into an event."""
+    match event:
+        case ("spawned", key, pid):
+            return Spawned(key, pid)
+        case ("unspawned", key, errno, text):
+            return Unspawned(key, errno, text)
+        case ("exited", key, pid, code, status, trouble):
+            exitcode = status if code == os.CLD_EXITED else -status
+            return Exited(key, pid, exitcode, trouble)
+        case ("empty", _number):
+            return Empty()
+    raise EnvironmentProblem(f"the keeper sent an unknown event: {event!r}")
+
+
+class Keeper:
+    """A running keeper. Single-threaded use; close it when done."""
+
+    _prestarted: Keeper | None = None
+
+    def __init__(self, pid: int, control: socket.socket) -> None:
+        self.pid = pid
+        self._owner = os.getpid()
+        self._control = control
+        self._received = bytearray()
+        self._events: deque[Event] = deque()
+        self._clearings_asked = 0
+        self._clearings_noted = 0
+        self.lost = False
+        self._loss_told = False
+
+    @classmethod
+    def start(cls) -> Keeper:
+        """Return a keeper that runs as a program of its own."""
+        prestarted, Keeper._prestarted = Keeper._prestarted, None
+        if prestarted is not None and prestarted._owner == os.getpid():  # not a forked copy's
+            return prestarted
+        ours, its = socket.socketpair()
+        script = os.open(_program_path(), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            # Running it from a descriptor keeps this project's name off its command line:
+            # whoever kills by name must not hit the agent and its keeper at once.
+            argv = [sys.executable, "-I", "-S", "/dev/fd/4", "keeper of agent", str(os.getpid())]
+            null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
+            pid = os.posix_spawn(
+                sys.executable,
+                argv,
+                os.environ,
+                # In this order: where our own streams are closed, the two may be in their places.
+                file_actions=[
+                    *_moved_to(its.fileno(), 3, script, 4),
+                    null,
+                    (os.POSIX_SPAWN_DUP2, 0, 1),
+                ],
+                setsid=True,
+                setsigmask=[],
+            )
+        except OSError as error:
+            ours.close()
+            raise EnvironmentProblem(
+                f"could not start {sys.executable} to keep the workers: {error.strerror}"
+            ) from None
+        finally:
+            its.close()
+            os.close(script)
+        return cls(pid, ours)
+
+    @classmethod
+    def run_program(cls, argv: Sequence[str], payload_fd: int) -> Keeper:
+        """Return a keeper that is another program: it has the control socket as descriptor 3
+        and `payload_fd` as descriptor 4.
+        """
+        ours, its = socket.socketpair()
+        try:
+            pid = os.posix_spawn(
+                argv[0],
+                list(argv),
+                os.environ,
+                file_actions=_moved_to(its.fileno(), 3, payload_fd, 4),
+                setsid=True,
+                setsigmask=[],
+            )
+        except OSError as error:
+            ours.close()
+            raise EnvironmentProblem(f"could not start {argv[0]}: {error.strerror}") from None
+        finally:
+            its.close()
+        return cls(pid, ours)
+
+    @classmethod
+    def prestart(cls) -> None:
+        """Begin starting a keeper, for the next `start` of this process to take over."""
+        if cls._prestarted is None:
+            Keeper._prestarted = cls.start()
+
+    @classmethod
+    def discard_prestarted(cls) -> None:
+        """End a keeper that was prestarted and not needed."""
+        if cls._prestarted is not None:
+            cls._prestarted.close()
+            Keeper._prestarted = None
+
+    @classmethod
+    def fork(cls, run_call: Callable[[Any], int]) -> Keeper:
+        """Return a keeper that is a fork of this process and runs calls with its memory."""
+        ours, its = socket.socketpair()
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # As it is where the console is closed.
+                stream.flush()
+        keeper_program.load_prctl()  # Another thread may be importing while we fork.
+        pid = os.fork()
+        if pid == 0:
+            try:
+                ours.close()
+                os.setsid()
+                keeper_program.serve(its.detach(), run_call)
+            finally:
+                os._exit(0)
+        its.close()
+        return cls(pid, ours)
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `receive` has something."""
+        return self._control.fileno()
+
+    def spawn(
+        self,
+        key: int,
+        argv: Sequence[str] | None,
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        fds: Mapping[int, int],
+        call: Any = None,
+        cpus: Sequence[int] = (),
+    ) -> None:
+        """Ask for a worker; `fds` maps the numbers it is to have to descriptors of ours.
+
+        With `cpus` it is bound to these, before it begins.
+        """
+        if len(fds) > keeper_program.MESSAGE_FDS_MAX:
+            raise UsageError(
+                f"a worker cannot be given {len(fds)} file descriptors; at most "
+                f"{keeper_program.MESSAGE_FDS_MAX} queues, pipes and the like can be passed to it"
+            )
+        words = argv and [_plain(word) for word in argv]
+        plain_env = {_plain(name): _plain(value) for name, value in env.items()}
+        request = ("spawn", key, list(fds), words, plain_env, cwd, call, list(cpus))
+        self._send(request, list(fds.values()))
+
+    def adopt(self, key: int, pid: int, trouble_fd: int, go_fd: int) -> None:
+        """Ask that an orphan below the keeper be a worker from now on.
+
+        It tells its trouble through the first pipe, and waits at the second to be let go.
+        """
+        self._send(("adopt", key, pid), [trouble_fd, go_fd])
+
+    def signal(self, key: int, signum: int) -> None:
+        """Signal one worker's leader."""
+        self._send(("signal", key, int(signum)))
+
+    def kill_tree(self, key: int) -> None:
+        """SIGKILL one worker and all below it."""
+        self._send(("kill", key))
+
+    def ask_leftovers(self, signum: int) -> None:
+        """Signal all that ended workers left; `Empty` follows when it is gone."""
+        # Numbered, so that the answer to one that nobody waits for any more is none to the next.
+        self._clearings_asked += 1
+        self._send(("clear", int(signum), self._clearings_asked))
+
+    def sweep(self) -> None:
+        """SIGKILL all that ended workers left; `Empty` follows when it is gone."""
+        self.ask_leftovers(SIGKILL)
+
+    def receive(self) -> list[Event]:
+        """Return the events that are there, without waiting for any."""
+        self._take_in()
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def is_gone(self) -> bool:
+        """Whether the keeper is gone, by a look right now; its events stay for `receive`."""
+        self._take_in()
+        return self.lost
+
+    def answers(self) -> bool:
+        """Whether the keeper reacts to what it was asked last; waits for that, but not for long."""
+        deadline = time.monotonic() + ANSWER_MS_MAX / 1000
+        poll = select.poll()
+        poll.register(self._control.fileno(), select.POLLIN)
+        while True:
+            self._take_in()
+            if self.lost or self._clearings_noted == self._clearings_asked:
+                return not self.lost
+            left_s = deadline - time.monotonic()
+            if left_s <= 0 or not poll.poll(left_s * 1000 + 1):
+                return False
+
+    def kill(self) -> None:
+        """SIGKILL the keeper and all below it, for when it does nothing of that itself."""
+        if self._owner == os.getpid() and not self.lost:
+            for pid in [*keeper_program.descendants_of(self.pid), self.pid]:
+                keeper_program.send_signal(pid, SIGKILL)
+            ended_soon(self.pid)  # Until `close` reaps it, its number stays its own.
+
+    def _take_in(self) -> None:
+        while not self.lost:
+            try:
+                data = self._control.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                data = b""
+            self.lost = not data
+            self._received += data
+        while len(self._received) >= 4:
+            size = int.from_bytes(self._received[:4], "little")
+            if len(self._received) < 4 + size:
+                break
+            self._note(marshal.loads(bytes(self._received[4 : 4 + size])))  # noqa: S302 (our keeper's)
+            del self._received[: 4 + size]
+        if self.lost and not self._loss_told:
+            # Only now: what it told before, and who failed first, is no less true.
+            self._loss_told = True
+            self._events.append(KeeperLost())
+
+    def _note(self, event: tuple[Any, ...]) -> None:
+        if event[0] == "clearing":
+            self._clearings_noted = event[1]
+        elif event[0] != "empty" or event[1] == self._clearings_asked:
+            self._events.append(decode(event))
+
+    def close(self, *, wait: bool = True) -> None:
+        """Have all that is below the keeper killed, and wait for the keeper to end.
+
+        Without waiting it ends by itself soon, for when something below it cannot be killed.
+        """
+        if self._control.fileno() < 0:
+            return
+        ours = self._owner == os.getpid()
+        if ours:
+            # Closing alone says nothing while a process forked from this one has a copy.
+            self._control.shutdown(socket.SHUT_RDWR)
+        self._control.close()
+        if wait and ours and not reap_soon(self.pid, CLOSE_MS_MAX):
+            keeper_program.send_signal(self.pid, SIGKILL)  # The kernel then kills the workers.
+            reap_soon(self.pid)
+
+    def _send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+        body = marshal.dumps(request)
+        message = len(body).to_bytes(4, "little") + body
+        try:
+            rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
+            # A program around us may have SIGPIPE at its default, which would end it.
+            sent = self._control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
+            self._control.sendall(message[sent:], socket.MSG_NOSIGNAL)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # `receive` tells of the lost keeper.
+
+
+def current_folder() -> str:
+    """Return the working directory for `spawn`; a keeper of ours is in one without a name too."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "."  # It was deleted, which keeps nobody from being in it.
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return what workers inherit: all but the secrets of agents and of the coordinator."""
+    return {name: value for name, value in os.environ.items() if name not in FOR_AGENTS_ALONE}
+
+
+def _plain(value: object) -> str:
+    """Return the text of a value as nothing but a `str`: `marshal` takes no subclass of it."""
+    if isinstance(value, (bytes, os.PathLike)):
+        return os.fsdecode(value)
+    return str.__str__(value) if isinstance(value, str) else str(value)
+
+
+def _program_path() -> str:
+    """Return the keeper's compiled file, which starts faster, or else its source."""
+    cached: str | None = getattr(keeper_program.__spec__, "cached", None)
+    if cached and _is_current(cached, keeper_program.__file__):
+        return cached
+    return keeper_program.__file__
+
+
+def _is_current(cached: str, source: str) -> bool:
+    """Whether a compiled file is of this source, as the import system would judge it."""
+    try:
+        with open(cached, "rb") as stream:
+            header = stream.read(16)
+        about = os.stat(source)
+    except OSError:
+        return False
+    if header[4:8] == b"\1\0\0\0":  # It has a hash in place of the time, and is not to be checked.
+        return True
+    made_of = (int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF)
+    return header[4:16] == bytes(4) + b"".join(part.to_bytes(4, "little") for part in made_of)
+
+
+def _moved_to(first: int, first_target: int, second: int, second_target: int) -> list[Any]:
+    """Return file actions that move two descriptors without one overwriting the other."""
+    parked = max(first, first_target, second, second_target) + 1
+    return [
+        (os.POSIX_SPAWN_DUP2, first, parked),
+        (os.POSIX_SPAWN_DUP2, second, second_target),
+        (os.POSIX_SPAWN_DUP2, parked, first_target),
+        (os.POSIX_SPAWN_CLOSE, parked),
+    ]

@@ -1,0 +1,514 @@
+"""The keeper: a tiny process between the agent and its workers, so that nothing is left behind.
+
+It is the parent of every worker and the adopter of every process they leave (a "child
+subreaper"), so whatever a worker starts stays below it, own sessions and double forks included.
+When the agent closes the control socket or ends, for any reason, the keeper kills all that is
+below it. When the keeper itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`) and
+an agent that is a subreaper too sweeps up the rest.
+
+It is started as a program of its own rather than forked from the agent, so that it is small
+(forking it is cheap), has one thread (the death signal is tied to the *thread* that forked) and
+does not share the agent's command line (``pkill -9 -f train.py`` must not hit both at once).
+For the same reasons it imports C modules of the standard library only, never `holdfast`.
+
+The agent sends requests and gets events, both as length-prefixed `marshal` tuples over a private
+socket pair between two processes of one interpreter. Requests, by their first item:
+
+``spawn key targets argv env cwd call cpus``
+    Fork a worker; the message carries one file descriptor for each number in ``targets``. With
+    ``argv`` None it runs ``run_call(call)`` instead of a program; it is bound to ``cpus``, if any.
+    A negative key is a servant's of the agent: it dies with the keeper, no ``clear`` is for it.
+``adopt key pid``
+    Take an orphan that has come to the keeper as a worker. The message carries the pipe that tells
+    its trouble, and one that it waits at: it is let go by the keeper's process id.
+``signal key signum``      Signal one worker's leader.
+``kill key``               SIGKILL one worker's whole tree.
+``clear signum number``    Signal all that ended workers left: ``clearing number`` at once, and
+                           ``empty number`` when it is gone.
+
+Events besides: ``spawned key pid``, ``unspawned key errno text`` and ``exited key pid code status
+trouble``; ``trouble`` is None, or ``(errno, step)`` if the child could not become the worker.
+
+It decides nothing: no deadline and no retry is its own. `keeper/client.py` is the agent's side.
+"""
+
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]
+import _socket as socket
+import fcntl
+import gc
+import marshal
+import os
+import select
+import sys
+from errno import EACCES, EMFILE, ENOEXEC, EPERM
+
+TYPE_CHECKING = False  # `typing` itself would double the keeper's start-up.
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SIGNALS_SHRUGGED_OFF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+MESSAGE_FDS_MAX = 253  # The kernel passes no more at once.
+RECEIVE_BYTES = 1 << 18
+# How long a keeper whose agent is gone waits for what it has killed; a process in
+# uninterruptible sleep may outlast it and is then left to the init process.
+FAREWELL_MS_MAX = 10_000
+NOT_EXECUTABLE = (EACCES, ENOEXEC, EPERM)  # Exit status 126, as in a shell; all else is 127.
+
+_prctl: Callable[..., int] | None = None
+
+
+def load_prctl() -> Callable[..., int]:
+    """Return libc's `prctl`. Load it before a fork: the child must not run the import system."""
+    global _prctl  # noqa: PLW0603 (the same for the whole process)
+    if _prctl is None:
+        import ctypes
+
+        _prctl = ctypes.CDLL(None, use_errno=True).prctl
+    return _prctl
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the direct children of a process, ended ones that were not reaped included."""
+    found: list[int] = []
+    try:
+        tasks = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return found
+    for task in tasks:
+        try:
+            with open(f"/proc/{pid}/task/{task}/children", "rb") as listing:
+                found.extend(map(int, listing.read().split()))
+        except FileNotFoundError:
+            if not os.path.exists(f"/proc/self/task/{os.getpid()}/children"):
+                return children_by_scan(pid)  # A kernel without CONFIG_PROC_CHILDREN.
+        except (ProcessLookupError, PermissionError):
+            pass  # One thread may end meanwhile; those of the others are to be found all the same.
+    return found
+
+
+def children_by_scan(pid: int) -> list[int]:
+    """Return the direct children of a process by looking at every process there is."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as stat:
+                    # The second field is the program's name, which may hold anything.
+                    if int(stat.read().rpartition(b")")[2].split()[1]) == pid:
+                        found.append(int(name))
+            except (OSError, IndexError):  # It ended meanwhile, or is hidden from us.
+                continue
+    return found
+
+
+def descendants_of(pid: int) -> list[int]:
+    """Return all processes below one, parents before their children."""
+    found: list[int] = []
+    level = children_of(pid)
+    while level:
+        found.extend(level)
+        level = [child for parent in level for child in children_of(parent)]
+    return found
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Signal a process; one that is gone, or is no longer ours to signal, is passed over."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+class Worker:
+    """What the keeper knows of one worker's leader."""
+
+    __slots__ = ("key", "pid", "trouble_fd")
+
+    def __init__(self, key: int, pid: int, trouble_fd: int) -> None:
+        self.key = key
+        self.pid = pid
+        self.trouble_fd = trouble_fd
+        os.set_blocking(trouble_fd, False)  # Others may have the other end for a moment longer.
+
+    def trouble(self) -> tuple[int, str] | None:
+        """Return why the child could not become the worker, and close the pipe that tells."""
+        try:
+            told = os.read(self.trouble_fd, 4096)
+        except BlockingIOError:
+            told = b""
+        os.close(self.trouble_fd)
+        if not told:
+            return None
+        errno, _, step = told.decode(errors="replace").partition(" ")
+        return int(errno), step
+
+
+class Keeper:
+    """The loop: requests in, events out, children reaped."""
+
+    def __init__(self, control_fd: int, run_call: Callable[[Any], int] | None) -> None:
+        # A worker that had this socket too would keep the agent from seeing the keeper die.
+        os.set_inheritable(control_fd, False)  # noqa: FBT003
+        self.control = socket.socket(fileno=control_fd)
+        self.run_call = run_call
+        self.prctl = load_prctl()
+        self.pid = os.getpid()
+        self.workers: dict[int, Worker] = {}  # by pid
+        self.clearing = 0  # The signal leftovers are being given; 0 while none is wanted.
+        self.clearing_number = 0
+        self.received = bytearray()
+        self.received_fds: list[int] = []
+        self.unsent = bytearray()
+        self.agent_fd = self.watch_agent()
+        self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        # Ignored dispositions survive an exec, so the workers need to get the old ones back.
+        self.dispositions = {number: signal.getsignal(number) for number in SIGNALS_SHRUGGED_OFF}
+        for number in SIGNALS_SHRUGGED_OFF:
+            signal.signal(number, signal.SIG_IGN)
+        self.wake_in, self.wake_out = os.pipe()
+        os.set_blocking(self.wake_in, False)
+        os.set_blocking(self.wake_out, False)
+        signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
+        signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
+        # A fork of the agent has its mask, and would never hear of a worker's end.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
+
+    def watch_agent(self) -> int:
+        """Return a pidfd of the agent, -1 where the system has none.
+
+        The socket alone would not do: what the agent forked has a copy of its end.
+        """
+        maker = self.control.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        agent = int.from_bytes(maker[:4], sys.byteorder)
+        try:
+            agent_fd = os.pidfd_open(agent)
+        except (AttributeError, OSError):
+            agent_fd = -1
+        if os.getppid() != agent:
+            self.control.shutdown(socket.SHUT_RD)  # It was gone before: as if it had hung up.
+        return agent_fd
+
+    def serve(self) -> None:
+        """Serve until the agent is gone or hangs up."""
+        poll = select.poll()
+        poll.register(self.wake_in, select.POLLIN)
+        poll.register(self.control.fileno(), select.POLLIN)
+        if self.agent_fd >= 0:
+            poll.register(self.agent_fd, select.POLLIN)
+        while True:
+            writing = select.POLLOUT if self.unsent else 0
+            poll.modify(self.control.fileno(), select.POLLIN | writing)
+            for fd, events in poll.poll():
+                if fd == self.agent_fd:
+                    return
+                if fd == self.wake_in:
+                    self.reap()
+                    continue
+                if events & select.POLLOUT:
+                    self.send()
+                if events & ~select.POLLOUT and not self.receive():
+                    return
+
+    # Requests.
+
+    def receive(self) -> bool:
+        """Take in what the agent sent; False when it is gone or hung up."""
+        fds_bytes = socket.CMSG_LEN(MESSAGE_FDS_MAX * 4)
+        try:
+            data, ancillary, _flags, _address = self.control.recvmsg(
+                RECEIVE_BYTES, fds_bytes, socket.MSG_CMSG_CLOEXEC
+            )
+        except ConnectionError:
+            return False
+        for _level, _kind, payload in ancillary:
+            self.received_fds.extend(memoryview(payload[: len(payload) // 4 * 4]).cast("i"))
+        if not data:
+            return False
+        self.received += data
+        while len(self.received) >= 4:
+            size = int.from_bytes(self.received[:4], "little")
+            if len(self.received) < 4 + size:
+                break
+            request = marshal.loads(bytes(self.received[4 : 4 + size]))  # noqa: S302 (our agent's)
+            del self.received[: 4 + size]
+            self.serve_one(request)
+        return True
+
+    def serve_one(self, request: tuple[Any, ...]) -> None:
+        """Act on one request."""
+        kind = request[0]
+        if kind == "spawn":
+            self.spawn(*request[1:])
+        elif kind == "adopt":
+            self.adopt(*request[1:])
+        elif kind == "signal":
+            for worker in self.leaders(request[1]):
+                send_signal(worker.pid, request[2])
+        elif kind == "kill":
+            for worker in self.leaders(request[1]):
+                self.kill_tree(worker.pid)
+        elif kind == "clear":
+            self.clearing, self.clearing_number = request[1:]
+            self.tell("clearing", self.clearing_number)
+            self.clear_leftovers()
+            self.reap()
+
+    def leaders(self, key: int) -> list[Worker]:
+        """Return the worker with this key, if its leader still runs."""
+        return [worker for worker in self.workers.values() if worker.key == key]
+
+    def spawn(self, key: int, targets: list[int], *how: Any) -> None:
+        """Fork a worker and say so, or say why it could not be forked."""
+        fds = self.received_fds[: len(targets)]
+        del self.received_fds[: len(targets)]
+        trouble: list[int] = []
+        try:
+            if len(fds) < len(targets):  # The kernel drops those we have no room for.
+                raise OSError(EMFILE, os.strerror(EMFILE))
+            trouble.extend(os.pipe())
+            pid = self.fork()
+        except OSError as error:
+            for fd in trouble:
+                os.close(fd)
+            self.tell("unspawned", key, error.errno, error.strerror)
+        else:
+            trouble_in, trouble_out = trouble
+            if pid == 0:
+                os.close(trouble_in)
+                self.become_worker(dict(zip(targets, fds, strict=True)), trouble_out, *how)
+            os.close(trouble_out)
+            self.workers[pid] = Worker(key, pid, trouble_in)
+            self.tell("spawned", key, pid)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def adopt(self, key: int, pid: int) -> None:
+        """Count an orphan as a worker and let it go, or say that it is not there."""
+        fds = self.received_fds[:2]
+        del self.received_fds[:2]
+        try:
+            if len(fds) < 2:
+                raise OSError(EMFILE, os.strerror(EMFILE))
+            # One that ended meanwhile is told of like any other, unless it was reaped before.
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            self.workers[pid] = Worker(key, pid, fds.pop(0))
+            self.tell("spawned", key, pid)
+            os.write(fds[0], self.pid.to_bytes(8, "little"))
+        except BrokenPipeError:
+            pass  # It has ended, and is reaped soon.
+        except ChildProcessError as error:
+            self.tell("unspawned", key, error.errno, "it was killed before it began")
+        except OSError as error:
+            self.tell("unspawned", key, error.errno, error.strerror)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def fork(self) -> int:
+        """Fork with all signals held back: one for the worker must not meet our own actions."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return pid
+
+    def become_worker(
+        self,
+        fds: dict[int, int],
+        trouble_out: int,
+        argv: list[str] | None,
+        env: dict[str, str],
+        cwd: str,
+        call: Any,
+        cpus: list[int],
+    ) -> None:
+        """Turn the forked child into the worker. Never returns."""
+        step = "prepare"
+        status = 127
+        try:
+            os.setsid()
+            self.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != self.pid:
+                os._exit(status)  # The keeper died before the death signal was set.
+            signal.set_wakeup_fd(-1)
+            self.drop_own_fds()
+            trouble_out = self.take_fds(fds, trouble_out)
+            self.restore_signals()
+            step = f"working directory {cwd}"
+            os.chdir(cwd)
+            if cpus:
+                step = f"bind to CPUs {cpus}"
+                os.sched_setaffinity(0, cpus)
+            if argv is None:
+                os.environ.clear()
+                os.environ.update(env)
+                assert self.run_call is not None
+                os.close(trouble_out)
+                trouble_out = -1
+                status = 1
+                status = self.run_call(call)
+            else:
+                step = argv[0]
+                os.execvpe(argv[0], argv, env)  # noqa: S606 (no shell is the point)
+        except BaseException as error:  # noqa: BLE001 (nobody else is left to tell)
+            errno = error.errno or 0 if isinstance(error, OSError) else 0
+            if argv and step == argv[0] and errno in NOT_EXECUTABLE:
+                status = 126
+            if trouble_out >= 0:
+                story = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
+                os.write(trouble_out, story.encode(errors="replace")[:4096])
+        finally:
+            os._exit(status)
+
+    def drop_own_fds(self) -> None:
+        """Close what is the keeper's own; a child that runs a call closes nothing by an exec."""
+        self.control.close()
+        own = (self.wake_in, self.wake_out, self.agent_fd)
+        for fd in (*own, *(worker.trouble_fd for worker in self.workers.values())):
+            if fd >= 0:
+                os.close(fd)
+
+    def take_fds(self, fds: dict[int, int], trouble_out: int) -> int:
+        """Put each descriptor where the worker expects it; return where the trouble pipe went."""
+        above = max([*fds, *fds.values(), trouble_out, 2]) + 1
+        # First out of each other's way, then to their places.
+        parked = {
+            target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for target, fd in fds.items()
+        }
+        parked_trouble = fcntl.fcntl(trouble_out, fcntl.F_DUPFD_CLOEXEC, above)
+        for fd in {trouble_out, *fds.values()}:
+            os.close(fd)
+        for target, fd in parked.items():
+            os.dup2(fd, target, inheritable=True)
+            os.close(fd)
+        return parked_trouble
+
+    def restore_signals(self) -> None:
+        """Give the worker the signal dispositions the agent was started with."""
+        for number, disposition in self.dispositions.items():
+            ignored = disposition == signal.SIG_IGN
+            signal.signal(number, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        if self.run_call is not None:
+            self.forget_python_handlers()
+        else:
+            # Python ignores these two in itself; a program expects the system's default.
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+    def forget_python_handlers(self) -> None:
+        """Drop handlers of the process this one was forked from; Ctrl-C works as in any Python."""
+        for number in range(1, signal.NSIG):
+            try:
+                if callable(signal.getsignal(number)):
+                    signal.signal(number, signal.SIG_DFL)
+            except (OSError, ValueError):
+                continue  # Numbers the C library keeps for itself.
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    # Endings.
+
+    def reap(self) -> None:
+        """Take in every ended child: tell of workers, forget what was adopted."""
+        try:
+            while os.read(self.wake_in, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
+            except ChildProcessError:
+                break
+            if ended is None:
+                break
+            worker = self.workers.pop(ended.si_pid, None)
+            if worker is not None:
+                how = (ended.si_code, ended.si_status, worker.trouble())
+                self.tell("exited", worker.key, worker.pid, *how)
+        servants = {pid for pid, worker in self.workers.items() if worker.key < 0}
+        if self.clearing and len(self.workers) == len(servants):
+            if servants.issuperset(children_of(self.pid)):
+                self.clearing = 0
+                self.tell("empty", self.clearing_number)
+            elif self.clearing == signal.SIGKILL:
+                self.clear_leftovers()  # What a killed process left has come to us by now.
+
+    def clear_leftovers(self) -> None:
+        """Signal all below the keeper, but for running workers and their own."""
+        kept = {*self.workers, *(pid for one in self.workers for pid in descendants_of(one))}
+        for pid in descendants_of(self.pid):
+            if pid not in kept:
+                send_signal(pid, self.clearing)
+
+    def kill_tree(self, leader: int) -> None:
+        """SIGKILL a worker and all below it, the leader first so that it starts nothing more."""
+        below = descendants_of(leader)
+        send_signal(leader, signal.SIGKILL)
+        for pid in below:
+            send_signal(pid, signal.SIGKILL)
+
+    def farewell(self) -> None:
+        """Kill all that is below and wait until it is gone."""
+        poll = select.poll()
+        poll.register(self.wake_in, select.POLLIN)
+        self.clearing = signal.SIGKILL
+        while children_of(self.pid):
+            for pid in descendants_of(self.pid):
+                send_signal(pid, signal.SIGKILL)
+            self.reap()
+            if children_of(self.pid) and not poll.poll(FAREWELL_MS_MAX):
+                break
+
+    # Events.
+
+    def tell(self, *event: Any) -> None:
+        """Send an event, as soon as the agent has room for it."""
+        body = marshal.dumps(event)
+        self.unsent += len(body).to_bytes(4, "little") + body
+        self.send()
+
+    def send(self) -> None:
+        """Send what there is room for; the agent may itself be waiting for us to receive."""
+        try:
+            while self.unsent:
+                flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+                del self.unsent[: self.control.send(self.unsent, flags)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.unsent.clear()  # An agent that is gone is noticed when its requests end.
+
+
+def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None:
+    """Be the keeper behind this control socket; returns when its work is done."""
+    keeper = Keeper(control_fd, run_call)
+    try:
+        keeper.serve()
+    finally:
+        keeper.farewell()
+        keeper.control.close()
+
+
+def main() -> None:
+    """Run as the program: the control socket is descriptor 3."""
+    os.closerange(4, 1 << 16)
+    gc.disable()  # It makes no cycles, and a collection after a fork copies the whole heap.
+    load_prctl()(15, b"hf-keeper", 0, 0, 0)  # PR_SET_NAME, for `ps` and `top`.
+    serve(3)
+    os._exit(0)  # Nothing is left that an interpreter's slower end would tidy up.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Workers' output: where it goes, how it is followed, filtered and shown."""

@@ -1,0 +1,666 @@
+"""One thread that follows all output streams of a job, woken only when something was written.
+
+Files are watched by inotify and pipes by epoll, so an idle job costs nothing; `finish` then reads
+each stream to its end, so that no line is lost. A stream reads in turns of bounded size
+(`take_turn`), always on the follower's thread, and frees its descriptor as soon as it has ended. A
+file that is replaced by another of the same name is not followed over. Writes made on another
+machine are not noticed.
+
+The calling order: `follow_file` or `follow_fd`, `start`, and later `finish` and `close`. All may be
+called from any thread, repeatedly, and in any order, except that nothing can be followed after
+`close`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import sys
+import threading
+import time
+from collections import deque
+
+from holdfast import console
+from holdfast.errors import EnvironmentProblem, InternalError
+from holdfast.processes.logs.lines import LINE_BYTES_MAX, PrefixedLines, RawBytes, Sink
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+__all__ = ["LogFollower", "Sink", "Stream"]
+
+
+IN_MODIFY = 0x0002
+IN_CLOSE_WRITE = 0x0008
+IN_NONBLOCK = os.O_NONBLOCK
+IN_CLOEXEC = os.O_CLOEXEC
+
+# The descriptor that the record of a queue overflow carries instead of a watch.
+OVERFLOW = -1
+
+# One record of a watched file: watch, mask, cookie, length of a name (none), 4 bytes each.
+_RECORD_WORDS = 4
+
+# How much of the queue is taken at once.
+READ_BYTES_MAX = 1 << 16
+
+
+class Inotify:
+    """An inotify instance. Raises `OSError` where the kernel has none left to give."""
+
+    __slots__ = ("_add_watch", "_ctypes", "_rm_watch", "fd")
+
+    def __init__(self) -> None:
+        # Imported here, since most jobs follow no file and ctypes costs some milliseconds.
+        import ctypes
+
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._ctypes = ctypes
+        self._add_watch = libc.inotify_add_watch
+        self._add_watch.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_uint32)
+        self._rm_watch = libc.inotify_rm_watch
+        self._rm_watch.argtypes = (ctypes.c_int, ctypes.c_int)
+        self.fd: int = libc.inotify_init1(IN_NONBLOCK | IN_CLOEXEC)
+        if self.fd < 0:
+            raise self._problem("inotify")
+
+    def watch(self, path: str) -> int:
+        """Watch the file `path` for writes; the same file gives the same number again."""
+        watch: int = self._add_watch(self.fd, os.fsencode(path), IN_MODIFY | IN_CLOSE_WRITE)
+        if watch < 0:
+            raise self._problem(path)
+        return watch
+
+    def unwatch(self, watch: int) -> None:
+        """Stop watching. A watch that the kernel dropped already is no fault."""
+        self._rm_watch(self.fd, watch)
+
+    def changed(self) -> set[int]:
+        """Take notices off the queue: the watches whose files were written, or `OVERFLOW`."""
+        try:
+            records = os.read(self.fd, READ_BYTES_MAX)
+        except BlockingIOError:
+            return set()
+        return set(memoryview(records).cast("i")[::_RECORD_WORDS])
+
+    def close(self) -> None:
+        """Give the instance back to the kernel."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def _problem(self, about: str) -> OSError:
+        code = self._ctypes.get_errno()
+        return OSError(code, os.strerror(code), about)
+
+
+# How much is read at once. Larger is no faster (the copies leave the cache) and holds the
+# interpreter's lock for longer, which delays the notice of a worker's exit.
+CHUNK_BYTES = 1 << 18
+
+# How much one stream may read before it is another's turn.
+TURN_BYTES_MAX = 1 << 21
+
+# How much of a stream's end `tail()` gives unless told otherwise.
+TAIL_BYTES_MAX = 1 << 14
+
+# The room asked for in a pipe, so that a noisy worker waits less often for its reader.
+PIPE_ROOM_BYTES = 1 << 18
+_F_SETPIPE_SZ = 1031
+
+# No pipe holds more than this (fs.pipe-max-size), so once this much was read after the wish to
+# finish, all that was written before it has come. What a survivor writes later is not waited for.
+HELD_BYTES_MAX = 1 << 20
+
+# A turn that read no more than this found a worker writing in small pieces, and the next turn may
+# wait a little for more of them. It must be well below what the kernel holds back for us (64 KiB
+# in a pipe, 4 KiB in a terminal), since a worker whose pipe is full stands still.
+BURST_BYTES = 1 << 15
+TERMINAL_BURST_BYTES = 1 << 10
+
+
+class Stream:
+    """One followed stream. Made by `LogFollower`; callers use `tail()` and `finished`."""
+
+    __slots__ = (
+        "_done", "_fd", "_lines", "_sinks", "burst_bytes", "bytes_read", "finishing", "name",
+    )  # fmt: skip
+
+    def __init__(
+        self, name: str, fd: int, lines: PrefixedLines | RawBytes, sinks: tuple[Sink, ...]
+    ) -> None:
+        self.name = name
+        self._fd = fd
+        self._lines = lines
+        self._sinks = sinks
+        self._done = threading.Event()
+        self.bytes_read = 0
+        self.burst_bytes = BURST_BYTES
+        # Set on the follower's thread once the stream was asked to finish.
+        self.finishing = False
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that is read, or -1 once the stream has ended."""
+        return self._fd
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was read and handed on, and the descriptor closed."""
+        return self._done.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the stream has finished; return whether it has."""
+        return self._done.wait(timeout_s)
+
+    def progress(self) -> int:
+        """Return a number that grows for as long as bytes still move."""
+        return self.bytes_read + sum(sink.bytes_written for sink in self._sinks)
+
+    def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
+        """Return the last bytes of the stream; the first line may be cut. Any thread."""
+        raise NotImplementedError
+
+    def catch_up(self, limit_s: float) -> bool:
+        """Wait until `tail()` has all that was written so far; return whether. Any thread."""
+        del limit_s
+        return True
+
+    def begin_finish(self) -> None:
+        """Read on only to the end of what is there now; others may go on writing."""
+        self.finishing = True
+
+    def take_turn(self) -> bool:
+        """Read and hand on up to `TURN_BYTES_MAX`; return whether more is surely there.
+
+        Raises `EOFError` once the stream has ended.
+        """
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """Hand on the last line and free the descriptor. Harmless when repeated."""
+        if self._fd >= 0:
+            self._lines.flush()
+            os.close(self._fd)
+            self._fd = -1
+        self._done.set()
+
+
+class FileStream(Stream):
+    """A file that a worker writes, from its first byte on.
+
+    A file that became shorter than what was read of it is read again from the start.
+    """
+
+    __slots__ = ("_stop_at",)
+
+    def __init__(
+        self, name: str, fd: int, lines: PrefixedLines | RawBytes, sinks: tuple[Sink, ...]
+    ) -> None:
+        super().__init__(name, fd, lines, sinks)
+        self._stop_at = 0
+
+    def begin_finish(self) -> None:
+        """Read on only to the present end of the file, which others may still write."""
+        super().begin_finish()
+        self._stop_at = os.fstat(self._fd).st_size
+
+    def take_turn(self) -> bool:
+        """See `Stream.take_turn`. A file ends only after it was asked to finish."""
+        for _ in range(TURN_BYTES_MAX // CHUNK_BYTES):
+            data = os.read(self._fd, CHUNK_BYTES)
+            if data:
+                self.bytes_read += len(data)
+                self._lines.feed(data)
+            elif self._was_truncated():
+                continue
+            if self.finishing:
+                if not data or os.lseek(self._fd, 0, os.SEEK_CUR) >= self._stop_at:
+                    raise EOFError
+            elif len(data) < CHUNK_BYTES:
+                return False  # The end, for now: a later write is a later notice.
+        return True
+
+    def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
+        """Read the last bytes of the file itself; empty if it is gone."""
+        try:
+            fd = os.open(self.name, os.O_RDONLY)
+        except OSError:
+            return b""
+        try:
+            return os.pread(fd, bytes_max, max(0, os.fstat(fd).st_size - bytes_max))
+        except OSError:
+            return b""
+        finally:
+            os.close(fd)
+
+    def _was_truncated(self) -> bool:
+        """Go back to the start if the file is now shorter than what was read of it."""
+        if os.fstat(self._fd).st_size >= os.lseek(self._fd, 0, os.SEEK_CUR):
+            return False
+        self._lines.flush()
+        os.lseek(self._fd, 0, os.SEEK_SET)
+        return True
+
+
+class PipeStream(Stream):
+    """The read end of a pipe, or the master of a pseudo-terminal, with its last bytes kept."""
+
+    __slots__ = ("_has_read", "_left", "_ring", "_ring_lock", "_tail_bytes_max")
+
+    def __init__(
+        self,
+        name: str,
+        fd: int,
+        lines: PrefixedLines | RawBytes,
+        sinks: tuple[Sink, ...],
+        *,
+        tail_bytes_max: int,
+    ) -> None:
+        super().__init__(name, fd, lines, sinks)
+        self._ring = bytearray()
+        self._ring_lock = threading.Lock()
+        self._has_read = threading.Condition(self._ring_lock)
+        self._tail_bytes_max = tail_bytes_max
+        self._left = HELD_BYTES_MAX
+        os.set_blocking(fd, False)
+        if os.isatty(fd):
+            self.burst_bytes = TERMINAL_BURST_BYTES
+        else:
+            _ask_for_room(fd)
+
+    def take_turn(self) -> bool:
+        """See `Stream.take_turn`. When asked to finish, an empty pipe is an ended one."""
+        left = TURN_BYTES_MAX
+        while left > 0:
+            try:
+                data = self._read()
+            except BlockingIOError:
+                if self.finishing:
+                    raise EOFError from None
+                return False
+            except OSError as problem:
+                # The last process that had the terminal open is gone: its way to say the end.
+                if problem.errno == errno.EIO:
+                    raise EOFError from None
+                raise
+            if not data:
+                raise EOFError
+            left -= len(data)
+            self._lines.feed(data)
+            if self.finishing:
+                self._left -= len(data)
+                if self._left <= 0:
+                    raise EOFError
+            elif len(data) <= TERMINAL_BURST_BYTES:
+                return False  # Reading on would catch the worker's writes one by one.
+        return True
+
+    def catch_up(self, limit_s: float) -> bool:
+        """Wait until the follower's thread has read all that was written so far."""
+        import fcntl
+        import termios
+
+        with self._ring_lock:
+            if self._fd < 0:
+                return True
+            unread = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
+            wanted = self.bytes_read + int.from_bytes(unread, sys.byteorder)
+            return self._has_read.wait_for(
+                lambda: self.bytes_read >= wanted or self._fd < 0, limit_s
+            )
+
+    def end(self) -> None:
+        """Hand on the last line and free the descriptor. Harmless when repeated."""
+        with self._ring_lock:
+            super().end()
+            self._has_read.notify_all()
+
+    def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
+        """Return the last bytes that were read, at most `tail_bytes_max` of them."""
+        kept = min(bytes_max, self._tail_bytes_max)
+        with self._ring_lock:
+            return bytes(self._ring[-kept:]) if kept > 0 else b""
+
+    def _read(self) -> bytes:
+        with self._ring_lock:  # Whatever is no longer in the pipe is in the ring.
+            data = os.read(self._fd, CHUNK_BYTES)
+            self._keep(data)
+            self.bytes_read += len(data)
+            self._has_read.notify_all()
+            return data
+
+    def _keep(self, data: bytes) -> None:
+        limit = self._tail_bytes_max
+        if limit <= 0:
+            return
+        self._ring += data[-limit:]
+        # Cut only now and then: cutting at each read would copy the whole ring each time.
+        if len(self._ring) > 2 * limit:
+            del self._ring[:-limit]
+
+
+def _ask_for_room(fd: int) -> None:
+    import fcntl
+
+    try:
+        fcntl.fcntl(fd, _F_SETPIPE_SZ, PIPE_ROOM_BYTES)
+    except OSError:
+        pass  # Not a pipe, or the person's share of pipe memory is used up: it works as it is.
+
+
+# For how long `finish` waits while not one byte moves: a console that is stopped must not hold
+# up the end of the job for ever, and one that is slow must not lose lines.
+DRAIN_S_MAX = 10.0
+
+# How often files are read where the kernel cannot tell us that they were written.
+UNWATCHED_INTERVAL_S = 0.1
+
+# A worker that writes many short lines would wake us for each, and take the processor away from
+# the training. So after a round of turns in which each stream had only a few bytes (its
+# `burst_bytes`), the next begins this much later at the earliest. The first line after silence
+# is never delayed. A longer pause costs less and shows lines later.
+BURST_PAUSE_S = 0.002
+
+
+class LogFollower:
+    """Follows any number of streams on one thread, `holdfast-logs`."""
+
+    def __init__(
+        self, *, line_bytes_max: int = LINE_BYTES_MAX, drain_s_max: float = DRAIN_S_MAX
+    ) -> None:
+        self._line_bytes_max = line_bytes_max
+        self._drain_s_max = drain_s_max
+        # Guards everything that callers and the thread both change, and the life of the fds.
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._released = False
+        self._streams: set[Stream] = set()
+        self._by_fd: dict[int, Stream] = {}
+        self._by_watch: dict[int, set[Stream]] = {}
+        self._unwatched: set[Stream] = set()
+        self._to_visit: deque[Stream] = deque()
+        self._to_finish: deque[Stream] = deque()
+        self._inotify: Inotify | None = None
+        self._warned = False
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll = select.epoll()
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._wake_poll = select.poll()
+        self._wake_poll.register(self._wake_fd, select.POLLIN)
+        self._not_before = 0.0
+        # How often the thread woke up. An idle follower does not.
+        self.wakeups = 0
+
+    # Following, from any thread.
+
+    def follow_file(
+        self,
+        path: str,
+        *,
+        prefix: bytes = b"",
+        to: Sink | None,
+        filters: Sequence[bytes] = (),
+        filtered_to: Sink | None = None,
+        accept: Callable[[bytes], bool] | None = None,
+    ) -> Stream:
+        """Follow the file `path` from its first byte; it is created if it is not there yet.
+
+        Each line goes to `to` with `prefix` before it, or only those that `accept` takes; each
+        line that holds one of `filters` goes to `filtered_to` as well.
+        """
+        lines = self._lines(prefix, to, filters, filtered_to, accept)
+        try:
+            # Non-blocking has no effect on a file, and keeps a named pipe from holding us up.
+            fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
+        except OSError as problem:
+            raise EnvironmentProblem(f"cannot follow {path}: {problem.strerror}") from problem
+        stream = FileStream(path, fd, lines, _sinks(to, filtered_to))
+        with self._lock:
+            self._admit(stream)
+            self._watch(stream)
+            self._to_visit.append(stream)
+            self._wake()
+        return stream
+
+    def follow_fd(
+        self,
+        fd: int,
+        *,
+        prefix: bytes = b"",
+        to: Sink | None,
+        filters: Sequence[bytes] = (),
+        filtered_to: Sink | None = None,
+        accept: Callable[[bytes], bool] | None = None,
+        tail_bytes_max: int = TAIL_BYTES_MAX,
+        raw: bool = False,
+    ) -> Stream:
+        """Follow the read end of a pipe, or a terminal's master, which is ours from now on.
+
+        It is made non-blocking, and closed when it ends or is finished. The rest is as with
+        `follow_file`; the last `tail_bytes_max` bytes are kept for `tail()`. With `raw` its bytes
+        go to `to` at once and as they are, whether they are whole lines or not.
+        """
+        lines = RawBytes(to) if raw else self._lines(prefix, to, filters, filtered_to, accept)
+        sinks = _sinks(to, filtered_to)
+        stream = PipeStream(f"fd {fd}", fd, lines, sinks, tail_bytes_max=tail_bytes_max)
+        with self._lock:
+            self._admit(stream)
+            try:
+                self._epoll.register(fd, select.EPOLLIN)
+            except OSError as problem:
+                self._streams.discard(stream)
+                stream.end()
+                raise EnvironmentProblem(f"cannot follow fd {fd}: {problem.strerror}") from problem
+            self._by_fd[fd] = stream
+        return stream
+
+    def start(self) -> None:
+        """Start the thread, if it does not run yet."""
+        with self._lock:
+            if self._thread is None and not self._released:
+                self._thread = threading.Thread(target=self._run, name="holdfast-logs", daemon=True)
+                self._thread.start()
+
+    # Finishing, from any thread but our own.
+
+    def finish(self, stream: Stream, *, drain_s_max: float | None = None) -> bool:
+        """Hand on all that was written to `stream` so far, then stop following it.
+
+        Returns whether that was done. It gives up waiting, while the thread goes on, once no
+        byte moved for `drain_s_max`; 0 asks for the finish and does not wait.
+        """
+        return self._finish([stream], drain_s_max)
+
+    def finish_all(self, *, drain_s_max: float | None = None) -> bool:
+        """Do the same for every stream that is followed now."""
+        with self._lock:
+            streams = list(self._streams)
+        return self._finish(streams, drain_s_max)
+
+    def close(self, *, drain_s_max: float | None = None) -> None:
+        """Finish all streams and end the thread. Sinks stay open: they are the caller's."""
+        with self._lock:
+            self._closing = True
+            streams = list(self._streams)
+            if self._thread is None and not streams:
+                self._release()
+        done = self._finish(streams, drain_s_max)
+        with self._lock:
+            self._wake()
+            thread = self._thread
+        # A thread that is stuck in a write ends by itself when the console takes bytes again.
+        if thread is not None and done:
+            thread.join()
+
+    def _finish(self, streams: list[Stream], drain_s_max: float | None) -> bool:
+        pending = [stream for stream in streams if not stream.finished]
+        if not pending:
+            return True
+        self.start()
+        with self._lock:
+            self._to_finish.extend(pending)
+            self._wake()
+        stall_s = self._drain_s_max if drain_s_max is None else drain_s_max
+        moved = sum(stream.progress() for stream in pending)
+        for stream in pending:
+            while not stream.wait(stall_s):
+                before, moved = moved, sum(each.progress() for each in pending)
+                if moved == before or stall_s == 0:
+                    return False
+        return True
+
+    # Shared by callers and the thread; the lock is held.
+
+    def _lines(
+        self,
+        prefix: bytes,
+        to: Sink | None,
+        filters: Sequence[bytes],
+        filtered_to: Sink | None,
+        accept: Callable[[bytes], bool] | None,
+    ) -> PrefixedLines:
+        return PrefixedLines(
+            prefix,
+            to,
+            filters=filters,
+            filtered_to=filtered_to,
+            accept=accept,
+            line_bytes_max=self._line_bytes_max,
+        )
+
+    def _admit(self, stream: Stream) -> None:
+        if self._closing:
+            stream.end()
+            raise InternalError("a closed log follower was asked to follow a stream")
+        self._streams.add(stream)
+
+    def _watch(self, stream: Stream) -> None:
+        try:
+            if self._inotify is None:
+                self._inotify = Inotify()
+                self._epoll.register(self._inotify.fd, select.EPOLLIN)
+            self._by_watch.setdefault(self._inotify.watch(stream.name), set()).add(stream)
+        except OSError as problem:
+            self._unwatched.add(stream)
+            if not self._warned:
+                self._warned = True
+                console.warning(
+                    f"the kernel cannot watch {stream.name} ({problem.strerror}), so log files "
+                    f"are read every {UNWATCHED_INTERVAL_S} s; fs.inotify.max_user_instances and "
+                    f"fs.inotify.max_user_watches set the limits"
+                )
+
+    def _unwatch(self, stream: Stream) -> None:
+        self._unwatched.discard(stream)
+        for watch, streams in self._by_watch.items():
+            if stream in streams:
+                streams.discard(stream)
+                if not streams:
+                    del self._by_watch[watch]
+                    assert self._inotify is not None
+                    self._inotify.unwatch(watch)
+                return
+
+    def _wake(self) -> None:
+        if not self._released:
+            os.eventfd_write(self._wake_fd, 1)
+
+    # The thread.
+
+    def _run(self) -> None:
+        # In order of arrival: the streams that have bytes waiting.
+        ready: dict[Stream, None] = {}
+        try:
+            while not (self._closing and not self._streams):
+                self._wait(ready)
+                self._pause()
+                self._take_turns(ready)
+        finally:
+            for stream in list(self._streams):
+                stream.end()
+            with self._lock:
+                self._release()
+
+    def _wait(self, ready: dict[Stream, None]) -> None:
+        """Learn which streams have something to read; sleep only if none is known to."""
+        timeout_s = 0 if ready else UNWATCHED_INTERVAL_S if self._unwatched else None
+        events = self._epoll.poll(timeout_s)
+        self.wakeups += 1
+        with self._lock:
+            ready.update(dict.fromkeys(self._unwatched))
+            for fd, _ in events:
+                if fd == self._wake_fd:
+                    os.eventfd_read(fd)
+                    self._not_before = 0.0
+                elif self._inotify is not None and fd == self._inotify.fd:
+                    for watch in self._inotify.changed():
+                        ready.update(dict.fromkeys(self._changed(watch)))
+                elif fd in self._by_fd:
+                    ready[self._by_fd[fd]] = None
+            while self._to_visit:
+                ready[self._to_visit.popleft()] = None
+            finishing = [*self._to_finish]
+            self._to_finish.clear()
+        for stream in finishing:
+            if not stream.finished and not stream.finishing:
+                stream.begin_finish()
+                ready[stream] = None
+
+    def _pause(self) -> None:
+        """Let a burst of short lines gather, unless a caller asks for something."""
+        pause_s = self._not_before - time.monotonic()
+        if pause_s > 0:
+            self._wake_poll.poll(pause_s * 1000)
+
+    def _changed(self, watch: int) -> Iterable[Stream]:
+        if watch == OVERFLOW:
+            return [stream for streams in self._by_watch.values() for stream in streams]
+        return self._by_watch.get(watch, ())
+
+    def _take_turns(self, ready: dict[Stream, None]) -> None:
+        """Give each ready stream one turn, and keep those that have more."""
+        few = True
+        for stream in list(ready):
+            before = stream.bytes_read
+            try:
+                more = not stream.finished and stream.take_turn()
+            except EOFError:
+                more = False
+                self._retire(stream)
+            except OSError as problem:
+                more = False
+                console.warning(f"cannot read {stream.name} any more: {problem.strerror}")
+                self._retire(stream)
+            few = few and stream.bytes_read - before <= stream.burst_bytes
+            if not more:
+                del ready[stream]
+        self._not_before = time.monotonic() + BURST_PAUSE_S if few else 0.0
+
+    def _retire(self, stream: Stream) -> None:
+        with self._lock:
+            if stream.fd in self._by_fd:
+                self._epoll.unregister(stream.fd)
+                del self._by_fd[stream.fd]
+            self._unwatch(stream)
+        stream.end()
+        # Only now, so that whoever waits for all streams waits for the last line too.
+        with self._lock:
+            self._streams.discard(stream)
+
+    def _release(self) -> None:
+        """Free what the follower itself holds, once; the lock is held."""
+        if not self._released:
+            self._released = True
+            self._streams.clear()
+            if self._inotify is not None:
+                self._inotify.close()
+            self._epoll.close()
+            os.close(self._wake_fd)
+
+
+def _sinks(*sinks: Sink | None) -> tuple[Sink, ...]:
+    return tuple({id(sink): sink for sink in sinks if sink is not None}.values())

@@ -1,0 +1,368 @@
+"""Chunks of one stream in, whole prefixed lines out, to a file descriptor or a text stream.
+
+A chunk that holds only plain lines is prefixed by a single `bytes.replace` and written by a single
+call; lines are looked at one by one only where a filter matches. A lone carriage return ends a
+piece too, so that progress bars are seen. A sink that cannot be written any more (closed pipe, lost
+terminal) goes quiet and takes bytes without complaint, so that following the files goes on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+import threading
+import weakref
+
+from holdfast import console
+from holdfast.errors import EnvironmentProblem
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Protocol
+
+    class TextStream(Protocol):
+        """What a sink needs of a stream that has no file descriptor, such as a notebook's."""
+
+        def write(self, text: str, /) -> object:
+            """Take `text`."""
+
+        def flush(self) -> object:
+            """Show what was taken."""
+
+
+# The kernel keeps a write of up to this many bytes to a pipe in one piece, whoever else writes
+# to that pipe at the same time (PIPE_BUF of Linux).
+PIPE_PIECE_BYTES_MAX = 4096
+
+_GONE = (errno.EPIPE, errno.EBADF, errno.EIO, errno.ENXIO, errno.ECONNRESET)
+
+_locks: weakref.WeakValueDictionary[tuple[int, int], threading.Lock] = weakref.WeakValueDictionary()
+_locks_guard = threading.Lock()
+
+
+class Sink:
+    """One destination for whole lines, shared by any number of streams and threads.
+
+    Sinks of the same terminal, pipe or file share one lock, so that a line sent to standard
+    output and a line sent to standard error never mix when both are the same terminal. The
+    caller keeps a descriptor that it passes in open for as long as the sink is used.
+    """
+
+    __slots__ = ("_fd", "_lock", "_owned", "_put", "_stream", "_warned", "bytes_written", "quiet")
+
+    def __init__(self, destination: int | TextStream | None) -> None:
+        self._fd = -1
+        self._stream: TextStream | None = None
+        self._owned = False
+        self._warned = False
+        self._put: Callable[[bytes | bytearray, bytes, int], None]
+        self.quiet = False
+        self.bytes_written = 0
+        if isinstance(destination, int):
+            self._fd = destination
+            self._put = self._put_fd
+            try:
+                about = os.fstat(destination)
+            except OSError:
+                # We were started with this stream closed: there is nobody to show lines to.
+                self.quiet = True
+                self._lock = threading.Lock()
+                return
+            if stat.S_ISFIFO(about.st_mode):
+                self._put = self._put_pipe
+            self._lock = _lock_of((about.st_dev, about.st_ino))
+        else:
+            self._stream = destination
+            self._put = self._put_text
+            self._lock = _lock_of((-1, id(destination)))
+            self.quiet = destination is None
+
+    @classmethod
+    def of_stream(cls, stream: TextStream | None) -> Sink:
+        """Return a sink for a Python text stream, by its descriptor if it truly has one.
+
+        A notebook's stream may answer `fileno()` with a descriptor that shows nothing there,
+        so only the streams that Python itself makes are trusted to mean theirs. Python has None
+        for a console that is not there; its sink is quiet.
+        """
+        import io
+
+        if isinstance(stream, io.TextIOWrapper):
+            try:
+                stream.flush()
+                return cls(stream.fileno())
+            except (OSError, ValueError):
+                pass  # In-memory or closed: the text way copes with both.
+        return cls(stream)
+
+    @classmethod
+    def to_file(cls, path: str) -> Sink:
+        """Return a sink that appends to the file `path`; `close()` closes the file."""
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as problem:
+            raise EnvironmentProblem(f"cannot write {path}: {problem.strerror}") from problem
+        sink = cls(fd)
+        sink._owned = True
+        return sink
+
+    def write(self, head: bytes | bytearray, body: bytes = b"", end: int | None = None) -> None:
+        """Write `head` and then `body[:end]`, all of it, with no other sink's bytes between.
+
+        The bytes should end where a line ends. Blocks while the destination is full.
+        """
+        end = len(body) if end is None else end
+        with self._lock:
+            if self.quiet:
+                return
+            try:
+                self._put(head, body, end)
+            except OSError as problem:
+                self._failed(problem)
+
+    def close(self) -> None:
+        """Take no more bytes, and close the file if this sink opened it."""
+        with self._lock:
+            self.quiet = True
+            if self._owned and self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1
+
+    def _put_fd(self, head: bytes | bytearray, body: bytes, end: int) -> None:
+        parts = [memoryview(head), memoryview(body)[:end]]
+        try:
+            written = os.writev(self._fd, parts)
+        except BlockingIOError:
+            written = 0
+        self.bytes_written += written
+        for part in parts:
+            if written < len(part):
+                self._put_rest(part[written:])
+            written = max(0, written - len(part))
+
+    def _put_pipe(self, head: bytes | bytearray, body: bytes, end: int) -> None:
+        """Write in pieces that end at line ends and that the kernel keeps whole."""
+        view = memoryview(body)
+        start = 0
+        if head:
+            # The held part of a line goes out together with the rest of that line.
+            start = body.find(b"\n", 0, end) + 1 or end
+            self._put_rest(memoryview(bytes(head) + body[:start]))
+        while start < end:
+            stop = start + PIPE_PIECE_BYTES_MAX
+            if stop >= end:
+                stop = end
+            else:
+                stop = body.rfind(b"\n", start, stop) + 1 or body.find(b"\n", stop, end) + 1 or end
+            self._put_rest(view[start:stop])
+            start = stop
+
+    def _put_rest(self, rest: memoryview) -> None:
+        while rest:
+            try:
+                written = os.write(self._fd, rest)
+            except BlockingIOError:
+                # Somebody made the console non-blocking; wait for room as if it were not.
+                room = select.poll()
+                room.register(self._fd, select.POLLOUT)
+                room.poll()
+                continue
+            self.bytes_written += written
+            rest = rest[written:]
+
+    def _put_text(self, head: bytes | bytearray, body: bytes, end: int) -> None:
+        assert self._stream is not None
+        text = (bytes(head) + body[:end]).decode("utf-8", "replace")
+        try:
+            try:
+                self._stream.write(text)
+            except UnicodeEncodeError as problem:
+                narrow = text.encode(problem.encoding, "replace")
+                self._stream.write(narrow.decode(problem.encoding))
+            self._stream.flush()
+        except Exception as problem:  # noqa: BLE001 - any class of stream may be passed in
+            self.quiet = True
+            console.warning(f"log lines are no longer shown: {type(problem).__name__}: {problem}")
+        self.bytes_written += len(head) + end
+
+    def _failed(self, problem: OSError) -> None:
+        if problem.errno in _GONE:
+            self.quiet = True
+        elif not self._warned:
+            # A full disk may have room again later: the lines are lost, the sink is not.
+            self._warned = True
+            console.warning(f"log lines are being lost: {problem.strerror}")
+
+
+def _lock_of(identity: tuple[int, int]) -> threading.Lock:
+    """Return the one lock of a destination; it lives as long as any sink uses it."""
+    with _locks_guard:
+        lock = _locks.get(identity)
+        if lock is None:
+            lock = _locks[identity] = threading.Lock()
+        return lock
+
+
+# A line that goes on for longer than this is shown in pieces, each on a line of its own. It
+# bounds the memory that a worker which never ends its line can take.
+LINE_BYTES_MAX = 1 << 20
+
+
+class PrefixedLines:
+    r"""The lines of one stream on their way to its sinks.
+
+    `to` gets every line (or those that `accept` takes), `filtered_to` gets each line that
+    holds at least one of `filters`. Both get them in order, whole, and with `prefix`. A filter
+    and `accept` see the line without its prefix; `accept` sees it with its line end.
+    """
+
+    __slots__ = (
+        "_accept", "_accept_failed", "_cr_held", "_filtered_to", "_filters", "_held",
+        "_line_bytes_max", "_next_line", "_plain", "_prefix", "_to",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        prefix: bytes,
+        to: Sink | None,
+        *,
+        filters: Sequence[bytes] = (),
+        filtered_to: Sink | None = None,
+        accept: Callable[[bytes], bool] | None = None,
+        line_bytes_max: int = LINE_BYTES_MAX,
+    ) -> None:
+        # A line end within the prefix would take the lines apart.
+        self._prefix = prefix.replace(b"\r", b" ").replace(b"\n", b" ")
+        self._next_line = b"\n" + self._prefix
+        self._to = to
+        self._filters = tuple(filters) if filtered_to is not None else ()
+        self._filtered_to = filtered_to
+        self._accept = accept
+        self._accept_failed = False
+        self._plain = to is not None and accept is None and not self._filters
+        self._line_bytes_max = line_bytes_max
+        # The start of a line whose end has not come yet, with the prefix before it.
+        self._held = bytearray(self._prefix)
+        # A `\r` at the end of a chunk waits for its successor: it may be half of a `\r\n`.
+        self._cr_held = False
+
+    def feed(self, data: bytes) -> None:
+        """Take the next bytes of the stream; write the lines that they complete."""
+        if self._to is None and not self._filters:
+            return
+        if self._cr_held:
+            data = b"\r" + data
+            self._cr_held = False
+        if not self._plain or b"\r" in data:
+            self._feed_slowly(data)
+        else:
+            assert self._to is not None
+            marked = data.replace(b"\n", self._next_line) if self._prefix else data
+            cut = marked.rfind(b"\n") + 1
+            if cut:
+                self._to.write(self._held, marked, cut)
+                self._held[:] = marked[cut:]
+            else:
+                self._held += data
+        if len(self._held) - len(self._prefix) > self._line_bytes_max:
+            self._emit_overlong()
+
+    def flush(self) -> None:
+        r"""End the stream: write what is held as a last line, with the `\n` it lacks."""
+        if self._cr_held:
+            self._cr_held = False
+            self._emit(b"\r\n")
+        elif len(self._held) > len(self._prefix):
+            self._emit(b"\n")
+
+    def _feed_slowly(self, data: bytes) -> None:
+        if data.endswith(b"\r"):
+            self._cr_held = True
+            data = data[:-1]
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if cut:
+            self._emit(data[:cut])
+        self._held += data[cut:]
+
+    def _emit_overlong(self) -> None:
+        """Write the held bytes in pieces of the allowed length; keep at least one byte."""
+        held = bytes(self._held[len(self._prefix) :])
+        start = 0
+        while len(held) - start > self._line_bytes_max:
+            self._held[len(self._prefix) :] = held[start : start + self._line_bytes_max]
+            self._emit(b"\n")
+            start += self._line_bytes_max
+        self._held += held[start:]
+
+    def _emit(self, ended: bytes) -> None:
+        """Write the held bytes and `ended`, which ends with a line end; hold nothing after."""
+        if self._filters or self._accept is not None:
+            raw = bytes(self._held[len(self._prefix) :]) + ended
+            self._emit_filtered(raw)
+        if self._to is not None and self._accept is None:
+            marked = self._mark(ended)
+            self._to.write(self._held, marked, len(marked) - len(self._prefix))
+        self._held[:] = self._prefix
+
+    def _mark(self, ended: bytes) -> bytes:
+        r"""Put the prefix behind each line end, at the speed of `bytes.replace`.
+
+        First behind every `\r`; where a `\n` follows, the two are one line end and the prefix
+        is taken out again. That is exact: each `\r` is followed by one prefix of ours.
+        """
+        if b"\r" in ended:
+            ended = ended.replace(b"\r", b"\r" + self._prefix)
+            ended = ended.replace(b"\r" + self._prefix + b"\n", b"\r\n")
+        return ended.replace(b"\n", self._next_line)
+
+    def _emit_filtered(self, raw: bytes) -> None:
+        matching = any(text in raw for text in self._filters)
+        if not matching and (self._accept is None or self._to is None):
+            return
+        lines = raw.splitlines(keepends=True)
+        if matching and self._filtered_to is not None:
+            found = [line for line in lines if any(text in line for text in self._filters)]
+            self._write_lines(self._filtered_to, found)
+        if self._accept is not None and self._to is not None:
+            self._write_lines(self._to, [line for line in lines if self._accepted(line)])
+
+    def _write_lines(self, sink: Sink, lines: list[bytes]) -> None:
+        if lines:
+            sink.write(b"", b"".join([part for line in lines for part in (self._prefix, line)]))
+
+    def _accepted(self, line: bytes) -> bool:
+        assert self._accept is not None
+        try:
+            return self._accept(line)
+        except Exception as problem:  # noqa: BLE001 - the caller's own code may raise anything
+            if not self._accept_failed:
+                self._accept_failed = True
+                console.warning(
+                    f"a filter of log lines failed, its lines are shown: "
+                    f"{type(problem).__name__}: {problem}"
+                )
+            return True
+
+
+class RawBytes:
+    """The bytes of one stream on their way to its sink, at once and as they are.
+
+    For a person who watches one terminal: a prompt has no line end, and a progress bar shows its
+    state only until the next one.
+    """
+
+    __slots__ = ("_to",)
+
+    def __init__(self, to: Sink | None) -> None:
+        self._to = to
+
+    def feed(self, data: bytes) -> None:
+        """Write the next bytes of the stream."""
+        if self._to is not None:
+            self._to.write(data)
+
+    def flush(self) -> None:
+        """End the stream; nothing was held back."""

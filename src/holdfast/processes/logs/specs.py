@@ -1,0 +1,416 @@
+"""Where each worker's output and error file go: `Std`, `LogsSpecs`, `LogsDest`.
+
+The layout below a log directory is TorchElastic's::
+
+    <log_dir>/<run_id>_<8 random digits>/attempt_<restart_count>/
+        filtered_stdout.log  filtered_stderr.log     only with duplicate filters
+        <local_rank>/stdout.log  stderr.log  error.json
+
+Folders are made when workers are about to start, never earlier, and none is ever emptied. A second
+start under the same restart count (nodes came or went) gets `attempt_<restart_count>_1` and so on.
+A folder that someone removed meanwhile is made again.
+
+`Std` chooses streams; its text form is one digit for all workers (`3`), or a list of
+`local_rank:digit` (`0:1,12:2`), with any number of digits in the rank.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from abc import ABC, abstractmethod
+from enum import IntFlag
+
+from holdfast import console
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import NoReturn
+
+
+# A local rank of more digits than this is a typing error, not a machine.
+RANK_DIGITS_MAX = 6
+
+
+class Std(IntFlag):
+    """None, one or both of the standard output streams of a worker."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
+
+    @classmethod
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
+        """Read `vm`: one choice for all local ranks, or a map of local rank to choice.
+
+        In a map the last entry for a rank counts, and a rank that is not named has `NONE`.
+        Raises `UsageError` for any other text; blanks are not allowed.
+        """
+        text = vm.removesuffix("\n")
+        if _is_choice(text):
+            return cls(int(text))
+        chosen: dict[int, Std] = {}
+        for entry in text.split(","):
+            rank, colon, choice = entry.partition(":")
+            if not (colon and _is_rank(rank) and _is_choice(choice)):
+                from holdfast.errors import UsageError
+
+                raise UsageError(
+                    f"{vm!r} does not say which output streams are meant",
+                    hint="give 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, "
+                    "or a list by local rank such as 0:1,1:2",
+                )
+            chosen[int(rank)] = cls(int(choice))
+        return chosen
+
+
+def _is_choice(text: str) -> bool:
+    return text in ("0", "1", "2", "3")
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= RANK_DIGITS_MAX
+
+
+def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int, Std]:
+    """Spread a choice over the local ranks `0 .. local_world_size - 1`.
+
+    Ranks a map does not name get `Std.NONE`; ranks beyond the world are dropped.
+    """
+    # Tested as plain integers, so that PyTorch's own `Std` is understood as well.
+    if isinstance(val_or_map, int):
+        return dict.fromkeys(range(local_world_size), Std(int(val_or_map)))
+    return {rank: Std(int(val_or_map.get(rank, 0))) for rank in range(local_world_size)}
+
+
+def require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -> None:
+    """Raise unless the map has exactly the local ranks of this node as keys."""
+    if set(mapping) != set(range(nprocs)):
+        raise RuntimeError(
+            f"{what}: expected one entry for each local rank {list(range(nprocs))}, "
+            f"got {sorted(mapping)}"
+        )
+
+
+# File systems allow 255 bytes in a name; the random suffix needs a few of them.
+NAME_BYTES_MAX = 200
+
+# What `LogsDest` says for a stream that stays where the agent's own goes.
+INHERITED = ""
+
+_warned_of_filters = False
+
+
+@lazy_dataclass
+class LogsDest:
+    """The paths for one start of the workers, by local rank.
+
+    A path in `stdouts` or `stderrs` is empty where the worker shares the agent's stream.
+    `tee_stdouts` and `tee_stderrs` name those files that are shown on the console as well.
+    """
+
+    stdouts: dict[int, str] = factory_field(default_factory=dict)
+    stderrs: dict[int, str] = factory_field(default_factory=dict)
+    tee_stdouts: dict[int, str] = factory_field(default_factory=dict)
+    tee_stderrs: dict[int, str] = factory_field(default_factory=dict)
+    error_files: dict[int, str] = factory_field(default_factory=dict)
+    filtered_stdout: str = ""
+    filtered_stderr: str = ""
+
+
+class LogsSpecs(ABC):
+    """Decides where output goes; made once per job and asked at each start of the workers.
+
+    `redirects` sends streams to files, `tee` sends them to files and the console. With
+    `local_ranks_filter`, only those workers are shown on the console.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        self._root_log_dir = log_dir
+        self._redirects = redirects
+        self._tee = tee
+        self._local_ranks_filter = local_ranks_filter
+
+    @abstractmethod
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Make the folders for one start of workers with these environments by local rank.
+
+        Sets `TORCHELASTIC_ERROR_FILE` in each of the environments.
+        """
+
+    @property
+    @abstractmethod
+    def root_log_dir(self) -> str:
+        """The folder below which everything is written."""
+
+
+class DefaultLogsSpecs(LogsSpecs):
+    """TorchElastic's layout below `log_dir`, or below a folder of our own if it is not given.
+
+    `log_dir="/dev/null"` makes no folder at all: redirected streams are discarded, and tee'd
+    ones stay on the console as they are.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        # Absolute from the start: a worker that changes its folder must not write elsewhere.
+        root = absolute(log_dir) if log_dir else None
+        super().__init__(root, redirects, tee, local_ranks_filter)
+        self._is_temporary = False
+        self._is_shared = False
+        self._run_dir: str | None = None
+
+    @property
+    def root_log_dir(self) -> str:
+        """The folder below which everything is written; it is made by asking for it."""
+        if self._root_log_dir is None:
+            self._root_log_dir = _make_temporary_dir()
+            self._is_temporary = True
+        elif self._root_log_dir != os.devnull:
+            _make_dirs(self._root_log_dir)
+        return self._root_log_dir
+
+    @property
+    def is_for_failures_alone(self) -> bool:
+        """Whether the folder is removed at the end of a job that does not fail."""
+        own = self._root_log_dir is None or self._is_temporary
+        return own and not self._is_shared and self.keeps_nothing
+
+    @property
+    def run_dir(self) -> str | None:
+        """The folder of this run, or None as long as no workers were started with one."""
+        return self._run_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """See `LogsSpecs.reify`; also makes one folder for each worker."""
+        size = len(envs)
+        redirects, tees = to_map(self._redirects, size), to_map(self._tee, size)
+        if self._root_log_dir == os.devnull:
+            return self._discard(envs, redirects, tees)
+        attempt_dir = self._make_attempt_dir(envs.get(0, {}))
+        dest = LogsDest(
+            filtered_stdout=os.path.join(attempt_dir, "filtered_stdout.log"),
+            filtered_stderr=os.path.join(attempt_dir, "filtered_stderr.log"),
+        )
+        for rank, env in envs.items():
+            worker_dir = os.path.join(attempt_dir, str(rank))
+            _make_dir(worker_dir)
+            dest.error_files[rank] = os.path.join(worker_dir, "error.json")
+            env["TORCHELASTIC_ERROR_FILE"] = dest.error_files[rank]
+            for std, name, files, shown in (
+                (Std.OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
+                (Std.ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
+            ):
+                if not (redirects[rank] | tees[rank]) & std:
+                    files[rank] = INHERITED if self._is_shown(rank) else os.devnull
+                    continue
+                files[rank] = os.path.join(worker_dir, name)
+                if tees[rank] & std and self._is_shown(rank):
+                    shown[rank] = files[rank]
+        return dest
+
+    def for_another_run(self) -> DefaultLogsSpecs:
+        """Return the same choices for a run with folders of its own, at the same time or later.
+
+        A temporary root is shared only if its files are to be kept, or if someone has asked for
+        it before: what one run removes must not be another's.
+        """
+        other = DefaultLogsSpecs(None, self._redirects, self._tee, self._local_ranks_filter)
+        if self._root_log_dir is not None or not self.keeps_nothing:
+            other._root_log_dir = self._root_log_dir or self.root_log_dir
+            other._is_temporary, other._is_shared = self._is_temporary, True
+        return other
+
+    @property
+    def is_temporary(self) -> bool:
+        """Whether the root folder is one that we made up ourselves."""
+        return self._is_temporary
+
+    @property
+    def keeps_nothing(self) -> bool:
+        """Whether no stream of any worker was to be written to a file."""
+        return not any(
+            any(chosen.values()) if isinstance(chosen, dict) else chosen
+            for chosen in (self._redirects, self._tee)
+        )
+
+    def discard_if_temporary(self) -> None:
+        """Remove the root folder with all in it, if it is one that we made up ourselves."""
+        if self._is_temporary and not self._is_shared and self._root_log_dir is not None:
+            _remove_tree(self._root_log_dir)
+            self._root_log_dir = self._run_dir = None
+            self._is_temporary = False
+
+    def _discard(
+        self, envs: dict[int, dict[str, str]], redirects: dict[int, Std], tees: dict[int, Std]
+    ) -> LogsDest:
+        dest = LogsDest(filtered_stdout=os.devnull, filtered_stderr=os.devnull)
+        for rank, env in envs.items():
+            dest.error_files[rank] = os.devnull
+            env["TORCHELASTIC_ERROR_FILE"] = ""
+            for std, files in ((Std.OUT, dest.stdouts), (Std.ERR, dest.stderrs)):
+                seen = tees[rank] & std or not redirects[rank] & std
+                files[rank] = INHERITED if seen and self._is_shown(rank) else os.devnull
+        return dest
+
+    def _is_shown(self, rank: int) -> bool:
+        return not self._local_ranks_filter or rank in self._local_ranks_filter
+
+    def _make_attempt_dir(self, env: dict[str, str]) -> str:
+        if self._run_dir is not None and not os.path.isdir(self._run_dir):
+            self._replace_run_dir()
+        if self._run_dir is None:
+            run_id = _as_name(env.get("TORCHELASTIC_RUN_ID", "test_run_id"))
+            self._run_dir = _make_unique_dir(os.path.join(self.root_log_dir, run_id))
+        attempt = _as_name(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        plain = os.path.join(self._run_dir, f"attempt_{attempt}")
+        path, again = plain, 0
+        while not _make_dir(path):
+            again += 1
+            path = f"{plain}_{again}"
+        return path
+
+    def _replace_run_dir(self) -> None:
+        """Do without what was removed meanwhile, as by a cleaner of temporary folders."""
+        assert self._run_dir is not None
+        console.warning(f"the log folder {self._run_dir} was removed while the job ran")
+        if self._is_temporary:
+            # Under a new name: in a folder for everyone the old one may be someone else's by now.
+            self._root_log_dir = self._run_dir = None
+            self._is_shared = False
+        else:
+            _make_dirs(os.path.dirname(self._run_dir))
+            _make_dir(self._run_dir, 0o700)
+
+    def __repr__(self) -> str:
+        return (
+            f"DefaultLogsSpecs(root_log_dir={self._root_log_dir}, redirects={self._redirects}, "
+            f"tee={self._tee}, local_ranks_filter={self._local_ranks_filter})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DefaultLogsSpecs):
+            return NotImplemented
+        return (
+            self._root_log_dir == other._root_log_dir
+            and self._redirects == other._redirects
+            and self._tee == other._tee
+            and self._local_ranks_filter == other._local_ranks_filter
+        )
+
+    # Two equal ones differ as soon as they make folders, so they are no keys.
+    __hash__ = None  # type: ignore[assignment]
+
+
+def usable_filters(filtered_path: str, filters: Sequence[str] | None) -> tuple[bytes, ...]:
+    """Return the duplicate filters as bytes; none where there is no file for their lines.
+
+    `filtered_path` is `LogsDest.filtered_stdout` or `.filtered_stderr`. Says so once if
+    filters go unused.
+    """
+    global _warned_of_filters  # noqa: PLW0603 - once per process is what is meant
+    if filters and filtered_path in ("", os.devnull):
+        if not _warned_of_filters:
+            _warned_of_filters = True
+            console.warning("the duplicate filters are ignored: the log directory is /dev/null")
+        return ()
+    return tuple(text.encode("utf-8", "surrogateescape") for text in filters or ())
+
+
+def absolute(log_dir: str) -> str:
+    """Return the absolute path of a log directory; the current folder may be gone."""
+    try:
+        return os.path.abspath(log_dir)
+    except FileNotFoundError as problem:
+        raise EnvironmentProblem(
+            f"the log directory {log_dir} cannot be found: the current folder does not exist any "
+            "more",
+            hint="change to one that does, or give the whole path",
+        ) from problem
+
+
+def _as_name(text: str) -> str:
+    """Make `text` usable as one part of a path, and still recognizable."""
+    name = "".join("_" if char in "/\\" or not char.isprintable() else char for char in text)
+    return os.fsencode(name)[:NAME_BYTES_MAX].decode("utf-8", "ignore")
+
+
+def _random_suffix() -> str:
+    return os.urandom(4).hex()
+
+
+def _remove_tree(path: str) -> None:
+    """Remove a folder of ours with all in it; importing `shutil` would take longer than this."""
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    _remove_tree(entry.path)
+                else:
+                    os.unlink(entry.path)
+        os.rmdir(path)
+    except OSError as problem:
+        console.info(f"the temporary folder {path} was not removed: {problem.strerror}")
+
+
+def _make_unique_dir(stem: str) -> str:
+    """Make `<stem>_<random>` that only this user can enter, and return its path."""
+    path = f"{stem}_{_random_suffix()}"
+    while not _make_dir(path, 0o700):
+        path = f"{stem}_{_random_suffix()}"
+    return path
+
+
+def _make_temporary_dir() -> str:
+    given = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
+    folders = [os.path.abspath(folder) for folder in given if folder]
+    folders.append("/tmp")  # noqa: S108 - the folder made in it has a random name and mode 0700
+    for folder in folders[:-1]:
+        if os.access(folder, os.W_OK | os.X_OK) and os.path.isdir(folder):
+            return _make_unique_dir(os.path.join(folder, "holdfast"))
+    return _make_unique_dir(os.path.join(folders[-1], "holdfast"))
+
+
+def _make_dir(path: str, mode: int = 0o777) -> bool:
+    """Make one folder; return whether it is new."""
+    try:
+        os.mkdir(path, mode)
+    except FileExistsError:
+        return False
+    except OSError as problem:
+        _cannot_make(path, problem)
+    return True
+
+
+def _make_dirs(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as problem:
+        _cannot_make(path, problem)
+
+
+def _cannot_make(path: str, problem: OSError) -> NoReturn:
+    if problem.errno in (errno.EEXIST, errno.ENOTDIR):
+        raise UsageError(
+            f"the log directory {path} cannot be made: a file is in the way",
+            hint="name a folder with --log-dir",
+        ) from problem
+    raise EnvironmentProblem(
+        f"the log directory {path} cannot be made: {problem.strerror}",
+        hint="name a writable folder with --log-dir",
+    ) from problem

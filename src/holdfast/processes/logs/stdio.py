@@ -1,0 +1,245 @@
+"""Where the standard streams of a context's workers go, and what is kept of them.
+
+A redirected stream is a file the worker writes by itself. A stream that goes to the console is
+simply inherited, with one exception: standard error is passed through the agent, so that the
+failure report can show its end even for a program that knows nothing of error files. On a
+terminal that detour is a pseudo-terminal, and programs still see one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.processes.logs.specs import usable_filters
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import TextIO
+
+    from holdfast.processes.logs.follower import LogFollower, Stream
+    from holdfast.processes.logs.lines import Sink
+    from holdfast.processes.logs.specs import LogsDest
+
+# What is kept of a worker's standard error for the report: some hundred lines.
+TAIL_BYTES_MAX = 64 * 1024
+# How long a report waits for a worker's last words, once: a console that takes nothing keeps them.
+CATCH_UP_S = 1.0
+STDIN, STDOUT, STDERR = 0, 1, 2
+
+
+def is_descriptor(stream: TextIO | None, fd: int) -> bool:
+    """Whether a Python stream is the process's own descriptor, so that workers can inherit it.
+
+    In a notebook or under a test runner's capture `sys.stdout` is something else; workers that
+    inherit descriptor 1 would then write where nobody looks.
+    """
+    try:
+        return stream is not None and stream.fileno() == fd
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def hold_standard_places() -> None:
+    """Fill descriptors 0, 1 and 2 where they are closed.
+
+    A pipe of ours that got such a number would be in the way of the workers' own streams.
+    """
+    for fd in (STDIN, STDOUT, STDERR):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # It gets the lowest number that is free: this one.
+
+
+class WorkerStdio:
+    """Opens the streams of each worker and follows those that need following.
+
+    Following begins with `begin_following`, once the workers have been asked for: what they write
+    until then waits for it, while its imports would make the workers wait.
+    """
+
+    def __init__(
+        self,
+        dest: LogsDest,
+        *,
+        prefixes: Mapping[int, str],
+        stdout_filters: Sequence[str] = (),
+        stderr_filters: Sequence[str] = (),
+        capture_stderr: bool = True,
+    ) -> None:
+        hold_standard_places()
+        self._dest = dest
+        self._prefixes = {rank: prefix.encode() for rank, prefix in prefixes.items()}
+        self._filters = {
+            STDOUT: usable_filters(dest.filtered_stdout, stdout_filters),
+            STDERR: usable_filters(dest.filtered_stderr, stderr_filters),
+        }
+        self._capture_stderr = capture_stderr
+        self._follower: LogFollower | None = None
+        self._console_stuck = False
+        self._is_behind = False
+        self._pipes: dict[tuple[int, int], int] = {}
+        self._hidden: set[tuple[int, int]] = set()
+        self._files: list[tuple[int, int, str]] = []
+        self._captured: dict[tuple[int, int], Stream] = {}
+        self._sinks: dict[int, Sink] = {}
+        self._filtered: dict[int, Sink] = {}
+
+    def open(self, rank: int) -> dict[int, int]:
+        """Return fresh descriptors for a worker's streams 0, 1 and 2; close them once it runs."""
+        opened = {STDIN: self._open_stdin()}
+        try:
+            for which, paths in ((STDOUT, self._dest.stdouts), (STDERR, self._dest.stderrs)):
+                opened[which] = self._open_output(rank, which, paths.get(rank, ""))
+        except BaseException:
+            for fd in opened.values():
+                os.close(fd)
+            raise
+        return opened
+
+    def note_files(self, rank: int) -> None:
+        """Have the files of a worker followed whose streams somebody else opens."""
+        for which, paths in ((STDOUT, self._dest.stdouts), (STDERR, self._dest.stderrs)):
+            if paths.get(rank):
+                self._files.append((rank, which, paths[rank]))
+
+    def begin_following(self) -> None:
+        """Follow what was opened so far."""
+        for which, filters in self._filters.items():
+            if filters:  # The file is there even if no stream that goes through a file matches.
+                self._filtered_sink(which)
+        for (rank, which), fd in self._pipes.items():
+            sink = None if (rank, which) in self._hidden else self._console_sink(which)
+            # Several workers on one pipe had better not break into each other's lines.
+            raw = len(self._prefixes) == 1 or os.isatty(which)
+            self._captured[rank, which] = self._follow().follow_fd(
+                fd, to=sink, tail_bytes_max=TAIL_BYTES_MAX, raw=raw
+            )
+        self._pipes.clear()
+        for rank, which, path in self._files:
+            self._follow_file(rank, which, path)
+        self._files.clear()
+
+    def finish(self) -> None:
+        """Pass on all that was written; call it when the workers are gone.
+
+        A console that takes nothing for long is given up, and not waited for again.
+        """
+        if self._follower is not None and not self._console_stuck:
+            self._console_stuck = not self._follower.finish_all()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for fd in self._pipes.values():
+            os.close(fd)
+        self._pipes.clear()
+        if self._follower is not None:
+            self._follower.close(drain_s_max=0 if self._console_stuck else None)
+            self._follower = None
+        for sink in self._filtered.values():
+            sink.close()
+
+    def stderr_tail(self, rank: int) -> str:
+        """Return the end of a worker's standard error, empty where it is not kept."""
+        captured = self._captured.get((rank, STDERR))
+        if captured is not None:
+            # What a worker wrote last is often why it ended, and may not have been read yet.
+            if not self._is_behind:
+                self._is_behind = not captured.catch_up(CATCH_UP_S)
+            return captured.tail(TAIL_BYTES_MAX).decode(errors="replace")
+        path = self._dest.stderrs.get(rank, "")
+        if not path or path == os.devnull:
+            return ""
+        try:
+            with open(path, "rb") as stream:
+                stream.seek(max(0, os.fstat(stream.fileno()).st_size - TAIL_BYTES_MAX))
+                return stream.read(TAIL_BYTES_MAX).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _open_stdin(self) -> int:
+        # Where it is closed, descriptor 0 may by now be something else of this process.
+        if sys.__stdin__ is not None and not sys.__stdin__.closed:
+            try:
+                return os.dup(STDIN)
+            except OSError:
+                pass
+        return os.open(os.devnull, os.O_RDONLY)
+
+    def _open_output(self, rank: int, which: int, path: str) -> int:
+        hidden = path == os.devnull and which == STDERR and self._capture_stderr
+        if path and not hidden:
+            self._files.append((rank, which, path))
+            return self._open_file(path)
+        console = sys.stdout if which == STDOUT else sys.stderr
+        inheritable = is_descriptor(console, which) and not hidden
+        if inheritable and (which == STDOUT or not self._capture_stderr):
+            console.flush()
+            return os.dup(which)
+        read, write = self._open_detour(which, is_terminal=inheritable and os.isatty(which))
+        self._pipes[rank, which] = read
+        if hidden:  # Nobody wants to see it, but its end is for the report.
+            self._hidden.add((rank, which))
+        return write
+
+    def _open_file(self, path: str) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC
+        try:
+            return os.open(path, flags, 0o666)
+        except OSError as problem:
+            raise EnvironmentProblem(f"cannot write {path}: {problem.strerror}") from None
+
+    def _follow_file(self, rank: int, which: int, path: str) -> None:
+        teed = rank in (self._dest.tee_stdouts if which == STDOUT else self._dest.tee_stderrs)
+        filters = self._filters[which]
+        if path == os.devnull or (not teed and not filters):
+            return
+        self._follow().follow_file(
+            path,
+            prefix=self._prefixes.get(rank, b""),
+            to=self._console_sink(which) if teed else None,
+            filters=filters,
+            filtered_to=self._filtered_sink(which) if filters else None,
+        )
+
+    def _open_detour(self, which: int, *, is_terminal: bool) -> tuple[int, int]:
+        if not is_terminal:
+            return os.pipe()
+        import fcntl
+        import termios
+
+        read, write = os.openpty()
+        # The terminal behind us adds carriage returns; a second layer must not.
+        attributes = termios.tcgetattr(write)
+        attributes[1] &= ~termios.OPOST
+        termios.tcsetattr(write, termios.TCSANOW, attributes)
+        size = fcntl.ioctl(which, termios.TIOCGWINSZ, bytes(8))
+        fcntl.ioctl(write, termios.TIOCSWINSZ, size)
+        return read, write
+
+    def _follow(self) -> LogFollower:
+        if self._follower is None:
+            from holdfast.processes.logs.follower import LogFollower
+
+            self._follower = LogFollower()
+            self._follower.start()
+        return self._follower
+
+    def _console_sink(self, which: int) -> Sink:
+        if which not in self._sinks:
+            from holdfast.processes.logs.lines import Sink
+
+            self._sinks[which] = Sink.of_stream(sys.stdout if which == STDOUT else sys.stderr)
+        return self._sinks[which]
+
+    def _filtered_sink(self, which: int) -> Sink:
+        """Return where the filtered lines of a stream go; all ranks share it."""
+        if which not in self._filtered:
+            from holdfast.processes.logs.lines import Sink
+
+            path = self._dest.filtered_stdout if which == STDOUT else self._dest.filtered_stderr
+            self._filtered[which] = Sink.to_file(path)
+        return self._filtered[which]

@@ -1,0 +1,1 @@
+"""Groups of worker processes: start, events, stop, results."""

@@ -1,0 +1,237 @@
+"""Commands as workers: a program and its arguments, spawned by the keeper.
+
+The way a command is started can be replaced, as in TorchElastic: derive from `SubprocessHandler`
+and register what makes it with `replace_subprocess_handler`. A replaced handler's process is not
+below the keeper: its exit is learnt by pidfd, it is stopped through the handler, and its children
+are killed by walking its tree, or with its process group once it has ended.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+
+from holdfast.processes.keeper import main as keeper_program
+from holdfast.processes.keeper.client import Keeper, current_folder, inherited_environment
+from holdfast.processes.workers.group import PContext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from typing import IO, Any
+
+    from holdfast.processes.logs.specs import LogsSpecs
+
+
+_factory: Callable[..., SubprocessHandler] | None = None
+
+
+class SubprocessHandler:
+    """One command worker: its `Popen`, its log files, and how it is told to end."""
+
+    def __init__(
+        self,
+        entrypoint: str,
+        args: tuple[Any, ...],
+        env: dict[str, str],
+        stdout: str | None,
+        stderr: str | None,
+        local_rank_id: int,
+        numa_options: object = None,
+    ) -> None:
+        self._files: list[IO[bytes]] = []
+        self._stdout = self._open(stdout)
+        self._stderr = self._open(stderr)
+        self.local_rank_id = local_rank_id
+        try:
+            words = (entrypoint, *map(str, args))
+            environment = {**inherited_environment(), **env}
+            if numa_options is None:
+                self.proc = self._popen(words, environment)
+            else:
+                from holdfast.numa.binding import OnCpus, cpus_of_workers
+
+                chosen = cpus_of_workers(numa_options, [local_rank_id])
+                with OnCpus(chosen.get(local_rank_id, ())):
+                    self.proc = self._popen(words, environment)
+        except BaseException:
+            self._close_files()
+            raise
+
+    def close(self, death_sig: signal.Signals | None = None) -> None:
+        """Signal the process group, SIGTERM unless told otherwise, and close the log files."""
+        try:
+            os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
+        except ProcessLookupError:
+            pass
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for stream in self._files:
+            stream.close()
+        self._files.clear()
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        import subprocess
+
+        return subprocess.Popen(
+            args, env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True
+        )
+
+    def _open(self, path: str | None) -> IO[bytes] | None:
+        if not path:
+            return None
+        stream = open(path, "wb")  # noqa: SIM115 (closed with the worker)
+        self._files.append(stream)
+        return stream
+
+
+def get_subprocess_handler(
+    entrypoint: str,
+    args: tuple[Any, ...],
+    env: dict[str, str],
+    stdout: str | None,
+    stderr: str | None,
+    local_rank_id: int,
+    numa_options: object = None,
+) -> SubprocessHandler:
+    """Make the handler of one command worker, by the registered factory if there is one."""
+    return (_factory or SubprocessHandler)(
+        entrypoint=entrypoint,
+        args=args,
+        env=env,
+        stdout=stdout,
+        stderr=stderr,
+        local_rank_id=local_rank_id,
+        numa_options=numa_options,
+    )
+
+
+def replace_subprocess_handler(
+    factory: Callable[..., SubprocessHandler] | None,
+) -> Callable[..., SubprocessHandler] | None:
+    """Have command workers started by `factory`, or None for Holdfast's own way again.
+
+    The factory gets the arguments of `get_subprocess_handler` by name. Returns what was
+    registered before.
+    """
+    global _factory
+    previous, _factory = _factory, factory
+    return previous
+
+
+def custom_handler_factory() -> Callable[..., SubprocessHandler] | None:
+    """Return the registered factory, None while Holdfast's own way is in force."""
+    return _factory
+
+
+class SubprocessContext(PContext):
+    """Workers that are commands; `entrypoint` is the program, `args` its arguments by rank."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: object = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            **kwargs,
+        )
+        self.numa_options = numa_options
+        self.subprocess_handlers: dict[int, SubprocessHandler] = {}
+        self._pidfds: dict[int, int] = {}  # rank -> pidfd
+
+    def _start(self) -> None:
+        # The keeper is needed for replaced handlers too: it answers that nothing is left.
+        self._use_keeper(self._keeper or Keeper.start())
+        factory = custom_handler_factory()
+        ranks = range(self.nprocs)
+        if factory is not None:
+            for rank in ranks:
+                self._start_by_handler(rank)
+            return
+        self._choose_cpus(self.numa_options, self.nprocs)
+        cwd = current_folder()
+        for rank in ranks:
+            fds = self._stdio.open(rank)
+            try:
+                self._ask(
+                    rank,
+                    [str(self.entrypoint), *map(str, self.args[rank])],
+                    env={**inherited_environment(), **self.envs[rank]},
+                    cwd=cwd,
+                    fds=fds,
+                )
+            finally:
+                for fd in fds.values():
+                    os.close(fd)
+        self._await_spawned(ranks)
+
+    def _start_by_handler(self, rank: int) -> None:
+
+        handler = get_subprocess_handler(
+            entrypoint=str(self.entrypoint),
+            args=self.args[rank],
+            env=self.envs[rank],
+            stdout=self.stdouts[rank] or None,
+            stderr=self.stderrs[rank] or None,
+            local_rank_id=rank,
+            numa_options=self.numa_options,
+        )
+        self.subprocess_handlers[rank] = handler
+        self._pidfds[rank] = os.pidfd_open(handler.proc.pid)
+        self._note_started(rank, handler.proc.pid)
+        self._watch(self._pidfds[rank], lambda: self._take_exit(rank))
+        self._stdio.note_files(rank)
+
+    def _take_exit(self, rank: int) -> None:
+        handler = self.subprocess_handlers[rank]
+        self._unwatch(self._pidfds[rank])
+        # Before it is reaped: until then its number, and so the group, is surely its own.
+        handler.close(signal.SIGKILL)
+        self._note_ended(rank, handler.proc.pid, handler.proc.wait())
+
+    def _lose_keeper(self) -> None:
+        # Workers of replaced handlers are not below the keeper, so the kernel spares them.
+        orphaned = [rank for rank in self.subprocess_handlers if rank in self._running]
+        for rank in orphaned:
+            self._kill_tree(rank)
+        super()._lose_keeper()
+        for rank in orphaned:
+            if select.select([self._pidfds[rank]], [], [], self.reap_s)[0]:
+                self._take_exit(rank)
+
+    def _signal_leader(self, rank: int, signum: int) -> None:
+        if rank in self.subprocess_handlers:
+            self.subprocess_handlers[rank].close(signal.Signals(signum))
+        else:
+            super()._signal_leader(rank, signum)
+
+    def _kill_tree(self, rank: int) -> None:
+        if rank in self.subprocess_handlers:
+            pid = self.subprocess_handlers[rank].proc.pid
+            for one in [pid, *keeper_program.descendants_of(pid)]:  # The leader starts no more.
+                keeper_program.send_signal(one, signal.SIGKILL)
+        else:
+            super()._kill_tree(rank)
+
+    def _release(self) -> None:
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)

@@ -1,0 +1,397 @@
+"""Python functions as workers: how a call gets into the worker and its value back out.
+
+`spawn`       A new interpreter for each worker, which imports what the call needs.
+`forkserver`  One new interpreter that imports it once and is forked for each worker.
+`fork`        The calling process itself is forked; nothing is pickled on the way in.
+
+The first two use `multiprocessing`'s preparation of a new interpreter (`__main__`, `sys.path`)
+and its pickler, so queues, locks and pipes can be arguments as they can for `Process`. Pickles
+travel only between the agent and its own children, over private pipes.
+
+A value comes back as one pickle on a pipe. A worker that ends with code 0 but without a value
+did not return; the agent calls that a failure.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import pickle
+import signal
+import sys
+
+from holdfast.errors import UsageError
+from holdfast.processes.failures.error_file import record, users_part
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# The descriptors of a `spawn` worker, and of the forkserver. What a forkserver's worker is given
+# takes the same numbers: the server keeps them free while it imports the user's modules, which
+# open files of their own.
+CALL_FD = CONTROL_FD = 3
+RESULT_FD = PREPARATION_FD = 4
+TRACKER_FD = 5
+ARGUMENTS_FD = 6  # The first of as many as the arguments need.
+
+# The largest return value that is taken, in bytes of its pickle. The agent holds the values of
+# all its workers at once; larger data should travel by file or shared memory.
+RESULT_BYTES_MAX = 256 << 20
+
+
+class PassedFd:
+    """A descriptor among a call's arguments, by the number it has in the worker."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    def detach(self) -> int:
+        """Return the descriptor's number, as `multiprocessing` asks for it."""
+        return self.fd
+
+
+class Packed:
+    """A pickled call, and the descriptors it needs. `multiprocessing` fills those in."""
+
+    DupFd = PassedFd
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.fds: list[int] = []
+
+    def duplicate_for_child(self, fd: int) -> int:
+        """Note a descriptor the worker needs and return the number it is to have there.
+
+        Called by `multiprocessing` while pickling.
+        """
+        self.fds.append(fd)
+        return ARGUMENTS_FD + len(self.fds) - 1
+
+    def passed_fds(self, result_fd: int, tracker_fd: int) -> dict[int, int]:
+        """Return all the worker is given: the numbers there, and the descriptors here."""
+        tracker = {TRACKER_FD: tracker_fd} if tracker_fd >= 0 else {}
+        return {RESULT_FD: result_fd, **tracker, **dict(enumerate(self.fds, ARGUMENTS_FD))}
+
+
+def pack_preparation(name: str) -> bytes:
+    """Pickle what a new interpreter needs to look like this one to the user's modules."""
+    from multiprocessing import spawn
+
+    data = spawn.get_preparation_data(name)
+    if not os.path.isfile(str(data.get("init_main_from_path"))):
+        data.pop("init_main_from_path", None)  # It came through a pipe: there is none to import.
+    return _pickle_for_child(data, Packed())
+
+
+def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> Packed:
+    """Pickle a call for a worker that does not share our memory."""
+    packed = Packed()
+    if _needs_value_pickling(fn):
+        packed.data = _pickle_by_value(fn, args)
+        return packed
+    try:
+        packed.data = _pickle_for_child((fn, args), packed)
+    except (AttributeError, TypeError, RuntimeError, pickle.PicklingError) as error:
+        raise UsageError(
+            f"{_name_of(fn)} cannot be sent to a new worker process: {error}",
+            hint="define it at the top level of a module, or use start_method='fork'",
+        ) from error
+    return packed
+
+
+def _pickle_for_child(value: object, packed: Packed) -> bytes:
+    """Pickle with what `multiprocessing` allows only on the way to a child of one's own."""
+    from multiprocessing import context, reduction
+
+    buffer = io.BytesIO()
+    context.set_spawning_popen(packed)  # type: ignore[arg-type]
+    try:
+        reduction.dump(value, buffer)
+    finally:
+        context.set_spawning_popen(None)
+    return buffer.getvalue()
+
+
+def _needs_value_pickling(fn: Callable[..., Any]) -> bool:
+    """Whether only this interactive session knows the function: no file can be imported."""
+    main = sys.modules.get("__main__")
+    has_file = os.path.isfile(getattr(main, "__file__", None) or "")
+    interactive = not has_file and getattr(main, "__spec__", None) is None
+    return interactive and getattr(fn, "__module__", None) == "__main__"
+
+
+def _pickle_by_value(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    try:
+        import cloudpickle  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        raise UsageError(
+            f"{_name_of(fn)} is defined in this interactive session, which a new worker process "
+            "cannot import",
+            hint="put it in a module, use start_method='fork', or install cloudpickle",
+        ) from None
+    data: bytes = cloudpickle.dumps((fn, args))
+    return data
+
+
+def _name_of(fn: Callable[..., Any]) -> str:
+    return getattr(fn, "__qualname__", None) or repr(fn)
+
+
+# In the worker.
+
+
+def call_and_return(fn: Callable[..., Any], args: tuple[Any, ...], result_fd: int) -> None:
+    """Call the function and send back its value; exceptions pass through."""
+    try:
+        value = record(fn)(*args)
+    except SystemExit as leaving:
+        if leaving.code is not None:
+            raise
+        value = None  # `sys.exit()` means what `sys.exit(0)` does.
+    data = record(pack_value)(value, _name_of(fn))
+    assert data is not None
+    with open(result_fd, "wb") as result:
+        result.write(data)
+
+
+def pack_value(value: object, name: str) -> bytes:
+    """Pickle what a function returned."""
+    try:
+        data = pickle.dumps(value)
+    except Exception as error:
+        raise TypeError(f"the return value of {name} cannot be sent back: {error}") from error
+    if len(data) > RESULT_BYTES_MAX:
+        raise ValueError(
+            f"the return value of {name} takes {len(data)} bytes, more than the {RESULT_BYTES_MAX} "
+            "that are sent back; return a path, and put the data into a file"
+        )
+    return data
+
+
+def call_in_fork(call: Callable[[], None]) -> int:
+    """Call in a forked child and return its exit status, as the interpreter would end it."""
+    status = 0
+    interrupted = False
+    _part_from_the_parent()
+    try:
+        call()
+    except SystemExit as leaving:
+        status = _exit_status(leaving.code)
+    except BaseException as error:  # noqa: BLE001 (we are the last to see it, as the interpreter is)
+        import traceback
+
+        traceback.print_exception(type(error), error, users_part(error.__traceback__))
+        status = 1
+        interrupted = isinstance(error, KeyboardInterrupt)
+    _end_like_an_interpreter()
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    return status
+
+
+def _exit_status(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    sys.stderr.write(f"{code}\n")
+    return 1
+
+
+def _part_from_the_parent() -> None:
+    """Let go of what a forked child must not share: children, connections, replaced streams.
+
+    Nor does it run what the parent is to run at its end.
+    """
+    from holdfast.processes.logs.stdio import is_descriptor
+
+    atexit._clear()
+    for name, fd, errors in (("stdout", 1, "strict"), ("stderr", 2, "backslashreplace")):
+        if not is_descriptor(getattr(sys, name), fd):
+            # In a notebook, say: what is written to a copy of its stream, nobody reads.
+            stream = open(fd, "w", buffering=1, errors=errors, closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+    if "multiprocessing.util" in sys.modules:
+        # As `multiprocessing` does in its own children.
+        from multiprocessing import process, util
+
+        process._children = set()  # type: ignore[attr-defined]
+        util._finalizer_registry.clear()  # type: ignore[attr-defined]
+        util._run_after_forkers()  # type: ignore[attr-defined]
+        atexit.register(util._exit_function)  # type: ignore[attr-defined]
+
+
+def _end_like_an_interpreter() -> None:
+    """Do what a forked child would miss by `os._exit`, in the interpreter's order.
+
+    Threads are joined, then exit handlers run (`multiprocessing` flushes its queues in one), then
+    what all of them have written is flushed.
+    """
+    import threading
+
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    _flush_streams()
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # It was closed, or nobody is there to read it.
+
+
+def prepare(preparation: bytes) -> None:
+    """Make this new interpreter look like the agent's to the user's modules."""
+    from multiprocessing import process, spawn
+
+    # While this is set, a script that starts processes as it is imported is refused; it would
+    # start itself for ever.
+    process.current_process()._inheriting = True  # type: ignore[attr-defined]
+    try:
+        spawn.prepare(pickle.loads(preparation))  # noqa: S301 (our agent's)
+    finally:
+        del process.current_process()._inheriting  # type: ignore[attr-defined]
+
+
+def main() -> None:
+    """Be a `spawn` worker: the call is in descriptor 3, and its value goes to descriptor 4."""
+    sys.excepthook = _show_users_part
+    with open(CALL_FD, "rb") as stream:
+        preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
+    if has_tracker:
+        use_tracker(TRACKER_FD)
+    record(prepare)(preparation)
+    fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
+    call_and_return(fn, args, RESULT_FD)
+
+
+def _show_users_part(kind: type[BaseException], error: BaseException, tb: Any) -> None:
+    part = users_part(tb and tb.tb_next) or tb  # Less the `-c` that began it.
+    sys.__excepthook__(kind, error.with_traceback(part), part)
+
+
+def serve_forks() -> None:
+    """Be the `forkserver`: import once, then be a keeper that forks a worker for each call."""
+    from holdfast.processes.keeper import main as keeper
+
+    # A keeper looks at its control socket, this one only after imports that may take for ever.
+    # The signal is tied to the thread that started us; that one waits for the first worker.
+    prctl = keeper.load_prctl()
+    prctl(keeper.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.closerange(PREPARATION_FD + 1, 1 << 16)  # What the agent's program left inheritable.
+    with open(PREPARATION_FD, "rb") as stream:
+        agent, preparation, modules, end_fd = pickle.load(stream)  # noqa: S301 (our agent's)
+    if os.getppid() != agent:
+        os._exit(1)  # It was gone before the signal was asked for.
+    reserved = range(RESULT_FD, end_fd)
+    trouble = None
+    try:
+        reserve_fds(reserved)
+        prepare(preparation)
+        preload(modules)
+    except BaseException as error:  # noqa: BLE001 (it is each worker's to fail of)
+        error.add_note("(raised as the fork server imported the main module and the preloads)")
+        trouble = error
+    _flush_streams()  # Or each worker would write once more what is held back.
+    prctl(keeper.PR_SET_PDEATHSIG, 0, 0, 0, 0)
+    keeper.serve(CONTROL_FD, lambda call: run_packed(call, reserved, trouble))
+
+
+def reserve_fds(numbers: range) -> None:
+    """Occupy these descriptors, so that what is opened later gets others."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number in numbers:
+        if number != null:
+            os.dup2(null, number, inheritable=False)
+    if null not in numbers:
+        os.close(null)
+
+
+def preload(modules: list[str]) -> None:
+    """Import what the workers will need."""
+    for module in modules:
+        try:
+            __import__(module)
+        except ImportError:
+            pass  # As in `multiprocessing`: a preload that fails is imported by the worker.
+
+
+def run_packed(
+    call: tuple[bytes, list[int]], reserved: range, trouble: BaseException | None
+) -> int:
+    """Run one pickled call in a child of the forkserver; `trouble` is what to raise instead."""
+
+    def unpack_and_call() -> None:
+        if trouble is not None:
+            record(fail_of)(trouble)
+        data, passed = call
+        for fd in reserved:
+            if fd not in passed:
+                os.close(fd)
+        if TRACKER_FD in passed:
+            use_tracker(TRACKER_FD)
+        fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
+        call_and_return(fn, args, RESULT_FD)
+
+    return call_in_fork(unpack_and_call)
+
+
+def fail_of(error: BaseException) -> None:
+    """Raise what was raised before, in the process this one was forked from."""
+    raise error
+
+
+def interpreter_command(entry: str) -> list[str]:
+    """Return the command of a new interpreter that runs one function of this module.
+
+    The folder of this package goes to the end of `sys.path`: the agent may have found it
+    through a path entry of its own.
+    """
+    from multiprocessing import spawn
+
+    home = os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
+    program = (
+        f"import sys; sys.path.append({home!r}); "
+        f"from holdfast.processes.workers.function_child import {entry}; {entry}()"
+    )
+    executable = os.fsdecode(spawn.get_executable() or sys.executable)
+    return [executable, *interpreter_flags(), "-c", program]
+
+
+def interpreter_flags() -> list[str]:
+    """Return the flags this interpreter was started with, such as -O or -X dev."""
+    from multiprocessing import util
+
+    flags: list[str] = util._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
+
+
+def preload_modules() -> list[str]:
+    """Return what `multiprocessing.set_forkserver_preload` was given, less `__main__`."""
+    from multiprocessing import forkserver
+
+    modules = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
+    return [module for module in modules if module != "__main__"]
+
+
+def tracker_fd() -> int:
+    """Return the descriptor of `multiprocessing`'s resource tracker, -1 while none runs."""
+    tracker = sys.modules.get("multiprocessing.resource_tracker")
+    fd = getattr(tracker, "_resource_tracker", None)
+    return fd._fd if fd is not None and fd._fd is not None else -1
+
+
+def use_tracker(fd: int) -> None:
+    """Report to the agent's resource tracker; one of our own would end with this worker, and
+    destroy what the others still share.
+    """
+    from multiprocessing import resource_tracker
+
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd, tracker._pid = fd, None

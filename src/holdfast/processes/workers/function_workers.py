@@ -1,0 +1,242 @@
+"""Functions as workers: one process a local rank, each returning a value.
+
+`holdfast.processes.workers.function_child` is the workers' side.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+
+from holdfast.defaults import START_METHODS
+from holdfast.errors import UsageError
+from holdfast.processes.keeper.client import Keeper, current_folder, inherited_environment
+from holdfast.processes.keeper.main import MESSAGE_FDS_MAX
+from holdfast.processes.workers import function_child
+from holdfast.processes.workers.group import PContext
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+READ_BYTES = 1 << 20
+
+
+class ReturnedValue:
+    """What one worker sends back, as it comes."""
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe()
+        os.set_blocking(self.read_fd, False)
+        self.data = bytearray()
+        self.too_large = False
+
+    def take(self) -> bool:
+        """Read what is there; False when there is no more to come."""
+        while not self.too_large:
+            try:
+                piece = os.read(self.read_fd, READ_BYTES)
+            except BlockingIOError:
+                return True
+            if not piece:
+                return False
+            self.data += piece
+            if len(self.data) > function_child.RESULT_BYTES_MAX:
+                # Workers look at the size themselves; something else writes to this pipe.
+                self.too_large = True
+                self.data.clear()
+        return False
+
+    def close_read(self) -> None:
+        """Let go of our end."""
+        if self.read_fd >= 0:
+            os.close(self.read_fd)
+            self.read_fd = -1
+
+    def close_write(self) -> None:
+        """Let go of the worker's end."""
+        if self.write_fd >= 0:
+            os.close(self.write_fd)
+            self.write_fd = -1
+
+
+class MultiprocessContext(PContext):
+    """Workers that call `entrypoint(*args[rank])`; each one's value is in the result."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: dict[int, tuple[Any, ...]],
+        envs: dict[int, dict[str, str]],
+        start_method: str,
+        logs_specs: Any,
+        log_line_prefixes: dict[int, str] | None = None,
+        numa_options: object = None,
+        duplicate_stdout_filters: list[str] | None = None,
+        duplicate_stderr_filters: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if start_method not in START_METHODS:
+            raise UsageError(
+                f"start_method: {start_method!r} is unknown; accepted: {', '.join(START_METHODS)}"
+            )
+        super().__init__(
+            name,
+            entrypoint,
+            args,
+            envs,
+            logs_specs,
+            log_line_prefixes,
+            duplicate_stdout_filters,
+            duplicate_stderr_filters,
+            **kwargs,
+        )
+        self.start_method = start_method
+        self.numa_options = numa_options
+        self._returned: dict[int, ReturnedValue] = {}
+        self._unpickled: dict[int, Any] = {}
+
+    def _start(self) -> None:
+        self._choose_cpus(self.numa_options, self.nprocs)
+        starter = {
+            "spawn": self._start_spawned,
+            "forkserver": self._start_from_server,
+            "fork": self._start_forked,
+        }[self.start_method]
+        starter()
+        self._await_spawned(range(self.nprocs))
+
+    def _start_spawned(self) -> None:
+        self._use_keeper(self._keeper or Keeper.start())
+        command = function_child.interpreter_command("main")
+        preparation = function_child.pack_preparation(self.name)
+        tracker_fd = function_child.tracker_fd()
+        for rank in range(self.nprocs):
+            packed = function_child.pack_call(self._callable(), self.args[rank])
+            call_fd = file_in_memory(pickle.dumps((preparation, packed.data, tracker_fd >= 0)))
+            returned = self._expect_value(rank)
+            passed = {
+                function_child.CALL_FD: call_fd,
+                **packed.passed_fds(returned.write_fd, tracker_fd),
+            }
+            try:
+                self._spawn(rank, command, passed, call=None)
+            finally:
+                os.close(call_fd)
+                returned.close_write()
+
+    def _start_from_server(self) -> None:
+        ranks = range(self.nprocs)
+        calls = [function_child.pack_call(self._callable(), self.args[rank]) for rank in ranks]
+        fds_max = max((len(packed.fds) for packed in calls), default=0)
+        end_fd = function_child.ARGUMENTS_FD + min(fds_max, MESSAGE_FDS_MAX)
+        preparation = function_child.pack_preparation(self.name)
+        payload = (os.getpid(), preparation, function_child.preload_modules(), end_fd)
+        payload_fd = file_in_memory(pickle.dumps(payload))
+        # This keeper holds the user's imports; the shared one could not serve in its place.
+        self._owns_keeper = True
+        try:
+            self._use_keeper(
+                Keeper.run_program(function_child.interpreter_command("serve_forks"), payload_fd)
+            )
+        finally:
+            os.close(payload_fd)
+        tracker_fd = function_child.tracker_fd()
+        for rank, packed in zip(ranks, calls, strict=True):
+            returned = self._expect_value(rank)
+            passed = packed.passed_fds(returned.write_fd, tracker_fd)
+            try:
+                self._spawn(rank, None, passed, call=(packed.data, list(passed)))
+            finally:
+                returned.close_write()
+
+    def _start_forked(self) -> None:
+        expected = [self._expect_value(rank) for rank in range(self.nprocs)]
+        self._owns_keeper = True  # It has this very moment's memory, good for one start.
+        self._use_keeper(Keeper.fork(self._run_in_fork))
+        for rank in range(self.nprocs):
+            self._spawn(rank, None, {}, call=rank)
+        for returned in expected:
+            returned.close_write()
+
+    def _expect_value(self, rank: int) -> ReturnedValue:
+        returned = self._returned[rank] = ReturnedValue()
+        self._watch(returned.read_fd, lambda: self._take_value(rank))
+        return returned
+
+    def _run_in_fork(self, rank: int) -> int:
+        """Run one worker's call, in a child of the forked keeper."""
+        result_fd = self._returned[rank].write_fd
+        return function_child.call_in_fork(
+            lambda: function_child.call_and_return(self._callable(), self.args[rank], result_fd)
+        )
+
+    def _callable(self) -> Callable[..., Any]:
+        assert callable(self.entrypoint)
+        return self.entrypoint
+
+    def _spawn(
+        self,
+        rank: int,
+        argv: list[str] | None,
+        passed: dict[int, int],
+        *,
+        call: Any,
+    ) -> None:
+        streams = self._stdio.open(rank)
+        try:
+            self._ask(
+                rank,
+                argv,
+                env={**inherited_environment(), **self.envs[rank]},
+                cwd=current_folder(),
+                fds={**streams, **passed},
+                call=call,
+            )
+        finally:
+            for fd in streams.values():
+                os.close(fd)
+
+    def _take_value(self, rank: int) -> None:
+        returned = self._returned[rank]
+        if not returned.take():
+            self._unwatch(returned.read_fd)
+            if returned.too_large:
+                returned.close_read()  # Whoever still writes would wait for ever.
+
+    def _trouble_at_end(self, rank: int) -> str:
+        self._take_value(rank)
+        returned = self._returned[rank]
+        if returned.too_large:
+            return (
+                f"sent back more than {function_child.RESULT_BYTES_MAX} bytes as its return value"
+            )
+        data = returned.data
+        if not data:
+            return "ended with code 0 but did not return: it left by os._exit or the like"
+        try:
+            self._unpickled[rank] = pickle.loads(data)  # noqa: S301 (our own worker's)
+        except Exception as error:  # noqa: BLE001 (whatever a user's class raises)
+            return f"its return value cannot be read: {type(error).__name__}: {error}"
+        return ""
+
+    def _value_of(self, rank: int) -> Any:
+        return self._unpickled[rank]
+
+    def _release(self) -> None:
+        for returned in self._returned.values():
+            returned.close_write()
+            self._unwatch(returned.read_fd)
+            returned.close_read()
+        self._returned.clear()
+
+
+def file_in_memory(data: bytes) -> int:
+    """Return a descriptor of an unnamed file in memory, ready to be read from its start."""
+    fd = os.memfd_create("holdfast-call")
+    with open(fd, "wb", closefd=False) as stream:
+        stream.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd

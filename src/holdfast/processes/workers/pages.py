@@ -1,0 +1,431 @@
+"""The pages of memory in which workers report their progress: the agent's side.
+
+A page is a small file that the worker maps (`holdfast.worker` has the layout). The agent reads it
+as a file, so that nothing a worker does to it can hurt the agent, and trusts nothing in it: every
+number is taken as it is, or not at all.
+
+Nothing is read at intervals. The agent writes into each page when it will read it next; a worker
+that enters a section which ends before that puts a byte into a pipe. So a worker that enters
+sections of a minute's length a thousand times a second wakes the agent once a minute.
+
+The files are in a folder of shared memory that only its owner can open. An agent holds a lock on
+its folder: those of agents that were killed are removed by the next that starts.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+import time
+
+from holdfast import console
+from holdfast.core.values import Value
+from holdfast.worker import (
+    ASKED,
+    DEADLINES,
+    ENTERED,
+    HEARTBEAT,
+    LOOK_AT,
+    MAGIC,
+    NAME_BYTES,
+    NAMES_AT,
+    NEVER,
+    NO_STEP,
+    NOTICE_NAME,
+    PAGE_BYTES,
+    PAGE_ENV,
+    PID,
+    SLOTS,
+    STEP,
+    STEP_AT,
+    UNWATCHED,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Section(Value):
+    """A block that a worker is in."""
+
+    name: str
+    entered_ns: int
+    deadline_ns: int | None
+    """By the monotonic clock; None for a block without a timeout."""
+
+
+class Progress(Value):
+    """How far a worker is, as it says itself. Times are by the monotonic clock, 0 for never."""
+
+    pid: int = 0
+    """The process that makes the calls, 0 if none does."""
+    step: int | None = None
+    step_ns: int = 0
+    heartbeat_ns: int = 0
+    """The last sign of life: a heartbeat, or a step."""
+    sections: tuple[Section, ...] = ()
+    """The blocks it is in, the outermost first."""
+    unwatched: int = 0
+    """How many sections could not be watched, since there were too many at once."""
+
+
+class WorkerPage:
+    """The page of one worker."""
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._told: set[tuple[int, int]] = set()  # Slots and deadlines that were told already.
+        self._look_ns = NEVER
+
+    @classmethod
+    def create(cls, folder: str, rank: int, start: int = 0) -> WorkerPage:
+        """Make the page of a worker, for the so-manieth start of it.
+
+        Raises `OSError` where there is no room for it.
+        """
+        path = os.path.join(folder, f"{rank}.{start}")
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        page = cls(path, fd)
+        try:
+            page._write_all()
+        except OSError:
+            page.close()
+            raise
+        return page
+
+    def read(self) -> Progress:
+        """Return what the worker has said so far."""
+        words, names = self._read()
+        if not words:
+            return Progress()
+        sections = [
+            Section(
+                _name_at(names, slot),
+                words[ENTERED + slot],
+                None if words[DEADLINES + slot] == NEVER else words[DEADLINES + slot],
+            )
+            for slot in range(SLOTS)
+            if words[DEADLINES + slot] > 0
+        ]
+        sections.sort(key=lambda section: section.entered_ns)
+        return Progress(
+            pid=words[PID],
+            step=words[STEP] if words[STEP_AT] > 0 else None,
+            step_ns=words[STEP_AT],
+            heartbeat_ns=max(words[HEARTBEAT], words[STEP_AT]),
+            sections=tuple(sections),
+            unwatched=words[UNWATCHED],
+        )
+
+    def planned_look(self) -> float | None:
+        """Return when the page is looked at next, as the worker was let know."""
+        return None if self._look_ns == NEVER else self._look_ns / 1e9
+
+    def asked_look(self) -> float | None:
+        """Return the deadline of the section for whose sake the worker last asked for a look."""
+        words, _ = self._read()
+        return words[ASKED] / 1e9 if words and 0 < words[ASKED] < NEVER else None
+
+    def next_deadline(self, after: float = 0.0) -> float | None:
+        """Return when the worker is to have left the section it has to leave first.
+
+        Only what is later than `after` counts: `expired` tells of the others.
+        """
+        after_ns = int(after * 1e9)
+        words, _ = self._read()
+        if not words:
+            return None
+        nearest = min(
+            (
+                deadline
+                for slot, deadline in enumerate(words[DEADLINES : DEADLINES + SLOTS])
+                if after_ns < deadline < NEVER and (slot, deadline) not in self._told
+            ),
+            default=NEVER,
+        )
+        return None if nearest == NEVER else nearest / 1e9
+
+    def expired(self, now: float) -> list[Section]:
+        """Return the sections that should have been left by now, each once, the earliest first.
+
+        A section counts only if two looks agree on it, and if the process that is in it lives.
+        """
+        first, _ = self._read()
+        now_ns = int(now * 1e9)
+        entered = [*enumerate(first[DEADLINES : DEADLINES + SLOTS])]
+        self._told.intersection_update(entered)
+        late = [
+            slot
+            for slot, deadline in entered
+            if 0 < deadline <= now_ns and (slot, deadline) not in self._told
+        ]
+        if not late or not self._is_in_use():
+            return []
+        second, names = self._read()
+        found = []
+        for slot in sorted(late, key=lambda slot: first[DEADLINES + slot]):
+            deadline = first[DEADLINES + slot]
+            if second and second[DEADLINES + slot] == deadline:
+                self._told.add((slot, deadline))
+                found.append(Section(_name_at(names, slot), second[ENTERED + slot], deadline))
+        return found
+
+    def plan_look(self, at: float | None) -> None:
+        """Let the worker know when its page is looked at next; None for not at all."""
+        at_ns = NEVER if at is None else int(at * 1e9)
+        if at_ns != self._look_ns:
+            self._look_ns = at_ns
+            try:
+                os.pwrite(self._fd, at_ns.to_bytes(8, sys.byteorder), LOOK_AT * 8)
+            except OSError:
+                pass  # Then the worker asks for looks that are not needed, or its end is near.
+
+    def close(self) -> None:
+        """Give the page back; a worker that still writes to it writes for nobody."""
+        fd, self._fd = self._fd, -1  # In this order: another thread may be about to read.
+        if fd >= 0:
+            os.close(fd)
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass  # Somebody has removed it.
+
+    def _write_all(self) -> None:
+        # All of it is written, so that the worker never meets a page that has no memory behind it.
+        blank = bytearray(PAGE_BYTES)
+        words = memoryview(blank).cast("q")
+        words[0], words[LOOK_AT], words[STEP] = MAGIC, NEVER, NO_STEP
+        if os.write(self._fd, blank) != PAGE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self.path)
+
+    def _read(self) -> tuple[list[int], bytes]:
+        """Return the words and the names, empty if there is no page any more."""
+        try:
+            found = os.pread(self._fd, PAGE_BYTES, 0)
+        except OSError:
+            return [], b""  # It was given back meanwhile, or cannot be read.
+        if len(found) != PAGE_BYTES:
+            return [], b""
+        words = memoryview(found)[:NAMES_AT].cast("q").tolist()
+        return (words, found[NAMES_AT:]) if words[0] == MAGIC else ([], b"")
+
+    def _is_in_use(self) -> bool:
+        """Whether the process that has the page lives: it holds a lock for as long."""
+        import fcntl
+
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+        return False
+
+
+def _name_at(names: bytes, slot: int) -> str:
+    name = names[slot * NAME_BYTES : (slot + 1) * NAME_BYTES]
+    return name.partition(b"\0")[0].decode(errors="replace")
+
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a folder only its owner can open is made there)
+FOLDER_PREFIX = "holdfast-pages-"
+SWEPT_MAX = 64
+"""So many folders of agents that were killed are removed at a start."""
+SWEPT_AGE_S = 60.0
+"""A folder that is younger may be one that its agent has not locked yet."""
+
+NOTICE_BYTES_MAX = 1 << 16
+SETTLE_S = 0.1
+"""After a look there is one more: a store of the worker's may not have been seen yet."""
+
+
+class WorkerPages:
+    """The pages of an agent's workers, one set for each generation.
+
+    Wait until `fileno()` can be read or for `next_deadline()`, then `take(now)`.
+    """
+
+    def __init__(self, parent: str | None = None) -> None:
+        """Make the folder and the pipe. Raises `OSError` where that cannot be done."""
+        self._parent = parent or _parent()
+        self.folder = ""
+        self._folder_fd = self._notice = -1
+        _sweep(self._parent)
+        self._make()
+        self._pages: dict[int, WorkerPage] = {}
+        self._starts = 0
+        self._look_at: float | None = None
+        self._settle_at: float | None = None
+        self.was_asked = False
+        """Whether a worker asked for the last look."""
+
+    def begin(self, ranks: Iterable[int]) -> None:
+        """Make new pages for the workers of a generation; those of the last are given up.
+
+        Raises `OSError` where the folder was removed, and no other can be made.
+        """
+        self.end()
+        if not os.path.exists(os.path.join(self.folder, NOTICE_NAME)):
+            console.warning(f"{self.folder} has been removed: another is made for the workers")
+            self._remove()
+            self._make()
+        # Another path each time: a process of the last generation may only now look for its page.
+        self._starts += 1
+        for rank in ranks:
+            try:
+                self._pages[rank] = WorkerPage.create(self.folder, rank, self._starts)
+            except OSError as problem:
+                console.warning(
+                    f"worker {rank} cannot tell its progress: no page in {self.folder}: {problem}"
+                )
+
+    def end(self) -> None:
+        """Give up the pages of a generation that has ended."""
+        for page in self._pages.values():
+            page.close()
+        self._pages.clear()
+        self._look_at = self._settle_at = None
+
+    def environment(self, rank: int) -> dict[str, str]:
+        """Return what a worker is to have in its environment."""
+        page = self._pages.get(rank)
+        return {PAGE_ENV: page.path} if page is not None else {}
+
+    def progress(self, rank: int) -> Progress:
+        """Return what a worker has said so far."""
+        page = self._pages.get(rank)
+        return page.read() if page is not None else Progress()
+
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when a page wants to be looked at."""
+        return self._notice
+
+    def next_deadline(self) -> float | None:
+        """Return when to look at the latest, by the monotonic clock; None for not at all."""
+        times = [at for at in (self._look_at, self._settle_at) if at is not None]
+        return min(times, default=None)
+
+    def take(self, now: float) -> list[tuple[int, Section]]:
+        """Look, if it is time to; return the sections that should have been left, by local rank."""
+        asked = self.was_asked = self._take_notice()
+        deadline = self.next_deadline()
+        if not asked and (deadline is None or now < deadline):
+            return []
+        settling = not asked and (self._look_at is None or now < self._look_at)
+        self._settle_at = None if settling else now + SETTLE_S
+        late: list[tuple[int, Section]] = []
+        times: list[float] = []
+        for rank, page in self._pages.items():
+            planned = page.planned_look()
+            if planned is not None and planned <= now:
+                # First of all: a section that is entered after the look asks for another.
+                page.plan_look(None)
+            late += [(rank, section) for section in page.expired(now)]
+            # A look that is still to come stays, even if the section it was for has been left, and
+            # was so before this look: otherwise the next such section would ask for it again.
+            ahead = [at for at in (planned, page.asked_look()) if at is not None and at > now]
+            at = page.next_deadline(after=now)
+            if at is not None:
+                ahead.append(at)
+            if ahead:
+                times.append(min(ahead))
+                page.plan_look(min(ahead))
+        self._look_at = min(times, default=None)
+        return late
+
+    def close(self) -> None:
+        """Remove everything."""
+        if self._folder_fd < 0:
+            return
+        self.end()
+        self._remove()
+
+    def _make(self) -> None:
+        name = f"{FOLDER_PREFIX}{os.getuid()}-{os.urandom(8).hex()}"
+        self.folder = os.path.join(self._parent, name)
+        os.mkdir(self.folder, 0o700)
+        try:
+            self._open()
+        except OSError:
+            self._remove()
+            raise
+
+    def _open(self) -> None:
+        self._folder_fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        _hold(self._folder_fd)
+        notice = os.path.join(self.folder, NOTICE_NAME)
+        os.mkfifo(notice, 0o600)
+        self._notice = os.open(notice, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def _remove(self) -> None:
+        _remove(os.path.join(self.folder, NOTICE_NAME))
+        _remove_folder(self.folder)
+        for fd in (self._notice, self._folder_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._folder_fd = self._notice = -1
+
+    def _take_notice(self) -> bool:
+        try:
+            return bool(os.read(self._notice, NOTICE_BYTES_MAX))
+        except BlockingIOError:
+            return False
+
+
+def _parent() -> str:
+    if os.path.isdir(SHARED_MEMORY) and os.access(SHARED_MEMORY, os.W_OK | os.X_OK):
+        return SHARED_MEMORY
+    return os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 (as above)
+
+
+def _hold(folder_fd: int) -> bool:
+    """Take the lock of a folder of pages; its agent has it for as long as that lives."""
+    import fcntl
+
+    try:
+        fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sweep(parent: str) -> None:
+    """Remove what agents of this user left that were killed."""
+    prefix = f"{FOLDER_PREFIX}{os.getuid()}-"
+    left = [name for name in _names_in(parent) if name.startswith(prefix)]
+    for name in left[:SWEPT_MAX]:
+        folder = os.path.join(parent, name)
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError:
+            continue
+        found = os.fstat(fd)
+        old = time.time() - found.st_mtime > SWEPT_AGE_S
+        if old and found.st_uid == os.getuid() and _hold(fd):
+            for inner in _names_in(folder):
+                _remove(os.path.join(folder, inner))
+            _remove_folder(folder)
+        os.close(fd)
+
+
+def _names_in(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []  # It cannot be looked into, or another agent that starts just now was first.
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        pass  # It is gone already.
+
+
+def _remove_folder(path: str) -> None:
+    try:
+        os.rmdir(path)
+    except OSError:
+        pass  # Likewise; or somebody has put something in it.

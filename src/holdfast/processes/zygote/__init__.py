@@ -1,0 +1,1 @@
+"""The zygote: a Python that imports modules once and is forked for each worker."""

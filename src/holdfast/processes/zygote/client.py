@@ -1,0 +1,491 @@
+"""Warm starts: Python workers that are forked from a zygote, which has imported modules for them.
+
+A warm start is an optimization and never needed: whatever becomes of the zygote, each requested
+worker is started. What the zygote has not confirmed is spawned cold, by the keeper. A worker that
+the zygote forked is handed to the keeper, and is a worker like any other from then on.
+
+Only Python command lines that are surely understood are started warm (`parse_command`); an
+interactive Python, one that reads its program from standard input, and unknown options are not.
+`zygote/main.py` is the program.
+"""
+
+from __future__ import annotations
+
+import _socket as socket
+import marshal
+import os
+import sys
+import time
+from collections import deque
+
+from holdfast import console
+from holdfast.core.values import Value
+from holdfast.processes.keeper.client import current_folder, inherited_environment
+from holdfast.processes.keeper.main import descendants_of
+from holdfast.processes.logs.stdio import hold_standard_places
+from holdfast.processes.poll import wait_for
+from holdfast.processes.workers.command_workers import custom_handler_factory
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
+
+    from holdfast.processes.keeper.client import Keeper
+
+
+PLAIN_FLAGS = "bBdEIOPqRsSu"
+FLAGS_WITH_VALUE = "WX"
+PROGRAM_FLAGS = "cm"
+
+
+class PythonCommand(Value):
+    """`kind` is `script`, `m` or `c`; `what` is the path, the module or the text."""
+
+    program: str
+    flags: tuple[str, ...]
+    kind: str
+    what: str
+    args: tuple[str, ...]
+
+    def words(self) -> list[str]:
+        """Return the command in the form it is mostly written in."""
+        kind = [] if self.kind == "script" else [f"-{self.kind}"]
+        return [self.program, *self.flags, *kind, self.what, *self.args]
+
+    def starts_like(self, other: PythonCommand) -> bool:
+        """Whether both begin with the same interpreter, set up in the same way."""
+        return (self.program, self.flags) == (other.program, other.flags)
+
+
+def parse_command(argv: Sequence[str]) -> PythonCommand | None:
+    """Take a command apart; None if it is no Python's, or not one that runs a program."""
+    program, *words = argv
+    name = os.path.basename(program)
+    if program != sys.executable and not name.startswith("python"):
+        return None
+    flags: list[str] = []
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-"):
+            return PythonCommand(program, tuple(flags), "script", word, tuple(words))
+        letters = word[1:]
+        if not letters or letters.startswith("-"):
+            return None  # Standard input, or a long option.
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            if letter in PLAIN_FLAGS:
+                flags.append(f"-{letter}")
+                continue
+            if letter not in FLAGS_WITH_VALUE + PROGRAM_FLAGS or not (letters or words):
+                return None
+            value, letters = letters or words.pop(0), ""
+            if letter in PROGRAM_FLAGS:
+                return PythonCommand(program, tuple(flags), letter, value, tuple(words))
+            flags += [f"-{letter}", value]
+    return None
+
+
+# The program, which is not imported here, and the descriptors it keeps free for workers.
+PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
+RESERVED_END = 64
+MARSHAL_VERSION = 2  # As in the program, which may be run by another Python than ours.
+RECEIVE_BYTES = 1 << 18
+# How many workers are forked at a time: each has some descriptors on their way to the zygote.
+BATCH_MAX = 16
+# How long the zygote may take for a batch, once it has imported all. Forks take milliseconds.
+HATCH_S_MAX = 30.0
+# How often in a row it may be lost before workers are started without it.
+LOSSES_MAX = 3
+# After how long a wait for its imports is told of.
+PATIENCE_S = 2.0
+# What a process reads once, as it starts: a worker that differs in these is started cold.
+READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_TUNABLES")
+
+
+class Asked:
+    """One worker that was asked for, with copies of its descriptors until it is answered."""
+
+    def __init__(
+        self,
+        key: int,
+        command: PythonCommand,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str,
+        fds: Mapping[int, int],
+        cpus: list[int],
+    ) -> None:
+        self.key = key
+        self.command = command
+        self.argv = argv
+        self.env = env
+        self.cwd = cwd
+        self.cpus = cpus
+        self.fds: dict[int, int] = {}
+        self.trouble_fd = self.go_fd = -1  # The keeper's ends of the two pipes.
+        try:
+            for target, fd in fds.items():
+                self.fds[target] = os.dup(fd)
+        except OSError:
+            self.close()
+            raise
+
+    def send_to(self, zygote: Zygote, serial: int) -> None:
+        """Put it into the zygote's next batch; its own ends of the pipes go with it."""
+        plain = self.command
+        words = (self.argv, plain.kind, plain.what, list(plain.args), self.env, self.cwd)
+        self.trouble_fd, trouble_out = os.pipe()
+        try:
+            go_in, self.go_fd = os.pipe()
+            fds = [*self.fds.values(), trouble_out, go_in]
+            zygote.send(("worker", serial, list(self.fds), *words, self.cpus), fds)
+            os.close(go_in)
+        finally:
+            os.close(trouble_out)
+
+    def hand_over(self, keeper: Keeper, pid: int) -> None:
+        """Have the keeper take the forked process for this worker."""
+        keeper.adopt(self.key, pid, self.trouble_fd, self.go_fd)
+        self.close()
+
+    def start_cold(self, keeper: Keeper) -> None:
+        """Have the keeper start it; one that the zygote may have forked is never let go."""
+        keeper.spawn(self.key, self.argv, env=self.env, cwd=self.cwd, fds=self.fds, cpus=self.cpus)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the descriptors."""
+        for fd in (*self.fds.values(), self.trouble_fd, self.go_fd):
+            if fd >= 0:
+                os.close(fd)
+        self.fds.clear()
+        self.trouble_fd = self.go_fd = -1
+
+
+class Zygote:
+    """A running zygote, below a keeper."""
+
+    _keys = 0
+
+    def __init__(self, keeper: Keeper, control: socket.socket) -> None:
+        self.keeper = keeper
+        self.control = control
+        Zygote._keys -= 1
+        self.key = Zygote._keys  # Of its own: an earlier one may still be on its way out.
+        self.pid = 0
+        self.is_ready = False
+        self.is_lost = False
+        self.is_stuck = False
+        self.importing = ""
+        self._received = bytearray()
+
+    @classmethod
+    def start(
+        cls,
+        keeper: Keeper,
+        command: PythonCommand,
+        env: Mapping[str, str],
+        modules: Sequence[str],
+        path: list[str] | None,
+    ) -> Zygote:
+        """Have a zygote started, and tell it what to import."""
+        hold_standard_places()
+        ours, its = socket.socketpair()
+        zygote = cls(keeper, ours)
+        null = os.open(os.devnull, os.O_RDONLY)
+        try:
+            argv = [command.program, *command.flags, PROGRAM, str(os.getpid())]
+            # A worker's command line is to be shown in the place of this one.
+            room = "-" * (_shown_bytes(command.words()) - _shown_bytes(argv))
+            keeper.spawn(
+                zygote.key,
+                [*argv, room],
+                env=env,
+                cwd=current_folder(),
+                # What modules say as they are imported is no worker's output.
+                fds={0: null, 1: 2, 2: 2, 3: its.fileno()},
+            )
+        finally:
+            its.close()
+            os.close(null)
+        zygote.send(("preload", list(modules), command.kind, command.what, path))
+        return zygote
+
+    def send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+        """Send a request; a zygote that is gone, or takes nothing for long, is lost."""
+        body = marshal.dumps(request, MARSHAL_VERSION)
+        message = len(body).to_bytes(4, "little") + body
+        rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
+        self.control.settimeout(HATCH_S_MAX)
+        try:
+            sent = self.control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
+            self.control.sendall(message[sent:], socket.MSG_NOSIGNAL)
+        except (BrokenPipeError, ConnectionResetError):
+            self.is_lost = True
+        except TimeoutError:
+            self.is_lost = self.is_stuck = True
+
+    def receive(self) -> list[tuple[Any, ...]]:
+        """Return the events that are there, without waiting for any."""
+        self.control.settimeout(0)
+        while not self.is_lost:
+            try:
+                data = self.control.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self.is_lost = not data
+            self._received += data
+        events = []
+        while len(self._received) >= 4:
+            size = int.from_bytes(self._received[:4], "little")
+            if len(self._received) < 4 + size:
+                break
+            events.append(marshal.loads(bytes(self._received[4 : 4 + size])))  # noqa: S302 (our zygote's)
+            del self._received[: 4 + size]
+        return events
+
+    def end(self) -> None:
+        """Have it killed, and all below it; workers are below the keeper."""
+        self.is_lost = True
+        self.keeper.kill_tree(self.key)
+
+
+class WarmStart:
+    """Starts the Python workers of an agent from a zygote, as long as there is one."""
+
+    def __init__(
+        self,
+        command: PythonCommand,
+        modules: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        path: list[str] | None = None,
+    ) -> None:
+        """`command` is as what workers are started, and `path` what `sys.path` they will have, if
+        they set it themselves; `env` is the environment that all of them have.
+        """
+        self._command = command
+        self._modules = modules
+        self._env = dict(env)
+        self._path = path
+        self._zygote: Zygote | None = None
+        self._is_cold = False
+        self._losses = 0
+        self._serial = 0
+        self._waiting: deque[Asked] = deque()
+        self._sent: dict[int, Asked] = {}  # by serial
+        self._due: float | None = None
+
+    # The zygote itself.
+
+    def prepare(self, keeper: Keeper) -> None:
+        """See to it that a zygote is there or on its way; it imports in the background."""
+        zygote = self._zygote
+        if self._is_cold or (zygote and not zygote.is_lost and zygote.keeper is keeper):
+            return
+        self.close()
+        self._zygote = Zygote.start(keeper, self._command, self._env, self._modules, self._path)
+
+    def await_ready(self, keeper: Keeper) -> None:
+        """Wait until all is imported. Without a zygote in the end, if that is not to be."""
+        tell_at: float | None = time.monotonic() + PATIENCE_S
+        while not self._is_cold and not keeper.lost:
+            self.prepare(keeper)
+            self.take_in()
+            zygote = self._zygote
+            if zygote is None or zygote.is_lost:
+                continue
+            if zygote.is_ready:
+                return
+            wait_for(tell_at, zygote.control.fileno())
+            if tell_at is not None and time.monotonic() >= tell_at:
+                tell_at = None
+                console.notice(
+                    f"preloading {', '.join(self._modules)}: workers start when it is imported"
+                )
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `take_in` has something; -1 if none is."""
+        return -1 if self._zygote is None or self._zygote.is_lost else self._zygote.control.fileno()
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the zygote and what it started, which are no leftovers."""
+        pid = self._zygote.pid if self._zygote is not None else 0
+        return [pid, *descendants_of(pid)] if pid else []
+
+    def close(self) -> None:
+        """Let go of the zygote, which then ends."""
+        if self._zygote is not None:
+            self._zygote.control.close()
+            self._zygote = None
+
+    # Workers.
+
+    def takes(self, argv: Sequence[str], env: Mapping[str, str], fds: Mapping[int, int]) -> bool:
+        """Whether such a worker can be forked from the zygote there is."""
+        zygote = self._zygote
+        if zygote is None or zygote.is_lost or not zygote.is_ready:
+            return False
+        command = parse_command(argv)
+        if command is None or not command.starts_like(self._command):
+            return False
+        return max(fds, default=0) < RESERVED_END and _read_at_start(env) == _read_at_start(
+            self._env
+        )
+
+    def spawn(
+        self,
+        key: int,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        fds: Mapping[int, int],
+        cpus: Sequence[int] = (),
+    ) -> None:
+        """Ask for a worker that the zygote `takes`; `begin` then has all of them forked."""
+        command = parse_command(argv)
+        assert command is not None
+        self._waiting.append(Asked(key, command, list(argv), dict(env), cwd, fds, list(cpus)))
+
+    def begin(self) -> None:
+        """Have the next workers forked, if there are any and none is being forked."""
+        zygote = self._zygote
+        if self._sent or not self._waiting or zygote is None:
+            return
+        while self._waiting and len(self._sent) < BATCH_MAX and not zygote.is_lost:
+            self._serial += 1
+            asked = self._sent[self._serial] = self._waiting.popleft()
+            asked.send_to(zygote, self._serial)
+        zygote.send(("fork",))
+        self._due = time.monotonic() + HATCH_S_MAX
+        if zygote.is_lost:
+            self._lose("takes nothing any more" if zygote.is_stuck else "")
+
+    def next_deadline(self) -> float | None:
+        """Return when `tick` is due, on the monotonic clock."""
+        return self._due
+
+    def tick(self, now: float) -> None:
+        """Give up a zygote that takes far too long for a fork."""
+        if self._due is not None and now >= self._due and self._zygote is not None:
+            self._lose(f"has not forked a worker for {HATCH_S_MAX:g} s")
+
+    def forget(self) -> None:
+        """Want none of the workers any more that were asked for and are not started."""
+        for asked in (*self._sent.values(), *self._waiting):
+            asked.close()
+        self._sent.clear()
+        self._waiting.clear()
+        self._due = None
+
+    def take_in(self) -> None:
+        """Take in what the zygote has to tell."""
+        zygote = self._zygote
+        if zygote is None or zygote.is_lost:
+            return
+        for event in zygote.receive():
+            self._note(zygote, event)
+        if zygote.is_lost:
+            self._lose("")
+        elif not self._sent:
+            self._due = None
+            self.begin()
+
+    def _note(self, zygote: Zygote, event: tuple[Any, ...]) -> None:
+        match event:
+            case ("hatched", serial, pid) if serial in self._sent:
+                self._losses = 0
+                self._sent.pop(serial).hand_over(zygote.keeper, pid)
+            case ("unhatched", serial) if serial in self._sent:
+                self._sent.pop(serial).start_cold(zygote.keeper)  # Which tells if it cannot be.
+            case ("importing", module):
+                zygote.importing = module
+            case ("ready", pid):
+                zygote.is_ready, zygote.pid, zygote.importing = True, pid, ""
+            case ("unimportable", module, why):
+                console.warning(f"preload: {module} cannot be imported here: {why}")
+            case ("threads", module, names, native):
+                console.warning(_about_threads(module, names, native))
+            case ("device", module, path):
+                console.warning(
+                    f"preload: importing {module} opened {path}, which no worker could use after a "
+                    "fork: they are started without preloading"
+                )
+                self._is_cold = True
+                zygote.end()
+
+    def _lose(self, why: str) -> None:
+        """Go on without this zygote: what it has not answered is started cold."""
+        zygote = self._zygote
+        assert zygote is not None
+        zygote.end()
+        for asked in (*self._sent.values(), *self._waiting):
+            asked.start_cold(zygote.keeper)
+        self.forget()
+        if self._is_cold or zygote.keeper.is_gone():
+            return  # It was to go, or went with the keeper.
+        self._losses += 1
+        where = f" while it imported {zygote.importing}" if zygote.importing else ""
+        what = f"the process that preloads {', '.join(self._modules)} {why or f'was lost{where}'}"
+        if self._losses < LOSSES_MAX:
+            say = console.warning if why else console.info
+            say(f"{what}: it is started again")
+        else:
+            self._is_cold = True
+            console.warning(f"{what}, {LOSSES_MAX} in a row: workers start without preloading")
+
+
+def _about_threads(module: str, names: list[str], native: int) -> str:
+    told = [*names, *([f"{native} native"] if native else [])]
+    return (
+        f"preload: importing {module} started threads ({', '.join(told)}), which workers will not "
+        "have, as they are forked; leave it out of the preloads if it needs them"
+    )
+
+
+def _shown_bytes(words: list[str]) -> int:
+    return len(os.fsencode("\0".join(words)))
+
+
+def _read_at_start(env: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name.startswith(READ_AT_START)}
+
+
+def warm_start(
+    modules: Sequence[str],
+    entrypoint: Callable[..., Any] | str,
+    args: Sequence[Any],
+    start_method: str,
+    worker_env: Mapping[str, str],
+) -> WarmStart | None:
+    """Return what starts such workers from a zygote; None, and a warning, if nothing can."""
+    path = None
+    if callable(entrypoint):
+        if start_method != "spawn":
+            return unusable(f"functions by start_method={start_method!r} are forked already")
+        from holdfast.processes.workers import function_child
+
+        argv = function_child.interpreter_command("main")
+        modules = [*modules, "holdfast.processes.workers.function_child"]
+        path = list(sys.path)
+    else:
+        if custom_handler_factory() is not None:
+            return unusable("the workers are started by a subprocess handler of the program's own")
+        argv = [entrypoint, *map(str, args)]
+    command = parse_command(argv)
+    if command is None:
+        name = os.path.basename(argv[0])
+        return unusable(f"the workers run {name}, not a Python script, module or command")
+    env = {**inherited_environment(), **worker_env}
+    return WarmStart(command, modules, env=env, path=path)
+
+
+def unusable(why: str) -> WarmStart | None:
+    """Say why nothing can be forked for these workers."""
+    console.warning(f"preload has no effect: {why}")
+    return None

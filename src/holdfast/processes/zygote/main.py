@@ -1,0 +1,400 @@
+"""The zygote: a Python that imports modules once and is forked for each worker.
+
+It is the parent of no worker. For each batch it forks a nursery, which forks the workers and ends,
+so that they are orphans and come to the keeper; there a worker waits until it is let go, and only
+then becomes what ``python [flags] ...`` would be. So a zygote that dies takes nobody with it, and
+all that is known of workers' ends is known by the keeper, as of any other worker.
+
+It is a program of its own, for any interpreter the workers have: it imports nothing of `holdfast`.
+A worker ends by returning from this file's top level, or by an exception that leaves it, so that
+the interpreter itself does all that it does at an end.
+
+Both sides send length-prefixed `marshal` tuples, in version 2 for interpreters that differ. The
+agent's requests, by their first item:
+
+``preload modules kind what path``
+    The first: what to import, and as what the workers will be started, which is whose
+    `sys.path` is imported with; or ``path``, if it is not None.
+``worker serial targets argv kind what args env cwd cpus``
+    One worker of the next batch. The message carries a descriptor for each number in ``targets``,
+    the pipe to tell trouble by, and the one to wait at.
+``fork``
+    Fork the batch.
+
+Events: ``importing module``, ``unimportable module why``, ``threads module names native`` and
+``device module path`` while it imports; ``ready pid``; ``hatched serial pid``, or ``unhatched
+serial`` where there was no room for one more. `zygote/client.py` is the agent's side.
+"""
+
+from __future__ import annotations
+
+import _socket as socket
+import fcntl
+import marshal
+import os
+import sys
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import ModuleType
+    from typing import Any, NoReturn
+
+    from holdfast.processes.zygote import child
+else:
+    # From beside this file: nothing of ours is on this interpreter's path, and need not be.
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    _place = os.path.join(os.path.dirname(os.path.abspath(__file__)), "child.py")
+    _spec = spec_from_file_location("holdfast_zygote_child", _place)
+    child = module_from_spec(_spec)
+    _spec.loader.exec_module(child)
+
+CONTROL_FD = 3
+# Descriptors below this number are kept free for those that workers are given: modules open files
+# of their own. It is more than functions with a dozen queues need; who needs more starts cold.
+RESERVED_END = 64
+MESSAGE_FDS_MAX = 253  # The kernel passes no more at once.
+MARSHAL_VERSION = 2
+PR_SET_PDEATHSIG = 1
+SIGKILL = 9
+# A worker that cannot begin, as from the keeper.
+CANNOT_BEGIN = 127
+# What drivers of accelerators give their users; a process that has one open must not be forked.
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/xpu", "/dev/accel", "/dev/davinci")
+# How long threads that are being stopped may still be seen.
+THREADS_GONE_S = 0.2
+
+
+class Worker:
+    """A worker that is to be forked."""
+
+    def __init__(self, request: tuple[Any, ...], fds: list[int]) -> None:
+        _, self.serial, targets, *how = request
+        self.argv, self.kind, self.what, self.args, self.env, self.cwd, self.cpus = how
+        *given, self.trouble_fd, self.go_fd = fds
+        self.fds = dict(zip(targets, given))  # noqa: B905 (older interpreters; both were counted)
+
+    def all_fds(self) -> list[int]:
+        """Return every descriptor that came with it."""
+        return [*self.fds.values(), self.trouble_fd, self.go_fd]
+
+
+class Zygote:
+    """Imports, then forks; `serve` returns in the workers alone."""
+
+    def __init__(self, control_fd: int) -> None:
+        self.control = socket.socket(fileno=keep_free(control_fd))
+        self.interpreter = child.Interpreter()
+        self.interpreter.command_line.show([sys.executable, "zygote of agent", sys.argv[1]])
+        child.set_name("hf-zygote")
+        self.received = bytearray()
+        self.received_fds: list[int] = []
+        self.batch: list[Worker] = []
+
+    # Importing.
+
+    def preload(self, modules: list[str], kind: str, what: str, path: list[str] | None) -> None:
+        """Import the modules, as a worker would that is started like this."""
+        own_path = list(sys.path)
+        if path is None:
+            self.interpreter.put_path0(kind, what)
+        else:
+            sys.path[:] = path
+        sys.argv = [what if kind == "script" else f"-{kind}"]
+        seen = Seen()
+        for module in modules:
+            self.tell("importing", module)
+            try:
+                __import__(module)
+            except BaseException as error:  # noqa: BLE001 (workers that need it fail of it)
+                self.tell("unimportable", module, described(error))
+            for event in seen.news(module):
+                self.tell(*event)
+        if path is not None:
+            sys.path[:] = own_path
+        child.flush_streams()
+
+    # Requests and events.
+
+    def serve(self) -> Callable[[], object]:
+        """Fork workers until the agent is gone. Returns in each worker what it is to call."""
+        self.interpreter.rest()
+        self.tell("ready", os.getpid())
+        while True:
+            request = self.receive()
+            if request[0] == "worker":
+                self.take_worker(request)
+            elif request[0] == "fork":
+                worker = self.fork_batch()
+                if worker is not None:
+                    return self.become(worker)
+
+    def receive(self) -> Any:
+        """Return the next request; ends the process when the agent is gone."""
+        while True:
+            size = int.from_bytes(self.received[:4], "little")
+            if len(self.received) >= 4 and len(self.received) >= 4 + size:
+                request = marshal.loads(bytes(self.received[4 : 4 + size]))  # noqa: S302 (our agent's)
+                del self.received[: 4 + size]
+                return request
+            try:
+                data, ancillary, _flags, _address = self.control.recvmsg(
+                    1 << 18, socket.CMSG_LEN(MESSAGE_FDS_MAX * 4), socket.MSG_CMSG_CLOEXEC
+                )
+            except ConnectionError:
+                data, ancillary = b"", []
+            if not data:
+                os._exit(0)
+            for _level, _kind, payload in ancillary:
+                self.received_fds.extend(memoryview(payload[: len(payload) // 4 * 4]).cast("i"))
+            self.received += data
+
+    def take_worker(self, request: tuple[Any, ...]) -> None:
+        """Put a worker into the next batch."""
+        count = len(request[2]) + 2
+        fds = self.received_fds[:count]
+        del self.received_fds[:count]
+        if len(fds) == count and min(fds) >= RESERVED_END:
+            self.batch.append(Worker(request, fds))
+        else:  # The kernel drops those we have no room for; and a module may close what is not its.
+            close_all(fds)
+            self.tell("unhatched", request[1])
+
+    def tell(self, *event: Any) -> None:
+        """Send an event to the agent."""
+        body = marshal.dumps(event, MARSHAL_VERSION)
+        try:
+            self.control.sendall(len(body).to_bytes(4, "little") + body, socket.MSG_NOSIGNAL)
+        except OSError:
+            os._exit(0)
+
+    # Forking.
+
+    def fork_batch(self) -> Worker | None:
+        """Fork the workers of the batch and tell of each. In a worker, return which it is."""
+        batch, self.batch = self.batch, []
+        told_in, told_out = os.pipe()
+        nursery = fork_if_possible()
+        if nursery == 0:
+            worker = nurse(batch, told_out)
+            os.close(told_in)
+            os.close(told_out)
+            self.control.close()
+            for other in batch:
+                if other is not worker:
+                    close_all(other.all_fds())
+            return worker
+        if nursery > 0:
+            reap(nursery)  # From now on the workers are the keeper's children.
+        os.close(told_out)
+        os.set_blocking(told_in, False)
+        try:
+            pids = [int(word) for word in os.read(told_in, 1 << 16).split()]
+        except BlockingIOError:
+            pids = []  # The nursery was killed, and workers still have the other end.
+        os.close(told_in)
+        for worker, pid in zip(batch, [*pids, *[-1] * len(batch)]):  # noqa: B905
+            self.tell(
+                *(("hatched", worker.serial, pid) if pid > 0 else ("unhatched", worker.serial))
+            )
+            close_all(worker.all_fds())
+        return None
+
+    def become(self, worker: Worker) -> Callable[[], object]:
+        """Turn the forked process into the worker, once the keeper lets it go."""
+        step = "prepare"
+        try:
+            os.setsid()
+            keeper = os.read(worker.go_fd, 8)
+            child.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
+            if os.getppid() != int.from_bytes(keeper, "little"):
+                os._exit(CANNOT_BEGIN)  # Nobody wants it any more, or the keeper is gone.
+            os.close(worker.go_fd)
+            for fd in range(CONTROL_FD, RESERVED_END):
+                if fd not in worker.fds:
+                    os.closerange(fd, fd + 1)  # It minds none that a module has closed.
+            for target, fd in worker.fds.items():
+                os.dup2(fd, target, inheritable=True)
+            close_all(worker.fds.values())
+            step = f"working directory {worker.cwd}"
+            os.chdir(worker.cwd)
+            if worker.cpus:
+                step = f"bind to CPUs {worker.cpus}"
+                os.sched_setaffinity(0, worker.cpus)
+            step = "prepare"
+            start = (worker.argv, worker.kind, worker.what, worker.args, worker.env)
+            program = self.interpreter.renew(*start)
+            os.close(worker.trouble_fd)
+        except BaseException as error:  # noqa: BLE001 (nobody else is left to tell)
+            tell_trouble(worker.trouble_fd, step, error)
+        return program
+
+
+# What modules did as they were imported.
+
+
+class Seen:
+    """What is known of this process so far, so that each thing is told once."""
+
+    def __init__(self) -> None:
+        self.threads = python_threads()
+        self.native = 0
+        self.devices = set(open_devices())
+
+    def news(self, module: str) -> list[tuple[Any, ...]]:
+        """Return the events that an import gives reason for."""
+        events: list[tuple[Any, ...]] = []
+        threads = python_threads()
+        native = native_threads(len(threads))
+        if threads - self.threads or native > self.native:
+            names = sorted(threads - self.threads)
+            events.append(("threads", module, names, max(0, native - self.native)))
+        devices = set(open_devices())
+        if cuda_is_initialized(sys.modules):
+            devices.add("CUDA")
+        if devices - self.devices:
+            events.append(("device", module, min(devices - self.devices)))
+        self.threads, self.native, self.devices = threads, native, devices
+        return events
+
+
+def python_threads() -> set[str]:
+    """Return the names of Python's threads but for the first."""
+    threading = sys.modules.get("threading")
+    if threading is None:
+        return set()
+    first = threading.main_thread()
+    return {thread.name for thread in threading.enumerate() if thread is not first}
+
+
+def native_threads(of_python: int, tasks: str = "/proc/self/task") -> int:
+    """Return how many other threads there are that a fork does not stop.
+
+    Those of OpenBLAS, in numpy and torch, do stop: it looks after itself at forks.
+    """
+    known = 1 + of_python
+    if len(os.listdir(tasks)) <= known:
+        return 0
+    trial = fork()
+    if trial == 0:
+        os._exit(0)
+    reap(trial)
+    deadline = time.monotonic() + THREADS_GONE_S
+    while len(os.listdir(tasks)) > known and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return max(0, len(os.listdir(tasks)) - known)
+
+
+def open_devices(folder: str = "/proc/self/fd", devices: tuple[str, ...] = DEVICES) -> list[str]:
+    """Return the accelerators that this process has open."""
+    found = []
+    for name in os.listdir(folder):
+        try:
+            path = os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue  # That of the listing itself.
+        if path.startswith(devices):
+            found.append(path)
+    return found
+
+
+def cuda_is_initialized(modules: dict[str, ModuleType]) -> bool:
+    """Whether torch, if it is there, has begun to use a GPU."""
+    try:
+        return bool(modules["torch"].cuda.is_initialized())
+    except Exception:  # noqa: BLE001 (another module of that name, or a torch without CUDA)
+        return False
+
+
+def described(error: BaseException) -> str:
+    """Return an exception in one line."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 (an odd exception cannot say its own text)
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# Forks and descriptors.
+
+
+def fork() -> int:
+    """Fork, without the warning about threads: which they are was told."""
+    if sys.version_info < (3, 12):
+        return os.fork()
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def fork_if_possible() -> int:
+    """Fork; return -1 where a limit or the memory forbids it."""
+    try:
+        return fork()
+    except OSError:
+        return -1
+
+
+def nurse(batch: list[Worker], told_fd: int) -> Worker:
+    """Fork each worker, say its number, and end. Returns in the workers which one it is."""
+    for worker in batch:
+        pid = fork_if_possible()
+        if pid == 0:
+            return worker
+        os.write(told_fd, b"%d " % pid)
+    os._exit(0)
+
+
+def reap(pid: int) -> None:
+    """Wait for a child to end."""
+    try:
+        os.waitpid(pid, 0)
+    except ChildProcessError:
+        pass  # A module has all children reaped by the kernel; this waited all the same.
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close each of these descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
+def keep_free(control_fd: int) -> int:
+    """Occupy the numbers that workers' descriptors will have; return where the socket went."""
+    moved = fcntl.fcntl(control_fd, fcntl.F_DUPFD_CLOEXEC, RESERVED_END)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number in range(CONTROL_FD, RESERVED_END):
+        if number != null:
+            os.dup2(null, number, inheritable=False)
+    return moved
+
+
+def tell_trouble(trouble_fd: int, step: str, error: BaseException) -> NoReturn:
+    """Say why this process cannot become the worker, and end."""
+    errno = error.errno or 0 if isinstance(error, OSError) else 0
+    story = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
+    try:
+        os.write(trouble_fd, story.encode(errors="replace")[:4096])
+    finally:
+        os._exit(CANNOT_BEGIN)
+
+
+def main() -> Callable[[], object]:
+    """Be the zygote. Returns in each worker what it is to call, at the top of this file."""
+    zygote = Zygote(CONTROL_FD)
+    zygote.preload(*zygote.receive()[1:])
+    return zygote.serve()
+
+
+if __name__ == "__main__":
+    _program = main()
+    try:
+        _program()
+    except BaseException as _error:
+        if not isinstance(_error, SystemExit):
+            child.hide_frames(__file__, child.__file__)
+        raise

@@ -1,0 +1,527 @@
+"""One at a time, over processes and hosts that share a file system.
+
+`fcntl.lockf` works on NFS, and the kernel gives the lock back when its holder dies. Two things to
+know about it: it does not keep threads of one process apart, and it is dropped when any descriptor
+of the file is closed. So a process opens a lock file once at a time, guarded by a lock of Python's.
+Waiting is by trying again: a blocking wait could not be bounded.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+from weakref import WeakValueDictionary
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.store.errors import QueueEmptyError, StoreTimeoutError
+from holdfast.store.memory import (
+    DEFAULT_TIMEOUT_S,
+    add_to_counter,
+    as_bytes,
+    as_seconds,
+    barrier_timed_out,
+    named,
+    wait_timed_out,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+
+POLL_S_MIN = 0.001
+POLL_S_MAX = 0.1
+LOCK_S_MAX = 30.0
+"""How long a lock is waited for. It is held for some file operations only, so somebody hangs."""
+
+_BUSY = (errno.EACCES, errno.EAGAIN)
+
+
+class _ThreadLock:
+    """The lock among the threads of this process; a class, since a lock has no weak references."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+class _ThreadLocks:
+    """The locks among threads that somebody has or waits for, by the file's path."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, as a forked child has to: whoever had one of these is in the parent."""
+        self.lock = threading.Lock()
+        self.by_path: WeakValueDictionary[str, _ThreadLock] = WeakValueDictionary()
+
+
+_table = _ThreadLocks()
+os.register_at_fork(after_in_child=_table.forget)
+
+
+@contextmanager
+def locked(path: str, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
+    """Hold the lock of this file, which is made if need be and never removed.
+
+    Raises `StoreTimeoutError` if another holds it for too long, and `OSError` if it cannot be used.
+    """
+    deadline = time.monotonic() + timeout_s
+    with _table.lock:
+        mine = _table.by_path.setdefault(os.path.realpath(path), _ThreadLock())
+    if not mine.lock.acquire(timeout=timeout_s):
+        raise StoreTimeoutError(_held(path, timeout_s))
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            _acquire(descriptor, path, deadline, timeout_s)
+            yield
+        finally:
+            os.close(descriptor)  # This gives the lock back.
+    finally:
+        mine.lock.release()
+
+
+def _acquire(descriptor: int, path: str, deadline: float, timeout_s: float) -> None:
+    for pause in pauses():
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            if problem.errno not in _BUSY:
+                raise
+        else:
+            return
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise StoreTimeoutError(_held(path, timeout_s))
+        time.sleep(min(pause, left))
+
+
+def pauses() -> Iterator[float]:
+    """Yield growing times to wait between two looks at a file."""
+    pause = POLL_S_MIN
+    while True:
+        yield pause
+        pause = min(POLL_S_MAX, pause * 1.5)
+
+
+def _held(path: str, timeout_s: float) -> str:
+    return f"{path} has been locked by another process or host for more than {timeout_s:g} s"
+
+
+# A folder that several hosts see: files that are replaced as a whole, one lock, and looking again.
+#
+# The one thing to know: a file is replaced by renaming a finished one over it, so reading needs no
+# lock and never sees half of it. Whatever is written depends on what is there, so writing does.
+
+
+NAME_CHARS_MAX = 200  # File systems take 255 bytes; the rest is for marks and numbers.
+STALE_TRIES_MAX = 5
+
+LOCK_NAME = ".lock"
+NEW_NAME = ".new"
+
+
+class SharedFolder:
+    """One folder, which is made if it is not there."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        make_folder(path)
+
+    def locked(self) -> AbstractContextManager[None]:
+        """Hold the lock of this folder, over all processes and hosts."""
+        return locked(self._at(LOCK_NAME))
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is such a file."""
+        return os.path.exists(self._at(name))
+
+    def read(self, name: str) -> bytes | None:
+        """Return what is in a file, or None if there is no such file."""
+        return read_file(self._at(name))
+
+    def read_pair(self, name: str) -> tuple[int, int]:
+        """Return the two numbers in a file, zeros if there is no such file."""
+        content = self.read(name)
+        if content is None:
+            return 0, 0
+        first, second = content.split()
+        return int(first), int(second)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Replace a file; the lock has to be held."""
+        new = self._at(NEW_NAME)
+        with open(new, "wb") as file:
+            file.write(content)
+        os.replace(new, self._at(name))
+
+    def write_pair(self, name: str, first: int, second: int) -> None:
+        """Replace a file by two numbers; the lock has to be held."""
+        self.write(name, b"%d %d" % (first, second))
+
+    def remove(self, name: str) -> bool:
+        """Remove a file, and return whether there was one; the lock has to be held."""
+        try:
+            os.unlink(self._at(name))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def names(self) -> list[str]:
+        """Return the names of all files, other than those with a dot first."""
+        return [name for name in os.listdir(self.path) if not name.startswith(".")]
+
+    def look_afresh(self) -> None:
+        """Have a network file system forget what it believes not to be there.
+
+        NFS asks its server about a folder when that is opened, and else keeps a missing name in
+        mind for up to a minute.
+        """
+        os.close(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def looks(self, timeout_s: float) -> Iterator[bool]:
+        """Yield each time that it is time to look, and whether that is the last time."""
+        deadline = time.monotonic() + timeout_s
+        for pause in pauses():
+            self.look_afresh()
+            left = deadline - time.monotonic()
+            yield left <= 0
+            if left <= 0:
+                return
+            time.sleep(min(pause, left))
+
+    def _at(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+
+def file_name(key: str) -> str:
+    """Return a file's name for any text: readable where it can be, never with a dot first."""
+    name = "k" + quote(key, safe="._-")
+    if len(name) <= NAME_CHARS_MAX:
+        return name
+    return f"h{name[1:100]}-{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def make_folder(folder: str) -> None:
+    """Make a folder if it is not there; raise `EnvironmentProblem` if it cannot be."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+    except OSError as problem:
+        raise EnvironmentProblem(
+            f"the shared folder {folder!r} cannot be used: {problem.strerror}",
+            hint="name a folder that all nodes can write to",
+        ) from None
+
+
+def read_file(path: str) -> bytes | None:
+    """Return what is in a file, or None if there is no such file.
+
+    A file that is replaced on another host while it is read here may be stale; the new one is read.
+    """
+    for attempt in range(1, STALE_TRIES_MAX + 1):
+        try:
+            with open(path, "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+        except OSError as problem:
+            if problem.errno != errno.ESTALE or attempt == STALE_TRIES_MAX:
+                raise
+    raise AssertionError("unreachable")
+
+
+# A store in a folder that all nodes see: one file per key.
+#
+# Changes hold the folder's lock, reading needs none. The one thing to know: waiting is by looking
+# again, with growing pauses up to a tenth of a second. A shared file system tells nobody of a
+# change
+# made on another host (inotify does not see it), so this is the one store that has to. Values do
+# not
+# survive a loss of power, and need not: a job does not either.
+#
+# ```text
+# k<key>                     a value; h<beginning>-<hash> if the key is too long for a file's name
+# .key.h<...>                the whole of such a key
+# .queue.<name>              "<first> <count>", while there is something in the queue
+# .queue.<name>.<number>     one value of it
+# .barrier.<name>            "<turn> <came>": how often all have come, and how many have since
+# ```
+
+
+VALUE_BYTES_MAX = 8 * 1024 * 1024  # As much as a TCPStore takes.
+
+HASHED = "h"  # How the names begin that do not tell the whole key.
+KEY_MARK, QUEUE_MARK, BARRIER_MARK = ".key.", ".queue.", ".barrier."
+
+
+class FileStore:
+    """Keys and values as files of one folder, which is made if it is not there."""
+
+    def __init__(
+        self, folder: str | os.PathLike[str], timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self.folder = os.fspath(folder)
+        self._files = SharedFolder(self.folder)
+        self._timeout_s = timeout_s
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Give a key a value."""
+        self._change(key, lambda _: as_bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Return a key's value, waiting for it to have one."""
+        return self.multi_get([key])[0]
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, 0 at first, and return what it is now."""
+        return int(self._change(key, lambda now: b"%d" % add_to_counter(key, now, amount)))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
+        """Wait until all keys are there at once; raise `StoreTimeoutError` naming the others."""
+        self._await(keys, self._is_there, self._seconds(timeout))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all keys are there."""
+        self._files.look_afresh()
+        return all(map(self._is_there, keys))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """Set a key if it has the expected value; return the value that it has afterwards.
+
+        A missing key is set if nothing is expected; if something is, that is returned.
+        """
+        wanted = as_bytes(expected)
+
+        def compare(now: bytes | None) -> bytes | None:
+            if now is None and wanted:
+                return None
+            return as_bytes(desired) if now is None or now == wanted else now
+
+        return self._change(key, compare, otherwise=wanted)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """Put a value after the one that a key has."""
+        self._change(key, lambda now: (now or b"") + as_bytes(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Return the values of all keys, waiting for each to have one."""
+        values: dict[str, bytes] = {}
+
+        def read(key: str) -> bool:
+            value = self._files.read(file_name(key))
+            if value is not None:
+                values[key] = value
+            return value is not None
+
+        self._await(keys, read, self._timeout_s)
+        return [values[key] for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """Give each key its value: all of them, or none if one is too large."""
+        given = [(key, as_bytes(value)) for key, value in zip(keys, values, strict=True)]
+        for key, value in given:
+            _check_size(key, value)
+        with self._files.locked():
+            for key, value in given:
+                self._write(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        """Take a key's value away; return whether it had one."""
+        name = file_name(key)
+        with self._files.locked():
+            was_there = self._files.remove(name)
+            if name.startswith(HASHED):
+                self._files.remove(KEY_MARK + name)
+            return was_there
+
+    def num_keys(self) -> int:
+        """Return how many keys have values."""
+        return len(self._files.names())
+
+    def list_keys(self) -> list[str]:
+        """Return the keys that have values."""
+        return [key for key in map(self._key_of, self._files.names()) if key is not None]
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Put a value at the end of a queue."""
+        _check_size(key, as_bytes(value))
+        queue = QUEUE_MARK + file_name(key)
+        with self._files.locked():
+            first, count = self._files.read_pair(queue)
+            self._files.write(f"{queue}.{first + count}", as_bytes(value))
+            self._files.write_pair(queue, first, count + 1)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Take the first value of a queue, waiting for one, also when another was faster.
+
+        Without `block`, raise `QueueEmptyError` if there is none.
+        """
+        queue = QUEUE_MARK + file_name(key)
+        for _ in self._files.looks(self._timeout_s if block else 0):
+            # Whether there is something is seen without the lock, which others need to push.
+            value = self._pop(queue) if self._files.exists(queue) else None
+            if value is not None:
+                return value
+        if block:
+            raise wait_timed_out([key], self._timeout_s, self._where)
+        raise QueueEmptyError(f"the queue {named([key])}{self._where} is empty")
+
+    def queue_len(self, key: str) -> int:
+        """Return how many values a queue has."""
+        self._files.look_afresh()
+        return self._files.read_pair(QUEUE_MARK + file_name(key))[1]
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        """Wait until so many have come to this key; its value is how many have.
+
+        Who gives up is not counted any more, and who comes after all have passed begins anew. But
+        one that is killed while it waits stays counted: a folder does not tell.
+        """
+        seconds = self._seconds(timeout)
+        barrier = BARRIER_MARK + file_name(key)
+        turn, came = self._come(key, world_size)
+        if came >= world_size:
+            return
+        passed = False
+        try:
+            for _ in self._files.looks(seconds):
+                passed = self._files.read_pair(barrier)[0] != turn
+                if passed:
+                    return
+        finally:  # A signal's handler may have ended the wait, too.
+            if not passed:
+                passed, came = self._give_up(key, turn)
+        if not passed:
+            raise barrier_timed_out(key, came, world_size, seconds, self._where)
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long a call waits that is not told how long."""
+        return timedelta(seconds=self._timeout_s)
+
+    def set_timeout(self, timeout: timedelta | float) -> None:
+        """Set how long a call waits that is not told how long."""
+        self._timeout_s = as_seconds(timeout)
+
+    def clone(self) -> FileStore:
+        """Return another store of the same folder."""
+        return FileStore(self.folder, self._timeout_s)
+
+    def has_extended_api(self) -> bool:
+        """Return that there are `append`, `multi_get` and `multi_set`."""
+        return True
+
+    def _change(
+        self, key: str, change: Callable[[bytes | None], bytes | None], otherwise: bytes = b""
+    ) -> bytes:
+        """Replace a value by what `change` makes of it; return it, or `otherwise` for None."""
+        with self._files.locked():
+            now = self._files.read(file_name(key))
+            value = change(now)
+            if value is None:
+                return otherwise
+            if value != now:
+                _check_size(key, value)
+                self._write(key, value)
+            return value
+
+    def _write(self, key: str, value: bytes) -> None:
+        name = file_name(key)
+        if name.startswith(HASHED) and not self._files.exists(KEY_MARK + name):
+            self._files.write(KEY_MARK + name, key.encode())
+        self._files.write(name, value)
+
+    def _await(
+        self, keys: Sequence[str], is_there: Callable[[str], bool], timeout_s: float
+    ) -> None:
+        """Look until all keys are there at once."""
+        order = list(dict.fromkeys(keys))
+        for _ in self._files.looks(timeout_s):
+            if self._all_there(order, is_there):
+                return
+        # One that was missing at the last look may have come since.
+        missing = [key for key in order if not is_there(key)] or order[:1]
+        raise wait_timed_out(missing, timeout_s, self._where)
+
+    def _all_there(self, order: list[str], is_there: Callable[[str], bool]) -> bool:
+        """Look at keys up to one that is missing, which is put first for the next look."""
+        for place, key in enumerate(order):
+            if not is_there(key):
+                order.insert(0, order.pop(place))
+                return False
+        if len(order) < 2:
+            return True
+        with self._files.locked():  # One may have been deleted while others were looked at.
+            return all(map(is_there, order))
+
+    def _is_there(self, key: str) -> bool:
+        name = file_name(key)
+        return self._files.exists(name) or self._files.exists(QUEUE_MARK + name)
+
+    def _key_of(self, name: str) -> str | None:
+        """Return the key whose value is in a file, or None if it was deleted just now."""
+        if not name.startswith(HASHED):
+            return unquote(name[1:])
+        key = self._files.read(KEY_MARK + name)
+        return None if key is None else key.decode()
+
+    def _pop(self, queue: str) -> bytes | None:
+        with self._files.locked():
+            first, count = self._files.read_pair(queue)
+            if not count:
+                return None
+            entry = f"{queue}.{first}"
+            value = self._files.read(entry)
+            if count > 1:
+                self._files.write_pair(queue, first + 1, count - 1)
+            else:
+                self._files.remove(queue)
+            self._files.remove(entry)
+            return value
+
+    def _come(self, key: str, world_size: int) -> tuple[int, int]:
+        """Be counted at a barrier; return which turn of it this is, and how many have come."""
+        name = file_name(key)
+        with self._files.locked():
+            add_to_counter(
+                key, self._files.read(name), 0
+            )  # What is no count is used for something else.
+            turn, came = self._files.read_pair(BARRIER_MARK + name)
+            came += 1
+            self._write(key, b"%d" % came)
+            after = (turn, came) if came < world_size else (turn + 1, 0)
+            self._files.write_pair(BARRIER_MARK + name, *after)
+            return turn, came
+
+    def _give_up(self, key: str, turn: int) -> tuple[bool, int]:
+        """Be counted no more; return whether all have come after all, and how many else."""
+        name = file_name(key)
+        with self._files.locked():
+            now, came = self._files.read_pair(BARRIER_MARK + name)
+            if now != turn:
+                return True, came
+            self._files.write_pair(BARRIER_MARK + name, turn, came - 1)
+            if self._files.exists(name):
+                self._write(key, b"%d" % (came - 1))
+            return False, came
+
+    def _seconds(self, timeout: timedelta | float | None) -> float:
+        return self._timeout_s if timeout is None else as_seconds(timeout)
+
+    @property
+    def _where(self) -> str:
+        return f" in {self.folder}"
+
+
+def _check_size(key: str, value: bytes) -> None:
+    if len(value) > VALUE_BYTES_MAX:
+        raise ValueError(f"{named([key])}: a value of {len(value)} bytes is too large")

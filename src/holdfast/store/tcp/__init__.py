@@ -1,0 +1,1 @@
+"""PyTorch's TCPStore without torch: protocol, server and client."""

@@ -1,0 +1,294 @@
+"""A simulated agent on etcd: as any other, but that its link is a session at etcd.
+
+It may have to lead its job; `core.etcd.session` and what it holds decide all of that. When it ends
+of its own accord it hands over first, as a real agent does before its process is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.etcd.calls import (
+    Answer,
+    Get,
+    Request,
+    SendRequest,
+    StartWatch,
+    StopWatch,
+    Txn,
+    TxnDone,
+)
+from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
+from holdfast.core.etcd.session import DeliverMessage, ReportClosed, ReportLeft, ReportOpened
+from holdfast.core.protocol import Status
+from holdfast.core.session import Connected, Disconnected, Tick
+from holdfast.testing.sim.agent import Agent
+from holdfast.testing.sim.etcd import SimEtcd
+from holdfast.testing.sim.etcd_network import EtcdNetwork
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from holdfast.core.etcd.calls import Answer, Change, Problem
+    from holdfast.core.etcd.leader import LeaderWrite, LedJob
+    from holdfast.core.etcd.session import SessionEffect
+    from holdfast.core.protocol import Heartbeat, View
+    from holdfast.core.rounds import Job
+    from holdfast.core.supervision import Event
+    from holdfast.testing.sim.ledger import Decider, JobTruth
+    from holdfast.testing.sim.world import World
+
+
+PREFIX = "/sim"
+LEASE_S = 5.0
+LEAVE_S = 2.0
+OPS_MAX = 4  # So that few nodes suffice for a leader to die between two portions.
+
+
+class EtcdAgent(Agent):
+    """One agent process, from its start to its end."""
+
+    def __init__(
+        self, world: World, place: EtcdPlace, job: JobTruth, node: str, host: str, rng: Random
+    ) -> None:
+        super().__init__(world, job, node, host, rng)
+        self._place = place
+        self._departs = False
+        self.session = world.rules.session(
+            run_id=job.run_id,
+            info=self.info,
+            prefix=PREFIX,
+            lease_s=LEASE_S,
+            strict=True,
+            rounds=world.rules.rounds,
+        )
+        self.session.address = self.address
+        self.session.leadership.is_observed = True
+        self.session.leadership.ops_max = OPS_MAX
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the leader of its job, as far as it knows."""
+        return self.session.leadership.lead is not None
+
+    # What happens to it.
+
+    def tick(self) -> None:
+        """See what time has brought."""
+        now = self.clock
+        self._do_all(self.session.tick(now))
+        if self.alive and not self._departs:
+            self._perform(self.membership.handle(now, Tick()))
+            if self.alive:
+                self.arm(self.membership.next_deadline(now))
+        if self.alive:
+            self.arm(self.session.next_deadline(now))
+
+    def answered(self, parcel: tuple[int, Answer]) -> None:
+        """Take in an answer of etcd."""
+        self._do_all(self.session.answered(self.clock, *parcel))
+
+    def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
+        """Take in what a watch tells."""
+        number, _revision, changes = parcel
+        self._do_all(self.session.changed(self.clock, number, changes))
+
+    def watch_ended(self, parcel: tuple[int, Problem]) -> None:
+        """Take note that a watch is over."""
+        self._do_all(self.session.watch_ended(*parcel))
+
+    def happens(self, event: Event) -> None:
+        """Give the workers' machine an event, unless it has come to its end."""
+        if not self._departs:
+            super().happens(event)
+
+    # The session.
+
+    def teller(self, view: View) -> Decider:
+        """Return whose word a view is."""
+        return self._place.life_of(view)
+
+    def _send(self, message: Status | Heartbeat) -> None:
+        self._do_all(self.session.send(self.clock, message))
+
+    def _open(self) -> None:
+        self._do_all(self.session.open())
+
+    def _drop(self) -> None:
+        self._do_all(self.session.drop())
+
+    def _do_all(self, effects: list[SessionEffect]) -> None:
+        network = self._place.network
+        for effect in effects:
+            if not self.alive:
+                return
+            match effect:
+                case SendRequest(number, request):
+                    self._place.expect(self.session.leadership.writing, request)
+                    network.ask(self, number, request)
+                case StartWatch(number, key, end, start_revision):
+                    network.watch(self, number, key, end, start_revision)
+                case StopWatch(number):
+                    network.unwatch(self, number)
+                case DeliverMessage(message):
+                    if not self._departs:
+                        self._perform(self.membership.handle(self.clock, message))
+                case ReportOpened():
+                    self._member(Connected())
+                case ReportClosed(why, permanent):
+                    self.world.note(self, "loses its session: {0}", why)
+                    self._member(Disconnected(why, permanent))
+                case ReportLeft():
+                    self._go()
+        if self.alive:
+            self.arm(self.session.next_deadline(self.clock))
+
+    def _depart(self) -> None:
+        self.left = True
+        self._departs = True
+        self.workers.vanish()
+        self.after(LEAVE_S, self._go)
+        self._do_all(self.session.leave())
+
+    def _go(self, _arg: object = None) -> None:
+        if self.alive:
+            self._end()
+            self.world.ends(self)
+
+    def _end(self) -> None:
+        self.alive = False
+        self.workers.vanish()
+
+
+# Where simulated jobs lie that have no coordinator: etcd, as the world sees it.
+#
+# What counts is what is stored. So a leader's decisions are shown to the checkers when its
+# transaction is carried out, not when it is sent and not when its answer arrives: a leader may die
+# in between. A job that begins anew because nobody was left of it has another life.
+
+
+FREEZE_S = (0.1, 3.0)
+
+
+class Life:
+    """One line of a job on etcd, however many leaders it has."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __repr__(self) -> str:
+        return f"leader (life {self.number})"
+
+
+class EtcdPlace:
+    """A simulated etcd, with the jobs on it."""
+
+    def __init__(self, world: World, rng: Random) -> None:
+        self.world = world
+        self.paused = False
+        self.etcd = SimEtcd()
+        self.network = EtcdNetwork(world, self.etcd, rng)
+        self.network.on_done = self._done
+        self._expected: dict[int, LeaderWrite] = {}  # By the identity of a transaction it holds.
+        self._lives = 0
+        self._life_of_job: dict[str, Life] = {}
+        self._life_of_lead: dict[LedJob, Life] = {}
+        self._life_of_term: dict[tuple[str, int], Life] = {}
+
+    @property
+    def alive(self) -> bool:
+        """Whether it answers."""
+        return self.network.alive
+
+    @property
+    def host_up(self) -> bool:
+        """Whether it refuses connections while it does not."""
+        return self.network.host_up
+
+    # What the world asks.
+
+    def job(self, run_id: str) -> Job | None:
+        """Return a job as it is stored."""
+        answer = self.etcd.perform(self.world.now, Txn((), (Get(JobKeys(PREFIX, run_id).job),)))
+        assert isinstance(answer, TxnDone)
+        record = unpack(JobRecord, answer.results[0][0].value) if answer.results[0] else None
+        return record.job if record is not None else None
+
+    def knows_end_of(self, job: JobTruth) -> bool:
+        """Return whether late nodes can learn that a job is over: that it is, is stored."""
+        return bool(job.closed_by)
+
+    def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> EtcdAgent:
+        """Return an agent that uses it."""
+        return EtcdAgent(self.world, self, job, node, host, rng)
+
+    def life_of(self, view: View) -> Life:
+        """Return which line of its job a view is of."""
+        return self._life_of_term[view.run_id, view.term]
+
+    # What happens to it.
+
+    def cut(self, agent: Agent) -> None:
+        """Take note that an agent was cut off."""
+        assert isinstance(agent, EtcdAgent)
+        self.network.cut(agent)
+
+    def die(self, *, host_too: bool) -> None:
+        """Let all of its servers end."""
+        self.network.go_down(host_too=host_too)
+
+    def return_as(self, _number: int, _rng: Random) -> EtcdPlace:
+        """Let it come back, with all it had."""
+        self.network.come_back()
+        return self
+
+    def pause(self) -> None:
+        """Let its servers elect another leader among them, which takes them a while."""
+        self.network.elect(FREEZE_S[1])
+
+    def resume(self, _arg: object = None) -> None:
+        """Do nothing: an election ends by itself."""
+
+    def compact(self) -> None:
+        """Forget all that was before now."""
+        self.world.note("etcd", "forgets its history")
+        self.etcd.compact(self.etcd.revision)
+
+    def fill(self) -> None:
+        """Take no more writes."""
+        self.world.note("etcd", "has no space left")
+        self.etcd.full = True
+
+    def make_room(self, _arg: object = None) -> None:
+        """Take writes again."""
+        self.etcd.full = False
+
+    # What is stored.
+
+    def expect(self, written: LeaderWrite | None, request: Request) -> None:
+        """Take note of what a leader's transaction stands for, as it is sent."""
+        if written is not None and written.txn is request:
+            self._expected[id(request)] = written
+
+    def _done(self, request: Request, answer: Answer) -> None:
+        written = self._expected.pop(id(request), None)
+        if written is None or not isinstance(answer, TxnDone) or not answer.succeeded:
+            return
+        life = self._life(written)
+        for event, job in written.decisions:
+            self._life_of_term[job.run_id, job.term] = life
+            self.world.decided(life, job, event if isinstance(event, Status) else None)
+        for view in written.views:
+            # Whoever is turned away may have heard of higher terms elsewhere.
+            self._life_of_term.setdefault((view.run_id, view.term), life)
+            self.world.made(life, view)
+
+    def _life(self, written: LeaderWrite) -> Life:
+        lead = written.lead
+        run_id = lead.job.run_id
+        if lead not in self._life_of_lead:
+            if lead.is_new or run_id not in self._life_of_job:
+                self._lives += 1
+                self._life_of_job[run_id] = Life(self._lives)
+            self._life_of_lead[lead] = self._life_of_job[run_id]
+        return self._life_of_lead[lead]

@@ -1,0 +1,392 @@
+"""Fault injection: profiles say which faults a run has and how often, the injector when and where.
+
+One generator decides it all, so a seed is a run. A fault that finds nothing to hit does nothing.
+When faults end, everything is healed, and each job gets as many nodes as it needs: from then on it
+has no excuse.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from holdfast.core.supervision import SIGINT
+from holdfast.core.values import Value
+from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdPlace
+from holdfast.testing.sim.network import NetworkConditions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from random import Random
+
+    from holdfast.testing.sim.agent import Agent
+    from holdfast.testing.sim.ledger import JobTruth
+    from holdfast.testing.sim.world import World
+
+
+class Profile(Value):
+    """A kind of trouble; `weights` says how likely each fault of `sim.chaos` is."""
+
+    name: str
+    about: str
+    weights: Mapping[str, float]
+    mean_gap_s: float = 4.0
+    """The mean time between two faults."""
+    loss: float = 0.0
+    duplication: float = 0.0
+    reordering: float = 0.0
+    jitter_s: float = 0.0
+    lag_share: float = 0.0
+    """So many of the nodes are slow to answer."""
+    on_etcd: Mapping[str, float] = {}
+    """How likely faults are that there are only on etcd."""
+
+    @property
+    def weather(self) -> NetworkConditions:
+        """What the network does while faults last."""
+        return NetworkConditions(
+            loss=self.loss,
+            duplication=self.duplication,
+            reordering=self.reordering,
+            jitter_s=self.jitter_s,
+        )
+
+
+_WORKERS = {"fail": 2.0, "cascade": 1.0, "hang": 0.3, "ruin": 0.05}
+_ETCD = {"leader": 1.0, "pause_leader": 0.7, "compact": 1.0, "break_links": 1.0, "fill": 0.2}
+_NODES = {"kill": 3.0, "power_off": 1.0, "join": 3.0, "leave": 1.0}
+
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile("calm", "workers fail now and then, nodes come", {"fail": 1.0, "join": 1.0}, 8.0),
+        Profile(
+            "lossy",
+            "messages are lost, repeated, late and out of order; some nodes are slow",
+            {**_WORKERS, "kill": 0.5, "join": 1.0, "leave": 0.5},
+            6.0,
+            loss=0.1,
+            duplication=0.1,
+            reordering=0.3,
+            jitter_s=1.5,
+            lag_share=0.2,
+        ),
+        Profile(
+            "partitions",
+            "nodes are cut off, one by one or many at once, in one direction or both",
+            {"cut": 4.0, "cut_many": 2.0, "cut_one_way": 3.0, "fail": 1.0, "join": 1.0},
+            3.0,
+            on_etcd={"break_links": 2.0, "compact": 1.0},
+        ),
+        Profile(
+            "crashes",
+            "agents and their hosts die; some return",
+            {**_NODES, **_WORKERS},
+            2.0,
+            on_etcd={"leader": 2.0},
+        ),
+        Profile(
+            "coordinator",
+            "the coordinator dies and returns, also several times in a row",
+            {"coordinator": 4.0, "coordinator_host": 0.7, "fail": 0.7, "kill": 0.4, "join": 0.4},
+            8.0,
+            on_etcd={**_ETCD, "leader": 2.0},
+        ),
+        Profile(
+            "pauses",
+            "agents and the coordinator are stopped for a while and go on",
+            {"pause": 4.0, "pause_coordinator": 2.0, "fail": 1.0, "join": 1.0},
+            3.0,
+            on_etcd={"pause_leader": 2.0},
+        ),
+        Profile(
+            "churn",
+            "nodes come and go all the time, some with the id of another",
+            {"join": 6.0, "leave": 4.0, "kill": 2.0, "twin": 0.7, "fail": 0.3},
+            1.0,
+        ),
+        Profile(
+            "everything",
+            "all of it at once",
+            {
+                **_WORKERS,
+                **_NODES,
+                "cut": 1.0,
+                "cut_many": 0.5,
+                "cut_one_way": 1.0,
+                "pause": 1.0,
+                "pause_coordinator": 0.5,
+                "coordinator": 1.0,
+                "coordinator_host": 0.3,
+                "twin": 0.2,
+            },
+            1.5,
+            loss=0.02,
+            duplication=0.02,
+            reordering=0.1,
+            jitter_s=0.5,
+            lag_share=0.1,
+            on_etcd=_ETCD,
+        ),
+    )
+}
+
+
+SIGTERM = 15
+LAG_S = 0.15
+OUTAGE_S = (0.05, 12.0)
+PAUSE_S_MAX = 20.0
+REFILLS_S = (0.0, 7.0, 14.0)
+
+
+class FaultInjector:
+    """The hand that breaks things."""
+
+    def __init__(self, world: World, profile: Profile, rng: Random, until_s: float) -> None:
+        self._world = world
+        self._profile = profile
+        self._rng = rng
+        self._until_s = until_s
+        weights = {**profile.weights, **(profile.on_etcd if world.on_etcd else {})}
+        self._kinds = list(weights)
+        self._weights = list(weights.values())
+
+    def begin(self) -> None:
+        """Make the weather, and plan the first fault."""
+        self._world.network.weather = self._profile.weather
+        self._plan()
+
+    def greet(self, agent: Agent) -> None:
+        """Make some of the nodes slow to answer."""
+        if self._world.now < self._until_s and self._rng.random() < self._profile.lag_share:
+            agent.lag_s = LAG_S
+
+    def _plan(self) -> None:
+        gap = self._rng.expovariate(1.0 / self._profile.mean_gap_s)
+        self._world.schedule(self._world.now + gap, self._strike, None)
+
+    def _strike(self, _arg: object) -> None:
+        if self._world.now >= self._until_s:
+            return
+        kind = self._rng.choices(self._kinds, self._weights)[0]
+        getattr(self, f"_{kind}")()
+        self._world.keep_busy()
+        self._plan()
+
+    def end(self, _arg: object = None) -> None:
+        """Heal everything, and give every job what it needs."""
+        world = self._world
+        world.note("weather", "faults are over; everything is healed")
+        world.network.weather = NetworkConditions()
+        for job in list(world.jobs.values()):
+            for agent in job.agents:
+                agent.lag_s = 0.0
+                self._heal(agent)
+                agent.resume()
+        world.coordinator.resume()
+        if not world.coordinator.alive:
+            world.start_coordinator()
+        if world.on_etcd:
+            self._place.make_room()
+        for delay_s in REFILLS_S:
+            world.schedule(world.now + delay_s, self._refill, None)
+
+    def _refill(self, _arg: object) -> None:
+        """Start what a job lacks; some agents find out late that they have to end."""
+        for job in self._world.jobs.values():
+            names = {agent.node for agent in job.living}
+            if not job.closed_by:
+                for _ in range(job.settings.min_nodes - len(names)):
+                    self._world.start_agent(job)
+
+    # Whom to hit.
+
+    def _someone(self, agents: list[Agent] | None = None) -> Agent | None:
+        if agents is None:
+            agents = [agent for job in self._world.jobs.values() for agent in job.living]
+        return self._rng.choice(agents) if agents else None
+
+    def _between(self, low: float, high: float) -> float:
+        """Draw a time; short ones are as likely as long ones."""
+        return float(low * (high / low) ** self._rng.random())
+
+    def _later(self, delay_s: float, job: JobTruth, node: str | None) -> None:
+        world = self._world
+
+        def return_of(_arg: object) -> None:
+            if world.now < self._until_s:
+                world.start_agent(job, node)
+
+        world.schedule(world.now + delay_s, return_of, None)
+
+    # Workers.
+
+    def _running(self) -> Agent | None:
+        living = [agent for job in self._world.jobs.values() for agent in job.living]
+        return self._someone([agent for agent in living if agent.workers.running])
+
+    def _fail(self, *, retryable: bool = True, hangs: bool = False) -> None:
+        agent = self._running()
+        if agent is not None:
+            agent.after(0.0, agent.workers.fail, (agent.workers.generation, retryable, hangs))
+
+    def _hang(self) -> None:
+        self._fail(hangs=True)
+
+    def _ruin(self) -> None:
+        self._fail(retryable=False)
+
+    def _cascade(self) -> None:
+        """Let a failure bring down workers on other nodes, as a broken collective does."""
+        first = self._running()
+        if first is None:
+            return
+        generation = first.workers.generation
+        for agent in first.job.living:
+            if agent is first or self._rng.random() < 0.6:
+                delay = 0.0 if agent is first else self._between(0.001, 1.0)
+                agent.after(delay, agent.workers.fail, (generation, True, False))
+
+    # Agents.
+
+    def _kill(self, agent: Agent | None = None, *, host_too: bool = False) -> None:
+        agent = agent or self._someone()
+        if agent is None:
+            return
+        self._world.disturb()
+        agent.die(host_too=host_too)
+        fate = self._rng.random()
+        if fate < 0.8:
+            self._later(self._between(0.3, 15.0), agent.job, agent.node if fate < 0.4 else None)
+
+    def _power_off(self) -> None:
+        self._kill(host_too=True)
+
+    def _join(self) -> None:
+        jobs = [job for job in self._world.jobs.values() if self._world.has_room(job)]
+        if jobs:
+            job = self._rng.choice(jobs)
+            for _ in range(self._rng.choice((1, 1, 2, 3))):
+                self._later(self._between(0.01, 1.0), job, None)
+
+    def _leave(self) -> None:
+        agent = self._someone()
+        if agent is None:
+            return
+        self._world.disturb()
+        signum = self._rng.choice((SIGTERM, SIGTERM, SIGINT))
+        agent.left = True
+        agent.after(0.0, agent.signalled, signum)
+        if self._rng.random() < 0.3:
+            agent.after(self._between(0.01, 1.0), agent.signalled, signum)
+        if self._rng.random() < 0.5:
+            self._later(self._between(0.3, 15.0), agent.job, None)
+
+    def _twin(self) -> None:
+        """Start another agent with the id of one that is there."""
+        agent = self._someone()
+        if agent is not None and self._world.has_room(agent.job):
+            self._world.start_agent(agent.job, agent.node)
+            for one in agent.job.agents:  # Which of them goes depends on who came last.
+                one.superseded = one.superseded or one.node == agent.node
+
+    def _pause(self, agent: Agent | None = None, *, shortest_s: float = 0.1) -> None:
+        agent = agent or self._someone()
+        if agent is not None and not agent.paused:
+            self._world.disturb()
+            agent.pause()
+            at = self._world.now + self._between(shortest_s, PAUSE_S_MAX)
+            self._world.schedule(at, agent.resume, None)
+
+    # The network.
+
+    def _cut(self, agent: Agent | None = None, *, ways: int = 3) -> None:
+        agent = agent or self._someone()
+        if agent is None or agent.cut_in or agent.cut_out:
+            return
+        self._world.disturb()
+        agent.cut_out, agent.cut_in = bool(ways & 1), bool(ways & 2)
+        self._world.coordinator.cut(agent)
+        self._world.note(agent, f"is cut off ({('', 'out', 'in', 'both ways')[ways]})")
+        self._world.schedule(self._world.now + self._between(0.1, 40.0), self._heal, agent)
+
+    def _cut_one_way(self) -> None:
+        self._cut(ways=self._rng.choice((1, 2)))
+
+    def _cut_many(self) -> None:
+        ways = self._rng.choice((1, 2, 3, 3))
+        for job in self._world.jobs.values():
+            for agent in job.living:
+                if self._rng.random() < 0.5:
+                    self._cut(agent, ways=ways)
+
+    def _heal(self, agent: Agent) -> None:
+        if agent.cut_in or agent.cut_out:
+            agent.cut_in = agent.cut_out = False
+            self._world.note(agent, "is reached again")
+            self._world.network.healed(agent)
+            self._world.disturb()
+
+    # The coordinator.
+
+    def _coordinator(self, *, host_too: bool = False) -> None:
+        coordinator = self._world.coordinator
+        if coordinator.alive:
+            self._world.kill_coordinator(host_too=host_too)
+            back = self._world.now + self._between(*OUTAGE_S)
+            self._world.schedule(min(back, self._until_s), self._world.start_coordinator, None)
+
+    def _coordinator_host(self) -> None:
+        self._coordinator(host_too=True)
+
+    def _pause_coordinator(self) -> None:
+        coordinator = self._world.coordinator
+        if coordinator.alive and not coordinator.paused:
+            self._world.disturb()
+            coordinator.pause()
+            self._world.schedule(
+                self._world.now + self._between(0.1, PAUSE_S_MAX), coordinator.resume, None
+            )
+
+    # What only etcd knows.
+
+    def _someone_who_leads(self) -> Agent | None:
+        living = [agent for job in self._world.jobs.values() for agent in job.living]
+        leaders: list[Agent] = [one for one in living if isinstance(one, EtcdAgent) and one.leads]
+        return self._someone(leaders)
+
+    def _leader(self) -> None:
+        """Kill the agent that leads a job, whoever that is."""
+        agent = self._someone_who_leads()
+        if agent is not None:
+            self._kill(agent)
+
+    def _pause_leader(self) -> None:
+        """Stop the agent that leads, often for longer than its lease."""
+        agent = self._someone_who_leads()
+        if agent is not None:
+            self._pause(agent, shortest_s=3.0)
+
+    def _compact(self) -> None:
+        """Let etcd forget its history."""
+        self._place.compact()
+
+    def _break_links(self) -> None:
+        """Break the connections of an agent, with whatever was on its way."""
+        agent = self._someone()
+        if isinstance(agent, EtcdAgent):
+            self._world.disturb()
+            self._place.network.kill_links(agent)
+
+    def _fill(self) -> None:
+        """Let etcd run out of space for a while."""
+        self._world.disturb()
+        self._place.fill()
+        self._world.schedule(
+            self._world.now + self._between(0.5, 10.0), self._place.make_room, None
+        )
+
+    @property
+    def _place(self) -> EtcdPlace:
+        place = self._world.coordinator
+        assert isinstance(place, EtcdPlace)
+        return place

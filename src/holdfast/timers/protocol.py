@@ -1,0 +1,168 @@
+"""What a client asks of a timer server: to set a timer or to release it; and requests as JSON lines.
+
+An invalid line costs nothing but itself. Writers write a line in one piece, so a piece without an
+end can only come from one that broke off or that is not ours: what follows it on the same line is
+found nevertheless.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, TypeGuard
+
+
+RELEASED = -1
+"""Stands in a request for the time of a timer that is to be released."""
+
+TIME_MAX = 1e15
+"""Seconds; what expires later, as `expires(after=math.inf)` does, expires then."""
+
+
+def is_time(value: object) -> TypeGuard[float]:
+    """Return whether a value can be when a timer expires: a number, and not `nan`."""
+    return isinstance(value, (int, float)) and type(value) is not bool and value > -TIME_MAX
+
+
+class TimerRequest:
+    """A timer of one worker. A negative `expiration_time` (seconds since 1970) releases it."""
+
+    __slots__ = ("expiration_time", "scope_id", "worker_id")
+
+    def __init__(self, worker_id: Any, scope_id: str, expiration_time: float) -> None:
+        self.worker_id = worker_id
+        self.scope_id = scope_id
+        self.expiration_time = expiration_time
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (self.worker_id, self.scope_id, self.expiration_time)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TimerRequest):
+            return NotImplemented
+        return type(other) is type(self) and other._fields() == self._fields()
+
+    __hash__ = None  # type: ignore[assignment]  # It can be changed.
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}{self._fields()}"
+
+
+class FileTimerRequest(TimerRequest):
+    """A timer of one process; `signal` is what it gets when the time is up, none if not positive.
+
+    On the wire it is a line of JSON, the same as TorchElastic's.
+    """
+
+    __slots__ = ("signal", "version")
+
+    def __init__(
+        self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0
+    ) -> None:
+        super().__init__(worker_pid, scope_id, expiration_time)
+        self.version = 1
+        self.signal = signal
+
+    @property
+    def worker_pid(self) -> int:
+        """The process that is watched."""
+        pid: int = self.worker_id
+        return pid
+
+    def _fields(self) -> tuple[Any, ...]:
+        return (*super()._fields(), self.signal)
+
+    def to_json(self) -> str:
+        """Return the request as it goes over the wire, without the end of the line."""
+        import json
+
+        return json.dumps(
+            {
+                "version": self.version,
+                "pid": self.worker_id,
+                "scope_id": self.scope_id,
+                "expiration_time": self.expiration_time,
+                "signal": int(self.signal),
+            }
+        )
+
+
+LINE_BYTES_MAX = 4096
+"""A line with its end is no longer than what the kernel writes in one piece (PIPE_BUF)."""
+
+SIGNAL_MAX = 64
+SHOWN_BYTES_MAX = 80
+START = b'{"version"'
+
+
+class InvalidRequest(ValueError):
+    """Says in a few words why a line is no request."""
+
+
+class LineSplitter:
+    """Puts pieces of bytes together to lines; keeps the beginning of one that has not ended."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._skipping = False  # The line was too long: nothing of it counts.
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """Yield the lines that end in this piece; one that is too long comes as its beginning."""
+        *ended, self._rest = (self._rest + chunk).split(b"\n")
+        for line in ended:
+            if self._skipping:
+                self._skipping = False
+                line = line[-LINE_BYTES_MAX:]  # noqa: PLW2901 (it may have a whole one at its end)
+                if START not in line:
+                    continue
+            yield line
+        if len(self._rest) >= LINE_BYTES_MAX:
+            if not self._skipping:
+                yield self._rest[:LINE_BYTES_MAX]
+            self._skipping = True
+            self._rest = self._rest[-LINE_BYTES_MAX:]
+
+
+def parse_request(line: bytes) -> FileTimerRequest:
+    """Return the request of a line; raise `InvalidRequest` if it is none."""
+    try:
+        return _parse_line(line)
+    except InvalidRequest:
+        start = line.rfind(START)
+        if start <= 0:
+            raise
+        return _parse_line(line[start:])
+
+
+def _parse_line(line: bytes) -> FileTimerRequest:
+    import json
+
+    if len(line) >= LINE_BYTES_MAX:
+        raise InvalidRequest(f"longer than {LINE_BYTES_MAX} bytes: {shown(line)}")
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InvalidRequest(f"no JSON: {shown(line)}") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"no object: {shown(line)}")
+    pid, scope, expires, signum = map(found.get, ("pid", "scope_id", "expiration_time", "signal"))
+    if not _is_number(pid, int) or pid <= 0 or pid >= 1 << 31:
+        raise InvalidRequest(f"its pid is no process: {shown(line)}")
+    if not isinstance(scope, str):
+        raise InvalidRequest(f"its scope_id is no text: {shown(line)}")
+    if not is_time(expires):
+        raise InvalidRequest(f"its expiration_time is no time: {shown(line)}")
+    if not _is_number(signum, int) or signum > SIGNAL_MAX:
+        raise InvalidRequest(f"its signal is none: {shown(line)}")
+    return FileTimerRequest(pid, scope, float(min(expires, TIME_MAX)), signum)
+
+
+def shown(line: bytes) -> str:
+    """Return a line as it can be shown to a person."""
+    short = line[:SHOWN_BYTES_MAX]
+    return repr(short.decode(errors="replace")) + ("..." if len(line) > len(short) else "")
+
+
+def _is_number(value: Any, *kinds: type) -> TypeGuard[Any]:
+    return isinstance(value, kinds) and not isinstance(value, bool)

@@ -1,0 +1,327 @@
+"""What real jobs tell those who look on: events, metrics, what workers know, and idle agents."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from observed_jobs import WatchedJob, events_of, fetch, told, until
+from real_jobs import children
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
+
+KINDS = {
+    "run_id": str,
+    "global_rank": int,
+    "group_rank": int,
+    "worker_id": str,
+    "role": str,
+    "hostname": str,
+    "state": str,
+    "total_run_time": int,
+    "rdzv_backend": str,
+    "raw_error": str,
+    "metadata": str,
+    "agent_restarts": int,
+    "duration_ms": float,
+}
+
+
+def run(
+    folder: Path, script: str, *flags: str, env: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """Run a job to its end, and check that it left no temporary file."""
+    with WatchedJob(folder, script, *flags, env=env) as job:
+        end = job.ends()
+        assert job.left_behind() == []
+    return end
+
+
+# Events.
+
+
+def test_a_job_writes_its_events_into_its_log_directory(tmp_path: Path) -> None:
+    script = "if RANK == '1' and GENERATION == '0': sys.exit(3)\n"
+    flags = ("--rdzv-backend=c10d", "--rdzv-id=nightly", "--log-dir=logs", "--max-restarts=1")
+    code, _ = run(tmp_path, script, "--nproc-per-node=2", *flags)
+    assert code == 0
+    events = events_of(tmp_path / "logs")
+    assert [told(one) for one in events] == [
+        ("RENDEZVOUS", "AGENT", None, 0),
+        ("ASSIGN_WORKER_RANKS", "AGENT", None, 0),
+        ("START", "WORKER", 0, 0),
+        ("START", "WORKER", 1, 0),
+        ("RENDEZVOUS", "AGENT", None, 1),
+        ("ASSIGN_WORKER_RANKS", "AGENT", None, 1),
+        ("START", "WORKER", 0, 1),
+        ("START", "WORKER", 1, 1),
+        ("SUCCEEDED", "WORKER", 0, 1),
+        ("SUCCEEDED", "WORKER", 1, 1),
+        ("SUCCEEDED", "AGENT", None, 1),
+    ]
+    for event in events:
+        for key, value in event["metadata"].items():
+            assert value is None or type(value) is KINDS[key], (key, value)
+        assert event["metadata"]["run_id"] == "nightly"
+        inner = json.loads(event["metadata"]["metadata"])
+        assert inner["group_world_size"] == 1
+        assert event["source"] == "AGENT" or inner["worker_pid"] == int(
+            event["metadata"]["worker_id"]
+        )
+    times = [event["timestamp"] for event in events]
+    assert times == sorted(times)
+    assert times[0] > 0
+
+
+def test_a_failed_job_has_its_events_beside_its_report(tmp_path: Path) -> None:
+    code, _ = run(tmp_path, "sys.exit(RANK == '1')\n", "--nproc-per-node=2", "--log-dir=logs")
+    assert code == 1
+    *_, first, second, last = events_of(tmp_path / "logs")
+    assert {first["metadata"]["state"], second["metadata"]["state"]} <= {"FAILED", "TERMINATED"}
+    assert second["metadata"]["state"] == "FAILED"
+    assert json.loads(second["metadata"]["metadata"])["exit_code"] == 1
+    assert told(last) == ("SUCCEEDED", "AGENT", None, 0)  # The agent itself ran to its end.
+
+
+def test_a_job_without_a_log_directory_leaves_nothing(tmp_path: Path) -> None:
+    assert run(tmp_path, "pass\n") == (0, "")
+
+
+def test_events_on_the_console(tmp_path: Path) -> None:
+    code, said = run(tmp_path, "pass\n", "--event-log-handler=console")
+    assert code == 0
+    names = [told(json.loads(line)).name for line in said.splitlines()]
+    assert names == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "SUCCEEDED", "SUCCEEDED"]
+
+
+def test_an_unknown_destination_of_events_is_refused(tmp_path: Path) -> None:
+    with WatchedJob(tmp_path, "tell('up')", "--event-log-handler=pigeon") as job:
+        code, said = job.ends()
+        assert job.news.is_quiet()
+        assert job.left_behind() == []
+    assert code == 2
+    [line] = said.splitlines()
+    assert line.startswith("holdfast run: error: ")
+    assert "'pigeon' is unknown; accepted: console, " in line
+
+
+PLUGINS = """
+import signal
+class Raising:
+    def record(self, event):
+        raise ValueError("no room")
+class Blocking:
+    def record(self, event):
+        while True:
+            signal.pause()
+class Leaving:
+    def record(self, event):
+        raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def plugins(tmp_path: Path) -> dict[str, str]:
+    """Return the environment in which handlers that misbehave are installed."""
+    folder = tmp_path / "site"
+    info = folder / "poor_handlers-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: poor_handlers\nVersion: 1.0\n")
+    names = ("Raising", "Blocking", "Leaving")
+    lines = [f"{name.lower()} = poor_handlers:{name}" for name in names]
+    (info / "entry_points.txt").write_text("\n".join(["[holdfast.event_handlers]", *lines]))
+    (folder / "poor_handlers.py").write_text(PLUGINS)
+    return {"PYTHONPATH": f"{folder}:{os.environ.get('PYTHONPATH', '')}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("raising", "ValueError: no room"), ("leaving", "SystemExit: 3")]
+)
+def test_a_handler_that_raises_is_named_and_dropped(
+    tmp_path: Path, plugins: dict[str, str], name: str, why: str
+) -> None:
+    flags = ("--event-log-handler", name, "--log-dir=logs", "--max-restarts=1")
+    code, said = run(tmp_path, "sys.exit(GENERATION == '0')", *flags, env=plugins)
+    assert code == 0
+    named = f"[holdfast] the event handler {name!r} ({name.title()})"
+    ours = [line for line in said.splitlines() if "the event handler" in line]
+    assert ours == [
+        f"{named} failed: {why}",
+        f"{named} failed 3 times in a row: it gets no more events",
+        f"[holdfast] 8 events were not recorded by the event handler {named.partition('er ')[2]}",
+    ]
+    assert len(events_of(tmp_path / "logs")) == 8  # The other handler has them all.
+
+
+def test_a_handler_that_blocks_for_ever_is_waited_for_once(
+    tmp_path: Path, plugins: dict[str, str]
+) -> None:
+    code, said = run(tmp_path, "pass\n", "--event-log-handler=blocking", env=plugins)
+    assert code == 0
+    handler = "the event handler 'blocking' (Blocking)"
+    assert said.splitlines() == [
+        f"[holdfast] {handler} still has 5 events to take after 5 s",
+        f"[holdfast] {handler} has not taken all events after 5 s: it gets no more events",
+        f"[holdfast] 5 events were not recorded by {handler}",
+    ]
+
+
+# Metrics.
+
+STEPPING = """
+from holdfast import worker
+worker.heartbeat()
+worker.progress(7 + int(RANK))
+with worker.section("validation", timeout=1000):
+    tell(f"up{RANK}")
+    obey()
+"""
+
+
+def scraped(port: int) -> Samples:
+    """Fetch the figures, as Prometheus understands them, by name and labels but for the run."""
+    status, text = fetch(port, "/metrics")
+    assert status == 200
+    return {
+        (
+            one.name,
+            frozenset((key, value) for key, value in one.labels.items() if key != "run_id"),
+        ): (one.value)
+        for family in text_string_to_metric_families(text)
+        for one in family.samples
+    }
+
+
+def value(samples: Samples, name: str, **labels: str) -> float:
+    return samples[f"holdfast_{name}", frozenset(labels.items())]
+
+
+def test_metrics_of_a_job_that_restarts(tmp_path: Path) -> None:
+    flags = ("--metrics-port=0", "--nproc-per-node=2", "--max-restarts=2")
+    with WatchedJob(tmp_path, STEPPING, *flags) as job:
+        port = int(job.says("metrics: http://127.0.0.1:").removesuffix("/metrics"))
+        before = job.news.take(2)
+        os.kill(before["up0"], signal.SIGKILL)
+        after = job.news.take(2)
+
+        def started() -> Samples | None:
+            samples = scraped(port)
+            return samples if value(samples, "generation") == 1 else None
+
+        now = until(started)
+        assert value(now, "job_state", state="running") == 1
+        assert value(now, "node_state", state="running") == 1
+        assert value(now, "node_state", state="joining") == 0
+        assert value(now, "workers", state="running") == 2
+        assert value(now, "restarts_total", reason="worker_failed") == 1
+        assert value(now, "restarts_remaining") == 1
+        assert 0 < value(now, "goodput_ratio") < 1
+        assert value(now, "outage_seconds_count") == 1
+        for rank in ("0", "1"):
+            assert value(now, "worker_up", rank=rank, local_rank=rank) == 1
+            assert value(now, "worker_step", rank=rank) == 7 + int(rank)
+            assert value(now, "worker_section", rank=rank, section="validation") == 1
+            assert value(now, "worker_heartbeat_age_seconds", rank=rank) >= 0
+        for pid in after.values():
+            os.kill(pid, signal.SIGUSR1)
+        assert job.ends()[0] == 0
+        assert job.left_behind() == []
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("what", ["--metrics-port", "TORCHELASTIC_HEALTH_CHECK_PORT"])
+def test_a_port_that_is_taken_ends_the_command_before_anything_starts(
+    tmp_path: Path, what: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        flags = [f"--metrics-port={port}"] if what == "--metrics-port" else []
+        env = {} if flags else {what: str(port)}
+        with WatchedJob(tmp_path, "tell('up')", *flags, env=env) as job:
+            code, said = job.ends()
+            assert job.news.is_quiet()
+            assert job.left_behind() == []
+    assert code == 78
+    [line] = said.splitlines()
+    assert line.startswith(f"holdfast run: error: {what}: cannot listen at ")
+    assert f"port {port}: Address already in use (" in line
+
+
+# What a worker knows.
+
+
+def test_a_worker_knows_of_the_generation_before_its_own(tmp_path: Path) -> None:
+    script = """
+from holdfast import worker
+own = worker.info()
+told = (own.rank, own.generation, own.restart_count, own.previous_world_size, repr(own.last_end))
+sys.stdout.write(" ".join(map(str, told)) + "\\n")  # At once, so that lines stay apart.
+sys.exit(GENERATION == "0" and RANK == "1")
+"""
+    with WatchedJob(tmp_path, script, "--nproc-per-node=2", "--max-restarts=1") as job:
+        code, out, _ = job.end()
+    assert code == 0
+    lines = sorted(out.splitlines())
+    assert "1 0 0 None ''" in lines  # That of rank 0 may have been stopped before it said so.
+    later = [line for line in lines if line.split()[1] == "1"]
+    assert later == ["0 1 1 2 'a worker failed'", "1 1 1 2 'a worker failed'"]
+
+
+# Nothing to do, nothing done.
+
+TICKING = """
+from holdfast import worker
+step = 0
+while not os.path.exists("enough"):
+    step += 1
+    with worker.section("step", timeout=1000):
+        worker.progress(step)
+        tell("tick")
+        time.sleep(0.2)
+"""
+WINDOWS_MAX = 50
+EVERYTHING = {"TORCHELASTIC_HEALTH_CHECK_PORT": "0", "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+
+
+@pytest.mark.parametrize("what", ["defaults", "everything"])
+def test_an_agent_sleeps_while_its_workers_work(tmp_path: Path, what: str) -> None:
+    """Between two ticks of a worker no thread of the agent, nor its keeper, moves at all.
+
+    A tick takes longer than any of them would let pass between two looks, if it looked.
+    """
+    everything = what == "everything"
+    flags = ["--metrics-port=0"] if everything else []
+    with WatchedJob(tmp_path, TICKING, *flags, env=EVERYTHING if everything else {}) as job:
+        before = -1
+        for _ in range(WINDOWS_MAX):
+            job.news.next()
+            now = switches(job.agent.pid) + sum(map(switches, children(job.agent.pid)))
+            if now == before:
+                break
+            before = now
+        else:
+            pytest.fail("the agent was never idle")
+        (tmp_path / "enough").touch()
+        assert job.ends()[0] == 0
+
+
+def switches(pid: int) -> int:
+    """Return how often the threads of a process have gone to sleep or were sent there."""
+    return sum(
+        int(line.split()[1])
+        for status in Path(f"/proc/{pid}/task").glob("*/status")
+        for line in status.read_text().splitlines()
+        if "ctxt_switches" in line
+    )

@@ -1,0 +1,515 @@
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rendezvous_fakes import ToldRendezvous
+
+from holdfast.agent.agent import ElasticAgent, SimpleElasticAgent
+from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from holdfast.errors import InternalError
+from holdfast.processes.failures.failure import ProcessFailure
+from holdfast.processes.signals import SignalException, SignalWatch
+from holdfast.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from holdfast.rendezvous.handler import RendezvousInfo
+
+HEALTHY, SUCCEEDED = WorkerState.HEALTHY, WorkerState.SUCCEEDED
+FAILED, UNHEALTHY = WorkerState.FAILED, WorkerState.UNHEALTHY
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+FOREVER_S = 3600.0
+
+
+class Told(ToldRendezvous):
+    """A rendezvous that notes when it is asked for a round."""
+
+    def __init__(self, story: list[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._story = story
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._story.append("join")
+        return super().next_rendezvous()
+
+
+class ScriptedAgent(SimpleElasticAgent):
+    """Its workers are in memory: each look at them finds what the script says next.
+
+    The story has every call of a hook. `during` has what else is to happen in one.
+    """
+
+    def __init__(self, spec: WorkerSpec, looks: list[RunResult], story: list[str], **how: Any):
+        super().__init__(spec, **how)
+        self.looks = looks
+        self.story = story
+        self.during: dict[str, Callable[[], object]] = {}
+
+    def _note(self, name: str) -> None:
+        self.story.append(name)
+        self.during.get(name, lambda: None)()
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        self._note("start")
+        return {worker.local_rank: f"id {worker.local_rank}" for worker in worker_group.workers}
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._note("stop")
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        self._note("look")
+        return self.looks.pop(0)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = 30) -> None:
+        self._note(f"shutdown {death_sig.name} {timeout:g}")
+
+
+def scripted(
+    *looks: WorkerState | RunResult, told: dict[str, Any] | None = None, **settings: Any
+) -> ScriptedAgent:
+    story: list[str] = []
+    how = {
+        name: settings.pop(name)
+        for name in ("exit_barrier_timeout", "shutdown_timeout")
+        if name in settings
+    }
+    spec = WorkerSpec(
+        **{
+            "role": "trainer",
+            "local_world_size": 2,
+            "rdzv_handler": Told(story, **(told or {})),
+            "entrypoint": "train",
+            "monitor_interval": 0.001,
+            "max_restarts": 0,
+            **settings,
+        }
+    )
+    results = [look if isinstance(look, RunResult) else RunResult(look) for look in looks]
+    return ScriptedAgent(spec, results, story, **how)
+
+
+def failure(rank: int, tmp: str = "/nowhere") -> ProcessFailure:
+    return ProcessFailure(local_rank=rank, pid=4000 + rank, exitcode=3, error_file=tmp)
+
+
+def handlers() -> list[Any]:
+    fd = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(fd)
+    return [fd, *(signal.getsignal(one) for one in HANDLED)]
+
+
+@pytest.fixture(autouse=True)
+def _handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.delenv("TORCHELASTIC_SIGNALS_TO_HANDLE", raising=False)
+    before = handlers()
+    yield
+    assert handlers() == before
+
+
+def test_it_is_there_to_be_derived_from() -> None:
+    assert issubclass(SimpleElasticAgent, ElasticAgent)
+    with pytest.raises(TypeError, match="abstract"):
+        ElasticAgent()  # type: ignore[abstract]
+    with pytest.raises(TypeError, match="abstract"):
+        SimpleElasticAgent(scripted().get_worker_group().spec)  # type: ignore[abstract]
+
+
+def test_workers_that_succeed() -> None:
+    agent = scripted(HEALTHY, HEALTHY, RunResult(SUCCEEDED, {0: "a", 1: "b"}))
+    result = agent.run()
+    assert result == RunResult(SUCCEEDED, {0: "a", 1: "b"})
+    assert agent.story == ["join", "start", "look", "look", "look", "shutdown SIGTERM 30"]
+    assert agent.get_worker_group().state is SUCCEEDED
+    assert agent.restart_count == 0
+
+
+def test_the_group_knows_the_round_when_workers_start() -> None:
+    agent = scripted(SUCCEEDED, local_world_size=3)
+    seen: list[object] = []
+    group = agent.get_worker_group("any role")
+    agent.during["start"] = lambda: seen.append(
+        (group.group_rank, group.group_world_size, group.master_addr, group.master_port)
+    )
+    agent.during["look"] = lambda: seen.append(group.state)
+    agent.run("any role")
+    assert seen == [(0, 1, "meeting.point", 29001), HEALTHY]
+    assert isinstance(group.store, MemoryStore)
+    assert [str(worker) for worker in group.workers] == [
+        f"local_rank={n},global_rank={n},role_rank={n},world_size=3,role_world_size=3"
+        for n in range(3)
+    ]
+    assert [worker.id for worker in group.workers] == ["id 0", "id 1", "id 2"]
+
+
+def test_an_address_in_the_spec_wins_over_that_of_the_round() -> None:
+    agent = scripted(SUCCEEDED, master_addr="chosen", master_port=1234)
+    agent.run()
+    group = agent.get_worker_group()
+    assert (group.master_addr, group.master_port) == ("chosen", 1234)
+
+
+@pytest.mark.parametrize("bad", [FAILED, UNHEALTHY])
+def test_a_failure_is_answered_by_a_restart_while_the_budget_lasts(bad: WorkerState) -> None:
+    agent = scripted(bad, HEALTHY, bad, SUCCEEDED, max_restarts=2)
+    counts: list[tuple[int, WorkerState]] = []
+    agent.during["start"] = lambda: counts.append(
+        (agent.restart_count, agent.get_worker_group().state)
+    )
+    assert agent.run().state is SUCCEEDED
+    assert agent.story == [
+        *("join", "start", "look", "stop"),
+        *("join", "start", "look", "look", "stop"),
+        *("join", "start", "look", "shutdown SIGTERM 30"),
+    ]
+    stopped = WorkerState.STOPPED
+    assert counts == [(0, WorkerState.INIT), (1, stopped), (2, stopped)]
+
+
+@pytest.mark.parametrize("bad", [FAILED, UNHEALTHY])
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_a_failure_without_budget_is_the_result(bad: WorkerState, max_restarts: int) -> None:
+    last = RunResult(bad, failures={1: failure(1)})
+    agent = scripted(*[bad] * max_restarts, last, max_restarts=max_restarts)
+    result = agent.run()
+    assert result.is_failed()
+    assert result.failures == last.failures
+    again = ["join", "start", "look", "stop"]
+    assert agent.story == [*again * (max_restarts + 1), "shutdown SIGTERM 30"]
+    assert agent.get_worker_group().state is FAILED
+    assert agent.restart_count == max_restarts
+
+
+def test_a_restart_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    first = RunResult(FAILED, failures={1: failure(1), 0: failure(0)})
+    first.failures[0].consequence = True
+    scripted(first, UNHEALTHY, SUCCEEDED, max_restarts=3).run()
+    assert caplog.messages == [
+        "rank 1 (pid 4001) failed: exit code 3; restarting all workers (restart 1 of 3)",
+        "the workers are not healthy; restarting all workers (restart 2 of 3)",
+    ]
+
+
+def test_no_restart_is_told_where_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
+    scripted(FAILED).run()
+    scripted(HEALTHY, SUCCEEDED, told={"waiting": [1]}, max_restarts=3).run()
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("odd", [WorkerState.UNKNOWN, WorkerState.INIT, WorkerState.STOPPED])
+def test_a_state_that_says_nothing_raises(odd: WorkerState) -> None:
+    agent = scripted(odd, max_restarts=3)
+    with pytest.raises(InternalError, match=f"^_monitor_workers returned the state {odd.name} "):
+        agent.run()
+    assert agent.story[-1] == "shutdown SIGTERM 30"
+
+
+def test_waiting_nodes_lead_to_a_new_round_that_costs_nothing() -> None:
+    agent = scripted(
+        *[HEALTHY] * 4, FAILED, SUCCEEDED, told={"waiting": [0, 2, 1, 0]}, max_restarts=1
+    )
+    assert agent.run().state is SUCCEEDED
+    assert agent.story == [
+        *("join", "start", "look", "look", "stop"),
+        *("join", "start", "look", "stop"),
+        *("join", "start", "look", "look", "stop"),
+        *("join", "start", "look", "shutdown SIGTERM 30"),
+    ]
+    assert agent.restart_count == 1
+
+
+def test_a_handler_that_tells_of_changes_itself_is_not_asked() -> None:
+    class Telling(ToldRendezvous):
+        polls_membership = False
+
+    handler = Telling(waiting=[1, 1])
+    assert scripted(HEALTHY, SUCCEEDED, rdzv_handler=handler).run().state is SUCCEEDED
+    assert handler.asked == 0
+
+
+def test_a_handler_of_another_project_is_asked_after_each_healthy_look() -> None:
+    class Foreign:
+        """Has what TorchElastic's handlers have, and derives from no class of ours."""
+
+        use_agent_store = False
+        asked = 0
+
+        def next_rendezvous(self) -> RendezvousInfo:
+            return ToldRendezvous().next_rendezvous()
+
+        def num_nodes_waiting(self) -> int:
+            self.asked += 1
+            return 0
+
+    handler = Foreign()
+    assert scripted(HEALTHY, HEALTHY, SUCCEEDED, rdzv_handler=handler).run().state is SUCCEEDED
+    assert handler.asked == 2
+
+
+def test_workers_are_looked_at_no_more_often_than_the_interval_says() -> None:
+    agent = scripted(*[HEALTHY] * 4, SUCCEEDED, monitor_interval=0.02)
+    begin = time.monotonic()
+    agent.run()
+    assert time.monotonic() - begin >= 5 * 0.02
+    assert agent.story.count("look") == 5
+
+
+class Broken(Exception):
+    pass
+
+
+def breaks() -> None:
+    raise Broken
+
+
+@pytest.mark.parametrize("hook", ["start", "look", "stop"])
+def test_whatever_a_hook_raises_gets_out_after_a_shutdown(hook: str) -> None:
+    agent = scripted(FAILED, max_restarts=3, shutdown_timeout=7)
+    agent.during[hook] = breaks
+    with pytest.raises(Broken):
+        agent.run()
+    assert agent.story[-2:] == [hook, "shutdown SIGTERM 7"]
+
+
+def test_what_the_last_hook_raises_gets_out_too() -> None:
+    agent = scripted(SUCCEEDED)
+    agent.during["shutdown SIGTERM 30"] = breaks
+    with pytest.raises(Broken):
+        agent.run()
+
+
+@pytest.mark.parametrize("method", ["next_rendezvous", "num_nodes_waiting"])
+def test_whatever_a_handler_raises_gets_out_after_a_shutdown(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = scripted(HEALTHY)
+    monkeypatch.setattr(agent.get_worker_group().spec.rdzv_handler, method, breaks)
+    with pytest.raises(Broken):
+        agent.run()
+    assert agent.story[-1] == "shutdown SIGTERM 30"
+
+
+def test_it_can_run_again_with_a_new_budget() -> None:
+    agent = scripted(FAILED, FAILED, FAILED, SUCCEEDED, max_restarts=1)
+    assert agent.run().state is FAILED
+    assert (agent.restart_count, agent._remaining_restarts) == (1, 0)
+    assert agent.run() == RunResult(SUCCEEDED)
+    assert agent.restart_count == 1
+    assert agent.story.count("shutdown SIGTERM 30") == 2
+
+
+def test_it_can_run_again_after_an_error() -> None:
+    agent = scripted(SUCCEEDED)
+    agent.during["start"] = breaks
+    with pytest.raises(Broken):
+        agent.run()
+    agent.during.clear()
+    assert agent.run().state is SUCCEEDED
+
+
+# Signals. The handlers write down a signal; the agent acts on it where it can.
+
+
+def raised(one: signal.Signals) -> Callable[[], None]:
+    return lambda: signal.raise_signal(one)
+
+
+@pytest.mark.parametrize("one", HANDLED)
+def test_a_signal_shuts_down_by_the_same_signal_and_once(one: signal.Signals) -> None:
+    agent = scripted(HEALTHY, max_restarts=3, monitor_interval=0.001, shutdown_timeout=5)
+    agent.during["look"] = raised(one)
+    with pytest.raises(SignalException, match=f" was ended by {one.name} ") as ended:
+        agent.run()
+    assert ended.value.sigval is one
+    assert agent.story == ["join", "start", "look", f"shutdown {one.name} 5"]
+
+
+def test_a_signal_is_not_left_waiting_for_the_next_look() -> None:
+    agent = scripted(monitor_interval=FOREVER_S)
+    agent.during["start"] = raised(signal.SIGTERM)
+    with pytest.raises(SignalException):
+        agent.run()
+    assert agent.story == ["join", "start", "shutdown SIGTERM 30"]
+
+
+def test_nothing_is_started_after_a_signal_that_came_while_stopping() -> None:
+    agent = scripted(FAILED, max_restarts=3)
+    agent.during["stop"] = raised(signal.SIGHUP)
+    with pytest.raises(SignalException) as ended:
+        agent.run()
+    assert ended.value.sigval is signal.SIGHUP
+    assert agent.story == ["join", "start", "look", "stop", "shutdown SIGHUP 30"]
+
+
+def test_a_failure_for_good_stays_the_reason_when_a_signal_comes_later() -> None:
+    agent = scripted(FAILED)
+    agent.during["stop"] = raised(signal.SIGTERM)
+    assert agent.run().is_failed()
+
+
+def test_a_second_signal_does_not_disturb_the_shutdown() -> None:
+    agent = scripted(HEALTHY)
+    agent.during["look"] = raised(signal.SIGTERM)
+    agent.during["shutdown SIGTERM 30"] = raised(signal.SIGINT)
+    with pytest.raises(SignalException) as ended:
+        agent.run()
+    assert ended.value.sigval is signal.SIGTERM
+    assert agent.story[-1:] == ["shutdown SIGTERM 30"]
+    assert len(agent.story) == 4
+
+
+class Sender:
+    """Another thread that signals this one once it has begun, and again until it is stopped.
+
+    Again, since a signal that comes in the moment before Python goes to sleep does not wake it.
+    """
+
+    def __init__(self, one: signal.Signals) -> None:
+        self._begun, self._ended = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._send, args=(one, threading.get_ident()))
+        self._thread.start()
+
+    def _send(self, one: signal.Signals, receiver: int) -> None:
+        self._begun.wait()
+        while not self._ended.wait(0.01):
+            signal.pthread_kill(receiver, one)
+
+    def begin(self) -> None:
+        self._begun.set()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._begun.set()
+        self._thread.join()
+
+
+def test_a_signal_gets_out_of_a_rendezvous_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = Sender(signal.SIGTERM)
+
+    def wait() -> None:
+        sender.begin()
+        threading.Event().wait()
+
+    agent = scripted()
+    agent.during["shutdown SIGTERM 30"] = sender.stop
+    monkeypatch.setattr(agent.get_worker_group().spec.rdzv_handler, "next_rendezvous", wait)
+    with pytest.raises(SignalException) as ended:
+        agent.run()
+    assert ended.value.sigval is signal.SIGTERM
+    assert agent.story == ["shutdown SIGTERM 30"]
+
+
+def test_a_signal_just_before_the_rendezvous_is_not_waited_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked = SignalWatch.raise_pending
+
+    def look_then_signal(self: SignalWatch) -> None:
+        looked(self)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(SignalWatch, "raise_pending", look_then_signal)
+    agent = scripted()
+    with pytest.raises(SignalException):
+        agent.run()
+    assert agent.story == ["shutdown SIGTERM 30"]
+
+
+def test_a_signal_gets_out_of_the_exit_barrier() -> None:
+    class Store(MemoryStore):
+        def wait(self, keys: Any, timeout: Any = None) -> None:
+            sender.begin()
+            super().wait(keys, timeout)
+
+    sender = Sender(signal.SIGQUIT)
+    store = Store()
+    store.set("torchelastic/assigned_ranks/1", "[2, 4, 2, 4]")
+    agent = scripted(SUCCEEDED, told={"rank": 1, "world_size": 2, "make_store": lambda: store})
+    agent.during["shutdown SIGQUIT 30"] = sender.stop
+    with pytest.raises(SignalException) as ended:
+        agent.run()
+    assert ended.value.sigval is signal.SIGQUIT
+    assert agent.story == ["join", "start", "look", "shutdown SIGQUIT 30"]
+
+
+def test_the_environment_chooses_the_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")
+    before = handlers()[1:]
+    seen = []
+    agent = scripted(HEALTHY)
+    agent.during["start"] = lambda: seen.append(handlers()[1:])
+    agent.during["look"] = raised(signal.SIGUSR1)
+    with pytest.raises(SignalException) as ended:
+        agent.run()
+    assert ended.value.sigval is signal.SIGUSR1
+    assert seen == [before]
+
+
+def test_no_signal_is_handled_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
+    before = handlers()[1:]
+    seen = []
+    agent = scripted(SUCCEEDED)
+    agent.during["look"] = lambda: seen.append(handlers()[1:])
+    agent.run()
+    assert seen == [before]
+
+
+def test_it_runs_in_a_thread_and_leaves_signals_to_the_program() -> None:
+    before = handlers()
+    seen = []
+    agent = scripted(HEALTHY, SUCCEEDED)
+    agent.during["look"] = lambda: seen.append([signal.getsignal(one) for one in HANDLED])
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(agent.run).result().state is SUCCEEDED
+    assert seen == [before[1:]] * 2
+
+
+# The barrier.
+
+
+def test_a_success_is_held_until_the_other_nodes_are_done() -> None:
+    store = MemoryStore()
+    agents = [
+        scripted(
+            HEALTHY,
+            SUCCEEDED,
+            told={"rank": rank, "world_size": 2, "make_store": lambda: store},
+        )
+        for rank in (0, 1)
+    ]
+    done = threading.Event()
+    agents[1].during["look"] = done.wait
+    with ThreadPoolExecutor(2) as pool:
+        first, second = [pool.submit(agent.run) for agent in agents]
+        store.wait(["torchelastic/agent/terminal_state/num_members"])
+        assert not first.done()
+        done.set()
+        assert second.result().state is SUCCEEDED
+        assert first.result().state is SUCCEEDED
+    assert [w.global_rank for w in agents[1].get_worker_group().workers] == [2, 3]
+
+
+def test_nodes_that_are_never_done_do_not_undo_the_success(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store = MemoryStore()
+    store.set("torchelastic/role_info/1", '{"role": "r", "rank": 1, "local_world_size": 1}')
+    agent = scripted(
+        SUCCEEDED, told={"world_size": 2, "make_store": lambda: store}, exit_barrier_timeout=0.01
+    )
+    assert agent.run().state is SUCCEEDED
+    assert "(limit 0.01 s)" in caplog.text
+
+
+def test_a_failure_does_not_wait_for_other_nodes() -> None:
+    store = MemoryStore()
+    store.set("torchelastic/role_info/1", '{"role": "r", "rank": 1, "local_world_size": 1}')
+    agent = scripted(FAILED, told={"world_size": 2, "make_store": lambda: store})
+    assert agent.run().is_failed()
+    assert not store.check(["torchelastic/agent/terminal_state/num_members"])

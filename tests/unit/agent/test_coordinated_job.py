@@ -1,0 +1,226 @@
+"""What an agent makes of the coordinator's news, and of waiting for them."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from holdfast import console
+from holdfast.agent.coordinated_job import WAIT_NOTICE_AFTER_S, CoordinatedJob
+from holdfast.agent.spec import WorkerGroup, WorkerSpec
+from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
+from holdfast.core import coordinated_supervision, supervision
+from holdfast.core.coordinated_supervision import CoordinatedSupervision
+from holdfast.core.protocol import NodePhase, NodeRole, View
+from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
+
+JOIN_S, BARRIER_S = 600.0, 300.0
+
+
+class Told:
+    """A connection to no coordinator, and the handler that has it: `news` is what it will say."""
+
+    join_timeout_s = JOIN_S
+    endpoint = "head:29400"
+    node_id = "here"
+    hosting = False
+    serves_workers = False
+
+    def __init__(self) -> None:
+        self.news: list[Any] = []
+        self.said: list[NodePhase] = []
+        self.served: list[int] = []
+        self.view: View | None = None
+
+    def enter(self, **_shape: object) -> Told:
+        return self
+
+    def take(self) -> list[Any]:
+        taken, self.news = self.news, []
+        for one in taken:
+            if isinstance(one, View):
+                self.view = one
+        return taken
+
+    def say(self, phase: NodePhase, *_: object) -> None:
+        self.said.append(phase)
+
+    def problem(self) -> str:
+        return "" if self.view else "no coordinator at head:29400 for 2.0 s: connection refused"
+
+    def too_few(self, _connection: object) -> str:
+        return "too few"
+
+    def serve_workers(self, view: View) -> None:
+        self.served.append(view.generation)
+
+    def refused(self, why: str) -> str:
+        return f"{self.endpoint}: {why}"
+
+    def unreachable(self, gave_up: CoordinatorLost) -> str:
+        return f"away for {gave_up.away_s:g} s"
+
+
+class Node:
+    """A team of one agent, driven as the agent would: what it takes in, the machine gets."""
+
+    def __init__(self) -> None:
+        handler: Any = Told()
+        self.told: Told = handler
+        self.machine = CoordinatedSupervision(local_world_size=1, max_restarts=0)
+        spec = WorkerSpec("trainer", 1, handler, entrypoint="true")
+        self.team = CoordinatedJob(
+            handler, WorkerGroup(spec), self.machine, exit_barrier_s=BARRIER_S, failures=dict
+        )
+        # A whole number: sums with it are exact, however long the machine has been up.
+        self.begun = self.team._since = float(int(self.team._since))
+        self.machine.handle(0.0, supervision.Begun())
+
+    def hear(self, at: float, *news: object) -> list[supervision.Event]:
+        """Let news come so long after the beginning; return the events that they are."""
+        self.told.news += news
+        events = self.team.events(self.begun + at)
+        for event in events:
+            self.machine.handle(self.begun + at, event)
+        return events
+
+    def due(self) -> float | None:
+        """Return how long after the beginning the team wants to be asked again."""
+        deadline = self.team.deadline()
+        return None if deadline is None else max(0.0, deadline - self.begun)
+
+
+def view(role: NodeRole, revision: int = 1, **more: Any) -> View:
+    return View(
+        run_id="job", node="here", incarnation=1, term=1, revision=revision, role=role,
+        present=1, needed=2, **more,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def node(caplog: pytest.LogCaptureFixture) -> Node:
+    caplog.set_level(console.NOTICE, "holdfast")
+    return Node()
+
+
+def run(node: Node, at: float) -> None:
+    """Bring a node's workers to life."""
+    node.hear(at, view(NodeRole.MEMBER, generation=0, rank=0, size=2))
+    node.machine.handle(at, supervision.WorkersStarted(0))
+
+
+def be_done(node: Node, at: float) -> None:
+    """Let a node's workers succeed."""
+    node.machine.handle(at, supervision.WorkerExited(0, 0, failed=False))
+    node.machine.handle(at, supervision.WorkersStopped(0))
+
+
+def test_a_wait_for_nodes_has_an_end(node: Node) -> None:
+    node.hear(0.0, view(NodeRole.WAITING))
+    node.hear(0.0)
+    assert node.due() == WAIT_NOTICE_AFTER_S
+    node.hear(WAIT_NOTICE_AFTER_S)
+    assert node.due() == JOIN_S
+    with pytest.raises(RendezvousTimeoutError, match="too few"):
+        node.hear(JOIN_S)
+
+
+def test_what_ends_a_wait_at_its_limit_counts(node: Node) -> None:
+    node.hear(0.0, view(NodeRole.WAITING))
+    node.hear(0.0)
+    member = view(NodeRole.MEMBER, 2, generation=0, rank=0, size=2)
+    assert node.hear(JOIN_S, member) == [coordinated_supervision.ViewReceived(member)]
+
+
+def test_the_time_a_node_stood_by_is_no_time_it_waited(node: Node) -> None:
+    node.hear(0.0, view(NodeRole.STANDBY))
+    node.hear(0.0)
+    assert node.due() is None
+    node.hear(2 * JOIN_S, view(NodeRole.WAITING, 2))
+    node.hear(2 * JOIN_S)
+    assert node.due() == 2 * JOIN_S + WAIT_NOTICE_AFTER_S
+    node.hear(3 * JOIN_S - 1)
+    with pytest.raises(RendezvousTimeoutError):
+        node.hear(3 * JOIN_S)
+
+
+def test_the_person_is_told_once_what_is_waited_for(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.hear(0.0)
+    for at in (WAIT_NOTICE_AFTER_S, WAIT_NOTICE_AFTER_S + 1):
+        node.hear(at)
+    assert caplog.messages == [
+        "waiting: no coordinator at head:29400 for 2.0 s: connection refused"
+    ]
+    node.hear(5.0, view(NodeRole.WAITING))
+    node.hear(5.0)
+    assert caplog.messages[1:] == ["waiting for nodes at head:29400: 1 of 2 are here"]
+
+
+def test_a_node_that_starts_is_not_told_that_it_waits(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.hear(0.0)
+    node.hear(WAIT_NOTICE_AFTER_S, view(NodeRole.MEMBER, generation=0, rank=0, size=2))
+    assert "waiting" not in caplog.text
+
+
+def test_a_node_that_leaves_is_not_told_of_rounds_that_form_meanwhile(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(node, 0.0)
+    node.machine.handle(0.0, supervision.SignalReceived(signal.SIGTERM))
+    node.hear(1.0, view(NodeRole.MEMBER, 2, generation=1, rank=0, size=2))
+    assert [line.split(":")[0] for line in caplog.messages] == ["generation 0"]
+
+
+def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(node, 1.0)
+    be_done(node, 2.0)
+    node.hear(2.0)
+    assert node.due() == 2.0 + WAIT_NOTICE_AFTER_S
+    node.hear(2.0 + WAIT_NOTICE_AFTER_S)
+    assert "this node's workers are done" in caplog.text
+    assert node.due() == 2.0 + BARRIER_S
+    assert node.hear(2.0 + BARRIER_S) == [supervision.BarrierEnded()]
+    assert "stopped waiting for the other nodes" in caplog.text
+
+
+def test_the_workers_store_is_there_as_soon_as_the_round_is(node: Node) -> None:
+    """Before the old workers of this node have stopped: those of other nodes may be faster."""
+    node.hear(0.0, view(NodeRole.WAITING))
+    assert node.told.served == []
+    node.hear(1.0, view(NodeRole.MEMBER, generation=3, rank=0, size=2))
+    assert node.told.served == [3]
+
+
+@pytest.mark.parametrize("needed_for", ["hosting", "serves_workers"])
+def test_a_node_that_the_others_need_waits_for_them_without_a_limit(
+    node: Node, caplog: pytest.LogCaptureFixture, needed_for: str
+) -> None:
+    setattr(node.told, needed_for, True)
+    run(node, 1.0)
+    be_done(node, 2.0)
+    node.hear(2.0)
+    assert node.due() == 2.0 + WAIT_NOTICE_AFTER_S
+    assert node.hear(2.0 + BARRIER_S) == []
+    assert node.due() is None
+    assert "waiting for those of the other nodes (which need this node)" in caplog.text
+
+
+def test_a_coordinator_that_stayed_away(node: Node) -> None:
+    assert node.hear(1.0, CoordinatorLost("connection refused", 60.0)) == [
+        coordinated_supervision.CoordinatorLost("connection refused")
+    ]
+    assert node.machine.state is supervision.State.DONE
+    assert str(node.team.error(supervision.Outcome.COORDINATOR_LOST)) == "away for 60 s"
+
+
+def test_a_coordinator_that_refuses(node: Node) -> None:
+    with pytest.raises(RendezvousConnectionError, match="head:29400: wrong token"):
+        node.hear(1.0, JoinRefused("wrong token"))

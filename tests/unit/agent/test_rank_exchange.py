@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import json
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rendezvous_fakes import ToldRendezvous
+
+from holdfast.agent import rank_exchange
+from holdfast.agent.spec import WorkerGroup, WorkerSpec
+from holdfast.core.ranks import NodeRanks
+from holdfast.processes.signals import SignalException
+from holdfast.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SOON_S = 0.05
+LATE_S = 60.0
+
+
+def spec(role: str, size: int) -> WorkerSpec:
+    return WorkerSpec(role, size, ToldRendezvous(), entrypoint="train")
+
+
+def memory_stores() -> Iterator[Callable[[], Any]]:
+    store = MemoryStore(LATE_S)
+    yield lambda: store
+
+
+def hash_stores() -> Iterator[Callable[[], Any]]:
+    from torch.distributed import HashStore
+
+    store = HashStore()
+    yield lambda: store
+
+
+def tcp_stores() -> Iterator[Callable[[], Any]]:
+    """A server, and for each agent a client with a connection of its own."""
+    from torch.distributed import TCPStore
+
+    # With libuv it would keep two descriptors for as long as the process lives.
+    how = {"wait_for_workers": False, "use_libuv": False}
+    servers = [TCPStore("127.0.0.1", 0, is_master=True, **how)]
+    yield lambda: TCPStore("127.0.0.1", servers[0].port, is_master=False, **how)
+    servers.clear()
+
+
+STORES = [
+    pytest.param(memory_stores, id="memory"),
+    pytest.param(hash_stores, id="hash", marks=pytest.mark.torch),
+    pytest.param(tcp_stores, id="tcp", marks=pytest.mark.torch),
+]
+
+
+@pytest.fixture(params=STORES)
+def make_store(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
+    """How an agent gets at the store of the round."""
+    yield from request.param()
+
+
+@pytest.fixture(autouse=True)
+def _each_node_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCH_ELASTIC_WORKER_IDENTICAL", raising=False)
+
+
+def ranks_of(make_store: Callable[[], Any], nodes: list[tuple[str, int]]) -> list[NodeRanks]:
+    """Have every node's agent learn its ranks, all at once, the first node last."""
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        learning = [
+            pool.submit(
+                rank_exchange.node_ranks, make_store(), rank, len(nodes), spec(*nodes[rank])
+            )
+            for rank in reversed(range(len(nodes)))
+        ]
+        return [one.result() for one in reversed(learning)]
+
+
+def test_nodes_of_one_role_and_uneven_sizes(make_store: Callable[[], Any]) -> None:
+    assert ranks_of(make_store, [("trainer", 2), ("trainer", 1), ("trainer", 4)]) == [
+        NodeRanks(0, 7, 0, 7),
+        NodeRanks(2, 7, 2, 7),
+        NodeRanks(3, 7, 3, 7),
+    ]
+
+
+def test_nodes_of_several_roles(make_store: Callable[[], Any]) -> None:
+    nodes = [("trainer", 2), ("reader", 3), ("trainer", 4), ("reader", 1), ("judge", 1)]
+    assert ranks_of(make_store, nodes) == [
+        NodeRanks(0, 11, 0, 6),
+        NodeRanks(2, 11, 0, 4),
+        NodeRanks(5, 11, 2, 6),
+        NodeRanks(9, 11, 3, 4),
+        NodeRanks(10, 11, 0, 1),
+    ]
+
+
+def test_what_is_in_the_store_is_what_torch_would_have_put_there() -> None:
+    store = MemoryStore()
+    ranks_of(lambda: store, [("trainer", 2), ("räder", 1)])
+    assert json.loads(store.get("torchelastic/role_info/1")) == {
+        "role": "räder",
+        "rank": 1,
+        "local_world_size": 1,
+    }
+    assert json.loads(store.get("torchelastic/assigned_ranks/0")) == [0, 3, 0, 2]
+    assert json.loads(store.get("torchelastic/assigned_ranks/1")) == [2, 3, 0, 1]
+
+
+def test_a_single_node_needs_no_store() -> None:
+    assert rank_exchange.node_ranks(None, 0, 1, spec("trainer", 3)) == NodeRanks(0, 3, 0, 3)
+
+
+def test_nodes_known_to_be_alike_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
+    assert rank_exchange.node_ranks(None, 2, 3, spec("trainer", 4)) == NodeRanks(8, 12, 8, 12)
+
+
+def test_any_other_value_does_not_mean_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "0")
+    store = MemoryStore(LATE_S)
+    assert ranks_of(lambda: store, [("a", 1), ("a", 2)])[1] == NodeRanks(1, 3, 1, 3)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("first_is_torch", [True, False])
+@pytest.mark.parametrize("identical", ["0", "1"])
+def test_agents_of_torch_and_ours_understand_each_other(
+    first_is_torch: bool, identical: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nodes of each kind in one round: all ranks must fit together."""
+    from torch.distributed import HashStore
+    from torch.distributed.elastic.agent.server import SimpleElasticAgent
+    from torch.distributed.elastic.agent.server import WorkerSpec as TorchSpec
+
+    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", identical)
+    nodes = [("trainer", 2), ("trainer", 2), ("trainer", 2), ("trainer", 2)]
+    if identical == "0":
+        nodes = [("trainer", 2), ("reader", 1), ("reader", 3), ("trainer", 4)]
+    store = HashStore()
+
+    def by_torch(rank: int) -> NodeRanks:
+        role, size = nodes[rank]
+        handler: Any = ToldRendezvous()
+        workers = SimpleElasticAgent._assign_worker_ranks(
+            None, store, rank, len(nodes), TorchSpec(role, size, handler, entrypoint="train")
+        )
+        first = workers[0]
+        assert [one.global_rank - first.global_rank for one in workers] == list(range(size))
+        return NodeRanks(
+            first.global_rank, first.world_size, first.role_rank, first.role_world_size
+        )
+
+    def by_us(rank: int) -> NodeRanks:
+        return rank_exchange.node_ranks(store, rank, len(nodes), spec(*nodes[rank]))
+
+    turns = [by_torch, by_us] if first_is_torch else [by_us, by_torch]
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        mixed = list(pool.map(lambda rank: turns[rank % 2](rank), range(len(nodes))))
+    alone = HashStore()
+    assert mixed == ranks_of(lambda: alone, nodes)
+
+
+def node(store: Any, rank: int, size: int) -> WorkerGroup:
+    group = WorkerGroup(spec("trainer", 1))
+    group.store, group.group_rank, group.group_world_size = store, rank, size
+    return group
+
+
+def test_the_barrier_holds_until_the_last_node_is_there(
+    make_store: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        early = [
+            pool.submit(rank_exchange.exit_barrier, node(make_store(), rank, 3), LATE_S)
+            for rank in (2, 0)
+        ]
+        assert not any(one.done() for one in early)
+        rank_exchange.exit_barrier(node(make_store(), 1, 3), LATE_S)
+        for one in early:
+            one.result()
+    assert caplog.messages == []
+
+
+def test_nodes_that_do_not_come_are_told_of_and_the_barrier_ends(
+    make_store: Callable[[], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    rank_exchange.exit_barrier(node(make_store(), 0, 2), SOON_S)
+    (said,) = caplog.messages
+    assert said.startswith("stopped waiting for the other nodes to be done (limit 0.05 s): ")
+
+
+def test_a_single_node_passes_the_barrier_without_a_store() -> None:
+    rank_exchange.exit_barrier(node(None, 0, 1), SOON_S)
+
+
+class BrokenStore:
+    """A store of somebody else's, which fails in a way of its own."""
+
+    def __init__(self, problem: Exception) -> None:
+        self._problem = problem
+
+    def add(self, _key: str, _amount: int) -> int:
+        raise self._problem
+
+
+class StoreGone(Exception):
+    pass
+
+
+@pytest.mark.parametrize("problem", [StoreGone("lost"), ConnectionResetError("reset")])
+def test_a_store_that_fails_does_not_undo_the_success(
+    problem: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank_exchange.exit_barrier(node(BrokenStore(problem), 0, 2), LATE_S)
+    (said,) = caplog.messages
+    assert said.endswith(f": {problem}")
+
+
+def test_a_signal_gets_out_of_the_barrier() -> None:
+    ended = SignalException("ended", signal.SIGTERM)
+    with pytest.raises(SignalException):
+        rank_exchange.exit_barrier(node(BrokenStore(ended), 0, 2), LATE_S)
+
+
+def test_a_node_that_never_tells_of_itself_breaks_the_round() -> None:
+    asked = []
+
+    def is_broken() -> bool:
+        asked.append(1)
+        return len(asked) == 3
+
+    with pytest.raises(rank_exchange.RoundBroken):
+        rank_exchange.node_ranks(MemoryStore(), 0, 2, spec("trainer", 1), is_broken)
+    assert len(asked) == 3
+
+
+def test_a_round_that_holds_is_waited_for() -> None:
+    store = MemoryStore()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(rank_exchange.node_ranks, store, 0, 2, spec("a", 1), lambda: False)
+        second = pool.submit(rank_exchange.node_ranks, store, 1, 2, spec("a", 2), lambda: False)
+    assert [first.result(), second.result()] == [NodeRanks(0, 3, 0, 3), NodeRanks(1, 3, 1, 3)]

@@ -1,0 +1,206 @@
+"""What only this backend does; what all do is in tests/contract."""
+
+from __future__ import annotations
+
+import socket
+from base64 import b64encode
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.elastic._impl.c10d_backend import (
+    DEFAULT_PORT,
+    NO_STATE,
+    C10dRendezvousBackend,
+    create_backend,
+)
+from holdfast.errors import UsageError
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+from holdfast.store.memory import MemoryStore
+from holdfast.store.tcp.client import TCPStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+KEY = "torch.rendezvous.job"
+
+
+def test_the_key_and_the_mark_of_no_state_are_torchs() -> None:
+    store = MemoryStore()
+    backend = C10dRendezvousBackend(store, "job")
+    assert backend.name == "c10d"
+    assert store.get(KEY) == NO_STATE
+    backend.set_state(b"\x00state")
+    assert store.get(KEY).partition(b".")[2] == b64encode(b"\x00state")
+
+
+def test_a_job_has_an_id() -> None:
+    with pytest.raises(UsageError, match="--rdzv-id"):
+        C10dRendezvousBackend(MemoryStore(), "")
+
+
+NUMBER = "0123456789abcdef."
+
+
+@pytest.mark.parametrize("value", ["YQ==", "abc.YQ==", f"{NUMBER}x", f"{NUMBER}YQ==\n", "é", "."])
+def test_a_value_of_somebody_else_is_told_of(value: str) -> None:
+    store = MemoryStore()
+    store.set(KEY, value)
+    backend = C10dRendezvousBackend(store, "job")
+    with pytest.raises(RendezvousStateError, match=f"the value of '{KEY}' .* is not ours"):
+        backend.get_state()
+    with pytest.raises(RendezvousStateError):
+        backend.set_state(b"mine", b"b2xk")
+
+
+class CountingStore(MemoryStore):
+    calls = 0
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        self.calls += 1
+        return super().compare_set(key, expected, desired)
+
+
+def test_a_key_that_vanished_is_noticed_in_two_calls_and_can_be_made_again() -> None:
+    store = CountingStore()
+    backend = C10dRendezvousBackend(store, "job")
+    first = backend.set_state(b"one")
+    assert first is not None
+    store.delete_key(KEY)
+    store.calls = 0
+    assert backend.set_state(b"two", first[1]) is None
+    assert store.calls == 2
+    again = backend.set_state(b"two")
+    assert again is not None
+    assert again[0::2] == (b"two", True)
+
+
+def test_reading_a_key_that_vanished_does_not_wait_for_it() -> None:
+    store = MemoryStore()
+    backend = C10dRendezvousBackend(store, "job")
+    backend.set_state(b"one")
+    store.delete_key(KEY)
+    assert backend.get_state() is None
+
+
+@pytest.mark.parametrize("token", [7, "text", (1, 2)])
+def test_a_token_of_another_kind_never_fits(token: object) -> None:
+    backend = C10dRendezvousBackend(MemoryStore(), "job")
+    assert backend.set_state(b"one", token) is None
+    backend.set_state(b"one")
+    assert backend.set_state(b"two", token) == (*(backend.get_state() or ()), False)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, TimeoutError, ValueError, ConnectionResetError])
+def test_a_store_that_fails_is_told_of_in_one_line(kind: type[Exception]) -> None:
+    class Broken(MemoryStore):
+        broken = False
+
+        def compare_set(self, *args: Any) -> bytes:
+            if self.broken:
+                raise kind("no answer\nframe #0: some C++")
+            return super().compare_set(*args)
+
+    store = Broken()
+    backend = C10dRendezvousBackend(store, "job")
+    store.broken = True
+    for call in (backend.get_state, lambda: backend.set_state(b"x")):
+        with pytest.raises(RendezvousConnectionError, match=f"'{KEY}': no answer$"):
+            call()
+
+
+def test_a_backend_and_its_store_made_from_parameters(tmp_path: Path) -> None:
+    params = RendezvousParameters("c10d", str(tmp_path), "job", 1, 2, store_type="file")
+    backend, store = create_backend(params)
+    backend.set_state(b"one")
+    another, _ = create_backend(params)
+    found = another.get_state()
+    assert found is not None
+    assert found[0] == b"one"
+    assert store.check([KEY])
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port to serve at, that the kernel gives to nobody else meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
+
+
+def tcp_params(port: int, **config: str) -> RendezvousParameters:
+    return RendezvousParameters("c10d", f"localhost:{port}", "job", 1, 2, **config)
+
+
+def test_whoever_comes_first_serves_the_tcp_store(port: int) -> None:
+    """The endpoint is this machine's, so each of them could."""
+    backend, server = create_backend(tcp_params(port))
+    with server, create_backend(tcp_params(port, is_host="0", store_type=" TCP "))[1] as client:
+        assert "serving" in repr(server)
+        assert "client of" in repr(client)
+        assert server.timeout == client.timeout == timedelta(seconds=60)
+        backend.set_state(b"one")
+        found = C10dRendezvousBackend(client, "job").get_state()
+        assert found is not None
+        assert found[0] == b"one"
+
+
+def test_a_process_has_one_tcp_store_at_a_port(port: int) -> None:
+    with create_backend(tcp_params(port))[1] as one, create_backend(tcp_params(port))[1] as two:
+        one.set("key", "value")
+        one.close()
+        assert two.get("key") == b"value"
+
+
+def test_a_port_that_another_serves_makes_a_client() -> None:
+    with TCPStore("localhost", 0, is_master=True) as theirs:
+        with create_backend(tcp_params(theirs.port))[1] as store:
+            assert "client of" in repr(store)
+            assert theirs.get(KEY) == NO_STATE
+        with pytest.raises(RendezvousConnectionError, match=f"port {theirs.port} is in use"):
+            create_backend(tcp_params(theirs.port, is_host="yes"))
+
+
+def test_a_tcp_store_that_nobody_serves(port: int) -> None:
+    params = tcp_params(port, is_host="no", read_timeout="0.05")
+    with pytest.raises(
+        RendezvousConnectionError,
+        match=rf"localhost:{port}: the server could not be reached within 0.05 s",
+    ):
+        create_backend(params)
+
+
+def test_the_endpoint_of_another_machine_is_not_served_here() -> None:
+    # Of the addresses for documentation; nobody has them.
+    for host in ("192.0.2.1", "store.invalid"):
+        params = RendezvousParameters("c10d", host, "job", 1, 2, read_timeout="0.05")
+        with pytest.raises(
+            RendezvousConnectionError, match=f"{host}:{DEFAULT_PORT}: the server could"
+        ):
+            create_backend(params)
+
+
+def test_the_state_is_lost_with_the_server_and_can_be_set_anew(port: int) -> None:
+    backend, server = create_backend(tcp_params(port, is_host="1"))
+    client = TCPStore("localhost", port)
+    far = C10dRendezvousBackend(client, "job")
+    first = backend.set_state(b"one")
+    assert first is not None
+    server.close()
+    with pytest.raises(RendezvousConnectionError, match=f"'{KEY}': the store at localhost:{port}"):
+        far.get_state()
+    with create_backend(tcp_params(port, is_host="1"))[1]:
+        assert far.set_state(b"two", first[1]) is None
+        again = far.set_state(b"two")
+        assert again is not None
+        assert again[0::2] == (b"two", True)
+    client.close()
+
+
+def test_stores_that_cannot_be_made() -> None:
+    with pytest.raises(UsageError, match="store_type: 'hash' is unknown; accepted: tcp, file"):
+        create_backend(RendezvousParameters("c10d", "host", "job", 1, 2, store_type="hash"))

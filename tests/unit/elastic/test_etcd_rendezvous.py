@@ -1,0 +1,324 @@
+from __future__ import annotations
+
+import select
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.core.etcd.keys import MARK
+from holdfast.core.protocol import NodeRole
+from holdfast.elastic._impl.etcd_rendezvous import (
+    EtcdRendezvous,
+    EtcdRendezvousHandler,
+    create_rdzv_handler,
+)
+from holdfast.elastic.rendezvous.registry import get_rendezvous_handler
+from holdfast.errors import UsageError
+from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.sync_client import EtcdClient
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from real_etcd import PATIENCE_S, Etcd, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from holdfast.rendezvous.etcd import EtcdHandler
+    from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo
+
+LOCAL = "127.0.0.1"
+PREFIX = "/jobs"
+# So long that none passes in a test: rounds form because all are there, or because one is asked.
+LAST_CALL_S = PATIENCE_S * 10
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(etcd: Etcd) -> Iterator[EtcdClient]:
+    with EtcdClient(EtcdSettings(endpoints=((LOCAL, etcd.port),))) as made:
+        yield made
+
+
+def job(client: EtcdClient, run_id: str, nodes: tuple[int, int] = (2, 2)) -> EtcdRendezvous:
+    return EtcdRendezvous(client, PREFIX, run_id, *nodes, PATIENCE_S, LAST_CALL_S)
+
+
+@contextmanager
+def nodes_of(
+    client: EtcdClient, run_id: str, count: int, nodes: tuple[int, int] = (2, 2)
+) -> Iterator[list[EtcdRendezvousHandler]]:
+    made = [EtcdRendezvousHandler(job(client, run_id, nodes), LOCAL) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        for one in made:
+            one.shutdown()
+
+
+def meet(handlers: Sequence[RendezvousHandler]) -> list[RendezvousInfo]:
+    with ThreadPoolExecutor(len(handlers)) as pool:
+        return list(pool.map(lambda one: one.next_rendezvous(), handlers))
+
+
+def await_state(impl: EtcdRendezvous, is_so: Callable[[dict[str, Any]], bool]) -> None:
+    """Wait for changes of the stored state until it is as wanted."""
+    revision, state = impl.get_rdzv_state()
+    while not is_so(state):
+        before = revision
+        revision, state = impl.try_wait_for_state_change(revision + 1, PATIENCE_S)
+        assert revision > before, f"nothing came after {state}"
+
+
+def leave_third(
+    impl: EtcdRendezvous,
+    first: EtcdRendezvousHandler,
+    second: EtcdRendezvousHandler,
+    third: EtcdRendezvousHandler,
+) -> None:
+    """Have three nodes meet, and two of them again when the third is known to have gone.
+
+    Who comes again before that may be in one more round with it: a leader hears itself first.
+    """
+    meet([first, second, third])
+    third.shutdown()
+    await_state(impl, lambda state: state["participants"] == [0, 1])
+    meet([first, second])
+
+
+def test_two_nodes_meet_and_share_a_store(client: EtcdClient) -> None:
+    with nodes_of(client, "two", 2) as nodes:
+        infos = meet(nodes)
+        assert sorted((info.rank, info.world_size) for info in infos) == [(0, 2), (1, 2)]
+        assert len({str(info.bootstrap_store_info) for info in infos}) == 1
+        assert infos[0].bootstrap_store_info.master_addr == LOCAL
+        infos[0].store.set("key", "value")
+        assert infos[1].store.get("key") == b"value"
+        assert {one.get_backend() for one in nodes} == {"etcd"}
+        assert {one.get_run_id() for one in nodes} == {"two"}
+        assert {one.num_nodes_waiting() for one in nodes} == {0}
+        assert {one.is_closed() for one in nodes} == {False}
+
+
+def test_the_implementation_alone_takes_part(client: EtcdClient) -> None:
+    impls = [job(client, "alone") for _ in range(2)]
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            rank_table = list(pool.map(lambda one: one.rendezvous_barrier(), impls))
+        versions, ranks, sizes = zip(*rank_table, strict=True)
+        assert (sorted(ranks), set(sizes), len(set(versions))) == ([0, 1], {2}, 1)
+        version = versions[0]
+        state = impls[0].get_rdzv_state()[1]
+        assert state == {
+            "status": "final",
+            "version": version,
+            "participants": [0, 1],
+            "num_workers_waiting": 0,
+        }
+        impls[0].setup_kv_store(version).set("key", "value")
+        assert impls[1].setup_kv_store(version).get("key") == b"value"
+        # The next start is another version, with an empty store.
+        with ThreadPoolExecutor(2) as pool:
+            again = list(pool.map(lambda one: one.rendezvous_barrier()[0], impls))
+        assert again[0] == again[1] != version
+        assert not impls[0].setup_kv_store(again[0]).check(["key"])
+    finally:
+        for one in impls:
+            assert one.node is not None
+            assert one.node.shutdown()
+
+
+def test_the_stores_of_a_version_are_one(client: EtcdClient) -> None:
+    with nodes_of(client, "store", 1, (1, 1)) as (node,):
+        info = node.next_rendezvous()
+        assert node.seat is not None
+        impl = job(client, "store", (1, 1))
+        info.store.set("key", "value")
+        version = impl.get_rdzv_state()[1]["version"]
+        assert impl.setup_kv_store(version).check(["key"])
+        impl.close()
+
+
+def test_a_node_that_waits_is_counted_until_it_goes(client: EtcdClient) -> None:
+    with nodes_of(client, "waits", 4, (2, 3)) as (first, second, third, fourth):
+        impl = job(client, "waits", (2, 3))
+        leave_third(impl, first, second, third)
+        assert [one.num_nodes_waiting() for one in (first, second)] == [0, 0]
+        fourth.enter()
+        await_state(impl, lambda state: state["num_workers_waiting"] == 1)
+        assert [one.num_nodes_waiting() for one in (first, second)] == [1, 1]
+        fourth.shutdown()
+        await_state(impl, lambda state: state["num_workers_waiting"] == 0)
+        assert [one.num_nodes_waiting() for one in (first, second)] == [0, 0]
+
+
+def test_a_node_that_waits_is_taken_in_by_whoever_comes(client: EtcdClient) -> None:
+    with nodes_of(client, "taken", 4, (2, 3)) as (first, second, third, fourth):
+        impl = job(client, "taken", (2, 3))
+        leave_third(impl, first, second, third)
+        fourth.enter()
+        await_state(impl, lambda state: state["num_workers_waiting"] == 1)
+        infos = meet([first, second, fourth])
+        assert sorted((info.rank, info.world_size) for info in infos) == [(0, 3), (1, 3), (2, 3)]
+        assert first.num_nodes_waiting() == 0
+
+
+def test_nobody_makes_room_for_a_standby(client: EtcdClient) -> None:
+    with nodes_of(client, "full", 3) as (first, second, third):
+        meet([first, second])
+        connection = third.enter()
+        while connection.view is None or connection.view.role is not NodeRole.STANDBY:
+            assert select.select([connection], [], [], PATIENCE_S)[0]
+            connection.take()
+        assert [one.num_nodes_waiting() for one in (first, second, third)] == [0, 0, 0]
+
+
+def test_a_job_that_is_not_there_can_be_closed(client: EtcdClient) -> None:
+    with nodes_of(client, "closed", 2) as (first, second):
+        impl = job(client, "closed")
+        assert impl.get_rdzv_state() == (0, {"status": "setup"})
+        assert not first.is_closed()
+        first.set_closed()
+        assert impl.get_rdzv_state()[1]["status"] == "closed"
+        assert first.is_closed()
+        assert second.is_closed()
+        assert second.num_nodes_waiting() == 0
+        with pytest.raises(RendezvousClosedError, match="'closed' is over"):
+            second.next_rendezvous()
+
+
+def test_closing_ends_the_job_of_all(client: EtcdClient) -> None:
+    with nodes_of(client, "ends", 2) as (first, second):
+        meet([first, second])
+        job_of_first = first._rdzv_impl
+        job_of_first.set_closed()
+        assert second.is_closed()
+        with pytest.raises(RendezvousClosedError):
+            second.next_rendezvous()
+
+
+def test_a_node_with_other_numbers_cannot_close_the_job(client: EtcdClient) -> None:
+    with nodes_of(client, "others", 2) as nodes, nodes_of(client, "others", 1, (1, 9)) as (odd,):
+        meet(nodes)
+        with pytest.raises(RendezvousError, match=r"nnodes"):
+            odd.set_closed()
+        assert not nodes[0].is_closed()
+
+
+def test_a_round_that_does_not_form_in_time(client: EtcdClient) -> None:
+    impl = EtcdRendezvous(client, PREFIX, "late", 2, 2, 2.0, LAST_CALL_S)
+    with pytest.raises(RendezvousTimeoutError):
+        impl.rendezvous_barrier()
+    assert impl.get_rdzv_state()[1] == {"status": "joinable", "participants": []}
+    assert impl.node is not None
+    impl.node.shutdown()
+
+
+def test_extra_data(client: EtcdClient) -> None:
+    one, other = job(client, "data"), job(client, "data")
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(one.load_extra_data, "1.0.0", "late")
+        other.store_extra_data("1.0.0", "early", {"a": [1, None]})
+        other.store_extra_data("1.0.0", "late", "value")
+        assert waits.result(PATIENCE_S) == "value"
+    assert one.load_extra_data("1.0.0", "early", timeout=PATIENCE_S) == {"a": [1, None]}
+    with pytest.raises(RendezvousTimeoutError, match=r"'early' for version 1\.0\.1 .* 0\.01 s"):
+        one.load_extra_data("1.0.1", "early", timeout=0.01)
+    one.close()
+    other.close()
+
+
+def test_what_is_stored_has_an_end(etcd: Etcd, client: EtcdClient) -> None:
+    """Whatever a job leaves in etcd is on a lease."""
+    before = set(etcd.leases())
+    impl = job(client, "leaves", (1, 1))
+    version, _, _ = impl.rendezvous_barrier()
+    impl.store_extra_data(version, "key", "value")
+    for key in etcd.keys(impl.get_path("").encode()):
+        found = client.get(key)
+        assert found is None or found.lease in set(etcd.leases()) - before
+    impl.set_closed()
+    assert impl.node is not None
+    impl.node.shutdown()
+    left = etcd.keys(impl.get_path("").encode())
+    assert left == [impl.get_path("/job").encode()]
+    found = client.get(left[0])
+    assert found is not None
+    assert found.lease in set(etcd.leases()) - before
+
+
+def test_waiting_for_a_change_ends_with_its_time(client: EtcdClient, etcd: Etcd) -> None:
+    impl = job(client, "change")
+    assert impl.try_wait_for_state_change(etcd.revision() + 1, timeout=0.01)[0] == 0
+    with nodes_of(client, "change", 1) as (node,):
+        node.set_closed()
+    revision, state = impl.get_rdzv_state()
+    assert impl.try_wait_for_state_change(revision) == (revision, state)
+    etcd.put(b"another", b"")
+    etcd.compact()
+    assert impl.try_wait_for_state_change(revision + 1) == (revision, state)
+
+
+def test_what_another_program_wrote_is_no_state(client: EtcdClient) -> None:
+    impl = job(client, "foreign")
+    client.put(impl.get_path("job").encode(), MARK + b"?")
+    with pytest.raises(RendezvousStateError, match=r"/jobs/foreign/job"):
+        impl.get_rdzv_state()
+
+
+def test_an_etcd_that_is_away_disturbs_nobody(tmp_path: Path) -> None:
+    with running_etcd(tmp_path) as etcd:
+        settings = EtcdSettings(endpoints=((LOCAL, etcd.port),), call_s=0.2)
+        with EtcdClient(settings) as client, nodes_of(client, "away", 1, (1, 1)) as (node,):
+            node.next_rendezvous()
+            etcd.kill()
+            assert node.num_nodes_waiting() == 0
+            assert not node.is_closed()
+            with pytest.raises(RendezvousConnectionError, match=etcd.endpoint):
+                job(client, "away").get_rdzv_state()
+
+
+def test_what_cannot_be_a_job_is_refused_at_once(client: EtcdClient) -> None:
+    with pytest.raises(UsageError, match=r"^--nnodes"):
+        job(client, "wrong", (2, 1))
+
+
+@pytest.mark.parametrize("create", [create_rdzv_handler, get_rendezvous_handler])
+def test_handlers_made_from_parameters(
+    etcd: Etcd, create: Callable[[RendezvousParameters], EtcdHandler]
+) -> None:
+    params = RendezvousParameters(
+        "etcd",
+        etcd.endpoint,
+        create.__name__,
+        2,
+        2,
+        LOCAL,
+        etcd_prefix="/mine",
+        settle=5,
+        timeout=30,
+    )
+    made = [create(params) for _ in range(2)]
+    try:
+        assert {one.get_backend() for one in made} == {"etcd"}
+        assert [one.join_timeout_s for one in made] == [30, 30]
+        assert sorted(info.rank for info in meet(made)) == [0, 1]
+        assert [one.num_nodes_waiting() for one in made] == [0, 0]
+        assert etcd.get(f"/mine/{create.__name__}/job".encode()) is not None
+        made[0].set_closed()
+    finally:
+        for one in made:
+            assert one.shutdown()

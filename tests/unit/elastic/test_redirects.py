@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.elastic._impl.redirects import (
+    get_libc,
+    get_std_cm,
+    redirect,
+    redirect_stderr,
+    redirect_stdout,
+)
+from holdfast.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+def open_fds() -> dict[int, str]:
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
+        except FileNotFoundError:
+            continue  # The descriptor of the listing itself.
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    before = open_fds()
+    yield
+    assert open_fds() == before
+
+
+def test_all_ways_to_write_end_up_in_the_file_in_order(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out.log"
+    path.write_text("old content that is longer than the new one" * 10)
+    libc = get_libc()
+    print("before")
+    libc.printf(b"c before\n")
+    with redirect_stdout(str(path)):
+        print("python")
+        sys.stdout.flush()
+        libc.printf(b"c library\n")
+        libc.fflush(None)
+        os.write(1, b"descriptor\n")
+        subprocess.run([sys.executable, "-c", "print('child')"], check=True)
+        print("last")
+    print("after")
+    libc.printf(b"c after\n")
+    libc.fflush(None)
+    assert path.read_text().splitlines() == ["python", "c library", "descriptor", "child", "last"]
+    shown = capfd.readouterr().out.splitlines()
+    assert set(shown) == {"before", "c before", "after", "c after"}
+
+
+def test_stderr_and_stdout_are_redirected_apart(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    with redirect_stdout(str(out)), redirect("stderr", str(err)):
+        print("to out")
+        print("to err", file=sys.stderr)
+    assert (out.read_text(), err.read_text()) == ("to out\n", "to err\n")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_exception_inside_puts_everything_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        print("inside", file=sys.stderr)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), redirect_stderr(str(tmp_path / "err")):
+        fail()
+    print("outside", file=sys.stderr)
+    assert (tmp_path / "err").read_text() == "inside\n"
+    assert capfd.readouterr().err == "outside\n"
+
+
+def test_a_python_stream_without_descriptor_does_not_hinder_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for stream in (io.StringIO(), None):
+        monkeypatch.setattr(sys, "stdout", stream)
+        with redirect_stdout(str(tmp_path / "out")):
+            os.write(1, b"descriptor\n")
+        assert (tmp_path / "out").read_text() == "descriptor\n"
+
+
+def test_only_the_two_streams_can_be_redirected(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="'stdin'"), redirect("stdin", str(tmp_path / "x")):
+        pass
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "missing" / "out")
+    with pytest.raises(EnvironmentProblem, match=path), redirect_stdout(path):
+        pass
+
+
+def test_no_path_means_no_redirection(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with get_std_cm("", redirect_stdout):
+        print("shown")
+    with get_std_cm(str(tmp_path / "out"), redirect_stdout):
+        print("kept")
+    assert capfd.readouterr().out == "shown\n"
+    assert (tmp_path / "out").read_text() == "kept\n"

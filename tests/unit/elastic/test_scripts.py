@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.elastic._impl.scripts import (
+    CyclingIterator,
+    get_env_variable_or_raise,
+    get_free_port,
+    get_log_level,
+    get_logger,
+    get_socket_with_port,
+    is_uninterruptible_state,
+    macros,
+    read_proc_state,
+)
+from holdfast.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def test_a_variable_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME", "value")
+    monkeypatch.setenv("EMPTY", "")
+    assert (get_env_variable_or_raise("SOME"), get_env_variable_or_raise("EMPTY")) == ("value", "")
+
+
+def test_a_variable_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SOME", raising=False)
+    with pytest.raises(ValueError, match=r"^SOME: the variable is not set in the environment$"):
+        get_env_variable_or_raise("SOME")
+
+
+ARGUMENTS = ["--rank=${local_rank}", "$local_rank", "$local_ranks", "${other}", "", 7, None]
+
+
+def test_placeholders_are_replaced_in_text_alone() -> None:
+    assert macros.substitute(ARGUMENTS, "3") == [
+        "--rank=3", "3", "$local_ranks", "${other}", "", 7, None,
+    ]  # fmt: skip
+    assert macros.substitute([macros.local_rank], "3") == ["3"]
+
+
+@pytest.mark.torch
+def test_they_are_replaced_as_with_torch() -> None:
+    from torch.distributed.elastic.utils import macros as torchs
+
+    assert macros.substitute(ARGUMENTS, "3") == torchs.substitute(ARGUMENTS, "3")
+
+
+def torchs() -> Any:
+    from torch.distributed.elastic.utils.data import CyclingIterator as Theirs
+
+    return Theirs
+
+
+@pytest.fixture(params=[lambda: CyclingIterator, pytest.param(torchs, marks=pytest.mark.torch)])
+def kind(request: pytest.FixtureRequest) -> Any:
+    """Ours, and torch's in its place."""
+    return request.param()
+
+
+def epoch(number: int) -> Iterator[tuple[int, str]]:
+    return iter([(number, "a"), (number, "b")])
+
+
+def nothing_in_some(number: int) -> Iterator[int]:
+    return iter([number] if number % 3 == 0 else [])
+
+
+def test_epoch_after_epoch(kind: Any) -> None:
+    assert list(kind(2, epoch)) == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+    assert list(kind(n=4, generator_fn=epoch, start_epoch=3)) == [(3, "a"), (3, "b")]
+
+
+def test_an_epoch_without_elements_is_passed_over(kind: Any) -> None:
+    assert list(kind(8, nothing_in_some)) == [0, 3, 6]
+
+
+def test_the_first_epoch_is_there_even_beyond_the_last(kind: Any) -> None:
+    assert list(kind(2, epoch, start_epoch=7)) == [(7, "a"), (7, "b")]
+
+
+def test_an_epoch_is_made_when_it_begins(kind: Any) -> None:
+    made = []
+
+    def make(number: int) -> Iterator[int]:
+        made.append(number)
+        return iter([number])
+
+    elements = kind(3, make)
+    assert (next(elements), made) == (0, [0])
+    assert (next(elements), made) == (1, [0, 1])
+
+
+def test_it_stays_at_its_end(kind: Any) -> None:
+    elements = kind(1, epoch)
+    assert iter(elements) is elements
+    assert len(list(elements)) == 2
+    assert list(elements) == []
+
+
+def test_many_empty_epochs_are_no_deep_recursion() -> None:
+    """With torch's they are."""
+    assert list(CyclingIterator(10_000, lambda number: iter([]))) == []
+
+
+def test_a_port_is_held_while_its_socket_is_open() -> None:
+    with get_socket_with_port() as held:
+        host, port = held.getsockname()[:2]
+        with socket.create_connection((host, port), timeout=30):
+            pass
+        with socket.socket(held.family) as other:
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with pytest.raises(OSError, match="in use"):
+                other.bind((host, port))
+
+
+def test_a_free_port_can_be_bound() -> None:
+    port = get_free_port()
+    with socket.socket() as mine:
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        mine.bind(("127.0.0.1", port))
+        assert mine.getsockname()[1] == port
+
+
+def test_no_name_is_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
+    def resolve(*_: object, **__: object) -> object:
+        raise socket.gaierror("no names here")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "gethostbyname", resolve)
+    assert get_free_port() > 0
+
+
+def test_the_other_address_family_serves_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = socket.socket
+
+    def without_ipv4(family: int, kind: int) -> socket.socket:
+        if family == socket.AF_INET:
+            raise OSError("no IPv4")
+        return real(socket.AF_INET6, kind)
+
+    monkeypatch.setattr(socket, "socket", without_ipv4)
+    with get_socket_with_port() as held:
+        assert held.getsockname()[0] == "::1"
+
+
+def test_no_address_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> object:
+        raise OSError("none left")
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(EnvironmentProblem, match=r"no TCP port .* could be bound: none left"):
+        get_socket_with_port()
+
+
+def test_the_level_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOGLEVEL", raising=False)
+    assert get_log_level() == "WARNING"
+    assert get_logger("some").level == logging.WARNING
+    monkeypatch.setenv("LOGLEVEL", "DEBUG")
+    assert get_logger("some").level == logging.DEBUG
+    assert get_logger("some") is logging.getLogger("some")
+
+
+def test_a_logger_without_a_name_is_that_of_the_calling_module() -> None:
+    assert get_logger().name == __name__
+
+
+def test_a_level_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGLEVEL", "LOUD")
+    with pytest.raises(ValueError, match="LOUD"):
+        get_logger("some")
+
+
+def test_the_state_of_a_process() -> None:
+    assert read_proc_state(os.getpid()) == "R"
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(60)
+    assert read_proc_state(gone.pid) is None
+
+
+@pytest.mark.parametrize(("state", "is_it"), [("D", True), ("D+", True), ("S", False), ("", False)])
+def test_uninterruptible_sleep(state: str, is_it: bool) -> None:
+    assert is_uninterruptible_state(state) is is_it
+
+
+def test_a_process_that_is_gone_does_not_sleep() -> None:
+    assert not is_uninterruptible_state(None)

@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import io
+import os
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.elastic._impl.tail_log import TailLog, tail_logfile
+from holdfast.errors import EnvironmentProblem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    fds, threads = sorted(os.listdir("/proc/self/fd")), set(threading.enumerate())
+    yield
+    assert sorted(os.listdir("/proc/self/fd")) == fds
+    assert set(threading.enumerate()) == threads
+
+
+class Notebook(io.StringIO):
+    """A stream without descriptor that tells when a text has arrived."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = threading.Condition()
+
+    def flush(self) -> None:
+        with self.arrived:
+            self.arrived.notify_all()
+
+    def wait_for(self, text: str) -> None:
+        with self.arrived:
+            self.arrived.wait_for(lambda: text in self.getvalue())
+
+
+def test_lines_of_all_files_arrive_with_the_header_of_their_rank(tmp_path: Path) -> None:
+    files = {rank: str(tmp_path / str(rank)) for rank in range(3)}
+    dst = Notebook()
+    tail = TailLog("writer", files, dst, interval_sec=1000).start()
+    assert not tail.stopped()
+    for rank, file in files.items():
+        with open(file, "w") as out:
+            out.writelines(f"{rank}-{number}\n" for number in range(50))
+    dst.wait_for("[writer1]:1-49\n")
+    tail.stop()
+    assert tail.stopped()
+    lines = dst.getvalue().splitlines()
+    for rank in files:
+        header = f"[writer{rank}]:"
+        expected = [f"{header}{rank}-{number}" for number in range(50)]
+        assert [line for line in lines if line.startswith(header)] == expected
+    assert len(lines) == 150
+
+
+def test_headers_can_be_given_by_rank(tmp_path: Path) -> None:
+    files = {}
+    for rank in (0, 1):
+        (tmp_path / str(rank)).write_text("x\n")
+        files[rank] = str(tmp_path / str(rank))
+    dst = io.StringIO()
+    tail = TailLog("writer", files, dst, {0: "[zero] "}).start()
+    tail.stop()
+    assert sorted(dst.getvalue().splitlines()) == ["[writer1]:x", "[zero] x"]
+
+
+def test_a_filter_chooses_the_lines(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("keep 1\ndrop\nkeep 2\n")
+    dst = io.StringIO()
+    tail = TailLog("w", {0: str(tmp_path / "log")}, dst, log_line_filter=lambda x: "keep" in x)
+    tail.start()
+    tail.stop()
+    assert dst.getvalue() == "[w0]:keep 1\n[w0]:keep 2\n"
+
+
+def test_a_real_file_is_a_destination_too(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"caf\xc3\xa9 \xff\n")
+    with open(tmp_path / "dst", "w") as dst:
+        dst.write("title\n")
+        TailLog("w", {0: str(tmp_path / "log")}, dst).start().stop()
+    assert (tmp_path / "dst").read_bytes() == b"title\n[w0]:caf\xc3\xa9 \xff\n"
+
+
+def test_without_files_nothing_is_started() -> None:
+    before = set(threading.enumerate())
+    tail = TailLog("w", {}, io.StringIO()).start()
+    assert set(threading.enumerate()) == before
+    tail.stop()
+    assert tail.stopped()
+
+
+def test_a_file_that_never_comes_is_no_fault(tmp_path: Path) -> None:
+    dst = io.StringIO()
+    tail = TailLog("w", {0: str(tmp_path / "never")}, dst).start()
+    tail.stop()
+    assert dst.getvalue() == ""
+
+
+def test_stopping_can_be_repeated_and_comes_before_starting_too(tmp_path: Path) -> None:
+    tail = TailLog("w", {0: str(tmp_path / "log")}, io.StringIO())
+    tail.stop()
+    tail.stop()
+    tail.start()
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_start_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
+    files = {0: str(tmp_path / "log"), 1: str(tmp_path / "missing" / "log")}
+    tail = TailLog("w", files, io.StringIO())
+    with pytest.raises(EnvironmentProblem, match="missing"):
+        tail.start()
+    assert tail.stopped()
+
+
+def test_one_file_can_be_followed_until_an_event(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("one\n")
+    dst, finished = Notebook(), threading.Event()
+    thread = threading.Thread(
+        target=tail_logfile, args=("[h]", str(tmp_path / "log"), dst, finished, 1000)
+    )
+    thread.start()
+    dst.wait_for("[h]one\n")
+    with open(tmp_path / "log", "a") as out:
+        out.write("two\nno")
+    dst.wait_for("[h]two\n")
+    finished.set()
+    thread.join()
+    assert dst.getvalue() == "[h]one\n[h]two\n[h]no\n"
+
+
+def test_one_file_can_be_filtered(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("one\ntwo\n")
+    dst, finished = io.StringIO(), threading.Event()
+    finished.set()
+    tail_logfile("", str(tmp_path / "log"), dst, finished, 0.1, lambda line: line == "two\n")
+    assert dst.getvalue() == "two\n"

@@ -1,0 +1,181 @@
+"""What is found out about endpoints that close connections without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from etcd_clients import LOCAL, client_of, http, problem, put, saying, server
+
+from certificates import make_ca, make_certificate, run_openssl
+from holdfast.core.etcd.calls import Problem, ProblemKind
+from holdfast.etcd.diagnose import NO_WORD, diagnose_silence
+from holdfast.etcd.protocol import TLS_ONLY
+from holdfast.etcd.transport import NO_TLS, HttpConnection
+from holdfast.net.tls import client_context
+from real_etcd import Tls, make_tls
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LIMIT_S = 30.0  # Only a test that fails waits for so long.
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("certificates"))
+
+
+async def why(port: int, context: ssl.SSLContext | None, limit_s: float = LIMIT_S) -> object:
+    opened: list[HttpConnection] = []
+    found = await diagnose_silence(
+        LOCAL, port, tls=context, server_name="", limit_s=limit_s, opened=opened.append
+    )
+    for connection in opened:
+        await connection.ended
+    return None if found is None else Problem(found.kind, found.why)
+
+
+def asked_over_tls(
+    tls: Tls, context: ssl.SSLContext | None, *, wants_certificate: bool, newest: bool = True
+) -> object:
+    """Ask a server that speaks TLS and never says a word."""
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(*tls.server)
+    if not newest:
+        ours.maximum_version = ssl.TLSVersion.TLSv1_2
+    if wants_certificate:
+        ours.load_verify_locations(tls.ca)
+        ours.verify_mode = ssl.CERT_REQUIRED
+
+    def serve(listening: socket.socket) -> None:
+        # No server of asyncio's: that one does not tell why it does not go on.
+        taken, _ = listening.accept()
+        with taken, contextlib.suppress(OSError), ours.wrap_socket(taken, server_side=True):
+            pass
+
+    with socket.create_server((LOCAL, 0)) as listening:
+        serving = threading.Thread(target=serve, args=(listening,))
+        serving.start()
+        try:
+            return asyncio.run(why(listening.getsockname()[1], context))
+        finally:
+            serving.join()
+
+
+@pytest.mark.parametrize("wants_certificate", [False, True])
+@pytest.mark.parametrize("newest", [False, True])
+def test_plain_text_where_tls_is_spoken(tls: Tls, *, wants_certificate: bool, newest: bool) -> None:
+    found = asked_over_tls(tls, None, wants_certificate=wants_certificate, newest=newest)
+    assert found == Problem(ProblemKind.DENIED, TLS_ONLY)
+
+
+def test_a_certificate_that_is_disliked_after_the_handshake(tls: Tls) -> None:
+    found = asked_over_tls(tls, client_context(tls.ca), wants_certificate=True)
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.DENIED
+    assert "it wants a client certificate that its CA has signed (set cert and key)" in found.why
+
+
+def test_nothing_is_wrong_with_the_certificate(tls: Tls) -> None:
+    context = client_context(tls.ca, *tls.client)
+    assert asked_over_tls(tls, context, wants_certificate=True) is None
+
+
+def test_tls_where_plain_text_is_spoken() -> None:
+    async def answer(data: bytes) -> bytes | None:
+        return http(b"no such method", "405 Method Not Allowed") if b"/version" in data else None
+
+    async def talk() -> object:
+        async with server(answer) as port:
+            return await why(port, client_context())
+
+    assert asyncio.run(talk()) == Problem(ProblemKind.DENIED, NO_TLS)
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_something_that_closes_whatever_it_is_asked(*, is_tls: bool) -> None:
+    async def talk() -> None:
+        async with saying(None) as port:
+            assert await why(port, client_context() if is_tls else None) is None
+            async with client_of(port, tls=is_tls) as client:
+                found = await problem(client, put(b"a"))
+                assert found.kind is ProblemKind.UNREACHABLE
+                assert found.why.startswith("it closed the connection")
+                assert found.why.endswith(NO_WORD)
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize("is_tls", [False, True])
+def test_something_that_is_silent_costs_no_more_than_the_limit(*, is_tls: bool) -> None:
+    with socket.create_server((LOCAL, 0)) as silent:
+        port = silent.getsockname()[1]
+        assert asyncio.run(why(port, client_context() if is_tls else None, 0.05)) is None
+
+
+def test_an_endpoint_that_answered_before_is_not_asked_in_other_ways() -> None:
+    """What closes now is an etcd that ends, not one of another kind."""
+    asked: list[bytes] = []
+
+    async def answer(data: bytes) -> bytes | None:
+        asked.append(data)
+        return http(b'{"header":{"revision":"1"}}') if len(asked) == 1 else None
+
+    async def talk() -> Problem:
+        async with server(answer, once=True) as port, client_of(port) as client:
+            await client.call(put(b"a"))
+            return await problem(client, put(b"a"))
+
+    assert NO_WORD not in asyncio.run(talk()).why
+    assert all(data.startswith(b"POST /v3/") for data in asked)
+
+
+def test_a_client_that_is_closed_asks_no_further(tls: Tls) -> None:
+    """While it listens to an endpoint that has nothing to say, which may take a while."""
+    ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ours.load_cert_chain(*tls.server)
+
+    async def talk() -> None:
+        came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            came.put_nowait(writer)
+
+        async with await asyncio.start_server(serve, LOCAL, 0, ssl=ours) as listening:
+            port = listening.sockets[0].getsockname()[1]
+            async with client_of(port, tls=True, ca=tls.ca) as client:
+                call = asyncio.ensure_future(problem(client, put(b"a")))
+                first = await came.get()
+                first.transport.abort()
+                second = await came.get()
+                while not client._open:
+                    assert not call.done()
+                    await asyncio.sleep(0)
+                await client.close()
+                assert not client._open
+                assert (await call).kind is ProblemKind.UNREACHABLE
+            second.transport.abort()
+
+    asyncio.run(talk())
+
+
+def test_a_certificate_that_is_out_of_date(tmp_path: Path) -> None:
+    ca = make_ca(tmp_path)
+    late = make_certificate(ca, "late")
+    run_openssl(
+        "x509", "-req", "-in", str(tmp_path / "late.csr"), "-CA", ca.cert, "-CAkey", ca.key,
+        "-set_serial", "7", "-days", "-1", "-extfile", str(tmp_path / "late.ext"),
+        "-out", late.cert,
+    )  # fmt: skip
+    found = asked_over_tls(
+        Tls(ca.cert, late, late), client_context(ca.cert), wants_certificate=False
+    )
+    assert isinstance(found, Problem)
+    assert found.kind is ProblemKind.DENIED
+    assert "its certificate is out of date: certificate has expired" in found.why

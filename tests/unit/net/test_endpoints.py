@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import UsageError
+from holdfast.net.endpoints import format_endpoint, is_ipv6, parse_rendezvous_endpoint
+
+PORT = 29400
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        (None, "localhost", PORT),
+        ("", "localhost", PORT),
+        ("  ", "localhost", PORT),
+        ("host", "host", PORT),
+        ("host:1", "host", 1),
+        (" host:1 ", "host", 1),
+        ("host:0", "host", 0),
+        ("host:65535", "host", 65535),
+        ("node-1.my_cluster.org:29500", "node-1.my_cluster.org", 29500),
+        ("10.0.0.1", "10.0.0.1", PORT),
+        ("10.0.0.1:29500", "10.0.0.1", 29500),
+        ("[::1]", "::1", PORT),
+        ("[::1]:29500", "::1", 29500),
+        ("[fe80::1%eth0]:1", "fe80::1%eth0", 1),
+        ("::1", "::1", PORT),
+        ("::", "::", PORT),
+        ("fe80::1", "fe80::1", PORT),
+        ("fe80::1%eth0", "fe80::1%eth0", PORT),
+        ("2001:db8::2:1", "2001:db8::2:1", PORT),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.1", PORT),
+        ("fe80::1:29400", "fe80::1", 29400),
+    ],
+)
+def test_what_is_understood(text: str | None, host: str, port: int) -> None:
+    assert parse_rendezvous_endpoint(text, PORT) == (host, port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "host:", ":1", ":", "host:65536", "host:123456", "host:-1", "host:x", "host:1:2", "a b:1",
+        "[::1", "[::1]x", "[::1]:", "[::1]:x", "[host]:1", "[]", "[]:1", "http://host:1",
+        "::1:99999",
+        "host:٣", "fe80::1%", "::%]", "host\0:1", "::1\0",
+    ],
+)  # fmt: skip
+def test_what_is_refused_in_one_line(text: str) -> None:
+    with pytest.raises(
+        UsageError, match=r"^--rdzv-endpoint: .*; accepted: host, host:port"
+    ) as told:
+        parse_rendezvous_endpoint(text, PORT)
+    assert "\n" not in str(told.value)
+
+
+@given(st.text(alphabet="abc.:-[]%0123456789 \n", max_size=24))
+def test_any_text_is_an_endpoint_or_refused(text: str) -> None:
+    try:
+        host, port = parse_rendezvous_endpoint(text, PORT)
+    except UsageError:
+        return
+    assert host
+    assert 0 <= port <= 65535
+    assert parse_rendezvous_endpoint(format_endpoint(host, port), PORT) == (host, port)
+
+
+def test_what_is_an_ipv6_address() -> None:
+    assert is_ipv6("::1")
+    assert not is_ipv6("10.0.0.1")
+    assert not is_ipv6("host")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "host", "host:1", "h:0", "[::1]", "[::1]:29500", "host:", ":1", "host:65536", "h:x",
+     "h-1.org:9", "fe80::1:29400"],
+)  # fmt: skip
+def test_as_with_torch_but_for_bare_ipv6(text: str | None) -> None:
+    from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint as torchs
+
+    def outcome(parse: object) -> object:
+        try:
+            return parse(text, PORT)  # type: ignore[operator]
+        except ValueError:
+            return ValueError
+
+    assert outcome(parse_rendezvous_endpoint) == outcome(torchs)
+    assert torchs("::1", PORT) == (":", 1)

@@ -1,0 +1,250 @@
+"""A real server and real sockets: what clients get, and what they cannot do."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.net import http_server
+from holdfast.net.http_server import HttpServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG = b"x" * 8_000_000  # More than any socket's buffer takes at once.
+PATIENCE_S = 20.0
+PIECES = (b"GET", b"HEAD", b" ", b"/", b"a", b"?", b"HTTP/1.1", b"\r", b"\n", b"\xff", b"\t")
+
+
+def answer(path: str) -> tuple[int, str, bytes]:
+    match path:
+        case "/figures":
+            return 200, "text/plain", b"one 1\n"
+        case "/long":
+            return 200, "text/plain", LONG
+        case "/broken":
+            raise ValueError("no figures today")
+    return 404, "text/plain", b"not here\n"
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    serving = HttpServer("127.0.0.1", 0, answer, name="test")
+    serving.start()
+    yield serving
+    serving.close()
+
+
+def connect(server: HttpServer) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE_S)
+
+
+def said(peer: socket.socket, request: bytes) -> bytes:
+    """Return all that comes back for a request, until the other side hangs up."""
+    with peer:
+        peer.sendall(request)
+        return rest(peer)
+
+
+def rest(peer: socket.socket) -> bytes:
+    got = bytearray()
+    while data := peer.recv(65536):
+        got += data
+    return bytes(got)
+
+
+def ask(server: HttpServer, path: str, method: str = "GET") -> tuple[int, bytes]:
+    client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE_S)
+    try:
+        client.request(method, path)
+        got = client.getresponse()
+        return got.status, got.read()
+    finally:
+        client.close()
+
+
+def test_a_question_is_answered_and_the_connection_ends(server: HttpServer) -> None:
+    got = said(connect(server), b"GET /figures?name=all HTTP/1.1\r\nHost: here\r\n\r\n")
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert head.splitlines()[0] == b"HTTP/1.1 200 OK"
+    assert {b"Content-Length: 6", b"Content-Type: text/plain", b"Connection: close"} <= {
+        *head.splitlines()
+    }
+    assert body == b"one 1\n"
+
+
+def test_a_head_comes_without_a_body(server: HttpServer) -> None:
+    assert ask(server, "/figures", "HEAD") == (200, b"")
+
+
+def test_an_unknown_path_is_what_the_answer_says(server: HttpServer) -> None:
+    assert ask(server, "/secret") == (404, b"not here\n")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (b"POST /figures HTTP/1.1\r\n\r\n", b"405"),
+        (b"GET /figures HTTP/2\r\n\r\n", b"505"),
+        (b"GET /figures\r\n\r\n", b"400"),
+        (b"GET figures HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /fig\x00ures HTTP/1.1\r\n\r\n", b"400"),
+        (b"\x16\x03\x01\x02\n\n", b"400"),
+        (b"GET /figures HTTP/1.0\n\n", b"200"),
+        (b"GET /" + b"a" * http_server.REQUEST_BYTES_MAX, b"431"),
+    ],
+)
+def test_what_is_no_proper_question_is_refused(
+    server: HttpServer, request_bytes: bytes, status: bytes
+) -> None:
+    assert said(connect(server), request_bytes).split()[1] == status
+    assert ask(server, "/figures") == (200, b"one 1\n")
+
+
+@given(st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(PIECES)).map(b"".join)))
+def test_whatever_comes_is_a_question_or_refused(head: bytes) -> None:
+    method, path, status = http_server._understand(head)
+    if status:
+        assert status in http_server.REASONS
+    else:
+        assert method in ("GET", "HEAD")
+        assert path.startswith("/")
+        assert path.isascii()
+        assert path.isprintable()
+
+
+def test_an_answer_that_raises_is_told_of_once(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        assert ask(server, "/broken")[0] == 500
+    assert ask(server, "/figures") == (200, b"one 1\n")
+    told = caplog.text
+    assert told.count("no figures today") == 1
+    assert "test: /broken: ValueError" in told
+
+
+def test_a_request_may_come_in_pieces(server: HttpServer) -> None:
+    with connect(server) as slow:
+        for piece in (b"GET /fig", b"ures HTTP/1.1\r", b"\n\r"):
+            slow.sendall(piece)
+            assert ask(server, "/figures")[0] == 200  # Others are served meanwhile.
+        slow.sendall(b"\n")
+        assert rest(slow).endswith(b"one 1\n")
+
+
+def test_a_client_that_does_not_read_is_nobody_elses_trouble(server: HttpServer) -> None:
+    with connect(server) as lazy:
+        lazy.sendall(b"GET /long HTTP/1.1\r\n\r\n")
+        assert ask(server, "/figures")[0] == 200
+        assert rest(lazy).endswith(LONG)
+
+
+def test_what_a_client_says_too_much_does_not_cost_it_the_answer(server: HttpServer) -> None:
+    with connect(server) as chatty:
+        chatty.sendall(b"GET /long HTTP/1.1\r\nContent-Length: 999999\r\n\r\n" + b"z" * 50_000)
+        assert rest(chatty).endswith(LONG)
+
+
+def test_silent_clients_make_room_for_others(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "EXCHANGE_S", 1000.0)
+    silent = [connect(server) for _ in range(http_server.CONNECTIONS_MAX + 5)]
+    assert ask(server, "/figures")[0] == 200
+    assert silent[0].recv(1) == b""  # The oldest had to go.
+    for one in silent:
+        one.close()
+
+
+def test_an_exchange_has_its_time(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "EXCHANGE_S", 0.05)
+    with connect(server) as silent:
+        assert silent.recv(1) == b""
+
+
+def test_a_client_that_resets_does_no_harm(server: HttpServer) -> None:
+    with connect(server) as rude:
+        rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        rude.sendall(b"GET /long HTTP/1.1\r\n\r\n")
+        rude.recv(1)
+    assert ask(server, "/figures")[0] == 200
+
+
+def test_close_ends_what_is_open_and_frees_the_port(server: HttpServer) -> None:
+    port = server.port
+    with connect(server) as waiting:
+        assert ask(server, "/figures")[0] == 200  # It came later: the other one is in as well.
+        server.close()
+        assert waiting.recv(1) == b""
+    server.close()
+    again = HttpServer("127.0.0.1", port, answer)
+    again.start()
+    again.close()
+
+
+def test_one_that_never_started_may_be_closed() -> None:
+    HttpServer("127.0.0.1", 0, answer).close()
+
+
+def test_a_port_in_use_is_one_line_that_says_what_to_do(server: HttpServer) -> None:
+    second = HttpServer("127.0.0.1", server.port, answer, name="--metrics-port")
+    with pytest.raises(EnvironmentProblem, match=r"^--metrics-port: cannot listen") as e:
+        second.start()
+    assert "0 for any that is free" in str(e.value)
+    second.close()
+
+
+def test_a_host_that_is_not_ours_is_a_line_as_well() -> None:
+    with pytest.raises(EnvironmentProblem, match=r"cannot listen at 203\.0\.113\.7"):
+        HttpServer("203.0.113.7", 0, answer).start()
+
+
+@pytest.mark.parametrize("host", ["", "::", "localhost"])
+def test_it_listens_where_it_is_told(host: str) -> None:
+    everywhere = HttpServer(host, 0, answer)
+    everywhere.start()
+    assert ask(everywhere, "/figures")[0] == 200
+    everywhere.close()
+
+
+def test_an_answer_that_hangs_does_not_keep_close_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_server, "STOP_S", 0.05)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hangs(path: str) -> tuple[int, str, bytes]:
+        asked.set()
+        go_on.wait(PATIENCE_S)
+        return 200, "text/plain", b""
+
+    serving = HttpServer("127.0.0.1", 0, hangs)
+    serving.start()
+    with connect(serving) as client:
+        client.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert asked.wait(PATIENCE_S)
+        serving.close()
+        go_on.set()
+
+
+def test_no_descriptor_left_is_waited_out(
+    server: HttpServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.socket.accept
+    refusals = iter([OSError(24, "Too many open files")])
+
+    def accept(listener: socket.socket) -> tuple[socket.socket, object]:
+        for refusal in refusals:
+            raise refusal
+        return real(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    assert ask(server, "/figures")[0] == 200

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.workers.command_workers import (
+    SubprocessContext,
+    SubprocessHandler,
+    replace_subprocess_handler,
+)
+from real_jobs import News, Watched
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from typing import Any
+
+    from holdfast.processes.failures.exits import RunProcsResult
+    from holdfast.processes.logs.specs import LogsSpecs
+
+PATIENCE_S = 60
+WAITS = "echo ready $$ > $NEWS; exec sleep 1000"
+# Deaf, with a deaf child in a session of its own.
+IGNORES = "trap '' TERM; setsid sleep 1000 & echo child $! > $NEWS; echo ready $$ > $NEWS; wait"
+
+
+@pytest.fixture
+def news(tmp_path: Path) -> Iterator[News]:
+    made = News(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def replaced() -> Iterator[None]:
+    replace_subprocess_handler(SubprocessHandler)
+    yield
+    replace_subprocess_handler(None)
+
+
+def make(news: News, *scripts: str, logs: LogsSpecs | None = None, **how: Any) -> SubprocessContext:
+    folder = news.path.parent
+    return SubprocessContext(
+        "trainer",
+        "sh",
+        {rank: ("-c", script) for rank, script in enumerate(scripts)},
+        {rank: {"NEWS": str(news.path)} for rank in range(len(scripts))},
+        logs or DefaultLogsSpecs(log_dir=str(folder / "logs")),
+        **how,
+    )
+
+
+def finished(context: SubprocessContext) -> RunProcsResult:
+    result = context.wait(PATIENCE_S)
+    assert result is not None, "the workers did not end"
+    return result
+
+
+def exitcodes(result: RunProcsResult) -> dict[int, int]:
+    return {rank: failure.exitcode for rank, failure in result.failures.items()}
+
+
+def test_arguments_become_text(news: News, tmp_path: Path) -> None:
+    args = ("-c", 'echo "$@" > $NEWS', "sh", 1, 2.5, tmp_path, None)
+    envs = {0: {"NEWS": str(news.path)}}
+    context = SubprocessContext(
+        "x", "sh", {0: args}, envs, DefaultLogsSpecs(log_dir=str(tmp_path / "logs"))
+    )
+    context.start()
+    assert not finished(context).is_failed()
+    context.close()
+    assert news.next() == ["1", "2.5", str(tmp_path), "None"]
+    assert context.subprocess_handlers == {}
+
+
+# With a replaced handler.
+
+
+class Wrapping(SubprocessHandler):
+    """Starts its program by another one, as a site may have to."""
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        return super()._popen(("env", "WRAPPED=yes", *args), env)
+
+
+def test_workers_are_started_by_the_replaced_handler(news: News) -> None:
+    assert replace_subprocess_handler(Wrapping) is None
+    try:
+        context = make(news, "echo $WRAPPED $$ > $NEWS", "exit 0")
+        context.start()
+        told = news.next()
+        assert told == ["yes", str(context.pids()[0])]
+        assert {type(one) for one in context.subprocess_handlers.values()} == {Wrapping}
+        assert [one.local_rank_id for one in context.subprocess_handlers.values()] == [0, 1]
+        assert finished(context).return_values == {0: None, 1: None}
+        context.close()
+    finally:
+        replace_subprocess_handler(None)
+
+
+@pytest.mark.usefixtures("replaced")
+def test_exits_of_replaced_workers_are_told(news: News) -> None:
+    context = make(news, "exit 3", WAITS, "kill -SEGV $$")
+    context.start()
+    while len(context.running()) > 1:
+        context._block(None)
+        context.poll_events(0)
+    result = finished(context)
+    assert exitcodes(result) == {0: 3, 1: -signal.SIGTERM, 2: -signal.SIGSEGV}
+    assert [result.failures[rank].consequence for rank in range(3)] == [False, True, False]
+    context.close()
+
+
+@pytest.mark.usefixtures("replaced")
+def test_replaced_workers_are_stopped_with_their_groups(news: News) -> None:
+    script = "sleep 1000 & echo child $! > $NEWS; echo ready $$ > $NEWS; exec sleep 1000"
+    context = make(news, script)
+    context.start()
+    everyone = Watched(*news.take(2).values())
+    context.close()
+    everyone.all_gone()
+    assert exitcodes(context.result()) == {0: -signal.SIGTERM}
+
+
+@pytest.mark.usefixtures("replaced")
+def test_replaced_workers_that_ignore_the_signal_are_killed_with_their_trees(news: News) -> None:
+    context = make(news, IGNORES)
+    context.start()
+    everyone = Watched(*news.take(2).values())
+    context.close(timeout=0.05)
+    everyone.all_gone()
+    assert exitcodes(context.result()) == {0: -signal.SIGKILL}
+
+
+@pytest.mark.usefixtures("replaced")
+def test_the_group_of_a_replaced_worker_does_not_outlive_it(news: News) -> None:
+    context = make(news, "sleep 1000 & echo child $! > $NEWS; exit 1")
+    context.start()
+    child = Watched(int(news.next()[1]))
+    assert exitcodes(finished(context)) == {0: 1}
+    child.all_gone()
+    context.close()
+
+
+@pytest.mark.usefixtures("replaced")
+def test_the_files_of_an_ended_replaced_worker_are_closed(news: News, tmp_path: Path) -> None:
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
+    context = make(news, "echo told; echo why >&2; exit 2", logs=logs)
+    context.start()
+    result = finished(context)
+    assert context.subprocess_handlers[0]._files == []
+    assert Path(result.stdouts[0]).read_text() == "told\n"
+    assert result.failures[0].stderr_tail == "why\n"
+    context.close()
+
+
+@pytest.mark.usefixtures("replaced")
+def test_the_output_of_replaced_workers_is_shown_and_filtered(
+    news: News, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), tee=Std.ALL)
+    context = make(
+        news,
+        "echo loss 1; echo other; echo warned >&2",
+        "echo loss 2",
+        logs=logs,
+        duplicate_stdout_filters=["loss"],
+    )
+    context.start()
+    assert not finished(context).is_failed()
+    context.close()
+    said = capfd.readouterr()
+    assert sorted(said.out.splitlines()) == [
+        "[trainer0]:loss 1",
+        "[trainer0]:other",
+        "[trainer1]:loss 2",
+    ]
+    assert said.err == "[trainer0]:warned\n"
+    filtered = Path(context.filtered_stdout).read_text().splitlines()
+    assert sorted(filtered) == ["[trainer0]:loss 1", "[trainer1]:loss 2"]
+
+
+def test_a_handler_that_cannot_be_made_leaves_nothing(news: News) -> None:
+    def make_first_only(**how: Any) -> SubprocessHandler:
+        if how["local_rank_id"] == 1:
+            raise OSError("no slot is free")
+        return SubprocessHandler(**how)
+
+    replace_subprocess_handler(make_first_only)
+    try:
+        context = make(news, WAITS, WAITS)
+        with pytest.raises(OSError, match="no slot is free"):
+            context.start()
+        assert exitcodes(context.result()) == {0: -signal.SIGKILL}
+    finally:
+        replace_subprocess_handler(None)
+
+
+@pytest.mark.usefixtures("replaced")
+def test_replaced_workers_do_not_survive_the_keeper(news: News) -> None:
+    """They are not below it, so nobody but us can end them."""
+    context = make(news, IGNORES, WAITS)
+    context.start()
+    everyone = Watched(*[int(news.next()[1]) for _ in range(3)])
+    assert context._keeper is not None
+    os.kill(context._keeper.pid, signal.SIGKILL)
+    assert exitcodes(finished(context)) == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    everyone.all_gone()
+    context.close()

@@ -1,0 +1,660 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.processes.failures import error_file as recording
+from holdfast.processes.failures.error_file import ErrorHandler, get_error_handler, record
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
+
+PRELUDE = (
+    "import os, sys\nfrom holdfast.processes.failures.error_file import ErrorHandler, record\n"
+)
+
+
+def run(
+    tmp_path: Path, code: str, error_file: str | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a worker script with `tmp_path/error.json` (or another file) as its error file."""
+    script = tmp_path / "train.py"
+    script.write_text(PRELUDE + textwrap.dedent(code))
+    env = dict(os.environ, **variables)
+    env["TORCHELASTIC_ERROR_FILE"] = (
+        str(tmp_path / "error.json") if error_file is None else error_file
+    )
+    return subprocess.run([sys.executable, script], env=env, capture_output=True, text=True)
+
+
+def written(tmp_path: Path) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((tmp_path / "error.json").read_text())
+    return data
+
+
+def files(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in tmp_path.iterdir() if path.name != "train.py")
+
+
+def test_an_exception_is_written_and_goes_on(tmp_path: Path) -> None:
+    before_ns = time.time_ns()
+    done = run(
+        tmp_path,
+        """
+        def step():
+            raise ValueError("boom \\u00e9")
+
+        @record
+        def main():
+            step()
+
+        main()
+        """,
+    )
+    after_ns = time.time_ns()
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: boom é")
+    assert files(tmp_path) == ["error.json"]
+    data = written(tmp_path)
+    assert set(data) == {"message"}
+    assert data["message"]["message"] == "ValueError: boom é"
+    extra = data["message"]["extraInfo"]
+    assert before_ns <= int(extra["timestamp_ns"]) <= after_ns
+    assert extra["timestamp"] == str(int(extra["timestamp_ns"]) // 10**9)
+    assert extra["py_callstack"].endswith("ValueError: boom é\n")
+
+
+def test_the_traceback_begins_with_the_users_frame(tmp_path: Path) -> None:
+    run(tmp_path, "@record\ndef main():\n    1 / 0\n\nmain()\n")
+    callstack = written(tmp_path)["message"]["extraInfo"]["py_callstack"]
+    assert callstack.count("  File ") == 1
+    assert "recording.py" not in callstack
+    assert "in main" in callstack
+
+
+def test_a_value_is_returned() -> None:
+    @record
+    def add(a: int, *, b: int) -> int:
+        """Add."""
+        return a + b
+
+    assert add(1, b=2) == 3
+    assert (add.__name__, add.__doc__) == ("add", "Add.")
+
+
+@pytest.mark.parametrize(
+    ("argument", "status", "stderr", "goes_on"),
+    [
+        ("0", 0, "", True),
+        ("7", 7, "", False),
+        ("", 0, "", False),
+        ("None", 0, "", False),
+        ("'stopping here'", 1, "stopping here\n", False),
+    ],
+)
+def test_system_exit_is_a_decision_and_not_written(
+    tmp_path: Path, argument: str, status: int, stderr: str, goes_on: bool
+) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        @record
+        def main():
+            sys.exit({argument})
+
+        print("returned", main())
+        """,
+    )
+    assert (done.returncode, done.stderr) == (status, stderr)
+    assert done.stdout == ("returned None\n" if goes_on else "")
+    assert files(tmp_path) == []
+
+
+def test_keyboard_interrupt_goes_on_without_a_file(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import signal
+
+        @record
+        def main():
+            signal.raise_signal(signal.SIGINT)
+
+        main()
+        """,
+    )
+    assert done.returncode == -2
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("value", ["", None])
+def test_without_an_error_file_nothing_is_written_or_said(
+    tmp_path: Path, value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    code = "@record\ndef main():\n    raise ValueError('boom')\n\nmain()\n"
+    if value is None:
+        code = "del os.environ['TORCHELASTIC_ERROR_FILE']\n" + code
+    done = run(tmp_path, code, error_file="")
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "[holdfast]" not in done.stderr
+    assert files(tmp_path) == []
+
+
+def one_line_of_ours(stderr: str) -> str:
+    lines = [line for line in stderr.splitlines() if line.startswith("[holdfast]")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("missing/error.json", "No such file or directory"),
+        ("train.py/error.json", "Not a directory"),
+        (".", "Is a directory"),
+    ],
+)
+def test_a_file_that_cannot_be_written_hides_nothing(
+    tmp_path: Path, place: str, reason: str
+) -> None:
+    path = str(tmp_path / place)
+    code = "@record\ndef main():\n    raise ValueError('boom')\n\nmain()\n"
+    done = run(tmp_path, code, error_file=path)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: boom")
+    assert done.stderr.count("Traceback") == 1
+    line = one_line_of_ours(done.stderr)
+    assert path in line
+    assert reason in line
+    assert files(tmp_path) == []
+
+
+def test_a_folder_in_the_place_of_the_file_leaves_no_temporary_file(tmp_path: Path) -> None:
+    (tmp_path / "error.json").mkdir()
+    done = run(tmp_path, "@record\ndef main():\n    1 / 0\n\nmain()\n")
+    assert "Is a directory" in one_line_of_ours(done.stderr)
+    assert files(tmp_path) == ["error.json"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import resource
+
+        @record
+        def main():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+            raise ValueError("boom")
+
+        main()
+        """,
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: boom")
+    assert "File too large" in one_line_of_ours(done.stderr)
+    assert files(tmp_path) == []
+
+
+def test_a_special_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        recording.write_whole(str(tmp_path / "pipe"), b"{}")
+        assert os.read(reader, 100) == b"{}"
+    finally:
+        os.close(reader)
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_pipe_that_nobody_reads_does_not_hold_the_worker_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "error.json")
+    done = run(tmp_path, "@record\ndef main():\n    1 / 0\n\nmain()\n")
+    assert "No such device or address" in one_line_of_ours(done.stderr)
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("error.json")
+    run(tmp_path, "@record\ndef main():\n    1 / 0\n\nmain()\n", str(tmp_path / "link"))
+    assert (tmp_path / "link").is_symlink()
+    assert written(tmp_path)["message"]["message"].startswith("ZeroDivisionError")
+
+
+def test_an_exception_that_cannot_say_its_text(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        class Odd(Exception):
+            def __str__(self):
+                raise RuntimeError("no text")
+
+        @record
+        def main():
+            raise Odd
+
+        main()
+        """,
+    )
+    assert done.returncode == 1
+    inner = written(tmp_path)["message"]
+    assert inner["message"] == "Odd: <its text cannot be made: RuntimeError>"
+    assert "in main" in inner["extraInfo"]["py_callstack"]
+
+
+def test_an_exception_whose_traceback_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*exception: object) -> list[str]:
+        raise MemoryError
+
+    monkeypatch.setattr("traceback.format_exception", refuse)
+    inner = json.loads(recording.error_file_content(ValueError("boom")))["message"]
+    assert inner["message"] == "ValueError: boom"
+    assert inner["extraInfo"]["py_callstack"] == (
+        "ValueError: boom\n<its traceback cannot be made: MemoryError>\n"
+    )
+
+
+def test_an_exception_that_refuses_attributes(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import dataclasses
+
+        @dataclasses.dataclass(frozen=True)
+        class Odd(Exception):
+            shard: int
+
+        @record
+        def main():
+            raise Odd(3)
+
+        main()
+        """,
+    )
+    assert written(tmp_path)["message"]["message"] == "Odd: 3"
+    assert "[holdfast]" not in done.stderr
+
+
+def test_an_exception_group_is_written_with_its_members(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+        @record
+        def main():
+            raise ExceptionGroup("two", [ValueError("one"), OSError("other")])
+
+        main()
+        """,
+    )
+    inner = written(tmp_path)["message"]
+    assert inner["message"] == "ExceptionGroup: two (2 sub-exceptions)"
+    assert "| ValueError: one" in inner["extraInfo"]["py_callstack"]
+    assert "| OSError: other" in inner["extraInfo"]["py_callstack"]
+
+
+def test_a_very_deep_recursion_is_written_within_the_limit(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        sys.setrecursionlimit(20_000)
+
+        def ping(n):
+            pong(n + 1)
+
+        def pong(n):
+            ping(n + 1)
+
+        @record
+        def main():
+            ping(0)
+
+        main()
+        """,
+    )
+    assert done.returncode == 1
+    inner = written(tmp_path)["message"]
+    assert inner["message"].startswith("RecursionError: maximum recursion depth exceeded")
+    callstack = inner["extraInfo"]["py_callstack"]
+    assert len(callstack) <= recording.TEXT_CHARS_MAX
+    assert "characters left out" in callstack
+    assert "in main" in callstack
+
+
+def test_a_decorated_function_that_recurses_too_deeply_keeps_its_exception(
+    tmp_path: Path,
+) -> None:
+    done = run(tmp_path, "@record\ndef main():\n    main()\n\nmain()\n")
+    assert done.returncode == 1
+    assert "RecursionError: maximum recursion depth exceeded" in done.stderr
+    assert written(tmp_path)["message"]["message"].startswith("RecursionError")
+
+
+def test_an_exception_is_written_once_on_its_way_through_recorded_functions(
+    own_file: Path,
+) -> None:
+    error = ValueError("boom")
+    raise_recorded(error)
+    first = own_file.read_bytes()
+    raise_recorded(error)
+    assert own_file.read_bytes() == first
+    raise_recorded(ValueError("another"))
+    assert b"another" in own_file.read_bytes()
+
+
+def test_the_longest_texts_stay_readable(tmp_path: Path) -> None:
+    error = ValueError("\U0001f40c" * recording.TEXT_CHARS_MAX * 2)
+    path = tmp_path / "error.json"
+    path.write_bytes(recording.error_file_content(error))
+    assert recording.read_error_file(str(path))["message"]["message"].startswith("ValueError")
+
+
+def test_bytes_that_are_no_text_are_written_as_ascii(tmp_path: Path) -> None:
+    content = recording.error_file_content(ValueError("caf\udce9"))
+    assert content.isascii()
+    assert json.loads(content)["message"]["message"] == "ValueError: caf\udce9"
+
+
+def test_a_handler_that_fails_hides_nothing(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        class Handler(ErrorHandler):
+            def record_exception(self, e):
+                raise TypeError("handler is broken")
+
+        def main():
+            raise ValueError("boom")
+
+        record(main, Handler())()
+        """,
+    )
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: boom")
+    assert done.stderr.count("Traceback") == 1
+    assert "TypeError: handler is broken" in one_line_of_ours(done.stderr)
+
+
+def test_the_handler_is_chosen_when_decorating_and_initialised_at_each_call() -> None:
+    class Handler(ErrorHandler):
+        calls = 0
+
+        def initialize(self) -> None:
+            self.calls += 1
+
+    handler = Handler()
+    decorated = record(lambda: 5, handler)
+    assert handler.calls == 0
+    assert (decorated(), decorated()) == (5, 5)
+    assert handler.calls == 2
+
+
+def test_the_default_handler_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[BaseException] = []
+
+    class Handler(ErrorHandler):
+        def record_exception(self, e: BaseException) -> None:
+            seen.append(e)
+
+    monkeypatch.setattr(recording, "get_error_handler", Handler)
+
+    @record
+    def main() -> None:
+        raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom") as raised:
+        main()
+    assert seen == [raised.value]
+
+
+def test_a_fatal_signal_prints_the_python_stack(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import ctypes
+
+        @record
+        def main():
+            ctypes.string_at(0)
+
+        main()
+        """,
+    )
+    assert done.returncode == -11
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert "in main" in done.stderr
+
+
+def test_a_fault_handler_of_the_users_own_is_kept(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+        import ctypes, faulthandler
+
+        faulthandler.enable(open("trace.txt", "w"))
+        @record
+        def main():
+            ctypes.string_at(0)
+
+        main()
+        """.replace("trace.txt", str(tmp_path / "trace.txt")),
+    )
+    assert done.stderr == ""
+    assert "Segmentation fault" in (tmp_path / "trace.txt").read_text()
+
+
+@pytest.mark.parametrize("stderr", ["None", "__import__('io').StringIO()"])
+def test_the_fault_handler_works_without_a_real_stderr_object(tmp_path: Path, stderr: str) -> None:
+    done = run(
+        tmp_path,
+        f"""
+        import ctypes
+        sys.stderr = {stderr}
+
+        @record
+        def main():
+            ctypes.string_at(0)
+
+        main()
+        """,
+    )
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+
+
+def test_a_fault_handler_that_cannot_be_enabled_is_one_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import faulthandler
+
+    def refuse(**settings: object) -> None:
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(faulthandler, "is_enabled", lambda: False)
+    monkeypatch.setattr(faulthandler, "enable", refuse)
+    monkeypatch.setattr("holdfast.console.warning", lambda text: os.write(2, text.encode()))
+    ErrorHandler().initialize()
+    assert capfd.readouterr().err == "cannot enable the fault handler: RuntimeError: no"
+
+
+def test_importing_and_decorating_loads_next_to_nothing() -> None:
+    code = """
+        import os, sys
+        import holdfast.processes
+        before = set(sys.modules)
+        from holdfast.processes.failures.error_file import record
+        record(lambda: None)()
+        print(*sorted(set(sys.modules) - before))
+    """
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", textwrap.dedent(code)],
+        env=dict(os.environ, PYTHONPATH=str(Path(recording.__file__).parents[3])),
+        capture_output=True,
+        text=True,
+    )
+    assert set(done.stdout.split()) <= {
+        "faulthandler",
+        "holdfast.processes.failures",
+        "holdfast.processes.failures.error_file",
+        # What `functools` needs, where nobody has loaded it yet:
+        *("_collections", "_functools", "_operator", "collections", "functools", "itertools"),
+        *("keyword", "operator", "reprlib", "types"),
+    }
+    assert "holdfast.processes.failures.error_file" in done.stdout
+
+
+def child_failed(error_file: Path, exitcode: int = 3) -> ChildFailedError:
+    return ChildFailedError("train.py", {0: ProcessFailure(0, 42, exitcode, str(error_file))})
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "own.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    return path
+
+
+def raise_recorded(error: Exception) -> None:
+    @record
+    def main() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as raised:
+        main()
+    assert raised.value is error
+
+
+def test_the_first_workers_error_file_is_copied_with_its_exit_code(
+    tmp_path: Path, own_file: Path
+) -> None:
+    child = tmp_path / "child.json"
+    child.write_bytes(recording.error_file_content(ValueError("boom")))
+    raise_recorded(child_failed(child))
+    expected = json.loads(child.read_bytes())
+    expected["message"]["errorCode"] = 3
+    assert json.loads(own_file.read_bytes()) == expected
+
+
+def test_nothing_is_copied_when_the_first_worker_left_no_error_file(
+    tmp_path: Path, own_file: Path
+) -> None:
+    raise_recorded(child_failed(tmp_path / "missing.json"))
+    assert not own_file.exists()
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    lines: list[str] = []
+    monkeypatch.setattr("holdfast.console.warning", lines.append)
+    return lines
+
+
+def test_an_unreadable_error_file_is_not_copied_and_hides_nothing(
+    tmp_path: Path, own_file: Path, said: list[str]
+) -> None:
+    child = tmp_path / "child.json"
+    child.write_text('{"message": {"mess')
+    raise_recorded(child_failed(child))
+    assert not own_file.exists()
+    assert len(said) == 1
+    assert re.search("cannot copy the error file .*child.json: .*not JSON", said[0])
+
+
+def test_an_own_error_file_that_exists_is_replaced_with_a_line(
+    tmp_path: Path, own_file: Path, said: list[str]
+) -> None:
+    own_file.write_text("old")
+    child = tmp_path / "child.json"
+    child.write_bytes(recording.error_file_content(ValueError("boom")))
+    get_error_handler().dump_error_file(str(child))
+    assert json.loads(own_file.read_bytes()) == json.loads(child.read_bytes())
+    assert said == [f"the error file {own_file} is replaced by {child}"]
+
+
+def test_without_an_own_error_file_the_workers_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    child = tmp_path / "child.json"
+    child.write_bytes(recording.error_file_content(ValueError("boom")))
+    before = child.read_bytes()
+    get_error_handler().dump_error_file(str(child), 3)
+    assert (child.read_bytes(), said) == (before, [])
+
+
+def test_a_copy_that_cannot_be_written_is_one_line(
+    tmp_path: Path, own_file: Path, said: list[str]
+) -> None:
+    own_file.mkdir()
+    child = tmp_path / "child.json"
+    child.write_bytes(recording.error_file_content(ValueError("boom")))
+    get_error_handler().dump_error_file(str(child))
+    assert len(said) == 1
+    assert said[0].startswith(f"cannot write the error file {own_file}: IsADirectoryError")
+
+
+@pytest.mark.parametrize("data", [{"message": "text"}, {}, {"message": None}])
+def test_the_exit_code_is_only_added_to_a_message_object(
+    data: dict[str, Any], said: list[str]
+) -> None:
+    before = dict(data)
+    get_error_handler().override_error_code_in_rootcause_data("child.json", data, 3)
+    assert data == before
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "it is empty"),
+        (b" \n", "it is empty"),
+        (b'{"message', "it is not JSON"),
+        (b"\xff\xfe{}", "it is not UTF-8"),
+        (b"[1]", "it holds no JSON object but a list"),
+        (b"[" * 100_000, "its JSON is nested too deeply"),
+        (b'{"message": ' + b"1" * 5000 + b"}", "4300 digits"),
+        (b" " * (recording.ERROR_FILE_BYTES_MAX + 1), "it is larger than 16777216 bytes"),
+    ],
+    ids=["empty", "blank", "cut", "utf16", "list", "deep", "digits", "huge"],
+)
+def test_what_is_wrong_with_an_error_file_is_one_line(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    path = tmp_path / "error.json"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=re.escape(reason)) as raised:
+        recording.read_error_file(str(path))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.torch
+def test_torch_reads_what_we_write(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure as TorchFailure
+
+    run(tmp_path, "@record\ndef main():\n    raise ValueError('boom')\n\nmain()\n")
+    failure = TorchFailure(0, 42, 1, str(tmp_path / "error.json"))
+    extra = written(tmp_path)["message"]["extraInfo"]
+    assert failure.message["message"] == "ValueError: boom"
+    assert failure.message["extraInfo"]["py_callstack"].endswith("ValueError: boom\n")
+    assert failure.timestamp == int(extra["timestamp"])
+    assert failure.error_file_data == written(tmp_path)
+
+
+@pytest.mark.torch
+def test_the_error_file_of_torchs_own_child_failed_error_is_copied(
+    tmp_path: Path, own_file: Path
+) -> None:
+    from torch.distributed.elastic.multiprocessing import errors
+
+    child = tmp_path / "child.json"
+    child.write_bytes(recording.error_file_content(ValueError("boom")))
+    failure = errors.ProcessFailure(0, 42, 9, str(child))
+    raise_recorded(errors.ChildFailedError("train.py", {0: failure}))
+    assert json.loads(own_file.read_bytes())["message"]["errorCode"] == 9

@@ -1,0 +1,412 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast.processes.failures.error_file import ERROR_FILE_BYTES_MAX
+from holdfast.processes.failures.failure import (
+    KILLED_NOTICE_NS_MAX,
+    ChildFailedError,
+    ProcessFailure,
+    exit_status,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+S = 1_000_000_000
+
+
+def failure(path: Path | str = "", exitcode: int = 1, **known: Any) -> ProcessFailure:
+    return ProcessFailure(0, 42, exitcode, str(path), **known)
+
+
+def recorded(folder: Path, extra: dict[str, Any], **known: Any) -> ProcessFailure:
+    """Return a failure whose error file has `extra` as its extraInfo."""
+    path = folder / f"error_{len(os.listdir(folder))}.json"
+    inner = {"message": "ValueError: boom", "extraInfo": extra}
+    path.write_text(json.dumps({"message": inner}))
+    return failure(path, **known)
+
+
+def test_an_object_message_is_taken_over(tmp_path: Path) -> None:
+    one = recorded(tmp_path, {"py_callstack": "Traceback\nboom\n", "timestamp": "1700000000"})
+    assert one.message == one.error_file_data["message"]
+    assert one.recorded_message() == "ValueError: boom"
+    assert one.timestamp == 1_700_000_000
+    assert one.traceback_text() == "Traceback\nboom"
+    assert one.detail == ""
+
+
+@pytest.mark.parametrize(
+    ("data", "timestamp"),
+    [({"message": "text", "timestamp": 17}, 17), ({"message": "text"}, 0)],
+)
+def test_a_string_message_is_taken_over(
+    tmp_path: Path, data: dict[str, Any], timestamp: int
+) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps(data))
+    one = failure(path)
+    assert (one.message, one.timestamp, one.error_file) == ("text", timestamp, str(path))
+    assert one.error_file_data == data
+
+
+def test_the_time_of_the_exit_is_shown_where_the_file_has_none(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    path.write_text('{"message": "text"}')
+    one = failure(path, observed_ns=1_700_000_000 * S)
+    assert one.timestamp_isoformat() == failure(observed_ns=one.observed_ns).timestamp_isoformat()
+    assert one.timestamp_isoformat().startswith("2023-11-1")
+
+
+@pytest.mark.parametrize("kind", ["missing", "folder", "empty name"])
+def test_what_is_no_regular_file_is_not_available(tmp_path: Path, kind: str) -> None:
+    before = int(time.time())
+    places = {"missing": str(tmp_path / "no"), "folder": str(tmp_path), "empty name": ""}
+    one = failure(places[kind], -9)
+    assert one.error_file == "<N/A>"
+    assert one.error_file_data == {"message": "<NONE>"}
+    assert before <= one.timestamp <= time.time()
+    assert one.message == "Signal 9 (SIGKILL) received by PID 42"
+    assert one.recorded_message() == ""
+
+
+def test_a_plain_exit_has_traits_that_no_other_failure_shares() -> None:
+    plain, killed = failure(exitcode=7), failure(exitcode=-15)
+    traits = {"category": "system_terminated_error", "retryability": "False"}
+    assert plain.error_file_data == {"message": "<NONE>", "errorTraits": traits}
+    assert killed.error_file_data == {"message": "<NONE>"}
+    assert isinstance(plain.message, str)
+    assert plain.message.startswith("exit code 7")
+
+
+BAD_FILES = {
+    "empty": (b"", "it is empty"),
+    "cut": (b'{"message": {"message": "Val', "it is not JSON"),
+    "not UTF-8": (b'{"message": "\xff"}', "it is not UTF-8"),
+    "huge": (b" " * (ERROR_FILE_BYTES_MAX + 1), "it is larger than"),
+    "deep": (b'{"message":' + b"[" * 100_000, "nested too deeply"),
+    "list": (b"[]", "no JSON object"),
+    "no message": (b"{}", "it has no message"),
+    "message of no known kind": (b'{"message": [1]}', "it has no message"),
+}
+
+
+@pytest.mark.parametrize(("content", "reason"), BAD_FILES.values(), ids=BAD_FILES)
+def test_a_bad_error_file_is_told_of_and_never_raises(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
+    path = tmp_path / "error.json"
+    path.write_bytes(content)
+    one = failure(path, 3, detail="known before")
+    assert one.detail.startswith(f"known before; the error file {path} could not be read: ")
+    assert reason in one.detail
+    assert one.error_file == str(path)
+    assert one.recorded_message() == ""
+    assert reason in str(ChildFailedError("train.py", {0: one}))
+
+
+@pytest.mark.parametrize(
+    "extra", [None, [], {}, {"timestamp": "soon"}, {"timestamp": "9" * 30}, {"timestamp": -1}]
+)
+def test_an_odd_time_counts_as_the_time_of_the_exit(tmp_path: Path, extra: Any) -> None:
+    one = recorded(tmp_path, extra, observed_ns=1_700_000_000 * S)
+    assert one.timestamp == 1_700_000_000
+    assert one.happened_ns() == 1_700_000_000 * S
+    assert one.recorded_message() == "ValueError: boom"
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+ODD_FILES = st.fixed_dictionaries(
+    {},
+    optional={
+        "timestamp": JSON_VALUES,
+        "message": JSON_VALUES
+        | st.fixed_dictionaries(
+            {},
+            optional={
+                "message": JSON_VALUES,
+                "extraInfo": JSON_VALUES
+                | st.fixed_dictionaries(
+                    {},
+                    optional=dict.fromkeys(
+                        ("py_callstack", "timestamp", "timestamp_ns"), JSON_VALUES
+                    ),
+                ),
+            },
+        ),
+    },
+).map(lambda value: json.dumps(value).encode())
+
+
+@given(content=st.binary() | ODD_FILES, stderr=st.text(), exitcode=st.integers(-70, 300))
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None
+)
+def test_no_error_file_and_no_stderr_can_break_the_report(
+    tmp_path: Path, content: bytes, stderr: str, exitcode: int
+) -> None:
+    path = tmp_path / "error.json"
+    path.write_bytes(content)
+    known = ChildFailedError("x", {0: failure(path, exitcode, stderr_tail=stderr), 1: failure()})
+    assert "Root Cause (first observed failure):" in str(known)
+    assert 1 <= exit_status(known) <= 255
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "words"),
+    [
+        (0, "exit code 0"),
+        (7, "exit code 7"),
+        (128, "exit code 128"),
+        (137, "exit code 137, which usually means SIGKILL inside"),
+        (255, "exit code 255"),
+        (-11, "killed by SIGSEGV (segmentation fault)"),
+        (
+            -9,
+            (
+                "killed by SIGKILL "
+                "(killed: often the kernel's out-of-memory killer, or someone's kill -9)"
+            ),
+        ),
+        (-15, "terminated by SIGTERM (asked to stop)"),
+        (-10, "killed by SIGUSR1"),
+        (-50, "killed by signal 50"),
+    ],
+)
+def test_the_ending_in_words(exitcode: int, words: str) -> None:
+    assert failure(exitcode=exitcode).ending() == words
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "name"), [(-6, "SIGABRT"), (-50, "<N/A>"), (0, "<N/A>"), (3, "<N/A>")]
+)
+def test_the_name_of_the_signal(exitcode: int, name: str) -> None:
+    assert failure(exitcode=exitcode).signal_name() == name
+
+
+def test_the_time_is_local_and_without_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC-2")
+    time.tzset()
+    try:
+        one = failure(observed_ns=1_700_000_000 * S)
+        assert one.timestamp_isoformat() == "2023-11-15_00:13:20"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+def test_the_host_is_this_one_unless_given() -> None:
+    assert failure().host == os.uname().nodename
+    assert failure(host="node-7").host == "node-7"
+
+
+STDERR = 'Traceback (most recent call last):\n  File "train.py", line 1, in f\nKeyError: 3\n'
+
+
+def test_the_traceback_of_the_error_file_comes_before_that_of_stderr(tmp_path: Path) -> None:
+    extra = {"py_callstack": "from the file"}
+    assert recorded(tmp_path, extra, stderr_tail=STDERR).traceback_text() == "from the file"
+    assert failure(stderr_tail=f"noise\n{STDERR}").traceback_text() == STDERR.rstrip()
+    assert failure(stderr_tail="noise").traceback_text() == ""
+
+
+def test_the_summary_is_one_line_with_what_is_known_best(tmp_path: Path) -> None:
+    assert failure(stderr_tail=STDERR).summary() == "exit code 1: KeyError: 3"
+    assert recorded(tmp_path, {}).summary() == "exit code 1: ValueError: boom"
+    assert failure(detail="stuck\nfast").summary() == "exit code 1: stuck"
+    # A traceback on stderr need not be why a signal came.
+    assert failure(exitcode=-15, stderr_tail=STDERR).summary() == failure(exitcode=-15).ending()
+
+
+def test_no_failures_is_an_error_with_a_message() -> None:
+    with pytest.raises(ValueError, match=r"'train.py' needs at least one failure"):
+        ChildFailedError("train.py", {})
+
+
+def first_of(*failures: ProcessFailure) -> int:
+    return ChildFailedError("x", dict(enumerate(failures))).get_first_failure()[0]
+
+
+def test_the_first_failure_is_the_one_seen_first() -> None:
+    assert first_of(failure(order=2), failure(order=0), failure(order=1)) == 1
+
+
+def test_the_order_seen_counts_more_than_when_the_failures_were_put_together() -> None:
+    late, early = failure(order=1, observed_ns=5), failure(order=0, observed_ns=9)
+    assert first_of(late, early) == 1
+
+
+def test_without_an_order_the_time_of_the_exit_counts() -> None:
+    assert first_of(failure(observed_ns=9), failure(observed_ns=5)) == 1
+
+
+def test_the_precise_time_of_the_error_file_counts_more_than_the_order(tmp_path: Path) -> None:
+    now = time.time_ns()
+    late = recorded(tmp_path, {"timestamp_ns": str(now - 5)}, order=0)
+    early = recorded(tmp_path, {"timestamp_ns": str(now - 6)}, order=1)
+    assert first_of(late, early) == 1
+
+
+def test_an_exception_recorded_before_another_workers_exit_is_first(tmp_path: Path) -> None:
+    now = time.time_ns()
+    slow_to_end = recorded(tmp_path, {"timestamp_ns": str(now - 2 * S)}, order=1)
+    assert first_of(failure(order=0, observed_ns=now), slow_to_end) == 1
+
+
+def test_whole_seconds_decide_only_when_they_have_passed(tmp_path: Path) -> None:
+    now = 1_700_000_000 * S + S // 2
+    same_second = recorded(tmp_path, {"timestamp": "1700000000"}, order=1, observed_ns=now + 2)
+    second_before = recorded(tmp_path, {"timestamp": "1699999999"}, order=1, observed_ns=now + 2)
+    assert first_of(same_second, failure(order=0, observed_ns=now)) == 1
+    assert first_of(second_before, failure(order=0, observed_ns=now)) == 0
+
+
+def test_a_time_after_the_exit_is_not_believed(tmp_path: Path) -> None:
+    now = time.time_ns()
+    wrong = recorded(tmp_path, {"timestamp_ns": str(now + 3600 * S)}, observed_ns=now)
+    assert wrong.happened_ns() == now
+
+
+def test_ties_are_broken_by_the_order_seen(tmp_path: Path) -> None:
+    extra = {"timestamp_ns": "1700000000000000000"}
+    assert first_of(recorded(tmp_path, extra, order=1), recorded(tmp_path, extra, order=0)) == 1
+
+
+def test_a_consequence_is_first_only_among_its_like(tmp_path: Path) -> None:
+    victim = failure(exitcode=-15, consequence=True, order=0, observed_ns=1)
+    assert first_of(victim, failure(order=1, observed_ns=2)) == 1
+    assert first_of(failure(consequence=True, order=1), victim) == 1
+
+
+@pytest.mark.parametrize(
+    ("lag_ns", "exitcode", "first"),
+    [
+        (KILLED_NOTICE_NS_MAX, -signal.SIGKILL, "killed"),
+        (KILLED_NOTICE_NS_MAX, -signal.SIGABRT, "killed"),
+        (KILLED_NOTICE_NS_MAX, -signal.SIGTERM, "peer"),
+        (KILLED_NOTICE_NS_MAX + 1, -signal.SIGKILL, "peer"),
+    ],
+)
+def test_a_killed_worker_is_blamed_for_what_its_peers_record_while_it_is_taken_apart(
+    tmp_path: Path, lag_ns: int, exitcode: int, first: str
+) -> None:
+    now = time.time_ns()
+    peer = recorded(tmp_path, {"timestamp_ns": str(now - lag_ns)}, order=1)
+    killed = failure(exitcode=exitcode, order=0, observed_ns=now)
+    assert first_of(peer, killed) == ["peer", "killed"].index(first)
+
+
+@pytest.mark.parametrize(
+    ("lag_ns", "exitcode", "first"),
+    [
+        (KILLED_NOTICE_NS_MAX, -signal.SIGSEGV, 2),
+        (KILLED_NOTICE_NS_MAX, -signal.SIGTERM, 0),
+        (KILLED_NOTICE_NS_MAX, 3, 0),
+        (KILLED_NOTICE_NS_MAX + 1, -signal.SIGSEGV, 0),
+    ],
+)
+def test_a_crash_is_blamed_for_peers_that_exit_before_it_is_seen(
+    lag_ns: int, exitcode: int, first: int
+) -> None:
+    """Native code notices the closed connection at once; a core dump takes its time."""
+    now = time.time_ns()
+    peers = [failure(exitcode=4, order=order, observed_ns=now - lag_ns) for order in (0, 1)]
+    assert first_of(*peers, failure(exitcode=exitcode, order=2, observed_ns=now)) == first
+
+
+def test_a_worker_killed_after_another_was_seen_dead_is_not_first(tmp_path: Path) -> None:
+    now = time.time_ns()
+    peer = recorded(tmp_path, {"timestamp_ns": str(now - 5)}, order=0)
+    assert first_of(peer, failure(exitcode=-9, order=1, observed_ns=now)) == 0
+
+
+def test_a_worker_that_failed_before_the_stop_and_ended_after_it_is_no_consequence(
+    tmp_path: Path,
+) -> None:
+    stop_ns = time.time_ns()
+    extra = {"timestamp_ns": str(stop_ns - S)}
+    assert not recorded(tmp_path, extra, observed_ns=stop_ns + S).came_after(stop_ns)
+    assert failure(observed_ns=stop_ns + S).came_after(stop_ns)
+
+
+@pytest.mark.parametrize(
+    ("exitcode", "status"), [(7, 7), (-9, 137), (-15, 143), (0, 1), (256, 1), (255, 255)]
+)
+def test_the_exit_status_is_the_first_failures_and_never_0(exitcode: int, status: int) -> None:
+    error = ChildFailedError("x", {0: failure(exitcode=3, order=1), 1: failure(exitcode=exitcode)})
+    assert exit_status(error) == status
+
+
+def test_the_error_survives_pickling(tmp_path: Path) -> None:
+    error = ChildFailedError("train.py", {3: recorded(tmp_path, {}, stderr_tail="noise")})
+    error.log_dir = "/logs"
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.name, again.failures, str(again)) == (error.name, error.failures, str(error))
+
+
+TORCH_WORKER = """
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        raise ValueError("boom")
+
+main()
+"""
+
+
+@pytest.mark.torch
+def test_what_torchs_record_writes_is_read_as_torch_reads_it(tmp_path: Path) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure as TorchFailure
+
+    path = tmp_path / "error.json"
+    script = tmp_path / "train.py"
+    script.write_text(TORCH_WORKER)
+    done = subprocess.run(
+        [sys.executable, script],
+        env=dict(os.environ, TORCHELASTIC_ERROR_FILE=str(path)),
+        capture_output=True,
+        text=True,
+    )
+    ours, theirs = failure(path, done.returncode), TorchFailure(0, 42, done.returncode, str(path))
+    assert ours.detail == ""
+    for name in ("error_file", "error_file_data", "message", "timestamp"):
+        assert getattr(ours, name) == getattr(theirs, name)
+    assert ours.timestamp_isoformat() == theirs.timestamp_isoformat()
+    assert ours.recorded_message() == "ValueError: boom"
+    assert re.search(r"ZeroDivisionError(.|\n)*During handling", ours.traceback_text())
+    assert ours.traceback_text().endswith("ValueError: boom")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("exitcode", [1, 7, -9, -50])
+def test_without_an_error_file_the_fields_are_those_of_torch(exitcode: int) -> None:
+    from torch.distributed.elastic.multiprocessing import errors
+
+    ours, theirs = failure(exitcode=exitcode), errors.ProcessFailure(0, 42, exitcode, "")
+    assert ours.error_file == theirs.error_file
+    assert ours.signal_name() == theirs.signal_name()
+    if exitcode < 0:
+        assert ours.message == theirs.message
+    else:
+        assert ours.error_file_data == theirs.error_file_data

@@ -1,0 +1,702 @@
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import time
+from _socket import MSG_PEEK
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.processes import poll
+from holdfast.processes.keeper import client
+from holdfast.processes.keeper.client import Keeper
+from holdfast.processes.keeper.main import descendants_of
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
+from holdfast.processes.workers.command_workers import SubprocessContext
+from real_jobs import News, Watched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from holdfast.processes.failures.exits import Ended, RunProcsResult
+    from holdfast.processes.workers.group import PContext
+
+PATIENCE_S = 60
+# Tells that it is there, then waits to be stopped; `exec` so that it has no child.
+WAITS = "echo ready $$ > $NEWS; exec sleep 1000"
+# Deaf to SIGTERM; the trap is passed on to `sleep`.
+IGNORES = f"trap '' TERM; {WAITS}"
+# Ends well when it is asked to.
+OBEYS = "trap 'exit 0' TERM; echo ready $$ > $NEWS; sleep 1000 & wait"
+
+
+class Group:
+    """Makes contexts of shell scripts, and closes them with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.news = News(folder)
+        self.made: list[PContext] = []
+
+    def make(
+        self,
+        *scripts: str,
+        kind: type[SubprocessContext] = SubprocessContext,
+        logs: LogsSpecs | None = None,
+        keeper: Keeper | None = None,
+        envs: dict[int, dict[str, str]] | None = None,
+        capture_stderr: bool = True,
+    ) -> SubprocessContext:
+        ranks = range(len(scripts))
+        context = kind(
+            "trainer",
+            "sh",
+            {rank: ("-c", scripts[rank]) for rank in ranks},
+            envs or {rank: {"NEWS": str(self.news.path), "RANK": str(rank)} for rank in ranks},
+            logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs")),
+            keeper=keeper,
+            capture_stderr=capture_stderr,
+        )
+        self.made.append(context)
+        return context
+
+    def start(self, *scripts: str, ready: int = 0, **how: object) -> SubprocessContext:
+        context = self.make(*scripts, **how)  # type: ignore[arg-type]
+        context.start()
+        for _ in range(ready):
+            assert self.news.next()[0] == "ready"
+        return context
+
+    def close(self) -> None:
+        for context in self.made:
+            context.close(signal.SIGKILL)
+        self.news.close()
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Group]:
+    made = Group(tmp_path)
+    yield made
+    made.close()
+
+
+def finished(context: PContext) -> RunProcsResult:
+    result = context.wait(PATIENCE_S)
+    assert result is not None, "the workers did not end"
+    return result
+
+
+def until(
+    context: PContext, done: Callable[[], bool], seen: list[Ended] | None = None
+) -> list[Ended]:
+    """Do as the agent does: wait for the descriptor or the deadline, then take the events."""
+    seen = [] if seen is None else seen
+    give_up_at = time.monotonic() + PATIENCE_S
+    while not done():
+        deadline = poll.min_of(context.next_deadline(), give_up_at)
+        assert deadline is not None
+        wait_s = max(0.0, deadline - time.monotonic())
+        select.select([context.fileno()], [], [], wait_s + 0.001)
+        seen += context.poll_events(time.monotonic())
+        assert done() or time.monotonic() < give_up_at, "nothing happened"
+    return seen
+
+
+def all_ended(context: PContext) -> list[Ended]:
+    seen: list[Ended] = []
+    return until(context, lambda: len(seen) == context.nprocs, seen)
+
+
+def await_told(keeper: Keeper, word: bytes, times: int = 1) -> None:
+    """Wait until the keeper has told of something so often, and leave it there to be received."""
+    while keeper._control.recv(1 << 16, MSG_PEEK).count(word) < times:
+        select.select([], [], [], 0.001)
+
+
+# Starting.
+
+
+def test_workers_that_succeed(group: Group) -> None:
+    context = group.start("exit 0", "true")
+    result = finished(context)
+    assert not result.is_failed()
+    assert result.return_values == {0: None, 1: None}
+    assert result.failures == {}
+    assert result.stdouts == context.stdouts == {0: "", 1: ""}
+    assert result.stderrs == context.stderrs == {0: "", 1: ""}
+
+
+def test_attributes_of_the_interface(group: Group) -> None:
+    context = group.make("true", "true")
+    assert (context.name, context.entrypoint, context.nprocs) == ("trainer", "sh", 2)
+    assert set(context.args) == set(context.envs) == set(context.error_files) == {0, 1}
+    assert context.filtered_stdout.endswith("filtered_stdout.log")
+    assert context.pids() == {}
+    assert context.running() == set()
+
+
+def test_pids_are_those_of_the_programs(group: Group) -> None:
+    context = group.start(WAITS, WAITS)
+    told = {int(group.news.next()[1]) for _ in range(2)}
+    assert set(context.pids().values()) == told
+    assert set(context.pids()) == context.running() == {0, 1}
+
+
+def test_the_environment_is_ours_with_the_given_one_on_top(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEPT", "kept")
+    monkeypatch.setenv("REPLACED", "old")
+    news = {"NEWS": str(group.news.path)}
+    script = "echo $KEPT $REPLACED $RANK > $NEWS"
+    finished(group.start(script, envs={0: {**news, "REPLACED": "new", "RANK": "5"}}))
+    assert group.news.next() == ["kept", "new", "5"]
+
+
+def test_the_working_directory_is_ours_at_the_start(
+    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the one in which a keeper was prestarted."""
+    keeper = Keeper.start()
+    monkeypatch.chdir(tmp_path)
+    finished(group.start("pwd -P > $NEWS", keeper=keeper))
+    assert group.news.next() == [str(tmp_path.resolve())]
+    keeper.close()
+
+
+def test_no_workers_at_all(group: Group) -> None:
+    result = finished(group.start())
+    assert (result.return_values, result.failures) == ({}, {})
+
+
+@pytest.mark.parametrize("which", ["args", "envs"])
+def test_every_rank_needs_an_entry(tmp_path: Path, which: str) -> None:
+    args: dict[int, tuple[str, ...]] = {0: (), 1: ()}
+    envs: dict[int, dict[str, str]] = {0: {}, 1: {}}
+    (args if which == "args" else envs)[2] = (args if which == "args" else envs).pop(1)  # type: ignore[assignment]
+    with pytest.raises(RuntimeError, match=rf"^{which}: .*\[0, 1\], got \[0, 2\]"):
+        SubprocessContext("x", "true", args, envs, DefaultLogsSpecs(log_dir=str(tmp_path)))
+
+
+def test_starting_twice_is_refused_and_disturbs_nothing(group: Group) -> None:
+    context = group.start(OBEYS, ready=1)
+    pids = context.pids()
+    with pytest.raises(ValueError, match="started before"):
+        context.start()
+    assert context.pids() == pids
+    context.close()
+    with pytest.raises(ValueError, match="started before"):
+        context.start()
+
+
+def test_a_program_that_is_missing_fails_every_rank(group: Group, tmp_path: Path) -> None:
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"))
+    context = SubprocessContext("x", "no-such-program", {0: ()}, {0: {}}, logs)
+    context.start()
+    failure = finished(context).failures[0]
+    assert failure.exitcode == 127
+    assert failure.detail == (f"could not be started: no-such-program: {os.strerror(errno.ENOENT)}")
+    assert not failure.consequence
+    context.close()
+
+
+class BadPaths(LogsSpecs):
+    """Has a file for each rank, of which the last cannot be opened."""
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        paths = {rank: f"{self.root_log_dir}/{rank}.log" for rank in envs}
+        paths[len(envs) - 1] = f"{self.root_log_dir}/no/such/folder/x.log"
+        return LogsDest(
+            stdouts=dict(paths), stderrs=dict(paths), error_files=dict.fromkeys(envs, os.devnull)
+        )
+
+    @property
+    def root_log_dir(self) -> str:
+        assert self._root_log_dir is not None
+        return self._root_log_dir
+
+
+def test_a_start_that_fails_halfway_leaves_nothing(group: Group, tmp_path: Path) -> None:
+    context = group.make(WAITS, WAITS, WAITS, logs=BadPaths(str(tmp_path)))
+    with pytest.raises(EnvironmentProblem, match=r"cannot write .*no/such/folder/x\.log"):
+        context.start()
+    assert context.running() == set()
+    assert set(context.result().failures) == {0, 1}
+
+
+# Waiting.
+
+
+def test_waiting_looks_and_no_more_with_0(group: Group) -> None:
+    context = group.start(OBEYS, ready=1)
+    assert context.wait(0) is None
+    assert context.wait(timeout=0.01, period=0.001) is None
+    os.kill(context.pids()[0], signal.SIGTERM)
+    result = None
+    while result is None:
+        result = context.wait(0)
+    assert not result.is_failed()
+    assert context.wait(0) == result
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e12, -1, -0.5])
+def test_waiting_for_ever(group: Group, timeout: float) -> None:
+    context = group.start("true")
+    context.grace_s = 1e12
+    result = context.wait(timeout)
+    assert result is not None
+    assert not result.is_failed()
+
+
+def test_one_failure_stops_the_others(group: Group) -> None:
+    go = Path(f"{group.news.path}.go")
+    os.mkfifo(go)
+    context = group.start(WAITS, f"read line < {go}; exit 3", OBEYS, ready=2)
+    everyone = Watched(*context.pids().values())
+    go.write_text("on\n")
+    result = finished(context)
+    everyone.gone_already()
+    assert result.is_failed()
+    assert result.return_values == {}
+    assert {rank: f.exitcode for rank, f in result.failures.items()} == {
+        0: -signal.SIGTERM,
+        1: 3,
+    }
+    first, other = result.failures[1], result.failures[0]
+    assert (first.order, first.consequence) == (0, False)
+    assert other.consequence
+    assert other.order > 0
+    assert (first.pid, other.pid) == (context.pids()[1], context.pids()[0])
+
+
+def test_failures_seen_before_the_stop_are_no_consequences(group: Group) -> None:
+    context = group.start("exit 4", WAITS, "exit 6", ready=1)
+    until(context, lambda: len(context.running()) == 1)
+    failures = finished(context).failures
+    assert {rank: (f.exitcode, f.consequence) for rank, f in failures.items()} == {
+        0: (4, False),
+        1: (-signal.SIGTERM, True),
+        2: (6, False),
+    }
+    assert {failures[0].order, failures[2].order} == {0, 1}
+    assert failures[1].order == 2
+
+
+def test_an_exception_recorded_before_the_stop_is_no_consequence(
+    group: Group, tmp_path: Path
+) -> None:
+    """However late its worker ended."""
+    recorded = (
+        "trap 'exit 1' TERM; "
+        'printf \'{"message": {"message": "x", "extraInfo": {"timestamp_ns": "%s"}}}\' '
+        "$(date +%s%N) > $TORCHELASTIC_ERROR_FILE; echo ready $$ > $NEWS; sleep 1000 & wait"
+    )
+    context = group.start(recorded, WAITS, ready=2)
+    os.kill(context.pids()[1], signal.SIGKILL)
+    failures = finished(context).failures
+    assert (failures[0].exitcode, failures[0].consequence) == (1, False)
+    assert failures[0].recorded_message() == "x"
+    assert (failures[1].exitcode, failures[1].consequence) == (-signal.SIGKILL, False)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGKILL])
+def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
+    group: Group, signum: signal.Signals
+) -> None:
+    context = group.start(IGNORES, WAITS, ready=2)
+    context.begin_stop(signal.SIGTERM, 1000)
+    until(context, lambda: context.running() == {0})
+    os.kill(context.pids()[0], signum)
+    failures = finished(context).failures
+    assert {rank: (f.exitcode, f.consequence) for rank, f in failures.items()} == {
+        0: (-signum, False),
+        1: (-signal.SIGTERM, True),
+    }
+
+
+def test_a_worker_that_does_not_end_in_time_is_killed(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = group.start(IGNORES, IGNORES, WAITS, ready=3)
+    context.grace_s = 0.05
+    os.kill(context.pids()[2], signal.SIGKILL)
+    failures = finished(context).failures
+    assert {rank: f.exitcode for rank, f in failures.items()} == dict.fromkeys(range(3), -9)
+    assert [failures[rank].consequence for rank in range(3)] == [True, True, False]
+    said = caplog.text
+    for rank in (0, 1):
+        assert f"worker {rank} (pid {context.pids()[rank]}) did not end in time: killed" in said
+    assert "worker 2" not in said
+
+
+def test_what_a_successful_worker_left_is_gone_with_the_result(group: Group) -> None:
+    context = group.start("setsid sleep 1000 & echo child $! > $NEWS")
+    child = Watched(int(group.news.next()[1]))
+    assert not finished(context).is_failed()
+    child.gone_already()
+
+
+# Closing.
+
+
+def test_closing_asks_by_the_signal_that_was_named(group: Group) -> None:
+    script = "trap 'echo int > $NEWS; exit 0' INT; echo ready $$ > $NEWS; sleep 1000 & wait"
+    context = group.start(script, ready=1)
+    everyone = Watched(*context.pids().values())
+    context.close(signal.SIGINT)
+    everyone.gone_already()
+    assert group.news.next() == ["int"]
+
+
+def test_closing_kills_after_the_timeout(group: Group) -> None:
+    context = group.start(IGNORES, ready=1)
+    everyone = Watched(*context.pids().values())
+    context.close(timeout=0.01)
+    everyone.gone_already()
+    assert context.result().failures[0].exitcode == -signal.SIGKILL
+
+
+def test_closing_again_does_nothing(group: Group) -> None:
+    context = group.start(WAITS, ready=1)
+    context.close()
+    context.close(signal.SIGKILL, 0)
+    context.release()
+
+
+def test_closing_what_was_never_started(group: Group) -> None:
+    context = group.make("true")
+    context.close()
+    context.close()
+
+
+def test_waiting_after_closing_still_tells_how_they_ended(group: Group) -> None:
+    context = group.start(WAITS, "exit 0", ready=1)
+    until(context, lambda: context.running() == {0})
+    context.close()
+    result = context.wait(0)
+    assert result is not None
+    assert {rank: f.exitcode for rank, f in result.failures.items()} == {0: -signal.SIGTERM}
+    assert result.failures[0].consequence
+
+
+def test_closing_after_waiting(group: Group) -> None:
+    context = group.start("exit 0")
+    first = finished(context)
+    context.close()
+    assert context.wait() == first
+
+
+# The end of standard error.
+
+
+def tail_of(context: PContext) -> str:
+    return finished(context).failures[0].stderr_tail
+
+
+FAILS_LOUDLY = "echo to out; echo 1st >&2; echo 2nd >&2; exit 9"
+
+
+def test_the_tail_of_captured_standard_error(
+    group: Group, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert tail_of(group.start(FAILS_LOUDLY)) == "1st\n2nd\n"
+    said = capfd.readouterr()
+    assert said.err == "1st\n2nd\n"
+    assert said.out == "to out\n"
+
+
+def test_the_tail_of_a_redirected_stream(
+    group: Group, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = group.start(
+        FAILS_LOUDLY, logs=DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
+    )
+    result = finished(context)
+    failure = result.failures[0]
+    assert failure.stderr_tail == Path(failure.stderr_file).read_text() == "1st\n2nd\n"
+    assert Path(result.stdouts[0]).read_text() == "to out\n"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_tail_of_a_stream_that_is_shown_as_well(
+    group: Group, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = group.start(
+        FAILS_LOUDLY, logs=DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), tee=Std.ALL)
+    )
+    assert tail_of(context) == "1st\n2nd\n"
+    said = capfd.readouterr()
+    assert said.err == "[trainer0]:1st\n[trainer0]:2nd\n"
+    assert said.out == "[trainer0]:to out\n"
+
+
+def test_no_tail_where_nothing_is_kept(
+    group: Group, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = DefaultLogsSpecs(log_dir=os.devnull, redirects=Std.ALL)
+    assert tail_of(group.start(FAILS_LOUDLY, logs=nowhere)) == "1st\n2nd\n", "for the report"
+    assert tail_of(group.start(FAILS_LOUDLY, logs=nowhere, capture_stderr=False)) == ""
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
+    context = group.start(FAILS_LOUDLY, logs=logs)
+    all_ended(context)
+    os.unlink(context.stderrs[0])
+    assert tail_of(context) == ""
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_tail_is_limited(group: Group, tmp_path: Path) -> None:
+    loud = "i=0; while [ $i -lt 20000 ]; do echo line $i >&2; i=$((i+1)); done; exit 1"
+    quiet = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ERR)
+    tail = tail_of(group.start(loud, logs=quiet))
+    assert tail.endswith("line 19999\n")
+    assert len(tail) == 64 * 1024
+
+
+# The agent's interface.
+
+
+def test_every_ending_is_handed_out_once(group: Group) -> None:
+    context = group.start("exit 0", "exit 5", "kill -9 $$")
+    seen = sorted(all_ended(context), key=lambda ended: ended.rank)
+    assert [(one.rank, one.exitcode, one.failed) for one in seen] == [
+        (0, 0, False),
+        (1, 5, True),
+        (2, -9, True),
+    ]
+    assert [one.pid for one in seen] == [context.pids()[rank] for rank in range(3)]
+    assert sorted(one.order for one in seen) == [0, 1, 2]
+    assert not any(one.after_stop for one in seen)
+    assert all(one.retryable for one in seen)
+    assert context.poll_events(time.monotonic()) == []
+    first = context.first_failure()
+    assert first is not None
+    assert first.order == min(one.order for one in seen if one.failed)
+
+
+def test_what_a_new_start_would_only_repeat_is_marked(group: Group, tmp_path: Path) -> None:
+    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"))
+    context = SubprocessContext("x", "no-such-program", {0: ()}, {0: {}}, logs)
+    context.start()
+    (ended,) = all_ended(context)
+    assert not ended.retryable
+    context.close()
+
+
+class SlowToHear(SubprocessContext):
+    """Hears of its start so late that all of its workers have exited by then."""
+
+    def _await_spawned(self, ranks: Sequence[int]) -> None:
+        assert self._keeper is not None
+        await_told(self._keeper, b"exited", len(ranks))
+        super()._await_spawned(ranks)
+
+
+def test_an_ending_during_the_start_is_not_waited_for(group: Group) -> None:
+    """Nothing will make the descriptor readable any more."""
+    context = group.start("exit 7", "exit 8", kind=SlowToHear)
+    assert {one.exitcode for one in all_ended(context)} == {7, 8}
+
+
+def test_a_stop_begins_once(group: Group) -> None:
+    context = group.start(IGNORES, WAITS, ready=2)
+    assert context.next_deadline() is None
+    assert not context.stop_ended
+    context.begin_stop(signal.SIGTERM, 1000)
+    deadline = context.next_deadline()
+    assert deadline is not None
+    context.begin_stop(signal.SIGKILL, 0)
+    seen = until(context, lambda: context.running() == {0})
+    assert context.next_deadline() == deadline
+    assert [(one.rank, one.exitcode, one.after_stop) for one in seen] == [(1, -15, True)]
+    context.kill_now()
+    seen = until(context, lambda: context.stop_ended)
+    assert [(one.rank, one.exitcode) for one in seen] == [(0, -9)]
+    assert context.next_deadline() is None
+    context.kill_now()
+
+
+def test_killing_now_needs_a_stop(group: Group) -> None:
+    context = group.start(WAITS, ready=1)
+    context.kill_now()
+    assert context.running() == {0}
+
+
+# Given up.
+
+
+class Unkillable(SubprocessContext):
+    """As if its first worker were in uninterruptible sleep; the others die at once."""
+
+    def _kill_tree(self, rank: int) -> None:
+        if rank != 0:
+            super()._kill_tree(rank)
+            assert self._keeper is not None
+            await_told(self._keeper, b"exited")
+
+
+def test_a_worker_that_cannot_be_killed_is_given_up_and_reported(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    context = group.start(IGNORES, IGNORES, "exit 1", ready=2, kind=Unkillable)
+    context.grace_s = context.reap_s = 0.05
+    pid = context.pids()[0]
+    assert context._keeper is not None
+    keeper = context._keeper.pid
+    everyone = Watched(pid, keeper)
+    result = finished(context)
+    assert context.given_up == {0: pid}
+    assert context.stop_ended
+    failure = result.failures[0]
+    assert (failure.pid, failure.exitcode, failure.consequence) == (pid, -9, True)
+    assert failure.detail.startswith("does not end even by SIGKILL: in state S")
+    assert failure.detail.endswith("given up after 0.05 s")
+    assert failure.order > result.failures[1].order
+    assert result.failures[1].detail == ""
+    assert result.failures[2].exitcode == 1
+    assert context.left_behind == [pid]
+    assert f"worker 0 (pid {pid}) is left behind" in caplog.text
+    everyone.all_gone()  # The keeper goes on trying on its own.
+    os.waitpid(keeper, 0)
+
+
+def test_one_that_ends_late_is_not_given_up_after_all(group: Group) -> None:
+    keeper = Keeper.start()
+    context = group.start(IGNORES, ready=1, kind=Unkillable, keeper=keeper)
+    context.reap_s = 0.02
+    context.begin_stop(signal.SIGKILL, 0)
+    until(context, lambda: context.stop_ended)
+    assert set(context.given_up) == {0}
+    os.kill(context.pids()[0], signal.SIGKILL)
+    until(context, context.all_ended)
+    assert context.given_up == {}
+    assert context.result().failures[0].detail == ""
+    context.close()
+    keeper.close()
+
+
+def test_a_new_start_is_not_confused_by_one_that_was_given_up(group: Group) -> None:
+    """Both have the same rank, and so the same key with the keeper they share."""
+    keeper = Keeper.start()
+    first = group.start(IGNORES, ready=1, kind=Unkillable, keeper=keeper)
+    first.reap_s = 0.02
+    first.begin_stop(signal.SIGKILL, 0)
+    until(first, lambda: first.stop_ended)
+    stuck = first.pids()[0]
+    first.close()
+    second = group.start(OBEYS, ready=1, keeper=keeper)
+    os.kill(stuck, signal.SIGKILL)
+    Watched(stuck).all_gone()
+    os.kill(second.pids()[0], signal.SIGTERM)
+    (ended,) = all_ended(second)
+    assert (ended.pid, ended.exitcode) == (second.pids()[0], 0)
+    assert not finished(second).is_failed()
+    second.close()
+    keeper.close()
+
+
+def test_a_leftover_that_cannot_be_killed_is_reported(
+    group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Keeper, "sweep", lambda keeper: keeper.ask_leftovers(signal.SIGTERM))
+    context = group.start("trap '' TERM; setsid sleep 1000 & echo child $! > $NEWS")
+    context.reap_s = 0.05
+    child = int(group.news.next()[1])
+    assert context._keeper is not None
+    keeper = context._keeper.pid
+    everyone = Watched(child, keeper)
+    assert not finished(context).is_failed()
+    assert context.given_up == {}
+    assert context.left_behind == [child]
+    assert f"process {child}, which a worker had started, is left behind" in caplog.text
+    everyone.all_gone()  # The keeper goes on trying on its own.
+    os.waitpid(keeper, 0)
+
+
+@pytest.mark.parametrize("script", [IGNORES, f"{OBEYS}; exit 0"])
+def test_a_stopped_keeper_leaves_nobody_behind(
+    group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, script: str
+) -> None:
+    monkeypatch.setattr(client, "ANSWER_MS_MAX", 20)
+    context = group.start(script, ready=1)
+    context.reap_s = 0.05
+    assert context._keeper is not None
+    keeper = context._keeper.pid
+    everyone = Watched(*descendants_of(keeper), keeper)
+    os.kill(keeper, signal.SIGSTOP)
+    context.close(timeout=0.01)
+    everyone.gone_already()
+    assert context.left_behind == []
+    assert "left behind" not in caplog.text
+    detail = f"the keeper of the workers (pid {keeper}) was killed, and they with it"
+    assert context.result().failures[0].detail == detail
+
+
+# The keeper.
+
+
+def test_the_result_of_waiting_ends_the_keeper(group: Group) -> None:
+    context = group.start("exit 0")
+    assert context._keeper is not None
+    keeper = Watched(context._keeper.pid)
+    assert not finished(context).is_failed()
+    keeper.gone_already()
+    context.close()
+
+
+def test_a_shared_keeper_outlives_the_context(group: Group) -> None:
+    keeper = Keeper.start()
+    for _ in range(2):
+        context = group.start(WAITS, "exit 1", ready=1, keeper=keeper)
+        assert len(finished(context).failures) == 2
+        context.close()
+    os.kill(keeper.pid, 0)
+    keeper.close()
+
+
+def test_a_killed_keeper_fails_all_workers(group: Group) -> None:
+    context = group.start(WAITS, WAITS, "exit 0", ready=2)
+    until(context, lambda: context.running() == {0, 1})
+    everyone = Watched(*(context.pids()[rank] for rank in (0, 1)))
+    assert context._keeper is not None
+    pid = context._keeper.pid
+    os.kill(pid, signal.SIGKILL)
+    result = finished(context)
+    everyone.all_gone()
+    detail = f"the keeper of the workers (pid {pid}) was killed, and they with it"
+    assert {rank: (f.exitcode, f.detail) for rank, f in result.failures.items()} == {
+        0: (-9, detail),
+        1: (-9, detail),
+    }
+    context.close()
+
+
+def test_a_keeper_that_is_lost_before_the_start(group: Group) -> None:
+    keeper = Keeper.start()
+    os.kill(keeper.pid, signal.SIGKILL)
+    Watched(keeper.pid).all_gone()
+    context = group.start(WAITS, WAITS, keeper=keeper)
+    assert [one.failed for one in all_ended(context)] == [True, True]
+    assert context.pids() == {}
+    failures = finished(context).failures
+    detail = f"could not be started: the keeper of the workers (pid {keeper.pid}) is gone"
+    assert {rank: (f.pid, f.exitcode, f.detail) for rank, f in failures.items()} == {
+        0: (0, 127, detail),
+        1: (0, 127, detail),
+    }
+    context.close()
+    keeper.close()
+
+
+def test_a_keeper_that_is_lost_during_a_stop(group: Group) -> None:
+    context = group.start(IGNORES, ready=1)
+    context.begin_stop(signal.SIGTERM, 1000)
+    assert context._keeper is not None
+    os.kill(context._keeper.pid, signal.SIGKILL)
+    until(context, lambda: context.stop_ended)
+    assert context.result().failures[0].exitcode == -9
+    context.close()

@@ -1,0 +1,366 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.processes.logs import specs as logs
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, usable_filters
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def envs_of(size: int, run_id: str = "job", restarts: int = 0) -> dict[int, dict[str, str]]:
+    return {
+        rank: {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": str(restarts)}
+        for rank in range(size)
+    }
+
+
+def files_below(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_layout_is_that_of_torchelastic(tmp_path: Path) -> None:
+    root = tmp_path / "a" / "logs"
+    specs = DefaultLogsSpecs(str(root), redirects=Std.OUT, tee={1: Std.ERR})
+    envs = envs_of(2, restarts=3)
+
+    dest = specs.reify(envs)
+
+    assert specs.run_dir is not None
+    assert re.fullmatch(r"job_[0-9a-f]{8}", os.path.basename(specs.run_dir))
+    assert os.path.dirname(specs.run_dir) == str(root)
+    assert stat.S_IMODE(os.stat(specs.run_dir).st_mode) == 0o700
+    attempt = f"{specs.run_dir}/attempt_3"
+    assert dest == LogsDest(
+        stdouts={0: f"{attempt}/0/stdout.log", 1: f"{attempt}/1/stdout.log"},
+        stderrs={0: "", 1: f"{attempt}/1/stderr.log"},
+        tee_stdouts={},
+        tee_stderrs={1: f"{attempt}/1/stderr.log"},
+        error_files={0: f"{attempt}/0/error.json", 1: f"{attempt}/1/error.json"},
+        filtered_stdout=f"{attempt}/filtered_stdout.log",
+        filtered_stderr=f"{attempt}/filtered_stderr.log",
+    )
+    for rank, env in envs.items():
+        assert env["TORCHELASTIC_ERROR_FILE"] == dest.error_files[rank]
+    run = os.path.basename(specs.run_dir)
+    assert files_below(root) == {
+        run, f"{run}/attempt_3", f"{run}/attempt_3/0", f"{run}/attempt_3/1",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("redirect", "tee", "shown", "expected", "teed"),
+    [
+        (Std.NONE, Std.NONE, True, "inherited", False),
+        (Std.NONE, Std.NONE, False, os.devnull, False),
+        (Std.ALL, Std.NONE, True, "file", False),
+        (Std.ALL, Std.NONE, False, "file", False),
+        (Std.NONE, Std.ALL, True, "file", True),
+        (Std.NONE, Std.ALL, False, "file", False),
+        (Std.ALL, Std.ALL, True, "file", True),
+    ],
+)
+def test_destination_of_a_stream(
+    tmp_path: Path, redirect: Std, tee: Std, shown: bool, expected: str, teed: bool
+) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirect, tee, {0} if shown else {5})
+    dest = specs.reify(envs_of(1))
+    worker = f"{specs.run_dir}/attempt_0/0"
+    for files, tees, name in (
+        (dest.stdouts, dest.tee_stdouts, "stdout.log"),
+        (dest.stderrs, dest.tee_stderrs, "stderr.log"),
+    ):
+        path = f"{worker}/{name}"
+        assert files == {0: {"inherited": "", "file": path}.get(expected, expected)}
+        assert tees == ({0: path} if teed else {})
+
+
+def test_an_empty_rank_filter_is_no_filter(tmp_path: Path) -> None:
+    assert DefaultLogsSpecs(str(tmp_path), local_ranks_filter=set()).reify(envs_of(1)).stdouts == {
+        0: ""
+    }
+
+
+def test_two_runs_of_one_id_have_folders_of_their_own(tmp_path: Path) -> None:
+    first, second = DefaultLogsSpecs(str(tmp_path)), DefaultLogsSpecs(str(tmp_path))
+    first.reify(envs_of(1))
+    second.reify(envs_of(1))
+    assert first.run_dir != second.run_dir
+
+
+def test_a_second_start_under_the_same_count_leaves_the_first_one_alone(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
+    paths: list[str] = []
+    for restarts in (0, 0, 1, 0):
+        path = specs.reify(envs_of(1, restarts=restarts)).stdouts[0]
+        with open(path, "x") as file:
+            file.write(f"start {len(paths)}")
+        paths.append(path)
+    assert [path.split("/")[-3] for path in paths] == [
+        "attempt_0", "attempt_0_1", "attempt_1", "attempt_0_2",
+    ]  # fmt: skip
+    for number, path in enumerate(paths):
+        with open(path) as file:
+            assert file.read() == f"start {number}"
+
+
+def test_a_run_folder_that_was_removed_is_made_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
+    specs.reify(envs_of(1))
+    run_dir = specs.run_dir
+    assert run_dir is not None
+    shutil.rmtree(tmp_path / "logs")
+
+    dest = specs.reify(envs_of(1, restarts=1))
+
+    assert specs.run_dir == run_dir
+    assert os.path.dirname(dest.error_files[0]) == f"{run_dir}/attempt_1/0"
+    assert os.path.isdir(f"{run_dir}/attempt_1/0")
+    assert stat.S_IMODE(os.stat(run_dir).st_mode) == 0o700
+    assert caplog.messages == [f"the log folder {run_dir} was removed while the job ran"]
+
+
+def test_a_temporary_folder_that_was_removed_gets_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs()
+    specs.reify(envs_of(1))
+    (old,) = tmp_path.iterdir()
+    shutil.rmtree(old)
+    old.mkdir()  # By someone else, who would like to see what is written.
+
+    dest = specs.reify(envs_of(1, restarts=1))
+
+    assert list(old.iterdir()) == []
+    (new,) = set(tmp_path.iterdir()) - {old}
+    assert stat.S_IMODE(new.stat().st_mode) == 0o700
+    assert dest.error_files[0] == f"{specs.run_dir}/attempt_1/0/error.json"
+    assert specs.run_dir == str(next(new.iterdir()))
+    specs.discard_if_temporary()
+    assert list(tmp_path.iterdir()) == [old]
+
+
+def test_another_run_has_the_choices_but_not_the_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    first = DefaultLogsSpecs(local_ranks_filter={0}).for_another_run()
+    second = first.for_another_run()
+    assert first == second == DefaultLogsSpecs(local_ranks_filter={0})
+    dests = [specs.reify(envs_of(1)) for specs in (first, second)]
+    assert len(set(tmp_path.iterdir())) == 2
+    first.discard_if_temporary()
+    assert os.path.isdir(os.path.dirname(dests[1].error_files[0]))
+    second.discard_if_temporary()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_run_shares_a_temporary_root_that_someone_has_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked = DefaultLogsSpecs()
+    root = asked.root_log_dir
+    other = asked.for_another_run()
+    other.reify(envs_of(1))
+    other.discard_if_temporary()
+    assert other.run_dir is not None
+    assert os.path.dirname(other.run_dir) == root
+    shutil.rmtree(root)
+    other.reify(envs_of(1))
+    assert other.root_log_dir != root
+
+
+def test_runs_whose_streams_are_kept_share_a_root_that_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs(tee=Std.OUT)
+    runs = [specs.for_another_run() for _ in range(2)]
+    for run in runs:
+        run.reify(envs_of(1))
+    assert {run.root_log_dir for run in runs} == {specs.root_log_dir}
+    assert len({run.run_dir for run in runs}) == 2
+    assert specs.run_dir is None
+
+
+def test_run_id_and_count_have_fallbacks(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    dest = specs.reify({0: {}})
+    assert "/test_run_id_" in dest.error_files[0]
+    assert "/attempt_0/" in dest.error_files[0]
+
+
+@pytest.mark.parametrize("run_id", ["team/exp/1", "..", "a\nb\x00c", "\u00e9" * 300, ""])
+def test_any_run_id_gives_one_folder_in_the_log_dir(tmp_path: Path, run_id: str) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    specs.reify(envs_of(1, run_id=run_id))
+    assert specs.run_dir is not None
+    assert os.path.dirname(specs.run_dir) == str(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == [os.path.basename(specs.run_dir)]
+    assert specs.run_dir.isprintable()
+
+
+def test_nothing_is_made_before_the_workers_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    assert DefaultLogsSpecs().run_dir is None
+    assert DefaultLogsSpecs(str(tmp_path / "later")).run_dir is None
+    assert files_below(tmp_path) == set()
+
+
+def test_a_relative_folder_means_the_one_at_the_time_of_construction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    specs = DefaultLogsSpecs("logs", redirects=Std.ALL)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    envs = envs_of(1)
+    specs.reify(envs)
+    assert envs[0]["TORCHELASTIC_ERROR_FILE"].startswith(f"{tmp_path}/logs/job_")
+    assert specs.root_log_dir == f"{tmp_path}/logs"
+
+
+def test_a_relative_folder_needs_a_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(EnvironmentProblem, match="the current folder does not exist any more"):
+        DefaultLogsSpecs("logs")
+    assert DefaultLogsSpecs(str(tmp_path)).root_log_dir == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP"])
+def test_own_root_is_private_and_can_be_discarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    for each in ("TMPDIR", "TEMP", "TMP"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, str(tmp_path))
+    specs = DefaultLogsSpecs()
+    root = specs.root_log_dir
+    assert re.fullmatch(re.escape(str(tmp_path)) + r"/holdfast_[0-9a-f]{8}", root)
+    assert stat.S_IMODE(os.stat(root).st_mode) == 0o700
+    assert specs.root_log_dir == root
+    specs.reify(envs_of(2))
+    assert specs.run_dir is not None
+    assert specs.run_dir.startswith(f"{root}/job_")
+
+    specs.discard_if_temporary()
+
+    assert files_below(tmp_path) == set()
+    assert specs.run_dir is None
+    specs.discard_if_temporary()
+
+
+def test_an_unusable_temporary_folder_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.setenv("TEMP", str(tmp_path))
+    assert DefaultLogsSpecs("").root_log_dir.startswith(f"{tmp_path}/holdfast_")
+
+
+def test_a_folder_that_was_asked_for_is_never_discarded(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
+    dest = specs.reify(envs_of(1))
+    specs.discard_if_temporary()
+    assert os.path.isdir(os.path.dirname(dest.error_files[0]))
+
+
+def test_dev_null_keeps_the_filter_and_the_wishes_without_any_folder() -> None:
+    redirects = {0: Std.OUT, 1: Std.NONE, 2: Std.NONE, 3: Std.OUT}
+    tee = {2: Std.ALL, 3: Std.OUT}
+    specs = DefaultLogsSpecs(os.devnull, redirects, tee, {0, 2, 3})
+    envs = envs_of(4)
+
+    dest = specs.reify(envs)
+
+    assert dest.stdouts == {0: os.devnull, 1: os.devnull, 2: "", 3: ""}
+    assert dest.stderrs == {0: "", 1: os.devnull, 2: "", 3: ""}
+    assert (dest.tee_stdouts, dest.tee_stderrs) == ({}, {})
+    assert dest.error_files == dict.fromkeys(range(4), os.devnull)
+    assert {env["TORCHELASTIC_ERROR_FILE"] for env in envs.values()} == {""}
+    assert (specs.run_dir, specs.root_log_dir) == (None, os.devnull)
+
+
+def test_duplicate_filters_need_a_folder_and_say_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logs, "_warned_of_filters", False)
+    dest = DefaultLogsSpecs(os.devnull).reify(envs_of(1))
+    assert usable_filters(dest.filtered_stdout, ["orange"]) == ()
+    assert usable_filters(dest.filtered_stderr, ["apple"]) == ()
+    assert usable_filters(dest.filtered_stdout, None) == ()
+    assert usable_filters("/logs/filtered_stdout.log", ["\u00e9t\u00e9", ""]) == (
+        b"\xc3\xa9t\xc3\xa9",
+        b"",
+    )
+    (warning,) = caplog.messages
+    assert "duplicate filters are ignored" in warning
+
+
+def test_a_file_in_the_way_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for log_dir in (file, file / "below"):
+        with pytest.raises(UsageError, match=re.escape(str(log_dir))):
+            DefaultLogsSpecs(str(log_dir)).reify(envs_of(1))
+
+
+def test_a_folder_that_cannot_be_made_is_the_machines_fault() -> None:
+    """The kernel's own file system refuses folders to root too."""
+    with pytest.raises(EnvironmentProblem, match="/proc/self/logs"):
+        DefaultLogsSpecs("/proc/self/logs").reify(envs_of(1))
+
+
+def test_equality_is_by_value(tmp_path: Path) -> None:
+    def make(
+        log_dir: str = str(tmp_path), tee: Std = Std.OUT, only: frozenset[int] = frozenset({1})
+    ) -> DefaultLogsSpecs:
+        return DefaultLogsSpecs(log_dir, Std.ERR, tee, set(only))
+
+    assert make() == make()
+    assert make() != make(log_dir=str(tmp_path / "other"))
+    assert make() != make(tee=Std.ALL)
+    assert make() != make(only=frozenset())
+    assert make() != str(tmp_path)
+    with pytest.raises(TypeError):
+        hash(make())
+
+
+def test_repr_shows_every_choice() -> None:
+    specs = DefaultLogsSpecs("/logs", Std.OUT, {0: Std.ERR}, {3})
+    assert repr(specs) == (
+        "DefaultLogsSpecs(root_log_dir=/logs, redirects=1, tee={0: <Std.ERR: 2>}, "
+        "local_ranks_filter={3})"
+    )
+
+
+def test_a_third_party_can_supply_its_own() -> None:
+    class Mine(LogsSpecs):
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            return LogsDest(stdouts={rank: f"{self._root_log_dir}/{rank}" for rank in envs})
+
+        @property
+        def root_log_dir(self) -> str:
+            return str(self._root_log_dir)
+
+    assert Mine("/mine").reify({1: {}}).stdouts == {1: "/mine/1"}
+    with pytest.raises(TypeError):
+        LogsSpecs()  # type: ignore[abstract]

@@ -1,0 +1,424 @@
+"""A forked interpreter against a new one, for each way to start Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import py_compile
+import signal
+import sys
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from zygotes import Nest, Outcome
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# Says all that a program can find out about how it was started.
+TELL = """
+import ctypes, gc, json, os, re, signal, sys, threading, warnings
+def about(stream):
+    buffer = stream.buffer
+    raw = getattr(buffer, "raw", buffer)
+    return [
+        stream.encoding, stream.errors, stream.line_buffering, stream.write_through, stream.mode,
+        stream.name, stream.isatty(), stream.newlines, stream.seekable(), stream.fileno(),
+        repr(stream), type(buffer).__name__, raw.name, raw.mode, raw.closefd, repr(raw),
+    ]
+def there(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+def read(path):
+    with open(path) as stream:
+        return stream.read()
+def status(*names):
+    return [line for line in read("/proc/self/status").splitlines() if line.startswith(names)]
+libc = ctypes.CDLL(None)
+libc.getenv.restype = ctypes.c_char_p
+death_signal = ctypes.c_int()
+libc.prctl(2, ctypes.byref(death_signal), 0, 0, 0)
+told = dict(
+    fds=[fd for fd in range(300) if there(fd)],
+    main=[*globals()][: [*globals()].index("ctypes")],
+    argv=sys.argv, orig_argv=sys.orig_argv, path=sys.path, flags=repr(sys.flags),
+    options=[sys.warnoptions, repr(sys._xoptions)], executable=sys.executable,
+    name=__name__, file=globals().get("__file__"), doc=__doc__,
+    spec=re.sub(' at 0x[0-9a-f]+', '', repr(__spec__)),
+    package=__package__, loader=repr(__loader__).partition(" at 0x")[0],
+    cached=globals().get("__cached__"), notes=globals().get("__annotations__"),
+    builtins=repr(__builtins__), main_is_this=sys.modules["__main__"].__dict__ is globals(),
+    streams=[about(stream) for stream in (sys.stdin, sys.stdout, sys.stderr)],
+    same=[sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
+    handlers=[repr(signal.getsignal(n)).partition(" at 0x")[0] for n in range(1, signal.NSIG)],
+    kernel=status("SigBlk", "SigIgn", "SigCgt", "Threads", "Umask"),
+    mask=[*signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    groups=[os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()], parent=os.getppid(),
+    env=dict(os.environ), c_env={k: str(libc.getenv(k.encode())) for k in ("RANK", "PATH", "GONE")},
+    cwd=os.getcwd(), threads=[t.name for t in threading.enumerate()],
+    native=threading.main_thread().native_id == os.getpid(),
+    gc=[gc.isenabled(), gc.get_threshold(), gc.get_debug()], filters=repr(warnings.filters),
+    hooks=[sys.excepthook is sys.__excepthook__, sys.gettrace(), sys.getrecursionlimit()],
+    comm=read("/proc/self/comm"), death=death_signal.value,
+    cmdline=read("/proc/self/cmdline").rstrip(chr(0)).split(chr(0)),
+)
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Return a folder with the same program in every form that Python runs."""
+    for name in ("tell.py", "pack/inner.py", "pack/__main__.py", "folder/__main__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(TELL)
+    (tmp_path / "pack/__init__.py").touch()
+    (tmp_path / "link.py").symlink_to("pack/inner.py")
+    py_compile.compile(str(tmp_path / "tell.py"), cfile=str(tmp_path / "compiled.pyc"))
+    py_compile.compile(str(tmp_path / "tell.py"), cfile=str(tmp_path / "odd_name"))
+    with zipfile.ZipFile(tmp_path / "archive.zip", "w") as archive:
+        archive.writestr("__main__.py", TELL)
+    return tmp_path
+
+
+def told(outcome: Outcome) -> Any:
+    assert (outcome.exitcode, outcome.err) == (0, ""), outcome
+    return json.loads(outcome.out)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["tell.py"],
+        ["tell.py", "--flag", "a b", "", "é"],
+        ["./tell.py"],
+        ["pack/../tell.py", "1"],
+        ["{folder}/tell.py"],
+        ["link.py"],
+        ["compiled.pyc", "1"],
+        ["odd_name"],
+        ["folder", "1"],
+        ["./folder/"],
+        ["archive.zip", "1"],
+        ["-m", "tell", "-x", "y"],
+        ["-m", "pack"],
+        ["-mpack.inner", "1"],
+        ["-c", TELL, "-x", "y"],
+        ["-u", "tell.py"],
+        ["-u", "-m", "tell"],
+        ["-O", "-B", "tell.py"],
+        ["-I", "tell.py"],
+        ["-I", "folder"],
+        ["-P", "-m", "json.tool", "--help"],
+        ["-sE", "-c", TELL],
+        ["-S", "tell.py"],
+        ["-X", "dev", "-W", "error", "tell.py"],
+        ["-Xutf8=0", "tell.py"],
+    ],
+    ids=lambda words: " ".join(words).replace(TELL, "TELL")[:40],
+)
+def test_a_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str]) -> None:
+    words = [word.format(folder=folder) if word != TELL else word for word in words]
+    env = {**os.environ, "RANK": "3"}
+    with Nest(*words, cwd=folder, env=env, modules=["json"]) as nest:
+        fresh, forked = nest.both(env={**env, "RANK": "4", "MORE": "é"})
+        if "json.tool" in words:
+            assert fresh == forked
+        else:
+            assert told(forked) == told(fresh)
+
+
+@pytest.mark.parametrize("name", ["PYTHONUNBUFFERED", "PYTHONIOENCODING", "PYTHONDEVMODE"])
+def test_the_interpreters_variables_hold(folder: Path, name: str) -> None:
+    env = {**os.environ, name: "latin-1:replace" if "ENC" in name else "1"}
+    with Nest("tell.py", cwd=folder, env=env) as nest:
+        fresh, forked = nest.both()
+        assert told(forked) == told(fresh)
+
+
+def test_other_variables_of_the_interpreter_are_for_a_new_one(folder: Path) -> None:
+    with Nest("tell.py", cwd=folder) as nest:
+        assert nest.warm.takes(nest.argv, {**nest.env, "RANK": "1"}, {})
+        assert not nest.warm.takes(nest.argv, {**nest.env, "PYTHONOPTIMIZE": "2"}, {})
+        assert not nest.warm.takes([sys.executable, "-u", "tell.py"], nest.env, {})
+        assert not nest.warm.takes(["/bin/sh", "tell.py"], nest.env, {})
+        assert not nest.warm.takes(nest.argv, nest.env, {1000: 0})
+
+
+def test_the_streams_of_a_terminal_and_of_files(folder: Path) -> None:
+    with Nest("tell.py", cwd=folder) as nest:
+        answers = []
+        for warm in (False, True):
+            main, terminal = os.openpty()
+            file = os.open(folder / "out", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            key = nest.start(warm=warm, fds={0: terminal, 1: file, 2: terminal})
+            nest.exited(key)
+            answers.append(json.loads((folder / "out").read_text())["streams"])
+            for fd in (main, terminal, file):
+                os.close(fd)
+        assert answers[1] == answers[0]
+        assert answers[1][0][6], "standard input is a terminal"
+
+
+def test_what_agents_are_deaf_to_stays_so(folder: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Nest("tell.py", cwd=folder) as nest:
+            fresh, forked = nest.both()
+            assert told(forked) == told(fresh)
+            assert told(forked)["handlers"][signal.SIGHUP - 1] == "<Handlers.SIG_IGN: 1>"
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_descriptors_have_the_chosen_numbers(tmp_path: Path) -> None:
+    program = (
+        "import os; os.write(5, b'five'); os.write(63, b'last'); f = open('/dev/null')\n"
+        "print(f.fileno(), [os.get_inheritable(fd) for fd in (0, 1, 2, 5, 63)])"
+    )
+    with Nest("-c", program, cwd=tmp_path, modules=["json"]) as nest:
+        read, write = os.pipe()
+        fresh, forked = nest.both(fds={5: write, 63: write})
+        assert fresh == forked
+        assert forked.out == "3 [True, True, True, True, True]\n"
+        assert os.read(read, 100) == b"fivelast" * 2
+        os.close(read)
+        os.close(write)
+
+
+# Endings.
+
+ENDINGS = {
+    "nothing": "",
+    "exit 0": "import sys; sys.exit(0)",
+    "exit 3": "import sys; sys.exit(3)",
+    "exit 256": "import sys; sys.exit(256)",
+    "exit -1": "import sys; sys.exit(-1)",
+    "exit None": "import sys; sys.exit()",
+    "exit text": "import sys; sys.exit('no more')",
+    "exit object": "import sys; sys.exit([1, 2])",
+    "raised": "def f():\n    raise ValueError('é' + chr(0xdc80))\nf()",
+    "chained": "try:\n    1/0\nexcept ZeroDivisionError as e:\n    raise KeyError(1) from e",
+    "group": "raise ExceptionGroup('g', [ValueError(1), OSError(2)])",
+    "noted": "e = ValueError(1); e.add_note('more'); raise e",
+    "syntax": "x = = 1",
+    "indentation": "if 1:\nx = 2",
+    "coding": "# coding: latin-1\nprint(ascii('\xe9'))",
+    "interrupt": "raise KeyboardInterrupt",
+    "system exit in a function": "def f():\n    raise SystemExit(7)\nf()",
+    "os._exit": "import os; print('lost'); os._exit(9)",
+    "SIGKILL": "import os; os.kill(os.getpid(), 9)",
+    "SIGSEGV": "import resource, os; resource.setrlimit(4, (0, 0)); os.kill(os.getpid(), 11)",
+    "SIGTERM": "import os; os.kill(os.getpid(), 15)",
+    "SIGINT": "import os, time; os.kill(os.getpid(), 2); time.sleep(60)",
+    "abort": "import resource, os; resource.setrlimit(4, (0, 0)); os.abort()",
+    "own hook": "import sys; sys.excepthook = lambda *e: print(e[0], e[2].tb_lineno); 1/0",
+    "no hook": "import sys; sys.excepthook = None; sys.exit(4)",
+    "atexit": (
+        "import atexit\natexit.register(print, 'first')\natexit.register(print, 'last')\n1/0"
+    ),
+    "atexit raises": "import atexit, os\natexit.register(os.fspath, 1)",
+    "threads": (
+        "import threading, time\n"
+        "main = threading.main_thread()\n"
+        "threading.Thread(target=lambda: (main.join(), print('joined'))).start()\n"
+        "threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+        "print('main done')"
+    ),
+    "thread raises": "import threading\nthreading.Thread(target=lambda: 1/0, name='t').start()",
+    "output held back": "import sys; sys.stdout.write('no newline'); sys.stderr.write('nor here')",
+    "closed output": "import os, sys; sys.stdout.write('x'); os.close(1)",
+    "deleted": "class A:\n    def __del__(self):\n        print('gone')\na = A()",
+    "last traceback": (
+        "import atexit, sys, traceback\n"
+        "atexit.register(lambda: traceback.print_tb(sys.last_traceback))\n1/0"
+    ),
+    "warning": "import warnings; warnings.warn('w', DeprecationWarning)",
+    "future": "from __future__ import annotations\nx: nothing = 1\nprint(__annotations__)",
+    "not inherited": "def f(x: int): ...\nprint(f.__annotations__)",
+}
+
+
+@pytest.fixture
+def script_nest(tmp_path: Path) -> Any:
+    with Nest("ends.py", cwd=tmp_path, modules=["json"]) as nest:
+        yield nest
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_it_ends_like_a_new_one(script_nest: Nest, tmp_path: Path, name: str) -> None:
+    script = tmp_path / "ends.py"
+    script.write_bytes(ENDINGS[name].encode("latin-1" if name == "coding" else "utf-8"))
+    fresh, forked = script_nest.both()
+    assert forked == fresh
+
+
+@pytest.mark.parametrize("words", [["-c", "{code}"], ["-m", "ends"], ["ends"], ["missing.py"]])
+@pytest.mark.parametrize("name", ["exit 3", "raised", "interrupt", "syntax", "warning"])
+def test_modules_and_commands_end_so_too(tmp_path: Path, words: list[str], name: str) -> None:
+    (tmp_path / "ends.py").write_text(ENDINGS[name])
+    (tmp_path / "ends").mkdir()
+    if words == ["ends"]:
+        (tmp_path / "ends" / "__main__.py").write_text(ENDINGS[name])
+    else:
+        (tmp_path / "ends").rmdir()
+    words = [word.format(code=ENDINGS[name]) for word in words]
+    with Nest(*words, cwd=tmp_path, modules=["json"]) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+        assert fresh.exitcode != 0 or name == "warning"
+
+
+@pytest.mark.parametrize("words", [["-m", "no.such"], ["-m", "os.no"], ["empty"], ["no.pyc"]])
+def test_programs_that_are_not_there(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "no.pyc").write_bytes(b"not compiled")
+    with Nest(*words, cwd=tmp_path) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+        assert fresh.exitcode == 1
+
+
+def test_a_folder_that_is_gone_is_told_as_by_the_keeper(tmp_path: Path) -> None:
+    with Nest("-c", "pass", cwd=tmp_path) as nest:
+        nest.cwd = str(tmp_path / "gone")
+        fresh, forked = nest.both()
+        assert forked == fresh
+        assert forked.exitcode == 127
+        assert forked.trouble == (2, f"working directory {tmp_path}/gone")
+
+
+# What modules did.
+
+
+def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "does.py").write_text(
+        "import atexit, os, signal, sys, warnings\n"
+        "os.environ['DOES'] = 'yes'; os.environ['CHANGED'] = 'by it'; del os.environ['REMOVED']\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: print('handled'))\n"
+        "sys.path.append('/of/does'); warnings.simplefilter('ignore')\n"
+        "atexit.register(print, 'at exit'); stream = sys.stderr; sys.does = True\n"
+    )
+    (tmp_path / "uses.py").write_text(
+        "import does, os, signal, sys, warnings\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "print(os.environ['DOES'], os.environ['CHANGED'], os.environ.get('REMOVED'))\n"
+        "print(sys.path[0], sys.path[-1], does.stream is sys.stderr)\n"
+        "warnings.warn('unheard')\n"
+        "print('to its stream', file=does.stream)\n"
+    )
+    env = {**os.environ, "CHANGED": "before", "REMOVED": "not yet"}
+    with Nest("uses.py", cwd=tmp_path, modules=["does"], env=env) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+        assert "at exit" in forked.out
+        assert "handled" in forked.out
+        other = nest.run(env={**env, "CHANGED": "otherwise"})
+        assert "yes otherwise None" in other.out
+
+
+def test_files_that_came_since_are_found(tmp_path: Path) -> None:
+    (tmp_path / "first.py").touch()
+    with Nest("-c", "import later; print('found')", cwd=tmp_path, modules=["first"]) as nest:
+        before = os.stat(tmp_path)
+        (tmp_path / "later.py").touch()
+        # As if both had come in the same instant: what was listed then is of no use any more.
+        os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert nest.run().out == "found\n"
+
+
+def test_what_modules_say_is_said_once_and_not_by_workers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "says.py").write_text("print('imported', end='')")
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Nest("-c", "import says", cwd=tmp_path, modules=["says"], env=env) as nest:
+        assert [nest.run()[2:] for _ in range(2)] == [("", "")] * 2
+    assert capfd.readouterr() == ("", "imported")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sys.stdout.reconfigure(encoding='latin-1', line_buffering=True)",
+        "sys.stderr.reconfigure(errors='strict')",
+        "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf-8', write_through=True)",
+        "sys.stdout = open(1, 'w', encoding='ascii', errors='replace', closefd=False)",
+        "sys.stdin.close()",
+        "sys.stdin = None",
+    ],
+)
+def test_streams_that_modules_have_changed(tmp_path: Path, code: str) -> None:
+    (tmp_path / "changes.py").write_text(f"import io, sys; {code}")
+    program = (
+        "import changes, sys\n"
+        "for s in (sys.stdout, sys.stderr):\n"
+        "    print(s.encoding, s.errors, s.line_buffering, s.write_through)\n"
+        "print(sys.stdin and sys.stdin.fileno, file=sys.stderr) if not sys.stdin else 0\n"
+    )
+    with Nest("-c", program, cwd=tmp_path, modules=["changes"]) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+        assert forked.exitcode == 0
+
+
+def test_locks_that_modules_have_made(tmp_path: Path) -> None:
+    (tmp_path / "makes.py").write_text(
+        "import multiprocessing as mp; lock = mp.get_context('spawn').Lock()\n"
+    )
+    program = "import makes; makes.lock.acquire(); makes.lock.release(); print('used')"
+    with Nest("-c", program, cwd=tmp_path, modules=["makes"]) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+
+
+def test_modules_are_not_imported_again(tmp_path: Path) -> None:
+    (tmp_path / "once.py").write_text("import os\nPID = os.getpid()\n")
+    (tmp_path / "uses.py").write_text("import once, os; print(once.PID == os.getppid(), once.PID)")
+    with Nest("uses.py", cwd=tmp_path, modules=["once"]) as nest:
+        assert nest.run().out == f"False {nest.warm.pids()[0]}\n"
+        assert nest.run().out == f"False {nest.warm.pids()[0]}\n"
+
+
+def test_random_numbers_are_each_workers_own(tmp_path: Path) -> None:
+    program = "import random, tempfile, uuid; print(random.random(), uuid.uuid4())"
+    with Nest("-c", program, cwd=tmp_path, modules=["random", "uuid", "tempfile"]) as nest:
+        assert len({word for _ in range(3) for word in nest.run().out.split()}) == 6
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("module", "draw", "seed"),
+    [
+        ("numpy.random", "numpy.random.rand()", "numpy.random.seed(7)"),
+        ("torch", "torch.rand(1).item()", "torch.manual_seed(7)"),
+    ],
+)
+def test_a_generator_is_each_workers_own_unless_it_was_seeded(
+    tmp_path: Path, module: str, draw: str, seed: str
+) -> None:
+    program = f"import {module}; print({draw})"
+    with Nest("-c", program, cwd=tmp_path, modules=[module]) as nest:
+        assert len({nest.run().out for _ in range(3)}) == 3
+    (tmp_path / "seeds.py").write_text(f"import {module}; {seed}")
+    with Nest("-c", f"import seeds; {program}", cwd=tmp_path, modules=["seeds"]) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_workers_can_use_multiprocessing(tmp_path: Path, method: str) -> None:
+    (tmp_path / "pool.py").write_text(
+        "import multiprocessing as mp, os, sys\n"
+        "def square(x): return x * x, __name__\n"
+        "if __name__ == '__main__':\n"
+        f"    with mp.get_context('{method}').Pool(2) as pool:\n"
+        "        print(pool.map(square, range(4)))\n"
+    )
+    with Nest("pool.py", cwd=tmp_path, modules=["multiprocessing.pool"]) as nest:
+        fresh, forked = nest.both()
+        assert forked == fresh
+        assert forked.exitcode == 0

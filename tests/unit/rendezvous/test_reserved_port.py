@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import _socket
+import errno
+import socket
+import struct
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.rendezvous import reserved_port
+from holdfast.rendezvous.reserved_port import ReservedPort
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Linux 6.3 and newer let a socket say from which range it wants its free port.
+IP_LOCAL_PORT_RANGE = 51
+# How many ports an older kernel is asked for in the hope of getting the reserved one.
+PORTS_ASKED = 2000
+
+
+def addresses() -> list[Any]:
+    """Return the addresses a server can have on this host: its loopback, and all of them."""
+    found = [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0")]
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            found += [(socket.AF_INET6, "::1"), (socket.AF_INET6, "::")]
+    except OSError:
+        pass  # A host without IPv6.
+    return [pytest.param(*one, id=one[1]) for one in found]
+
+
+ADDRESSES = addresses()
+
+
+@pytest.fixture
+def reserved() -> Iterator[ReservedPort]:
+    with ReservedPort() as port:
+        yield port
+
+
+def narrowed_to(sock: socket.socket, port: int) -> bool:
+    """Have the kernel choose this port if it chooses any; False where it does not take such wishes.
+
+    Without this a test would have to take tens of thousands of ports to be sure.
+    """
+    try:
+        sock.setsockopt(socket.SOL_IP, IP_LOCAL_PORT_RANGE, struct.pack("=I", port << 16 | port))
+    except OSError as problem:
+        if problem.errno != errno.ENOPROTOOPT:
+            raise
+        return False
+    return True
+
+
+def chosen_ports(family: int, address: str, wanted: int, *, reuse: bool) -> set[int]:
+    """Ask the kernel for free ports, for the wanted one if possible; return what it gave."""
+    chosen: set[int] = set()
+    sockets: list[socket.socket] = []
+    try:
+        for _ in range(PORTS_ASKED):
+            sockets.append(socket.socket(family, socket.SOCK_STREAM))
+            if reuse:
+                sockets[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            narrow = narrowed_to(sockets[-1], wanted)
+            try:
+                sockets[-1].bind((address, 0))
+            except OSError as problem:
+                if problem.errno != errno.EADDRINUSE:
+                    raise
+                break
+            chosen.add(sockets[-1].getsockname()[1])
+            if narrow:
+                break
+    finally:
+        for one in sockets:
+            one.close()
+    return chosen
+
+
+@pytest.mark.parametrize(("family", "address"), ADDRESSES)
+@pytest.mark.parametrize("reuse", [False, True])
+def test_the_kernel_gives_the_port_to_nobody_else(
+    reserved: ReservedPort, family: int, address: str, reuse: bool
+) -> None:
+    assert reserved.number not in chosen_ports(family, address, reserved.number, reuse=reuse)
+
+
+def test_the_question_would_find_a_port_that_is_free() -> None:
+    with ReservedPort() as reserved:
+        pass
+    found = chosen_ports(socket.AF_INET, "127.0.0.1", reserved.number, reuse=False)
+    assert found == {reserved.number} or len(found) == PORTS_ASKED
+
+
+def test_no_connection_goes_out_from_the_port(reserved: ReservedPort) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(100):
+            client = socket.socket()
+            narrow = narrowed_to(client, reserved.number)
+            try:
+                client.connect(server.getsockname())
+                assert client.getsockname()[1] != reserved.number
+            except OSError as problem:
+                if problem.errno != errno.EADDRNOTAVAIL:
+                    raise
+            finally:
+                client.close()
+            if narrow:
+                break
+
+
+@pytest.mark.parametrize(("family", "address"), ADDRESSES)
+def test_a_worker_can_serve_at_the_port_by_its_number(
+    reserved: ReservedPort, family: int, address: str
+) -> None:
+    with socket.socket(family, socket.SOCK_STREAM) as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind((address, reserved.number))
+        server.listen()
+        target = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address, address)
+        with (
+            socket.create_connection((target, reserved.number)) as client,
+            server.accept()[0] as accepted,
+        ):
+            client.sendall(b"hello")
+            assert accepted.recv(5) == b"hello"
+
+
+def test_the_next_worker_can_serve_there_right_after_the_last(reserved: ReservedPort) -> None:
+    """As after a restart: the connections of the last worker may not be forgotten yet."""
+    for _ in range(2):
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(("127.0.0.1", reserved.number))
+            server.listen()
+            client = socket.create_connection(("127.0.0.1", reserved.number))
+            server.accept()[0].close()  # Who closes first keeps the port in TIME_WAIT.
+            assert client.recv(1) == b""
+            client.close()
+
+
+@pytest.fixture(scope="module")
+def tcp_store() -> Any:
+    """Torch's store; used once, so that what its event loop keeps for good is there already."""
+    from torch.distributed import TCPStore
+
+    TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
+    return TCPStore
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("use_libuv", [True, False])
+def test_a_store_of_torch_can_serve_there(
+    tcp_store: Any, reserved: ReservedPort, host: str, use_libuv: bool
+) -> None:
+    server = tcp_store(host, reserved.number, world_size=1, is_master=True, use_libuv=use_libuv)
+    client = tcp_store(host, reserved.number, is_master=False, use_libuv=use_libuv)
+    client.set("key", "value")
+    assert server.get("key") == b"value"
+
+
+def test_a_released_port_can_be_taken_by_anyone() -> None:
+    with ReservedPort() as reserved, socket.socket() as other:
+        with pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", reserved.number))
+        reserved.release()
+        other.bind(("127.0.0.1", reserved.number))
+
+
+def with_sockets(kind: type[_socket.socket]) -> SimpleNamespace:
+    """Return the module of sockets, with another kind of them in it."""
+    return SimpleNamespace(**{**vars(_socket), "socket": kind})
+
+
+def test_a_host_without_ipv6_reserves_for_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ipv4Only(_socket.socket):
+        def __init__(self, family: int, kind: int) -> None:
+            if family == socket.AF_INET6:
+                raise OSError(errno.EAFNOSUPPORT, "no IPv6 here")
+            super().__init__(family, kind)
+
+    monkeypatch.setattr(reserved_port, "socket", with_sockets(Ipv4Only))
+    with (
+        ReservedPort() as reserved,
+        socket.socket() as other,
+        pytest.raises(OSError, match="in use"),
+    ):
+        other.bind(("127.0.0.1", reserved.number))
+
+
+def test_a_host_without_any_port_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(_socket.socket):
+        def bind(self, address: object, /) -> None:
+            raise OSError(errno.EADDRINUSE, "all taken")
+
+    monkeypatch.setattr(reserved_port, "socket", with_sockets(Full))
+    with pytest.raises(
+        EnvironmentProblem, match=r"all taken \(name another one with --master-port\)$"
+    ):
+        ReservedPort()
+
+
+def test_a_port_by_its_number() -> None:
+    with ReservedPort() as any_port:
+        number = any_port.number
+    with ReservedPort(number) as reserved:
+        assert reserved.number == number
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(
+            EnvironmentProblem, match=rf"^the port {number}, .* is taken on this host"
+        ):
+            ReservedPort(number, listening=True)
+
+
+def test_who_connects_to_a_listening_port_waits_for_whoever_accepts() -> None:
+    with (
+        ReservedPort(listening=True) as reserved,
+        socket.create_connection(("127.0.0.1", reserved.number)) as client,
+    ):
+        client.sendall(b"early")
+        listener = socket.socket(fileno=reserved.listener().detach())
+        with listener, listener.accept()[0] as accepted:
+            assert accepted.recv(5) == b"early"
+
+
+def test_closing_a_listener_keeps_the_port() -> None:
+    with ReservedPort(listening=True) as reserved:
+        reserved.listener().close()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", reserved.number))
+        socket.create_connection(("127.0.0.1", reserved.number)).close()

@@ -1,0 +1,283 @@
+"""Meeting through our stores and torch's; ranks with torch's functions are met as well."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.store import DistNetworkError, FileStore, MemoryStore, StoreTimeoutError
+from holdfast.store.collectives import RANKS_SHOWN_MAX, barrier, get_all, store_timeout, synchronize
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+SHORT_S = 0.05
+LONG_S = 60
+
+
+def torchs_hash_store(_folder: Path) -> Any:
+    from torch.distributed import HashStore
+
+    return HashStore()
+
+
+@pytest.fixture(
+    params=[
+        lambda _: MemoryStore(),
+        FileStore,
+        pytest.param(torchs_hash_store, marks=pytest.mark.torch),
+    ],
+    ids=["memory", "file", "HashStore"],
+)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return request.param(tmp_path)
+
+
+def all_ranks(world_size: int, of_rank: Callable[[int], Any]) -> list[Any]:
+    """Return what each rank returned or raised, each in a thread of its own."""
+
+    def result(rank: int) -> Any:
+        try:
+            return of_rank(rank)
+        except Exception as problem:
+            return problem
+
+    with ThreadPoolExecutor(world_size) as pool:
+        return list(pool.map(result, range(world_size)))
+
+
+class Together:
+    """A store at which nobody's time begins to run before so many ranks have come to wait."""
+
+    def __init__(self, store: Any, ranks: int) -> None:
+        self._store = store
+        self._gate = threading.Barrier(ranks)
+        self._is_open = False
+
+    def wait(self, *arguments: Any) -> None:
+        if not self._is_open:
+            self._gate.wait(LONG_S)
+            self._is_open = True
+        self._store.wait(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def test_the_timeout_is_restored_whatever_happens(store: Any) -> None:
+    """With torch's an exception leaves the short one."""
+    store.set_timeout(timedelta(seconds=9))
+    with store_timeout(store, 1):
+        assert store.timeout == timedelta(seconds=1)
+    assert store.timeout == timedelta(seconds=9)
+    with pytest.raises(ZeroDivisionError), store_timeout(store, 1):
+        raise ZeroDivisionError
+    assert store.timeout == timedelta(seconds=9)
+
+
+# Data
+
+
+def test_everybody_gets_the_data_of_all(store: Any) -> None:
+    got = all_ranks(4, lambda rank: synchronize(store, b"of %d" % rank, rank, 4, "data", 60))
+    assert got == [[b"of 0", b"of 1", b"of 2", b"of 3"]] * 4
+
+
+def test_data_that_was_set_before(store: Any) -> None:
+    for rank in range(3):
+        store.set(f"data{rank}", str(rank))
+    assert all_ranks(3, lambda rank: get_all(store, rank, "data", 3)) == [[b"0", b"1", b"2"]] * 3
+
+
+def test_who_waits_for_data_in_vain_is_told_whose(store: Any) -> None:
+    both = Together(store, 2)
+
+    def give(rank: int) -> Any:
+        return synchronize(both, b"", rank, 5, "data", SHORT_S) if rank in (1, 3) else None
+
+    _, first, _, second, _ = all_ranks(5, give)
+    for problem in (first, second):
+        assert isinstance(problem, StoreTimeoutError)
+        said = r"no data came under data within 0.05 s from ranks 0, 2, 4 of 5"
+        assert str(problem) == said
+
+
+def test_the_first_is_told_who_did_not_take_the_data(store: Any) -> None:
+    for rank in range(3):
+        store.set(f"data{rank}", "")
+    get_all(store, 2, "data", 3)
+    store.set_timeout(timedelta(seconds=SHORT_S))
+    with pytest.raises(
+        StoreTimeoutError,
+        match=r"^the data under data was not taken within 0.05 s by rank 1 of 3$",
+    ):
+        get_all(store, 0, "data", 3)
+
+
+# Barriers
+
+
+def test_nobody_passes_before_the_last(store: Any) -> None:
+    came: list[int] = []
+
+    def come(rank: int) -> int:
+        came.append(rank)
+        barrier(store, 4, "here", 60)
+        return len(came)
+
+    assert all_ranks(4, come) == [4] * 4
+
+
+def test_a_barrier_can_be_used_again() -> None:
+    store = MemoryStore()
+    came: list[int] = []
+
+    def come(rank: int) -> list[int]:
+        seen = []
+        for _ in range(3):
+            came.append(rank)
+            barrier(store, 3, "here", 60, rank)
+            seen.append(len(came))
+        return seen
+
+    for seen in all_ranks(3, come):
+        assert all(count >= 3 * (turn + 1) for turn, count in enumerate(seen))
+    with pytest.raises(StoreTimeoutError, match=r"missing are ranks 0, 2 of 3$"):
+        barrier(store, 3, "here", SHORT_S, 1)
+
+
+def test_every_rank_is_told_who_is_missing(store: Any) -> None:
+    others = Together(store, 3)
+
+    def come(rank: int) -> None:
+        if rank not in (1, 3):
+            barrier(others, 5, "here", SHORT_S, rank, lambda one: f"{one} (host{one})")
+
+    problems = [one for one in all_ranks(5, come) if one is not None]
+    assert len(problems) == 3
+    for problem in problems:
+        assert isinstance(problem, StoreTimeoutError)
+        assert str(problem) == (
+            "the barrier here was waited at for 0.05 s: missing are ranks 1 (host1), 3 (host3) of 5"
+        )
+
+
+def test_without_a_rank_the_number_is_told(store: Any) -> None:
+    with pytest.raises(StoreTimeoutError, match=r"waited at for 0.05 s: 1 of 3 came$"):
+        barrier(store, 3, "here", SHORT_S)
+
+
+def test_many_missing_ranks_are_counted() -> None:
+    size = RANKS_SHOWN_MAX + 10
+    with pytest.raises(StoreTimeoutError, match=rf"{RANKS_SHOWN_MAX} and 9 more of {size}$"):
+        barrier(MemoryStore(), size, "here", SHORT_S, rank=0)
+
+
+def test_one_that_came_without_a_rank_is_taken_into_account() -> None:
+    store = MemoryStore()
+    store.add("here/num_members", 1)
+    with pytest.raises(
+        StoreTimeoutError,
+        match=r"missing are ranks 0, 2 of 3, but 1 of these came without giving a rank$",
+    ):
+        barrier(store, 3, "here", SHORT_S, 1)
+
+
+def test_who_gives_up_is_not_counted_any_more(store: Any) -> None:
+    for _ in range(3):
+        with pytest.raises(StoreTimeoutError, match=r"1 of 2 came$"):
+            barrier(store, 2, "here", SHORT_S)
+    assert all_ranks(2, lambda rank: barrier(store, 2, "here", 60, rank)) == [None, None]
+
+
+def test_all_that_came_in_the_last_moment_pass() -> None:
+    """The last one comes when the first has waited for long enough, and not yet given up."""
+
+    class LastMoment(MemoryStore):
+        def wait(self, *arguments: Any) -> None:
+            try:
+                super().wait(*arguments)
+            except StoreTimeoutError:
+                barrier(self.clone(), 2, "here", 60)
+                raise
+
+    store = LastMoment()
+    barrier(store, 2, "here", SHORT_S)
+    assert store.get("here/num_members") == b"2"
+
+
+def test_a_store_that_is_gone_is_not_asked_who_is_missing() -> None:
+    class Gone(MemoryStore):
+        def wait(self, *arguments: object) -> None:
+            raise DistNetworkError("gone")
+
+        def check(self, keys: object) -> bool:
+            raise AssertionError
+
+    store = Gone()
+    with pytest.raises(DistNetworkError):
+        barrier(store, 2, "here", SHORT_S, 0)
+    with pytest.raises(DistNetworkError):
+        synchronize(store, b"", 0, 2, "data", SHORT_S)
+
+
+def test_a_store_that_does_not_tell_who_is_missing() -> None:
+    class Silent(MemoryStore):
+        def check(self, keys: Any) -> bool:
+            if any("TRACE" in key for key in keys):
+                raise RuntimeError("no answer")
+            return super().check(keys)
+
+    with pytest.raises(StoreTimeoutError, match=r"1 of 2 came; which ones, .*: no answer$"):
+        barrier(Silent(), 2, "here", SHORT_S, 0)
+    with pytest.raises(StoreTimeoutError, match=r"did not tell: asking for each took too long$"):
+        barrier(MemoryStore(), 2, "here", SHORT_S, 0, trace_timeout=-1)
+
+
+def test_names_need_a_rank() -> None:
+    with pytest.raises(AssertionError, match="rank_tracing_decoder"):
+        barrier(MemoryStore(), 2, "here", rank_tracing_decoder=str)
+
+
+# Torch's functions among ours
+
+
+@pytest.mark.torch
+def test_ranks_with_torchs_functions_meet_ours() -> None:
+    from torch.distributed import HashStore
+    from torch.distributed.elastic.utils import store as torchs
+
+    store = HashStore()
+
+    def meet(rank: int) -> list[bytes]:
+        there = torchs if rank % 2 else None
+        come = there.barrier if there else barrier
+        exchange = there.synchronize if there else synchronize
+        come(store, 4, "here", 60, rank)
+        found: list[bytes] = exchange(store, b"%d" % rank, rank, 4, "data", 60)
+        return found
+
+    assert all_ranks(4, meet) == [[b"0", b"1", b"2", b"3"]] * 4
+
+
+@pytest.mark.torch
+def test_torchs_function_sees_our_ranks_as_come() -> None:
+    from torch.distributed import HashStore
+    from torch.distributed.elastic.utils import store as torchs
+
+    store = Together(HashStore(), 2)
+
+    def come(rank: int) -> None:
+        if rank == 0:
+            torchs.barrier(store, 3, "here", SHORT_S, rank, None, 0.1)
+        elif rank == 1:
+            barrier(store, 3, "here", SHORT_S, rank)
+
+    theirs, ours, _ = all_ranks(3, come)
+    assert "missing_ranks=[2]" in str(theirs)
+    assert isinstance(ours, StoreTimeoutError)

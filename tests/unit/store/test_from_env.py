@@ -1,0 +1,172 @@
+"""Where a worker finds the store of its job."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+from scripted_tcp_store import Peer, ScriptedStore, blob, i64
+
+from holdfast.errors import UsageError
+from holdfast.store.errors import DistNetworkError, StoreTimeoutError
+from holdfast.store.from_env import create_c10d_store, from_environment
+from holdfast.store.tcp.client import TCPStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LONG = timedelta(seconds=30)
+NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
+
+
+@pytest.fixture(autouse=True)
+def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def give(monkeypatch: pytest.MonkeyPatch, **variables: str | int) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@contextlib.contextmanager
+def taken() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield int(listener.getsockname()[1])
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port to serve at, that the kernel gives to nobody else meanwhile."""
+    with socket.socket() as bound:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
+
+
+def test_the_agent_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def script(peer: Peer) -> None:
+        peer.exchange(b"\x07", i64(4))
+        peer.expect_end()
+
+    with ScriptedStore(script) as server:
+        give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=server.port)
+        give(monkeypatch, TORCHELASTIC_USE_AGENT_STORE="True")
+        with from_environment(LONG) as store:
+            assert store.timeout == LONG
+            assert store.num_keys() == 4
+
+
+def test_rank_0_serves_it_where_no_agent_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is not of rank 0 is counted by the server, which waits for all."""
+
+    def script(peer: Peer) -> None:
+        peer.exchange(b"\x04" + blob(b"init/") + i64(1), i64(2))
+        peer.expect_end()
+
+    with ScriptedStore(script) as server:
+        give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=server.port, RANK=1, WORLD_SIZE=2)
+        from_environment(LONG).close()
+
+
+def test_rank_0_waits_for_all(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=0, WORLD_SIZE=2)
+    with ThreadPoolExecutor(1) as pool:
+        hosting = pool.submit(from_environment, LONG)
+        with TCPStore("127.0.0.1", port, 2, timeout=LONG) as other, hosting.result() as store:
+            other.set("key", "value")
+            assert store.get("key") == b"value"
+    with pytest.raises(StoreTimeoutError, match=r"\d: within 1 s 1 of 2 clients came"):
+        from_environment(timedelta(seconds=1))
+
+
+@pytest.mark.parametrize("missing", ["MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"])
+def test_a_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=1)
+    monkeypatch.setenv(missing, "")
+    with pytest.raises(
+        UsageError, match=f"^{missing}: .* not set; was this process started by holdfast run or"
+    ):
+        from_environment()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "accepted"),
+    [
+        ("MASTER_PORT", "http", "0 to 65535"),
+        ("MASTER_PORT", "65536", "0 to 65535"),
+        ("RANK", "2", "0 to 1"),
+        ("RANK", "-1", "0 to 1"),
+        ("WORLD_SIZE", "0", "from 1"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_is_named(
+    name: str, value: str, accepted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=2)
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=rf"^{name}: '{value}' .*; accepted: {accepted}$"):
+        from_environment()
+
+
+def test_a_server_at_any_port() -> None:
+    with (
+        create_c10d_store(is_server=True, server_addr="localhost") as store,
+        store.clone() as other,
+    ):
+        assert store.port > 0
+        store.set("key", "value")
+        assert other.get("key") == b"value"
+
+
+def test_all_have_come_when_it_returns(port: int) -> None:
+    with ThreadPoolExecutor(3) as pool:
+        stores = [
+            one.result()
+            for one in [
+                pool.submit(create_c10d_store, number == 0, "localhost", port, 3, 30.0)
+                for number in range(3)
+            ]
+        ]
+    assert stores[1].get("_tcp_store/num_members/num_members") == b"3"
+    for store in stores:
+        store.close()
+
+
+def test_who_does_not_wait_is_not_counted() -> None:
+    with create_c10d_store(
+        is_server=True, server_addr="localhost", world_size=1, wait_for_workers=False
+    ) as store:
+        assert store.num_keys() == 0
+
+
+def test_one_that_waits_in_vain(port: int) -> None:
+    with pytest.raises(TimeoutError, match="1 of 2 clients came"):
+        create_c10d_store(
+            is_server=True, server_addr="localhost", server_port=port, world_size=2, timeout=1.0
+        )
+
+
+def test_a_port_that_is_taken() -> None:
+    with (
+        taken() as port,
+        pytest.raises(DistNetworkError, match=f"localhost:{port}: port {port} is in use"),
+    ):
+        create_c10d_store(is_server=True, server_addr="localhost", server_port=port)
+
+
+def test_a_port_that_nobody_can_guess() -> None:
+    with pytest.raises(ValueError, match="2 processes cannot guess"):
+        create_c10d_store(is_server=True, server_addr="localhost", world_size=2)
+    with pytest.raises(ValueError, match="a client has to know"):
+        create_c10d_store(is_server=False, server_addr="localhost")
+
+
+def test_a_setting_without_effect_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    create_c10d_store(is_server=True, server_addr="localhost", use_libuv=True).close()
+    assert caplog.messages == ["create_c10d_store: use_libuv has no effect"]

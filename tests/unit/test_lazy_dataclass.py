@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+import inspect
+import pickle
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pytest
+
+from holdfast.agent.spec import RunResult, WorkerSpec
+from holdfast.launcher.config import LaunchConfig
+from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
+from holdfast.processes.failures.exits import RunProcsResult
+from holdfast.processes.logs.specs import LogsDest
+from holdfast.rendezvous.handler import RendezvousStoreInfo
+
+PUBLIC = [LaunchConfig, LogsDest, RendezvousStoreInfo, RunProcsResult, RunResult, WorkerSpec]
+
+
+@lazy_dataclass
+class Box:
+    MAKER: ClassVar[str] = "somebody"
+    name: str
+    size: int = 3
+    parts: list[str] = factory_field(default_factory=list)
+    lid: str | None = None
+    colour: str = keyword_field(default="red", kw_only=True)
+
+    def __post_init__(self) -> None:
+        self.label = f"{self.name} of {self.size}"
+
+
+@dataclass
+class Real:
+    """What `Box` would be as a data class."""
+
+    MAKER: ClassVar[str] = "somebody"
+    name: str
+    size: int = 3
+    parts: list[str] = field(default_factory=list)
+    lid: str | None = None
+    colour: str = field(default="red", kw_only=True)
+
+
+class Crate(Box):
+    """A subclass that adds no field."""
+
+
+@dataclass
+class Chest(Box):
+    """A data class below one of ours."""
+
+    lock: str = "none"
+    keys: list[int] = field(default_factory=list)
+
+
+@dataclass
+class RealChest(Real):
+    lock: str = "none"
+    keys: list[int] = field(default_factory=list)
+
+
+def described(cls: Any) -> list[tuple[Any, ...]]:
+    return [
+        (f.name, f.type, f.default, f.default_factory, f.init, f.repr, f.compare, f.kw_only)
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def test_the_constructor_has_the_signature_of_a_data_class() -> None:
+    assert str(inspect.signature(Box)) == str(inspect.signature(Real))
+    ours = [(p.name, p.kind, p.annotation) for p in inspect.signature(Box).parameters.values()]
+    real = [(p.name, p.kind, p.annotation) for p in inspect.signature(Real).parameters.values()]
+    assert ours == real
+    assert Box.__init__.__qualname__ == "Box.__init__"
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [
+        ((), {}),
+        (("a", 1, [], None, "blue"), {}),
+        (("a",), {"name": "b"}),
+        (("a",), {"weight": 1}),
+    ],
+)
+def test_wrong_calls_are_refused_as_by_a_data_class(
+    args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    with pytest.raises(TypeError) as ours:
+        Box(*args, **kwargs)
+    with pytest.raises(TypeError) as real:
+        Real(*args, **kwargs)
+    assert str(ours.value) == str(real.value).replace("Real", "Box")
+
+
+def test_values_come_from_the_call_or_the_defaults() -> None:
+    given = Box("a", 1, ["x"], "flat", colour="blue")
+    assert (given.name, given.size, given.parts, given.lid, given.colour) == (
+        "a",
+        1,
+        ["x"],
+        "flat",
+        "blue",
+    )
+    plain = Box("b")
+    assert (plain.size, plain.parts, plain.lid, plain.colour) == (3, [], None, "red")
+    assert plain.label == "b of 3"
+
+
+def test_a_fresh_default_is_made_for_each_instance() -> None:
+    Box("a").parts.append("x")
+    assert Box("b").parts == []
+    assert "parts" not in Box.__dict__
+
+
+def test_none_where_a_fresh_default_would_be_is_kept_as_in_a_data_class() -> None:
+    nothing: Any = None
+    assert Box("a", parts=nothing).parts is None
+    assert Real("a", parts=nothing).parts is None
+
+
+def test_plain_defaults_are_attributes_of_the_class() -> None:
+    assert (Box.size, Box.lid, Box.colour, Box.MAKER) == (3, None, "red", "somebody")
+
+
+def test_text_and_comparison_are_those_of_a_data_class() -> None:
+    assert repr(Box("a", parts=["x"])) == repr(Real("a", parts=["x"])).replace("Real", "Box")
+    assert Box("a") == Box("a")
+    assert Box("a") != Box("b")
+    assert Box("a") != Box("a", colour="blue")
+    other: object = Real("a")
+    assert Box("a") != other
+    assert Box.__hash__ is None
+
+
+def test_fields_can_be_matched_by_position() -> None:
+    match Box("a", 2):
+        case Box(name, 2, []):
+            assert name == "a"
+        case _:
+            pytest.fail("it did not match")
+    assert Box.__match_args__ == Real.__match_args__
+
+
+def test_instances_can_be_copied_and_pickled() -> None:
+    box = Box("a", parts=["x"])
+    assert copy.deepcopy(box) == box
+    assert pickle.loads(pickle.dumps(box)) == box
+
+
+def test_it_is_a_data_class_to_the_dataclasses_module() -> None:
+    box = Box("a", parts=["x"])
+    assert dataclasses.is_dataclass(Box)
+    assert dataclasses.is_dataclass(box)
+    assert described(Box) == described(Real)
+    assert dataclasses.asdict(box) == dataclasses.asdict(Real("a", parts=["x"]))
+    assert dataclasses.astuple(box) == ("a", 3, ["x"], None, "red")
+    assert repr(Box.__dataclass_params__) == repr(Real.__dataclass_params__)  # type: ignore[attr-defined]
+
+
+def test_replace_makes_another_with_some_fields_changed() -> None:
+    box = Box("a", parts=["x"], colour="blue")
+    other = dataclasses.replace(box, name="b")
+    assert other == Box("b", parts=["x"], colour="blue")
+    assert other.label == "b of 3"
+    assert box.name == "a"
+
+
+@pytest.mark.parametrize("kind", [Box, Crate, Chest])
+def test_copy_replace_finds_what_it_calls(kind: type[Box]) -> None:
+    """`copy.replace` is new in Python 3.13; this is all that it does."""
+    box: Any = kind("a", parts=["x"])
+    other = kind.__replace__(box, name="b")  # type: ignore[attr-defined]
+    assert other == kind("b", parts=["x"])
+    assert (type(other), other.label) == (kind, "b of 3")
+    with pytest.raises(TypeError):
+        kind.__replace__(box, weight=1)  # type: ignore[attr-defined]
+
+
+def test_a_subclass_without_fields_of_its_own_has_those_of_its_base() -> None:
+    assert repr(Crate("a")) == "Crate(name='a', size=3, parts=[], lid=None, colour='red')"
+    assert Crate("a") == Crate("a")
+    assert Crate("a") != Crate("b")
+    assert Crate("a") != Box("a")
+    assert described(Crate) == described(Real)
+    assert dataclasses.asdict(Crate("a")) == dataclasses.asdict(Real("a"))
+
+
+def test_a_subclass_may_be_asked_for_its_fields_before_its_base_is() -> None:
+    @lazy_dataclass
+    class Tin:
+        name: str = "a"
+
+    class Can(Tin):
+        pass
+
+    assert [f.name for f in dataclasses.fields(Can)] == ["name"]
+    assert [f.name for f in dataclasses.fields(Tin)] == ["name"]
+
+
+def test_a_data_class_can_be_derived() -> None:
+    assert described(Chest) == described(RealChest)
+    assert str(inspect.signature(Chest)) == str(inspect.signature(RealChest))
+    chest = Chest("a", lock="brass", colour="blue")
+    assert chest.label == "a of 3"
+    assert repr(chest) == repr(RealChest("a", lock="brass", colour="blue")).replace("Real", "")
+    assert chest != Chest("a", colour="blue")
+
+
+@pytest.mark.parametrize("cls", PUBLIC)
+def test_the_fields_of_public_classes_are_their_constructors_parameters(cls: Any) -> None:
+    parameters = inspect.signature(cls).parameters
+    assert [f.name for f in dataclasses.fields(cls)] == list(parameters)
+    assert list(cls.__match_args__) == [
+        name for name, p in parameters.items() if p.kind is not inspect.Parameter.KEYWORD_ONLY
+    ]
+
+
+LAZY = """
+import sys
+from holdfast.agent.spec import RunResult, WorkerState
+from holdfast.launcher.config import LaunchConfig
+assert RunResult(WorkerState.INIT) == RunResult(WorkerState.INIT, {})
+assert repr(LaunchConfig(1, 1, 1)).startswith("LaunchConfig(min_nodes=1, ")
+assert "dataclasses" not in sys.modules, "imported before anyone asked"
+assert hasattr(RunResult, "__dataclass_fields__")
+assert "dataclasses" in sys.modules
+"""
+
+
+def test_dataclasses_is_not_imported_until_it_asks() -> None:
+    done = subprocess.run([sys.executable, "-I", "-c", LAZY], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
