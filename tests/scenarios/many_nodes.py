@@ -28,6 +28,7 @@ from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core import session as ms
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
+from holdfast.core.machine import Event, InvalidEvent
 from holdfast.core.protocol import (
     Ack,
     Failure,
@@ -39,11 +40,12 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
-from holdfast.core.rounds import CloseJob, InvalidEvent, Job, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.rounds import CloseJob, Job, NodeLost, NodesLost, Rounds, WaitEnded
 from holdfast.core.session import Session
 
 if TYPE_CHECKING:
-    from holdfast.core.rounds import Event, JobPhase
+    from holdfast.core.rounds import Event as RoundsEvent
+    from holdfast.core.rounds import JobPhase
 
 SETTINGS = {
     "min": "min_nodes",
@@ -95,7 +97,7 @@ class RoundsPlayer:
             return [*known_to, *map(self._told, [view] if view else []), self._state()]
         return self._give(self._event(verb, words))
 
-    def _give(self, event: Event) -> list[str]:
+    def _give(self, event: RoundsEvent) -> list[str]:
         before = self.rounds.job.phase
         try:
             happened = [self._told(view) for view in self.rounds.handle(event)]
@@ -109,7 +111,7 @@ class RoundsPlayer:
         name, _, which = name.partition("/")
         return self.nodes[name][int(which) - 1 if which else -1]
 
-    def _event(self, verb: str, words: list[str]) -> Event:
+    def _event(self, verb: str, words: list[str]) -> RoundsEvent:
         if verb == "time":
             seq = self.rounds.job.wait_seq
             return WaitEnded(seq - 1 if words == ["up", "late"] else seq)
@@ -224,7 +226,7 @@ def described(view: View) -> str:
             return str(view.role.value)
 
 
-class MembershipPlayer:
+class SessionPlayer:
     """`new beat=1 silence=5 away=60 first=600`, then `now what`: see `_event`."""
 
     def __init__(self) -> None:
@@ -330,7 +332,7 @@ class MembershipPlayer:
         return f"{self.machine.link.value}, next at {round(deadline, 3):g}"
 
 
-class TeamworkPlayer:
+class CoordinatedPlayer:
     """`new workers=2 restarts=1`, then `1 told member generation=0` or `1 Event field=value`."""
 
     def __init__(self) -> None:
@@ -351,12 +353,12 @@ class TeamworkPlayer:
         try:
             effects = self.machine.handle(self.clock.read(first), event)
             happened = [write_fact(effect) for effect in effects]
-        except supervision.InvalidEvent as error:
+        except InvalidEvent as error:
             happened = [f"InvalidEvent: {error}"]
         self.machine.check()
         return [*happened, self._state()]
 
-    def _event(self, name: str, words: list[str]) -> supervision.Event:
+    def _event(self, name: str, words: list[str]) -> Event:
         if name == "told":
             self.revision += 1
             given: dict[str, Any] = dict(fields([word for word in words[1:] if "=" in word]))
@@ -374,7 +376,7 @@ class TeamworkPlayer:
                     **{key: int(text) for key, text in given.items()},  # type: ignore[arg-type]
                 )
             )
-        kind: type[supervision.Event] = getattr(coordinated_supervision, name)
+        kind: type[Event] = getattr(coordinated_supervision, name)
         return read_fact(kind, words)
 
     def _state(self) -> str:

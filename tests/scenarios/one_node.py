@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from transcripts import Clock, listed, read_fact, read_keys, write_fact
 
 from holdfast.core import stopping, supervision
+from holdfast.core.machine import Event, InvalidEvent
 from holdfast.core.values import Value
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
     from holdfast.core.stopping import StopPhase
     from holdfast.core.supervision import State
 
-EVENTS: dict[str, type[supervision.Event]] = {
-    kind.__name__: kind for kind in supervision.Event.__subclasses__()
+EVENTS: dict[str, type[Event]] = {
+    kind.__name__: kind for _, kind in supervision.Supervision._handlers
 }
 
 
@@ -51,7 +52,7 @@ class SupervisionPlayer:
         try:
             effects = self.machine.handle(self.clock.read(first), event)
             happened = [write_fact(effect) for effect in effects]
-        except supervision.InvalidEvent as error:
+        except InvalidEvent as error:
             happened = [f"InvalidEvent: {error}"]
         self.machine.check()
         return [*happened, self._state()]

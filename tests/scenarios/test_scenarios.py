@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
-from many_nodes import MembershipPlayer, RoundsPlayer, TeamworkPlayer
+from many_nodes import CoordinatedPlayer, RoundsPlayer, SessionPlayer
 from one_node import StoppingPlayer, SupervisionPlayer
 from transcripts import Transcript
 
@@ -34,8 +34,8 @@ PLAYERS: dict[str, type[Player]] = {
     "supervision": SupervisionPlayer,
     "stopping": StoppingPlayer,
     "rounds": RoundsPlayer,
-    "membership": MembershipPlayer,
-    "teamwork": TeamworkPlayer,
+    "session": SessionPlayer,
+    "coordinated_supervision": CoordinatedPlayer,
 }
 
 
@@ -83,9 +83,9 @@ def test_the_transcripts_use_every_handler_of_supervision() -> None:
     assert set(supervision.Supervision._handlers) - player.handled == set()
 
 
-def test_the_transcripts_use_every_handler_of_teamwork() -> None:
-    player = TeamworkPlayer()
-    for path in transcripts("teamwork"):
+def test_the_transcripts_use_every_handler_of_coordinated_supervision() -> None:
+    player = CoordinatedPlayer()
+    for path in transcripts("coordinated_supervision"):
         Transcript(path.read_text()).replayed(player)
     assert set(coordinated_supervision.CoordinatedSupervision._handlers) - player.handled == set()
 
@@ -107,9 +107,9 @@ def test_the_transcripts_take_every_path_of_a_job_and_no_other() -> None:
     }
 
 
-def test_the_transcripts_have_every_effect_and_every_link_of_membership() -> None:
-    player = MembershipPlayer()
-    for path in transcripts("membership"):
+def test_the_transcripts_have_every_effect_and_every_link_of_session() -> None:
+    player = SessionPlayer()
+    for path in transcripts("session"):
         Transcript(path.read_text()).replayed(player)
     assert player.effects == set(get_args(session.Effect))
     assert {before for before, _ in player.links} == set(session.ConnectionState)

@@ -22,10 +22,10 @@ from holdfast.core.supervision import StopReason
 if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Change, Compare, EtcdEffect, TxnDone
     from holdfast.core.etcd.keys import JobRecord
+    from holdfast.core.machine import Effect
     from holdfast.core.protocol import NodeInfo, Status
     from holdfast.core.rounds import Node
     from holdfast.core.session import Effect as MembershipEffect
-    from holdfast.core.supervision import Effect
 
 
 class FreeRestarts(Rounds):

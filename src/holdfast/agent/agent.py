@@ -29,6 +29,7 @@ from holdfast.agent.spec import (
     place_workers,
 )
 from holdfast.core import supervision
+from holdfast.core.machine import Effect, Event, InvalidEvent
 from holdfast.core.supervision import Outcome, State, StopReason, Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import InternalError
@@ -217,7 +218,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
 
     # Events into the machine, effects out of it.
 
-    def _dispatch(self, events: Iterable[supervision.Event]) -> None:
+    def _dispatch(self, events: Iterable[Event]) -> None:
         pending = deque(events)
         while pending:
             for effect in self._decide(pending.popleft()):
@@ -225,17 +226,17 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
                 if outcome is not None:
                     pending.append(outcome)
 
-    def _decide(self, event: supervision.Event) -> list[supervision.Effect]:
+    def _decide(self, event: Event) -> list[Effect]:
         try:
             effects = self._machine.handle(time.monotonic(), event)
             self._machine.check()
-        except (supervision.InvalidEvent, AssertionError) as problem:
+        except (InvalidEvent, AssertionError) as problem:
             for step in [*self._machine.story][-STORY_STEPS_SHOWN:]:
                 console.error(f"while {step.state.value}: {step.event} -> {list(step.effects)}")
             raise InternalError(f"the supervision of the workers went wrong: {problem}") from None
         return effects
 
-    def _perform(self, effect: supervision.Effect) -> supervision.Event | None:
+    def _perform(self, effect: Effect) -> Event | None:
         match effect:
             case supervision.JoinRound():
                 return self._join_round()
@@ -271,7 +272,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             console.warning(notices.of_signal(self._machine, one, self._shutdown_timeout))
             self._dispatch([supervision.SignalReceived(one)])
 
-    def _join_round(self) -> supervision.Event:
+    def _join_round(self) -> Event:
         if self._machine.generation >= 0:
             notices.tell_restart(self._machine, self._result.failures)
         while True:
@@ -380,7 +381,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         news = [self._team.fileno()] if self._team is not None else []
         wait_for(look_again, self._signals.fileno(), *news)
 
-    def _observe(self) -> list[supervision.Event]:
+    def _observe(self) -> list[Event]:
         """Ask the hook how the workers are, and put its answer as events."""
         group = self._worker_group
         result = self._monitor_workers(group)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from holdfast.agent.spec import WorkerGroup
     from holdfast.core.coordinated_supervision import CoordinatedSupervision
+    from holdfast.core.machine import Effect, Event
     from holdfast.rendezvous.coordinator import CoordinatorHandler
 
 
@@ -73,9 +74,9 @@ class CoordinatedJob:
 
     # What arrives.
 
-    def events(self, now: float) -> list[supervision.Event]:
+    def events(self, now: float) -> list[Event]:
         """Take the news, and what waiting has brought."""
-        events: list[supervision.Event] = []
+        events: list[Event] = []
         if self._known is not None:
             events.append(coordinated_supervision.ViewReceived(self._known))
             self._known = None
@@ -95,7 +96,7 @@ class CoordinatedJob:
         # What was just told may be what was waited for; the machine has yet to take it in.
         return events or self._waited(now)
 
-    def _waited(self, now: float) -> list[supervision.Event]:
+    def _waited(self, now: float) -> list[Event]:
         state = self._machine.state
         if state is not self._state:
             self._state, self._since = state, now
@@ -147,7 +148,7 @@ class CoordinatedJob:
 
     # What is said, and where the node sits.
 
-    def perform(self, effect: supervision.Effect) -> None:
+    def perform(self, effect: Effect) -> None:
         """Do what the machine wants of the coordinator."""
         match effect:
             case coordinated_supervision.ReportStatus(NodePhase.FAILED, generation):

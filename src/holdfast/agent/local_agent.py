@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from holdfast.core.machine import Event
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.workers.group import PContext
@@ -234,7 +235,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         wait_for(deadline, self._signals.fileno(), *descriptors, *companions.descriptors())
         companions.look(time.monotonic())
 
-    def _observe(self) -> list[supervision.Event]:
+    def _observe(self) -> list[Event]:
         context = self._pcontext
         assert context is not None
         exits = self._exits(context)

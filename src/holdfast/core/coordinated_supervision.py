@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import msgspec
 
+from holdfast.core.machine import Effect, Event
 from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.restarts import Budget, Verdict, judge
 from holdfast.core.supervision import (
     SIGKILL,
     BarrierEnded,
     Begun,
-    Effect,
-    Event,
     Outcome,
     SignalReceived,
     StartWorkers,

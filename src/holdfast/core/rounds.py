@@ -45,6 +45,7 @@ from enum import Enum
 
 import msgspec
 
+from holdfast.core.machine import InvalidEvent
 from holdfast.core.protocol import (
     Failure,
     Heartbeat,
@@ -62,8 +63,6 @@ from holdfast.core.restarts import Budget, Verdict, judge
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from holdfast.core.protocol import JobSettings
 
 
 NO_CLAIM = (0, -1, 0)
@@ -179,10 +178,6 @@ class CloseJob(msgspec.Struct, frozen=True):
 
     outcome: JobOutcome
     why: str
-
-
-class InvalidEvent(Exception):
-    """An event that is not this machine's; nothing has changed."""
 
 
 RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.

@@ -34,19 +34,12 @@ news of an earlier generation is ignored. Pure: no I/O, no clock; `now` is kept 
 
 from __future__ import annotations
 
-from collections import deque
 from enum import Enum
 
+from holdfast.core.machine import Effect, Event, InvalidEvent, Story, TableMachine
 from holdfast.core.restarts import Budget, Verdict, judge
-from holdfast.core.values import Value
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, ClassVar
 
 SIGINT, SIGKILL = 2, 9
-STORY_STEPS_MAX = 256  # A restart takes about six.
 
 
 class State(Enum):
@@ -83,15 +76,7 @@ class Outcome(Enum):
     COORDINATOR_LOST = "left alone"
 
 
-class InvalidEvent(Exception):
-    """An event that cannot happen in this state; the machine is as it was."""
-
-
 # Events: facts, in the past tense.
-
-
-class Event(Value):
-    """Something that happened."""
 
 
 class Begun(Event):
@@ -155,10 +140,6 @@ class BarrierEnded(Event):
 # Effects: imperatives.
 
 
-class Effect(Value):
-    """Something to be done."""
-
-
 class JoinRound(Effect):
     """Take part in the next round."""
 
@@ -195,30 +176,23 @@ class Finish(Effect):
     signum: int = 0
 
 
-class Step(Value):
-    """One entry of the story."""
+class Supervision(TableMachine):
+    """The machine of an agent that decides for itself.
 
-    now: float
+    `core.coordinated_supervision` has that of an agent for which a coordinator decides.
+    """
+
     state: State
-    event: Event
-    effects: tuple[Effect, ...]
-
-
-class Supervision:
-    """The machine of one agent that decides for itself; `core.coordinated_supervision` has that of a team's."""
-
-    _handlers: ClassVar[dict[tuple[State, type], Callable[[Any, Any], list[Effect]]]]
-    _ignored: ClassVar[dict[State, tuple[type, ...]]]
 
     def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
         if local_world_size < 1:
             raise ValueError(f"{local_world_size} workers would never be done")
+        super().__init__(Story("supervision"))
         self.state = State.IDLE
         self.generation = -1
         self.budget = Budget(max_restarts)
         self.running: frozenset[int] = frozenset()
         self.first_failed: int | None = None
-        self.story: deque[Step] = deque(maxlen=STORY_STEPS_MAX)
         self._local_world_size = local_world_size
         self._after_stop = StopReason.SUCCEEDED
         self._alone = True
@@ -241,19 +215,11 @@ class Supervision:
         """Why the last stop was begun."""
         return self._after_stop
 
-    def handle(self, now: float, event: Event) -> list[Effect]:
+    def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
         """Take in one fact; return what must now be done, in order."""
         if isinstance(event, _REPORTS) and event.generation < self.generation:
             return []  # Late news.
-        state = self.state
-        handler = self._handlers.get((state, type(event)))
-        if handler is None:
-            if type(event) in self._ignored.get(state, ()):
-                return []
-            raise InvalidEvent(f"{event!r} cannot happen while {state.value}")
-        effects = handler(self, event)
-        self.story.append(Step(now, state, event, tuple(effects)))
-        return effects
+        return super().handle(now, event, cause)
 
     def check(self) -> None:
         """Assert what must hold after every step."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +15,9 @@ from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.protocol import NodePhase, NodeRole, View
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
+
+if TYPE_CHECKING:
+    from holdfast.core.machine import Event
 
 JOIN_S, BARRIER_S = 600.0, 300.0
 
@@ -78,7 +81,7 @@ class Node:
         self.begun = self.team._since = float(int(self.team._since))
         self.machine.handle(0.0, supervision.Begun())
 
-    def hear(self, at: float, *news: object) -> list[supervision.Event]:
+    def hear(self, at: float, *news: object) -> list[Event]:
         """Let news come so long after the beginning; return the events that they are."""
         self.told.news += news
         events = self.team.events(self.begun + at)

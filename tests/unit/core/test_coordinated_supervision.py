@@ -13,14 +13,12 @@ from holdfast.core.coordinated_supervision import (
     ReportStatus,
     ViewReceived,
 )
+from holdfast.core.machine import Effect, Event, InvalidEvent
 from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.supervision import (
     BarrierEnded,
     Begun,
-    Effect,
-    Event,
     Finish,
-    InvalidEvent,
     NodesWaiting,
     Outcome,
     RoundJoined,
@@ -167,7 +165,7 @@ def test_an_event_that_can_happen_is_handled_and_told_of(state: State, event: ty
     machine = machine_in(state)
     happened = example(event, machine.generation)
     tell(machine, happened)
-    assert machine.story[-1].event == happened
+    assert [*machine.story][-1].event == happened
 
 
 @pytest.mark.parametrize("event", [WorkersStarted, WorkerExited, WorkersStopped, WorkersUnhealthy])

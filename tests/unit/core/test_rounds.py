@@ -7,6 +7,7 @@ import pytest
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import rounds as book
+from holdfast.core.machine import InvalidEvent
 from holdfast.core.protocol import JobOutcome, JobSettings, NodePhase, NodeRole, View
 from holdfast.core.rounds import (
     BLAME_S,
@@ -15,7 +16,6 @@ from holdfast.core.rounds import (
     RECOVER_S_MIN,
     REPORT_S,
     CloseJob,
-    InvalidEvent,
     Job,
     JobPhase,
     NodeLost,

@@ -5,16 +5,13 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.machine import STEPS_MAX, Effect, Event, InvalidEvent, Step
 from holdfast.core.restarts import Budget
 from holdfast.core.supervision import (
-    STORY_STEPS_MAX,
     BarrierEnded,
     Begun,
-    Effect,
     EnterBarrier,
-    Event,
     Finish,
-    InvalidEvent,
     JoinRound,
     KillWorkers,
     NodesWaiting,
@@ -23,7 +20,6 @@ from holdfast.core.supervision import (
     SignalReceived,
     StartWorkers,
     State,
-    Step,
     StopReason,
     StopWorkers,
     Supervision,
@@ -161,7 +157,7 @@ def test_an_event_that_is_handled_is_in_the_story(state: State, event: type[Even
     machine = machine_in(state)
     fact = example(event, machine.generation)
     effects = machine.handle(2.5, fact)
-    assert machine.story[-1] == Step(2.5, state, fact, tuple(effects))
+    assert [*machine.story][-1] == Step(machine.story.last, "", 2.5, state, fact, tuple(effects))
 
 
 @pytest.mark.parametrize("off_by", [-1, 1])
@@ -430,9 +426,9 @@ def test_a_signal_during_a_stop_ends_the_job_but_hides_no_failure_that_ends_it(
 
 
 def test_the_story_keeps_the_newest_steps_and_no_more_than_its_limit() -> None:
-    machine = running(generation=STORY_STEPS_MAX)
-    assert len(machine.story) == STORY_STEPS_MAX
-    assert machine.story[-1].event == WorkersStarted(STORY_STEPS_MAX)
+    machine = running(generation=STEPS_MAX)
+    assert len(machine.story) == STEPS_MAX
+    assert [*machine.story][-1].event == WorkersStarted(STEPS_MAX)
 
 
 def test_the_check_notices_an_overspent_budget() -> None:

@@ -19,12 +19,12 @@ from hypothesis.stateful import (
     rule,
 )
 
+from holdfast.core.machine import InvalidEvent
 from holdfast.core.supervision import (
     BarrierEnded,
     Begun,
     EnterBarrier,
     Finish,
-    InvalidEvent,
     JoinRound,
     KillWorkers,
     NodesWaiting,
@@ -42,7 +42,7 @@ from holdfast.core.supervision import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.core.supervision import Effect, Event
+    from holdfast.core.machine import Effect, Event
 
 FAILURES = (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
 # How many answers come in before something unasked happens: four are one whole restart.

@@ -48,9 +48,10 @@ from holdfast.testing.sim.process import Process
 if TYPE_CHECKING:
     from random import Random
 
+    from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import Heartbeat, Status, View
     from holdfast.core.session import Effect as MembershipEffect
-    from holdfast.core.supervision import Effect, Event, Outcome
+    from holdfast.core.supervision import Outcome
     from holdfast.testing.sim.ledger import Decider, JobTruth, RoundTruth
     from holdfast.testing.sim.network import Link
     from holdfast.testing.sim.world import World

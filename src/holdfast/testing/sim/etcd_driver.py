@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from holdfast.core.etcd.calls import Answer, Change, Problem
     from holdfast.core.etcd.leader import LeaderWrite, LedJob
     from holdfast.core.etcd.session import SessionEffect
+    from holdfast.core.machine import Event
     from holdfast.core.protocol import Heartbeat, View
     from holdfast.core.rounds import Job
-    from holdfast.core.supervision import Event
     from holdfast.testing.sim.ledger import Decider, JobTruth
     from holdfast.testing.sim.world import World
 

@@ -1,0 +1,153 @@
+"""The contract of every machine in `holdfast.core`: events in, effects out, a story with causes.
+
+A machine decides and does nothing else. It has no I/O and no clock; `now` is its caller's monotonic
+time. The caller (the shell) obeys this contract::
+
+    effects = machine.handle(now, event, cause)    # one fact, in the past tense: `WorkerExited`
+    for effect in effects:                         # imperatives: `StopWorkers`
+        perform(effect, cause=machine.story.last)  # IN ORDER; an outcome comes back as ONE event
+    sleep_until(machine.next_deadline(now))        # a machine that waits: then `handle(now, TICK)`
+
+- An event that cannot happen raises `InvalidEvent` and changes nothing. One that arrives late and
+  no longer matters is ignored: no effects, no step.
+- `check()` asserts what must hold after every step, at a cost that does not grow with the job.
+- A machine with states names them in an enum and its transitions in one literal table,
+  `(state, event type) -> method` (`TableMachine`); others dispatch by `match`.
+- Events and effects are values: subclasses of `Event` and `Effect`, or the messages of
+  `core.protocol` themselves.
+
+**Story.** Every machine keeps its newest steps in `story`. A step has an id, `node/machine#number`,
+and a cause: the id of the step, of this machine or another, that led to it; none where the world
+did (a worker exited, a timer went off). Whoever performs an effect passes `machine.story.last` on
+as the cause of what comes of it. Between nodes nothing is added to the messages: a `Status` and a
+`View` have ids of their own (`n1/status#5`, `n1/view#2.7`); the step that sends one shows it among
+its effects, the step that receives it has it as its cause. So a failure can be followed from the
+worker's exit through its agent's supervision and session to the coordinator's rounds, and from
+there to the sessions and supervisions of all nodes. `story.sink` (of one machine; `Story.sink` for
+all) is called with each step as it is recorded; `str(step)` is its line in a listing.
+
+Steps without news (a heartbeat, an acknowledgement, a timer that changed nothing) are not recorded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum
+
+from holdfast.core.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Any, ClassVar
+
+STEPS_MAX = 256  # A restart takes a supervision about six.
+TEXT_CHARS_MAX = 200  # Of one value in a listing.
+
+
+class Event(Value):
+    """Something that happened; named in the past tense."""
+
+
+class Effect(Value):
+    """Something to be done; named in the imperative."""
+
+
+class Tick(Event):
+    """A deadline may have come."""
+
+
+TICK = Tick()
+
+
+class InvalidEvent(Exception):
+    """An event that cannot happen in this state; the machine is as it was."""
+
+
+class Step(Value):
+    """What happened to a machine, the state it was in, and what it asked for."""
+
+    id: str
+    cause: str
+    now: float
+    state: object
+    event: object
+    effects: tuple[object, ...]
+
+    def __str__(self) -> str:
+        state = "" if self.state is None else f" ({brief(self.state)})"
+        effects = ", ".join(brief(effect) for effect in self.effects) or "nothing"
+        cause = f" <- {self.cause}" if self.cause else ""
+        return f"{self.id}{state}: {brief(self.event)} -> {effects}{cause}"
+
+
+class Story:
+    """The newest steps of one machine."""
+
+    sink: Callable[[Step], None] | None = None
+    """Called with each step as it is recorded."""
+
+    def __init__(self, machine: str, *, node: str = "", steps_max: int = STEPS_MAX) -> None:
+        self.machine = machine
+        self.node = node
+        self.last = ""
+        """The id of the newest step: the cause of whatever comes of its effects."""
+        self._steps: deque[Step] = deque(maxlen=steps_max)
+        self._number = 0
+
+    def __iter__(self) -> Iterator[Step]:
+        return iter(self._steps)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def record(
+        self, now: float, state: object, event: object, effects: Sequence[object], cause: str = ""
+    ) -> None:
+        """Add a step."""
+        self._number += 1
+        self.last = f"{self.node or '-'}/{self.machine}#{self._number}"
+        step = Step(self.last, cause, now, state, event, tuple(effects))
+        self._steps.append(step)
+        if self.sink is not None:
+            self.sink(step)
+
+
+class TableMachine:
+    """A machine whose transitions are a table; a subclass has the tables and sets `state`."""
+
+    _handlers: ClassVar[Mapping[tuple[Enum, type], Callable[[Any, Any], list[Any]]]]
+    _ignored: ClassVar[Mapping[Enum, tuple[type, ...]]]
+    """What may still arrive in a state in which it no longer matters."""
+    state: Enum
+
+    def __init__(self, story: Story) -> None:
+        self.story = story
+
+    def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
+        """Take in one fact; return what must now be done, in order."""
+        state = self.state
+        handler = self._handlers.get((state, type(event)))
+        if handler is None:
+            if type(event) in self._ignored.get(state, ()):
+                return []
+            raise InvalidEvent(f"{event!r} cannot happen while {state.value}")
+        effects = handler(self, event)
+        self.story.record(now, state, event, effects, cause)
+        return effects
+
+
+def brief(value: object) -> str:
+    """Return a value as a listing shows it: without defaults, enums by their value."""
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, Value):
+        defaults = vars(type(value))
+        fields = ", ".join(
+            f"{name}={brief(field)}"
+            for name, field in vars(value).items()
+            if name not in defaults or field != defaults[name]
+        )
+        return f"{type(value).__name__}({fields})" if fields else type(value).__name__
+    text = str(value)
+    return text if len(text) <= TEXT_CHARS_MAX else f"{text[: TEXT_CHARS_MAX - 1]}…"
