@@ -13,15 +13,14 @@ from holdfast import console
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
-
+    from holdfast.cli.flags import Arguments
     from holdfast.launcher.config import LaunchConfig
 
 STATIC_PLACE = "127.0.0.1"
 COORDINATED = ("c10d", "holdfast")
 
 
-def warn(args: Namespace, config: LaunchConfig) -> None:
+def warn(args: Arguments, config: LaunchConfig) -> None:
     """Say what is odd about a command line, given as the person wrote it and as it was read.
 
     Raises `UsageError` for a setting of `--rdzv-conf` that cannot be used.
@@ -35,7 +34,7 @@ def warn(args: Namespace, config: LaunchConfig) -> None:
     _of_filter(args, config)
 
 
-def _of_one_node(args: Namespace, config: LaunchConfig) -> None:
+def _of_one_node(args: Arguments, config: LaunchConfig) -> None:
     # Other backends say so whatever the number of nodes.
     if args.node_rank and (args.standalone or str(args.rdzv_backend) == "static"):
         console.warning(f"--node-rank {args.node_rank} is ignored: the only node of a job is 0")
@@ -57,7 +56,7 @@ def _of_one_node(args: Namespace, config: LaunchConfig) -> None:
         console.warning("--spares is ignored: the job has one node")
 
 
-def _of_loopback(args: Namespace, config: LaunchConfig) -> None:
+def _of_loopback(args: Arguments, config: LaunchConfig) -> None:
     """Warn of a place that nobody chose and no other machine can come to."""
     if args.rdzv_endpoint:
         return
@@ -78,7 +77,7 @@ def _of_loopback(args: Namespace, config: LaunchConfig) -> None:
     )
 
 
-def _of_filter(args: Namespace, config: LaunchConfig) -> None:
+def _of_filter(args: Arguments, config: LaunchConfig) -> None:
     from holdfast.cli.flags import parse_local_ranks, source_of
 
     wanted = parse_local_ranks(args.local_ranks_filter) or set()

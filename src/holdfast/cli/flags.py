@@ -8,10 +8,8 @@ PyTorch in a process of its own: see `holdfast.cli.devices`).
 
 from __future__ import annotations
 
-import argparse
 import os
 
-from holdfast.cli.parser import Help, InvalidFlag, ScriptParser
 from holdfast.core.values import Value
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
 from holdfast.errors import UsageError
@@ -24,10 +22,16 @@ from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal, parse_sign
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import argparse
+    from collections.abc import Callable, Iterable, Sequence
+    from types import SimpleNamespace
     from typing import NoReturn, Self
 
+    from holdfast.cli.parser import ScriptParser
     from holdfast.processes.logs.specs import LogsSpecs, Std
+
+    Arguments = argparse.Namespace | SimpleNamespace
+    """A parsed command line."""
 
 
 RDZV_CONF_RESERVED = frozenset(
@@ -327,6 +331,13 @@ class Flag(Value):
             *([underscored] if underscored != self.name else []),
         ]
 
+    def default_now(self) -> object:
+        """Return the default, which is text still to be converted if a variable holds it."""
+        text = os.environ.get(self.variable) if self.from_environment else None
+        if text is not None:
+            return FromEnvironment(text, self.variable)
+        return list(self.default) if isinstance(self.default, list) else self.default
+
 
 def _switch(group: str, name: str, meaning: str, short: str = "") -> Flag:
     return Flag(group, name, default=False, metavar="", meaning=meaning, short=short)
@@ -536,8 +547,53 @@ Examples:
 """
 
 
+def parse_plain(words: Sequence[str]) -> SimpleNamespace | None:
+    """Parse a command line that is right and written out in full; None for any other.
+
+    It gives what `build_parser` gives for the same words, without importing argparse, which costs
+    more than everything else the command line needs. Help, abbreviations, joined short flags and
+    every error are left to that parser.
+    """
+    from types import SimpleNamespace
+
+    known = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
+    given: dict[str, object] = {}
+    rest = list(words)
+    try:
+        while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+            name, equals, text = rest.pop(0).partition("=")
+            flag = known.get(name)
+            if flag is None or (equals and not (flag.metavar and name.startswith("--"))):
+                return None
+            if flag.metavar and not equals:
+                if not rest or rest[0].startswith("-"):
+                    return None
+                text = rest.pop(0)
+            given[flag.dest] = flag.convert(text, flag.name) if flag.metavar else True
+        for flag in FLAGS:
+            if flag.dest not in given:
+                default = flag.default_now()
+                if isinstance(default, str):
+                    convert = flag.convert if flag.metavar else on_or_off
+                    default = convert(default, flag.name)
+                given[flag.dest] = default
+    except UsageError:
+        return None
+    if rest[:1] == ["--"]:
+        rest.pop(0)
+    elif rest[1:2] == ["--"]:
+        del rest[1]  # As `cli/parser.py` does.
+    if not rest:
+        return None
+    return SimpleNamespace(**given, training_script=rest[0], training_script_args=rest[1:])
+
+
 def build_parser() -> ScriptParser:
     """Return a parser for `holdfast run`, with the defaults of the environment as it is now."""
+    import argparse
+
+    from holdfast.cli.parser import Help, ScriptParser
+
     parser = ScriptParser(
         prog="holdfast run",
         usage=USAGE,
@@ -559,11 +615,8 @@ def build_parser() -> ScriptParser:
 
 
 def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
-    text = os.environ.get(flag.variable) if flag.from_environment else None
     # argparse converts a default that is text, but only where the command line gave no value.
-    default = flag.default if text is None else FromEnvironment(text, flag.variable)
-    if isinstance(default, list):
-        default = list(default)
+    default = flag.default_now()
     if flag.metavar:
         group.add_argument(
             *flag.spellings,
@@ -582,6 +635,8 @@ def _add(group: argparse._ArgumentGroup, flag: Flag) -> None:
 
 
 def _converter(flag: Flag, convert: Callable[[str, str], object]) -> Callable[[str], object]:
+    from holdfast.cli.parser import InvalidFlag
+
     def converted(text: str) -> object:
         try:
             return convert(text, flag.name)

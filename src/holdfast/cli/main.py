@@ -112,9 +112,9 @@ def run_command(argv: list[str]) -> int:
     try:
         if not {"-h", "--help"} & set(argv):
             client.Keeper.prestart()  # It gets ready while the rest is imported and checked.
-        from holdfast.cli.run import execute, parse_args
+        from holdfast.cli.run import execute, parse_command
 
-        args = parse_args(argv)
+        args = parse_command(argv)
         compat = args.exit_code_compat
         execute(args)
     except SystemExit as end:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
 
+    from holdfast.cli.flags import Arguments
     from holdfast.numa import NumaOptions
     from holdfast.processes.logs.specs import LogsSpecs
 
@@ -62,7 +63,12 @@ def parse_args(args: Sequence[str] | None) -> Namespace:
     return get_args_parser().parse_args(args)
 
 
-def get_rdzv_endpoint(args: Namespace) -> str:
+def parse_command(words: Sequence[str]) -> Arguments:
+    """Parse the words of a command; as `parse_args`, and faster where it can be."""
+    return flags.parse_plain(words) or parse_args(words)
+
+
+def get_rdzv_endpoint(args: Arguments) -> str:
     """Return the endpoint: as given, or that of node 0 for the static backend."""
     endpoint = str(args.rdzv_endpoint)
     if args.rdzv_backend != "static":
@@ -78,7 +84,7 @@ def get_rdzv_endpoint(args: Namespace) -> str:
     return endpoint
 
 
-def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None] | str, list[str]]:
+def config_from_args(args: Arguments) -> tuple[LaunchConfig, Callable[..., None] | str, list[str]]:
     """Translate a command line into a config, what workers run, and its arguments."""
     min_nodes, max_nodes = parse_min_max_nnodes(args.nnodes)
     nproc_per_node = determine_local_world_size(args.nproc_per_node)
@@ -118,7 +124,7 @@ def config_from_args(args: Namespace) -> tuple[LaunchConfig, Callable[..., None]
     return config, program, program_args
 
 
-def _numa_options(args: Namespace) -> NumaOptions | None:
+def _numa_options(args: Arguments) -> NumaOptions | None:
     if args.numa_binding is None:
         return None
     from holdfast.numa import AffinityMode, NumaOptions
@@ -126,7 +132,7 @@ def _numa_options(args: Namespace) -> NumaOptions | None:
     return NumaOptions(AffinityMode(args.numa_binding))
 
 
-def run(args: Namespace) -> None:
+def run(args: Arguments) -> None:
     """Run the job of a parsed command line until it ends; raises if it cannot or if it fails."""
     console.check_level()
     given, args = args, _with_rendezvous(args)
@@ -146,14 +152,14 @@ def run(args: Namespace) -> None:
     elastic_launch(config=config, entrypoint=program)(*program_args)
 
 
-def execute(args: Namespace) -> None:
+def execute(args: Arguments) -> None:
     """Run the job, and leave a failure of it in the error file this process was given, if any."""
     from holdfast.processes.failures.error_file import record
 
     record(run)(args)
 
 
-def _with_rendezvous(args: Namespace) -> Namespace:
+def _with_rendezvous(args: Arguments) -> Arguments:
     """Return the arguments with the rendezvous that one node gets when it asks for none."""
     max_nodes = parse_min_max_nnodes(args.nnodes)[1]
     backend = str(args.rdzv_backend)
@@ -178,13 +184,13 @@ def _with_rendezvous(args: Namespace) -> Namespace:
     return args
 
 
-def _may_be_in_vain(args: Namespace) -> bool:
+def _may_be_in_vain(args: Arguments) -> bool:
     """Whether there are flags that one node alone may have no use for."""
     spares = getattr(args, "spares", 0)
     return bool(args.rdzv_conf or args.node_rank or args.local_ranks_filter or spares)
 
 
-def _rdzv_configs(args: Namespace) -> dict[str, Any]:
+def _rdzv_configs(args: Arguments) -> dict[str, Any]:
     configs: dict[str, Any] = dict(flags.parse_rdzv_conf(args.rdzv_conf))
     if args.rdzv_backend == "static":
         configs["rank"] = args.node_rank
@@ -193,7 +199,7 @@ def _rdzv_configs(args: Namespace) -> dict[str, Any]:
     return configs
 
 
-def _logs_specs(args: Namespace) -> LogsSpecs:
+def _logs_specs(args: Arguments) -> LogsSpecs:
     kind = flags.load_logs_specs("default" if args.logs_specs is None else args.logs_specs)
     return kind(
         log_dir=flags.parse_log_dir(args.log_dir),

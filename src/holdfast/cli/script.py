@@ -15,9 +15,10 @@ from holdfast.errors import CannotStart, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from argparse import Namespace
     from collections.abc import Callable
     from typing import NoReturn
+
+    from holdfast.cli.flags import Arguments
 
 PYTHON_ENV = "PYTHON_EXEC"
 MISSING, UNUSABLE = 127, 126
@@ -31,7 +32,7 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
     runpy.run_path(training_script, run_name="__main__")
 
 
-def get_use_env(args: Namespace) -> bool:
+def get_use_env(args: Arguments) -> bool:
     """Tell whether workers learn their local rank from the environment alone.
 
     Only programs that extend the parser with the old `--use-env` can say no; their scripts then
@@ -40,7 +41,7 @@ def get_use_env(args: Namespace) -> bool:
     return bool(getattr(args, "use_env", True))
 
 
-def worker_command(args: Namespace) -> tuple[Callable[..., None] | str, list[str]]:
+def worker_command(args: Arguments) -> tuple[Callable[..., None] | str, list[str]]:
     """Return what each worker runs: a function or a program, and its arguments."""
     script: str = args.training_script
     if args.run_path:
@@ -58,7 +59,7 @@ def worker_command(args: Namespace) -> tuple[Callable[..., None] | str, list[str
     return program, [*argv, *args.training_script_args]
 
 
-def parse_preload(args: Namespace) -> tuple[str, ...]:
+def parse_preload(args: Arguments) -> tuple[str, ...]:
     """Return the modules of `--preload`; refuse workers that cannot be forked from another process.
 
     Which modules `auto` stands for is found at the launch.
@@ -83,7 +84,7 @@ def interpreter() -> str:
     return os.environ.get(PYTHON_ENV) or sys.executable
 
 
-def check_can_start(args: Namespace) -> None:
+def check_can_start(args: Arguments) -> None:
     """Raise `CannotStart` if the workers of this command line would fail at once."""
     script: str = args.training_script
     if args.run_path:

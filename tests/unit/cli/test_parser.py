@@ -3,8 +3,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.cli.flags import build_parser
+from holdfast.cli.flags import FLAGS, build_parser, parse_plain
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -198,3 +200,49 @@ def test_help_fits_the_width_of_the_terminal(
 
 def no_terminal(_descriptor: int) -> None:
     raise OSError("not a terminal")
+
+
+WORDS = st.sampled_from(
+    [spelling for flag in FLAGS for spelling in flag.spellings]
+    + [f"{flag.name}=3" for flag in FLAGS]
+    + ["-mr", "-r3", "-h", "--nproc", "--no", "--", "-", "-1", "train.py", "3", "fork", "node"]
+    + ["", "a b", "SIGINT", "1:4", "0.5", "--unheard-of", "-x"]
+)
+VARIABLES = st.dictionaries(
+    st.sampled_from([flag.variable for flag in FLAGS]),
+    st.sampled_from(["", "1", "yes", "2", "spawn", "many", "0.5"]),
+    max_size=2,
+)
+
+
+@given(words=st.lists(WORDS, max_size=8), variables=VARIABLES)
+def test_a_plain_command_line_gives_what_argparse_gives(
+    words: list[str], variables: dict[str, str]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in variables.items():
+            patch.setenv(name, text)
+        plain = parse_plain(words)
+        if plain is not None:
+            assert vars(plain) == vars(build_parser().parse_args(words))
+
+
+def test_what_people_write_is_plain() -> None:
+    words = [
+        "--nproc-per-node",
+        "2",
+        "--max_restarts=3",
+        "-m",
+        "--tee",
+        "3",
+        "my.training",
+        "--epochs",
+        "3",
+    ]
+    plain = parse_plain(words)
+    assert plain is not None
+    assert (plain.max_restarts, plain.module, plain.training_script_args) == (
+        3,
+        True,
+        ["--epochs", "3"],
+    )
