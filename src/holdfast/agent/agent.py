@@ -43,6 +43,7 @@ from holdfast.processes.signals import (
     in_words,
     parse_signals,
 )
+from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -354,12 +355,13 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
     # A job that a coordinator decides about.
 
     def _is_told(self) -> bool:
-        return getattr(self._worker_group.spec.rdzv_handler, "decides_for_all", False)
+        return isinstance(self._worker_group.spec.rdzv_handler, CoordinatedRendezvousHandler)
 
     def _join_job(self) -> CoordinatedJob:
         from holdfast.agent.coordinated_job import CoordinatedJob
 
-        handler: Any = self._worker_group.spec.rdzv_handler
+        handler = self._worker_group.spec.rdzv_handler
+        assert isinstance(handler, CoordinatedRendezvousHandler)
         machine: Any = self._machine
         return CoordinatedJob(
             handler,

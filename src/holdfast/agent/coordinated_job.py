@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from holdfast.agent.spec import WorkerGroup
     from holdfast.core.coordinated_supervision import CoordinatedSupervision
     from holdfast.core.machine import Effect, Event
-    from holdfast.rendezvous.coordinator import CoordinatorHandler
+    from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 
 
 SUMMARY_CHARS_MAX = 500
@@ -43,7 +43,7 @@ class CoordinatedJob:
 
     def __init__(
         self,
-        handler: CoordinatorHandler,
+        handler: CoordinatedRendezvousHandler,
         group: WorkerGroup,
         machine: CoordinatedSupervision,
         *,
@@ -89,10 +89,10 @@ class CoordinatedJob:
                     self._tell(now, news)
                     events.append(coordinated_supervision.ViewReceived(news))
                 case CoordinatorLost():
-                    self._unreachable = self._handler.unreachable(news)
+                    self._unreachable = self._handler.describe_loss(news)
                     events.append(coordinated_supervision.CoordinatorLost(news.why))
                 case JoinRefused(why):
-                    raise RendezvousConnectionError(self._refused(why))
+                    raise RendezvousConnectionError(self._handler.describe_refusal(why))
         # What was just told may be what was waited for; the machine has yet to take it in.
         return events or self._waited(now)
 
@@ -114,7 +114,7 @@ class CoordinatedJob:
                 )
         if state is State.JOINING and not self._stands_by():
             if waited >= self._handler.join_timeout_s:
-                raise RendezvousTimeoutError(self._handler.too_few(self._connection))
+                raise RendezvousTimeoutError(self._handler.describe_timeout(self._connection))
             if waited >= WAIT_NOTICE_AFTER_S:
                 self._tell_wait()
         return []
@@ -242,11 +242,7 @@ class CoordinatedJob:
         if not refused:
             return None
         assert view is not None
-        return RendezvousConnectionError(self._refused(view.why))
-
-    def _refused(self, why: str) -> str:
-        refused = getattr(self._handler, "refused", None)
-        return refused(why) if refused is not None else f"{self._handler.endpoint}: {why}"
+        return RendezvousConnectionError(self._handler.describe_refusal(view.why))
 
     # What the person is told.
 

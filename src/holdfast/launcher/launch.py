@@ -14,6 +14,7 @@ from holdfast.launcher.observers import LaunchObservers
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
 from holdfast.processes.workers.start import HINTS
+from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
@@ -136,7 +137,7 @@ def close_for_all(handler: RendezvousHandler) -> None:
 
     They would else wait for this one to come back. That they cannot be told changes no failure.
     """
-    if getattr(handler, "decides_for_all", False):
+    if isinstance(handler, CoordinatedRendezvousHandler):
         return
     try:
         handler.set_closed()

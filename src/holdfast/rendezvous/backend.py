@@ -53,7 +53,11 @@ from holdfast.rendezvous.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.handler import (
+    CoordinatedRendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 from holdfast.rendezvous.participant import ATTEND_S, Participant, PolledStanding
 from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 from holdfast.store.prefix import PrefixStore
@@ -62,6 +66,7 @@ from holdfast.wire.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.rendezvous.config import RendezvousParameters
 
 
@@ -709,7 +714,7 @@ PATIENCE_S = 60.0
 """How long a node goes on while the backend cannot be reached; then its agent is told."""
 
 
-class DynamicRendezvousHandler(RendezvousHandler):
+class DynamicRendezvousHandler(CoordinatedRendezvousHandler):
     """A node's way into the rounds of a job that is kept in a backend.
 
     Use `from_backend` or `create_handler`. The constructor takes the parts they are made of.
@@ -814,16 +819,6 @@ class DynamicRendezvousHandler(RendezvousHandler):
     # For agents that are told.
 
     @property
-    def decides_for_all(self) -> bool:
-        """The state in the backend counts restarts and ends the job, for all nodes alike."""
-        return True
-
-    @property
-    def polls_membership(self) -> bool:
-        """Changes are told as they are seen."""
-        return False
-
-    @property
     def join_timeout_s(self) -> float:
         """How long a node waits for a round with enough nodes."""
         return self._settings.timeout.join.total_seconds()
@@ -877,14 +872,18 @@ class DynamicRendezvousHandler(RendezvousHandler):
         meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
         return RendezvousInfo(store, view.rank, view.size, meeting_point)
 
-    def too_few(self, connection: SharedConnection) -> str:
+    def describe_timeout(self, connection: JobConnection) -> str:
         """Return what was waited for in vain, in one line."""
         problem = connection.problem() or f"no round is to be seen at {self.endpoint}"
         return errors.too_few(connection.view, problem, self.endpoint, self.join_timeout_s)
 
-    def unreachable(self, gave_up: CoordinatorLost) -> str:
+    def describe_loss(self, gave_up: CoordinatorLost) -> str:
         """Return what could not be reached, since when and why, in one line."""
         return errors.unreachable(self.endpoint, gave_up)
+
+    def describe_refusal(self, why: str) -> str:
+        """Return that this node cannot be in the job, and why, in one line."""
+        return f"{self.endpoint}: {why}"
 
     # TorchElastic's interface.
 

@@ -1,6 +1,6 @@
 """The rendezvous at a coordinator: `c10d` and `static`, as people type them.
 
-An agent of ours `enter`s the job and is then told everything (`decides_for_all`). Whoever drives
+An agent of ours `enter`s the job and is then sent every decision. Whoever drives
 the handler by TorchElastic's interface gets the same rounds through `next_rendezvous`, and is
 asked to come again by `num_nodes_waiting`; restarts are then counted by that caller, not here.
 """
@@ -32,11 +32,16 @@ from holdfast.rendezvous.errors import (
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
-from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.handler import (
+    CoordinatedRendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
 from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.rendezvous.config import RendezvousParameters
 
 
@@ -65,7 +70,7 @@ def create_static_handler(params: RendezvousParameters) -> CoordinatorHandler:
     return CoordinatorHandler(params, fixed_rank=rank)
 
 
-class CoordinatorHandler(RendezvousHandler):
+class CoordinatorHandler(CoordinatedRendezvousHandler):
     """A node's rendezvous with a coordinator, which may be in this very process."""
 
     decider = "the coordinator"
@@ -80,16 +85,6 @@ class CoordinatorHandler(RendezvousHandler):
         self._stood_by = False
         self.node_id = self._make_node_id()
         self._address()  # What cannot be an endpoint is refused now.
-
-    @property
-    def decides_for_all(self) -> bool:
-        """The coordinator counts restarts and ends the job; an agent can be told of all that."""
-        return True
-
-    @property
-    def polls_membership(self) -> bool:
-        """Changes are told as they happen."""
-        return False
 
     @property
     def use_agent_store(self) -> bool:
@@ -261,11 +256,11 @@ class CoordinatorHandler(RendezvousHandler):
         for news in connection.take():
             match news:
                 case CoordinatorLost():
-                    raise RendezvousConnectionError(self.unreachable(news))
+                    raise RendezvousConnectionError(self.describe_loss(news))
                 case JoinRefused(why):
-                    raise RendezvousConnectionError(self.refused(why))
+                    raise RendezvousConnectionError(self.describe_refusal(why))
 
-    def refused(self, why: str) -> str:
+    def describe_refusal(self, why: str) -> str:
         """Return that this node cannot be in the job, and why, in one line."""
         given = f"node_id={self._config.node_id}" if self._config.node_id else ""
         if not given and self._fixed_rank >= 0:
@@ -274,7 +269,7 @@ class CoordinatorHandler(RendezvousHandler):
             why = f"{why}; was one more started with {given}?"
         return f"{self.endpoint}: {why}"
 
-    def unreachable(self, gave_up: CoordinatorLost) -> str:
+    def describe_loss(self, gave_up: CoordinatorLost) -> str:
         """Return which coordinator could not be reached, since when and why, in one line."""
         return errors.unreachable(f"{self.decider} at {self.endpoint}", gave_up)
 
@@ -288,7 +283,7 @@ class CoordinatorHandler(RendezvousHandler):
             case NodeRole.FENCED:
                 connection.rejoin()
             case NodeRole.REFUSED:
-                raise RendezvousConnectionError(self.refused(view.why))
+                raise RendezvousConnectionError(self.describe_refusal(view.why))
             case NodeRole.CLOSED if self._stood_by:
                 raise RendezvousGracefulExitError
             case NodeRole.CLOSED:
@@ -298,13 +293,13 @@ class CoordinatorHandler(RendezvousHandler):
     def _await_news(self, connection: AgentConnection, deadline: float) -> None:
         rest = None if self._stood_by else deadline - time.monotonic()
         if rest is not None and rest <= 0:
-            raise RendezvousTimeoutError(self.too_few(connection))
+            raise RendezvousTimeoutError(self.describe_timeout(connection))
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         poll.poll(None if rest is None else max(1, int(rest * 1000)))
         self._take(connection)
 
-    def too_few(self, connection: AgentConnection) -> str:
+    def describe_timeout(self, connection: JobConnection) -> str:
         """Return what was waited for in vain, in one line."""
         problem = connection.problem() or f"no word from {self.decider} at {self.endpoint}"
         return errors.too_few(connection.view, problem, self.endpoint, self.join_timeout_s)

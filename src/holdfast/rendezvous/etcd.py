@@ -512,7 +512,7 @@ class EtcdHandler(CoordinatorHandler):
         """The endpoints of etcd as text."""
         return self._etcd.where
 
-    def refused(self, why: str) -> str:
+    def describe_refusal(self, why: str) -> str:
         """Return that this node cannot be in the job, and why, in one line."""
         return f"etcd at {self.endpoint}: {why}"
 
@@ -531,7 +531,7 @@ class EtcdHandler(CoordinatorHandler):
         deadline = time.monotonic() + self._config.close_timeout
         while (view := connection.view) is None or view.role is not NodeRole.CLOSED:
             if view is not None and view.role is NodeRole.REFUSED:
-                raise RendezvousConnectionError(self.refused(view.why))
+                raise RendezvousConnectionError(self.describe_refusal(view.why))
             try:
                 self._await_news(connection, deadline)
             except RendezvousTimeoutError:

@@ -1,7 +1,9 @@
-"""What an agent needs of a rendezvous: the interface, and what a round brings.
+"""What an agent needs of a rendezvous: two interfaces, and what a round brings.
 
-The interface is TorchElastic's, so a handler written for it serves an agent here. This module has
-no way of its own to agree on a round; see `single_node` for jobs that need none.
+`RendezvousHandler` is TorchElastic's: the agent asks for a round, and polls whether it must ask for
+another. A handler written for TorchElastic serves an agent here. `CoordinatedRendezvousHandler` is
+what our own backends offer beside it: somebody (a coordinator, an etcd leader, or rules applied to
+a shared state) decides for all nodes, and the agent is sent each decision over a `JobConnection`.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import ClassVar
 
+    from holdfast.coordinator.agent_connection import JobConnection
+    from holdfast.core.coordinated_supervision import CoordinatorLost
+    from holdfast.core.protocol import View
     from holdfast.store.interface import RoundStore
 
 
@@ -110,18 +115,10 @@ class RendezvousHandler(ABC):
     def polls_membership(self) -> bool:
         """Whether the agent must ask `num_nodes_waiting` every `monitor_interval`.
 
-        A handler that tells of changes by itself, or whose membership never changes, says False
-        and spares the agent the wake-ups.
+        A handler that pushes changes, or whose membership never changes, returns False and spares
+        the agent the wake-ups.
         """
         return True
-
-    @property
-    def decides_for_all(self) -> bool:
-        """Whether a coordinator counts restarts, forms rounds and ends the job.
-
-        An agent of ours then `enter`s the job and is told what to do; see `coordinated`.
-        """
-        return False
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:
@@ -146,3 +143,61 @@ class RendezvousHandler(ABC):
     @abstractmethod
     def shutdown(self) -> bool:
         """Release what the handler holds; True if that went well."""
+
+
+class CoordinatedRendezvousHandler(RendezvousHandler):
+    """A rendezvous in which somebody decides for all nodes.
+
+    Whoever decides forms rounds, counts restarts and ends the job. The agent calls `enter` once and
+    follows the views that the connection delivers. It must not ask for rounds then: the methods of
+    `RendezvousHandler` are for agents that know nothing of this interface.
+    """
+
+    node_id: str
+    """This node's name in the job."""
+
+    @property
+    def polls_membership(self) -> bool:
+        """Changes are pushed."""
+        return False
+
+    @property
+    @abstractmethod
+    def endpoint(self) -> str:
+        """Where the nodes meet, as a person writes it."""
+
+    @property
+    @abstractmethod
+    def join_timeout_s(self) -> float:
+        """How long a node waits for a round with enough nodes."""
+
+    @property
+    @abstractmethod
+    def serves_workers(self) -> bool:
+        """Whether workers of the job depend on this process, which serves their store."""
+
+    @abstractmethod
+    def enter(
+        self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
+    ) -> JobConnection:
+        """Join the job as a node of this shape; called again, return the same connection."""
+
+    @abstractmethod
+    def serve_workers(self, view: View) -> None:
+        """Serve the store of the workers of a member's view, if this node is the first."""
+
+    @abstractmethod
+    def info_of(self, view: View) -> RendezvousInfo:
+        """Return a member's view as TorchElastic's agents know rounds; serves the workers too."""
+
+    @abstractmethod
+    def describe_timeout(self, connection: JobConnection) -> str:
+        """Return in one line what was missing when `join_timeout_s` was over."""
+
+    @abstractmethod
+    def describe_loss(self, lost: CoordinatorLost) -> str:
+        """Return in one line what cannot be reached, since when and why."""
+
+    @abstractmethod
+    def describe_refusal(self, why: str) -> str:
+        """Return in one line that this node cannot be in the job, and why."""

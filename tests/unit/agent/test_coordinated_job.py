@@ -53,16 +53,16 @@ class Told:
     def problem(self) -> str:
         return "" if self.view else "no coordinator at head:29400 for 2.0 s: connection refused"
 
-    def too_few(self, _connection: object) -> str:
+    def describe_timeout(self, _connection: object) -> str:
         return "too few"
 
     def serve_workers(self, view: View) -> None:
         self.served.append(view.generation)
 
-    def refused(self, why: str) -> str:
+    def describe_refusal(self, why: str) -> str:
         return f"{self.endpoint}: {why}"
 
-    def unreachable(self, gave_up: CoordinatorLost) -> str:
+    def describe_loss(self, gave_up: CoordinatorLost) -> str:
         return f"away for {gave_up.away_s:g} s"
 
 

@@ -107,7 +107,6 @@ def test_what_a_handler_says_of_itself(cluster: Cluster) -> None:
     assert (handler.get_backend(), handler.get_run_id()) == ("c10d", "job")
     assert handler.use_agent_store is True
     assert handler.polls_membership is False
-    assert handler.decides_for_all is True
     settings = handler.settings
     assert (settings.run_id, settings.min_nodes, settings.max_nodes) == ("job", 1, 2)
     assert settings.keep_alive_interval == timedelta(seconds=0.1)

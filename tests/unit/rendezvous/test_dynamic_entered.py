@@ -140,9 +140,9 @@ def test_what_is_said_of_a_place_names_it(cluster: Cluster) -> None:
     where = "the rendezvous backend 'c10d'"
     assert handler.endpoint == where
     assert handler.join_timeout_s == 600
-    assert handler.too_few(connection) == (
+    assert handler.describe_timeout(connection) == (
         f"1 of 2 nodes came to {where} within 600 s (join_timeout)"
     )
-    assert handler.unreachable(CoordinatorLost("a reason", 5.0)).startswith(
+    assert handler.describe_loss(CoordinatorLost("a reason", 5.0)).startswith(
         f"{where} could not be reached"
     )
