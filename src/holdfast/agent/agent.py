@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 
 from holdfast import console
-from holdfast.agent import notices, rank_exchange
+from holdfast.agent import rank_exchange
 from holdfast.agent.event_methods import EventMethods
 from holdfast.agent.spec import (
     DEFAULT_ROLE,
@@ -47,7 +47,7 @@ from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
     from holdfast.agent.coordinated_job import CoordinatedJob
@@ -93,12 +93,13 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         """Forget the last run, so that there can be another."""
         spec = self._worker_group.spec
         kind = Supervision
-        if self._is_told():
+        if self._is_coordinated():
             from holdfast.core.coordinated_supervision import CoordinatedSupervision
 
             kind = CoordinatedSupervision
         self._machine = kind(local_world_size=spec.local_world_size, max_restarts=spec.max_restarts)
-        self._team: CoordinatedJob | None = None
+        self._job: CoordinatedJob | None = None
+        self._pending: deque[Event] = deque()
         self._abandoned = False
         self._is_down = False
         self._result = RunResult(WorkerState.INIT)
@@ -185,20 +186,19 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         del role
-        if self._is_told():
-            self._team = self._join_job()
+        if self._is_coordinated():
+            self._job = self._join_job()
         self._dispatch([supervision.Begun()])
+        sources = (
+            self._signal_events,
+            self._job_events,
+            self._worker_events,
+            self._membership_events,
+        )
         while self._finished is None:
             self._wait_for_change()
-            self._take_signals()
-            if self._team is not None:
-                self._dispatch(self._team.events(time.monotonic()))
-            if self._machine.state is State.RUNNING:
-                self._dispatch(self._observe())
-            if self._machine.state is State.RUNNING and self._asks_for_nodes():
-                waiting = self._nodes_waiting()
-                if waiting > 0:
-                    self._dispatch([supervision.NodesWaiting(waiting)])
+            for source in sources:
+                self._dispatch(source())
         return self._conclude(self._finished)
 
     def _conclude(self, finish: supervision.Finish) -> RunResult:
@@ -206,26 +206,47 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         if finish.outcome is Outcome.SIGNALLED:
             sigval = signal.Signals(finish.signum)
             raise SignalException(f"agent {os.getpid()} was ended by {in_words(sigval)}", sigval)
-        if self._team is not None:
-            problem = self._team.error(finish.outcome)
+        if self._job is not None:
+            problem = self._job.error(finish.outcome)
             if problem is not None:
                 raise problem
             if finish.outcome is Outcome.FAILED:
-                failures = self._team.failures(self._result.failures)
+                failures = self._job.failures(self._result.failures)
                 self._result = RunResult(WorkerState.FAILED, {}, failures)
         failed = finish.outcome is Outcome.FAILED
         group.state = WorkerState.FAILED if failed else WorkerState.SUCCEEDED
         return RunResult(group.state, self._result.return_values, self._result.failures)
 
-    # Events into the machine, effects out of it.
+    # Where events come from; each source is asked when those of the one before are handled.
+
+    def _signal_events(self) -> Iterator[supervision.SignalReceived]:
+        while (one := self._signals.take()) is not None:
+            console.warning(signal_notice(self._machine, one, self._shutdown_timeout))
+            yield supervision.SignalReceived(one)
+
+    def _job_events(self) -> list[Event]:
+        return self._job.events(time.monotonic()) if self._job is not None else []
+
+    def _worker_events(self) -> list[Event]:
+        return self._monitor() if self._machine.state is State.RUNNING else []
+
+    def _membership_events(self) -> list[Event]:
+        if self._machine.state is not State.RUNNING or not self._polls_membership():
+            return []
+        waiting = self._nodes_waiting()
+        return [supervision.NodesWaiting(waiting)] if waiting > 0 else []
+
+    # Events into the machine, effects out of it. Nothing that performs an effect comes back here:
+    # the outcome of an effect is one more event, of this queue or of a source.
 
     def _dispatch(self, events: Iterable[Event]) -> None:
-        pending = deque(events)
-        while pending:
-            for effect in self._decide(pending.popleft()):
-                outcome = self._perform(effect)
-                if outcome is not None:
-                    pending.append(outcome)
+        for event in events:
+            self._pending.append(event)
+            while self._pending:
+                for effect in self._decide(self._pending.popleft()):
+                    outcome = self._perform(effect)
+                    if outcome is not None:
+                        self._pending.append(outcome)
 
     def _decide(self, event: Event) -> list[Effect]:
         try:
@@ -242,8 +263,8 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             case supervision.JoinRound():
                 return self._join_round()
             case supervision.StartWorkers(generation):
-                if self._team is not None:
-                    self._team.take_seat()
+                if self._job is not None:
+                    self._job.take_ranks()
                     self._reporter.met()
                     self._reporter.ranked()
                 self._start_generation()
@@ -251,10 +272,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             case supervision.StopWorkers(generation, reason, signum):
                 console.info(f"stopping generation {generation}: {reason.value}")
                 self._reporter.stopping(generation, reason.value)
-                unkillable = self._stop_generation(reason, signum)
-                self._worker_group.state = WorkerState.STOPPED
-                self._reporter.stopped(generation)
-                return supervision.WorkersStopped(generation, unkillable)
+                return self._begin_stop(reason, signum)
             case supervision.KillWorkers():
                 self._kill_workers()
             case supervision.EnterBarrier():
@@ -263,19 +281,13 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             case supervision.Finish():
                 self._finished = effect
             case _:
-                assert self._team is not None
-                self._team.perform(effect)
+                assert self._job is not None
+                self._job.perform(effect)
         return None
-
-    def _take_signals(self) -> None:
-        # One by one: acting on the first may take long, and the next must be seen meanwhile.
-        while (one := self._signals.take()) is not None:
-            console.warning(notices.of_signal(self._machine, one, self._shutdown_timeout))
-            self._dispatch([supervision.SignalReceived(one)])
 
     def _join_round(self) -> Event:
         if self._machine.generation >= 0:
-            notices.tell_restart(self._machine, self._result.failures)
+            log_restart(self._machine, self._result.failures)
         while True:
             try:
                 self._rendezvous(self._worker_group)
@@ -331,22 +343,31 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
         self._reporter.started(begun)
-        notices.tell_start(group, self._machine.generation)
+        log_start(group, self._machine.generation)
 
-    def _stop_generation(self, reason: StopReason, signum: int) -> int:
-        """Stop what is left; return how many processes cannot be killed."""
+    def _begin_stop(self, reason: StopReason, signum: int) -> Event | None:
+        """Begin to stop what is left of the workers.
+
+        The hooks of a subclass block until that is done; so the outcome is there at once.
+        """
         if reason is StopReason.SIGNAL:
             self._shut_down(signal.Signals(signum))
         elif reason is not StopReason.SUCCEEDED:
             self._stop_workers(self._worker_group)
-        return 0
+        return self._stopped()
+
+    def _stopped(self, unkillable: int = 0) -> supervision.WorkersStopped:
+        generation = self._machine.generation
+        self._worker_group.state = WorkerState.STOPPED
+        self._reporter.stopped(generation)
+        return supervision.WorkersStopped(generation, unkillable)
 
     def _shut_down(self, death_sig: signal.Signals) -> None:
         self._shutdown(death_sig, timeout=self._shutdown_timeout)
         self._is_down = True
 
     def _kill_workers(self) -> None:
-        """Hasten a stop that is under way; nothing a hook that blocks could be told."""
+        """Kill what is being stopped; there is nothing of the kind while a hook blocks."""
 
     def _exit_barrier(self) -> None:
         with self._signals.raising():
@@ -354,7 +375,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
 
     # A job that a coordinator decides about.
 
-    def _is_told(self) -> bool:
+    def _is_coordinated(self) -> bool:
         return isinstance(self._worker_group.spec.rdzv_handler, CoordinatedRendezvousHandler)
 
     def _join_job(self) -> CoordinatedJob:
@@ -375,15 +396,15 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         """Return what is known of failed workers by global rank, also while others still run."""
         return self._result.failures
 
-    # Looking at the workers.
+    # Monitoring the workers.
 
     def _wait_for_change(self) -> None:
         """Wait for a signal, but no longer than until the next look."""
         look_again = time.monotonic() + self._worker_group.spec.monitor_interval
-        news = [self._team.fileno()] if self._team is not None else []
+        news = [self._job.fileno()] if self._job is not None else []
         wait_for(look_again, self._signals.fileno(), *news)
 
-    def _observe(self) -> list[Event]:
+    def _monitor(self) -> list[Event]:
         """Ask the hook how the workers are, and put its answer as events."""
         group = self._worker_group
         result = self._monitor_workers(group)
@@ -405,10 +426,63 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             hint="it must be HEALTHY, SUCCEEDED, FAILED or UNHEALTHY",
         )
 
-    def _asks_for_nodes(self) -> bool:
+    def _polls_membership(self) -> bool:
         handler = self._worker_group.spec.rdzv_handler
         # A handler that derives from another project's base class has no such property.
         return getattr(handler, "polls_membership", True)
 
     def _nodes_waiting(self) -> int:
         return self._worker_group.spec.rdzv_handler.num_nodes_waiting()
+
+
+# Console lines about the workers of this node.
+
+# An exception may have a message of any length; the report has more of it.
+NOTICE_CHARS_MAX = 500
+
+
+def signal_notice(machine: Supervision, one: signal.Signals, grace_s: float) -> str:
+    """Return what a signal leads to, before it does."""
+    interrupt = one == signal.SIGINT
+    if interrupt and machine.interrupted:
+        return f"{one.name} again: killing the workers now"
+    again = "; again to kill them at once" if interrupt else ""
+    if machine.state is State.RUNNING:
+        count = len(machine.running)
+        whom = "1 worker" if count == 1 else f"{count} workers"
+        limit = f"waiting up to {grace_s:g} s for the end"
+        return f"{one.name}: passing it on to {whom} and {limit}{again}"
+    if machine.state is State.STOPPING:
+        return f"{one.name}: the workers are being stopped already{again}"
+    return f"{one.name}: stopping"
+
+
+def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> None:
+    """Say why the workers are started again, before they are."""
+    if machine.reason is StopReason.REGROUP:
+        console.info("nodes are waiting to join: regrouping")
+        return
+    budget = machine.budget
+    causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}
+    what = "the workers are not healthy"
+    if causes:
+        from holdfast.processes.failures.failure import ChildFailedError
+
+        rank, failure = ChildFailedError("", causes).get_first_failure()
+        lines = failure.traceback_text().strip().splitlines()
+        what = f"rank {rank} (pid {failure.pid}) failed: {failure.detail or failure.ending()}"
+        what += f": {lines[-1]}" if lines else ""
+        if len(what) > NOTICE_CHARS_MAX:
+            what = what[:NOTICE_CHARS_MAX] + " ..."
+    console.warning(
+        f"{what}; restarting all workers (restart {budget.used} of {budget.max_restarts})"
+    )
+
+
+def log_start(group: WorkerGroup, generation: int) -> None:
+    """Say which workers a generation has here."""
+    started = ", ".join(f"{worker.global_rank} (pid {worker.id})" for worker in group.workers)
+    console.info(
+        f"generation {generation} on node {group.group_rank} of {group.group_world_size}: started "
+        f"ranks {started}; MASTER_ADDR={group.master_addr}, MASTER_PORT={group.master_port}"
+    )

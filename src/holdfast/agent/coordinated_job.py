@@ -162,7 +162,7 @@ class CoordinatedJob:
             case coordinated_supervision.Rejoin():
                 self._connection.rejoin()
 
-    def take_seat(self) -> None:
+    def take_ranks(self) -> None:
         """Give the workers the ranks of the newest view."""
         view, group = self._machine.view, self._group
         assert view is not None

@@ -13,7 +13,7 @@ import time
 
 from holdfast import console
 from holdfast.agent import worker_env as environment
-from holdfast.agent.agent import SimpleElasticAgent
+from holdfast.agent.agent import SimpleElasticAgent, signal_notice
 from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.agent.stuck_workers import StuckWorkers
@@ -85,9 +85,10 @@ class LocalElasticAgent(SimpleElasticAgent):
                 UNINTERRUPTIBLE_ENV
             )
         self._stuck = StuckWorkers(max(0.0, uninterruptible_state_timeout or 0.0))
-        self._watches_by_hook = (
-            type(self)._monitor_workers is not LocalElasticAgent._monitor_workers
-        )
+        kind, own = type(self), LocalElasticAgent
+        self._monitors_by_hook = kind._monitor_workers is not own._monitor_workers
+        self._stops_by_hook = kind._stop_workers is not own._stop_workers
+        self._shuts_down_by_hook = kind._shutdown is not own._shutdown
 
     # The hooks.
 
@@ -216,15 +217,16 @@ class LocalElasticAgent(SimpleElasticAgent):
     # How the agent waits, and what it takes in.
 
     def _wait_for_change(self) -> None:
-        deadline = self._team.deadline() if self._team is not None else None
-        descriptors = [self._team.fileno()] if self._team is not None else []
-        if self._machine.state is State.RUNNING:
+        deadline = self._job.deadline() if self._job is not None else None
+        descriptors = [self._job.fileno()] if self._job is not None else []
+        if self._machine.state in (State.RUNNING, State.STOPPING):
             context = self._pcontext
             assert context is not None
             descriptors.append(context.fileno())
-            deadline = min_of(deadline, context.next_deadline())
+            deadline = min_of(deadline, 0.0 if context.stop_ended else context.next_deadline())
+        if self._machine.state is State.RUNNING:
             deadline = min_of(deadline, self._stuck.next_look(time.monotonic()))
-            if self._asks_for_nodes() or self._watches_by_hook:
+            if self._polls_membership() or self._monitors_by_hook:
                 look_again = time.monotonic() + self._worker_group.spec.monitor_interval
                 deadline = min_of(deadline, look_again)
         self._wait(deadline, *descriptors)
@@ -235,30 +237,37 @@ class LocalElasticAgent(SimpleElasticAgent):
         wait_for(deadline, self._signals.fileno(), *descriptors, *companions.descriptors())
         companions.look(time.monotonic())
 
-    def _observe(self) -> list[Event]:
-        context = self._pcontext
-        assert context is not None
+    def _worker_events(self) -> list[Event]:
+        context, state = self._pcontext, self._machine.state
+        if context is None or state not in (State.RUNNING, State.STOPPING):
+            return []
         exits = self._exits(context)
+        if state is State.STOPPING:
+            return [*exits, self._conclude_stop(context)] if context.stop_ended else [*exits]
         stuck = self._stuck.look(time.monotonic(), context)
         if stuck:
             console.error(stuck)
             generation = self._machine.generation
             return [*exits, supervision.WorkersUnhealthy(generation, stuck, retryable=False)]
-        if self._watches_by_hook and all(ended.retryable for ended in exits):
-            return super()._observe()  # What an exit means is the hook's to say.
+        if self._monitors_by_hook and all(ended.retryable for ended in exits):
+            return self._monitor()  # What an exit means is the hook's to say.
         return [*exits]
 
-    def _stop_generation(self, reason: StopReason, signum: int) -> int:
+    # The stop: begun here, ended by an event of the loop.
+
+    def _begin_stop(self, reason: StopReason, signum: int) -> Event | None:
         context = self._pcontext
         assert context is not None
         self._previous = (self._worker_group.workers[0].world_size, reason.value)
         chosen = signal.Signals(signum) if signum else self._stop_signal
-        if reason is StopReason.SIGNAL:
+        if reason is StopReason.SIGNAL and self._shuts_down_by_hook:
             self._shut_down(chosen)
-        elif reason is StopReason.SUCCEEDED:
-            self._bring_down(chosen, self._shutdown_timeout)  # What they left, if anything.
-        else:
+        elif reason not in (StopReason.SIGNAL, StopReason.SUCCEEDED) and self._stops_by_hook:
             self._stop_workers(self._worker_group)
+        context.begin_stop(chosen, self._shutdown_timeout, hopeless=self._stuck.ranks())
+        return None
+
+    def _conclude_stop(self, context: PContext) -> Event:
         result = context.result()
         workers = self._worker_group.workers
         self._result = RunResult(
@@ -266,7 +275,33 @@ class LocalElasticAgent(SimpleElasticAgent):
             {workers[rank].global_rank: value for rank, value in result.return_values.items()},
             self._by_global_rank(result.failures),
         )
-        return len(context.left_behind)
+        return self._stopped(len(context.left_behind))
+
+    def _kill_workers(self) -> None:
+        if self._pcontext is not None:
+            self._pcontext.kill_now()
+
+    def _bring_down(self, signum: signal.Signals, grace_s: float) -> None:
+        """Stop the workers and wait until nothing is left of them.
+
+        For hooks of subclasses, and for the end of a run that failed: the machine does not decide
+        any more then, and any signal kills. What happens meanwhile waits in the queue.
+        """
+        context = self._pcontext
+        if context is None or context.stop_ended:
+            return
+        context.begin_stop(signum, grace_s, hopeless=self._stuck.ranks())
+        interrupted = self._machine.interrupted
+        while not context.stop_ended:
+            self._wait(context.next_deadline(), context.fileno())
+            self._pending += self._exits(context)
+            while (one := self._signals.take()) is not None:
+                if self._abandoned or (interrupted and one == signal.SIGINT):
+                    context.kill_now()
+                else:
+                    console.warning(signal_notice(self._machine, one, grace_s))
+                interrupted = interrupted or one == signal.SIGINT
+                self._pending.append(supervision.SignalReceived(one))
 
     def _failures_so_far(self) -> dict[int, ProcessFailure]:
         context = self._pcontext
@@ -283,26 +318,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             for rank, failure in failures.items()
         }
 
-    def _kill_workers(self) -> None:
-        if self._pcontext is not None:
-            self._pcontext.kill_now()
-
-    def _bring_down(self, signum: signal.Signals, grace_s: float) -> None:
-        """Stop the workers and wait until nothing is left of them, minding signals meanwhile."""
-        context = self._pcontext
-        if context is None or context.stop_ended:
-            return
-        context.begin_stop(signum, grace_s, hopeless=self._stuck.ranks())
-        while not context.stop_ended:
-            self._block(context.next_deadline())
-            if self._abandoned:  # An error ended the run: the machine has no say any more.
-                context.poll_events(time.monotonic())
-                if self._signals.take() is not None:
-                    context.kill_now()
-                continue
-            self._take_signals()
-            self._dispatch(self._exits(context))
-
     def _exits(self, context: PContext) -> list[supervision.WorkerExited]:
         generation = self._machine.generation
         exits = [
@@ -313,10 +328,6 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._companions.watchdogs.ended(ended.local_rank)
             self._reporter.exited(ended.local_rank, failed=ended.failed)
         return exits
-
-    def _block(self, deadline: float | None) -> None:
-        context = self._pcontext
-        self._wait(deadline, *([context.fileno()] if context else []))
 
     def _obtain_keeper(self) -> Keeper | None:
         """Return the keeper of all generations; None where each start makes one of its own."""
