@@ -20,6 +20,7 @@ from holdfast.agent.stuck_workers import StuckWorkers
 from holdfast.core import supervision
 from holdfast.core.supervision import State, StopReason
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
+from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of, wait_for
@@ -323,6 +324,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         exits = [
             supervision.WorkerExited(generation, ended.rank, ended.failed, ended.retryable)
             for ended in context.poll_events(time.monotonic())
+            if isinstance(ended, WorkerExit)
         ]
         for ended in exits:
             self._companions.watchdogs.ended(ended.local_rank)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
+from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
@@ -115,10 +116,10 @@ def test_news_of_the_keeper_that_a_lost_zygote_brought_in_are_not_left_lying(
         pass
     ended.all_gone()
     assert select.select([started.keeper.fileno()], [], [], PATIENCE_S)[0]
-    monkeypatch.setattr(started.warm, "take_in", started.keeper.is_gone)
+    monkeypatch.setattr(started.warm, "receive_events", started.keeper.is_gone)
     assert isinstance(context, SubprocessContext)
-    context._hear_zygote()
-    assert [ended.rank for ended in context.poll_events(time.monotonic())] == [0]
+    context._receive_zygote_events()
+    assert [type(event) for event in context.poll_events(time.monotonic())] == [WorkerExit]
 
 
 def test_a_start_that_fails_wants_none_of_those_it_asked_for(

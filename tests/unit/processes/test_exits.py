@@ -13,9 +13,9 @@ from holdfast.processes.failures.exits import RunProcsResult
 
 
 def test_trouble_in_words() -> None:
-    assert exits.start_trouble(None) == ""
-    assert exits.start_trouble((2, "x")) == f"could not be started: x: {os.strerror(2)}"
-    assert exits.start_trouble((0, "x: y")) == "could not be started: x: y"
+    assert exits.start_error(None) == ""
+    assert exits.start_error((2, "x")) == f"could not be started: x: {os.strerror(2)}"
+    assert exits.start_error((0, "x: y")) == "could not be started: x: y"
 
 
 def test_a_new_start_may_mend_a_shortage_and_nothing_else() -> None:
@@ -31,7 +31,7 @@ def test_a_new_start_may_mend_a_shortage_and_nothing_else() -> None:
 def test_a_consequence_is_what_the_stop_has_done(
     after_stop: bool, stray_signal: bool, consequence: bool
 ) -> None:
-    ended = exits.Ended(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
+    ended = exits.WorkerExit(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
     assert exits.failure_of(ended, stop_began_ns=1, error_file="").consequence == consequence
 
 

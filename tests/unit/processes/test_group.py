@@ -13,17 +13,19 @@ import pytest
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes import poll
+from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
 from holdfast.processes.workers.command_workers import SubprocessContext
+from holdfast.processes.workers.group import StopEnded
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from holdfast.processes.failures.exits import Ended, RunProcsResult
+    from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.workers.group import PContext
 
 PATIENCE_S = 60
@@ -92,8 +94,8 @@ def finished(context: PContext) -> RunProcsResult:
 
 
 def until(
-    context: PContext, done: Callable[[], bool], seen: list[Ended] | None = None
-) -> list[Ended]:
+    context: PContext, done: Callable[[], bool], seen: list[WorkerExit] | None = None
+) -> list[WorkerExit]:
     """Do as the agent does: wait for the descriptor or the deadline, then take the events."""
     seen = [] if seen is None else seen
     give_up_at = time.monotonic() + PATIENCE_S
@@ -102,13 +104,14 @@ def until(
         assert deadline is not None
         wait_s = max(0.0, deadline - time.monotonic())
         select.select([context.fileno()], [], [], wait_s + 0.001)
-        seen += context.poll_events(time.monotonic())
+        events = context.poll_events(time.monotonic())
+        seen += [event for event in events if isinstance(event, WorkerExit)]
         assert done() or time.monotonic() < give_up_at, "nothing happened"
     return seen
 
 
-def all_ended(context: PContext) -> list[Ended]:
-    seen: list[Ended] = []
+def all_ended(context: PContext) -> list[WorkerExit]:
+    seen: list[WorkerExit] = []
     return until(context, lambda: len(seen) == context.nprocs, seen)
 
 
@@ -490,10 +493,10 @@ def test_what_a_new_start_would_only_repeat_is_marked(group: Group, tmp_path: Pa
 class SlowToHear(SubprocessContext):
     """Hears of its start so late that all of its workers have exited by then."""
 
-    def _await_spawned(self, ranks: Sequence[int]) -> None:
+    def _await_spawned(self) -> None:
         assert self._keeper is not None
-        await_told(self._keeper, b"exited", len(ranks))
-        super()._await_spawned(ranks)
+        await_told(self._keeper, b"exited", self.nprocs)
+        super()._await_spawned()
 
 
 def test_an_ending_during_the_start_is_not_waited_for(group: Group) -> None:
@@ -602,7 +605,7 @@ def test_a_new_start_is_not_confused_by_one_that_was_given_up(group: Group) -> N
 def test_a_leftover_that_cannot_be_killed_is_reported(
     group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Keeper, "sweep", lambda keeper: keeper.ask_leftovers(signal.SIGTERM))
+    monkeypatch.setattr(Keeper, "sweep", lambda keeper: keeper.signal_leftovers(signal.SIGTERM))
     context = group.start("trap '' TERM; setsid sleep 1000 & echo child $! > $NEWS")
     context.reap_s = 0.05
     child = int(group.news.next()[1])
@@ -621,7 +624,7 @@ def test_a_leftover_that_cannot_be_killed_is_reported(
 def test_a_stopped_keeper_leaves_nobody_behind(
     group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, script: str
 ) -> None:
-    monkeypatch.setattr(client, "ANSWER_MS_MAX", 20)
+    monkeypatch.setattr(client, "RESPONSE_MS_MAX", 20)
     context = group.start(script, ready=1)
     context.reap_s = 0.05
     assert context._keeper is not None
@@ -700,3 +703,26 @@ def test_a_keeper_that_is_lost_during_a_stop(group: Group) -> None:
     until(context, lambda: context.stop_ended)
     assert context.result().failures[0].exitcode == -9
     context.close()
+
+
+def test_the_end_of_a_stop_is_an_event_that_comes_once(group: Group) -> None:
+    context = group.start(WAITS, ready=1)
+    context.begin_stop(signal.SIGTERM, 1000)
+    events: list[object] = []
+    while not any(isinstance(event, StopEnded) for event in events):
+        poll.wait_for(context.next_deadline(), context.fileno())
+        events += context.poll_events(time.monotonic())
+    assert [type(event) for event in events] == [WorkerExit, StopEnded]
+    assert events[-1] == StopEnded(())
+    assert context.poll_events(time.monotonic()) == []
+    assert context.next_deadline() is None
+
+
+def test_a_stop_that_ends_as_it_begins_is_due_at_once(group: Group) -> None:
+    context = group.start(WAITS, ready=1)
+    assert context._keeper is not None
+    os.kill(context._keeper.pid, signal.SIGKILL)
+    until(context, context.all_ended)
+    context.begin_stop(signal.SIGTERM, 1000)
+    assert context.next_deadline() == 0.0
+    assert context.poll_events(time.monotonic()) == [StopEnded(())]

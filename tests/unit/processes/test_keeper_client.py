@@ -25,7 +25,7 @@ from holdfast.processes.keeper.client import (
     Keeper,
     KeeperLost,
     Spawned,
-    Unspawned,
+    SpawnFailed,
     decode,
 )
 from holdfast.processes.keeper.main import children_of
@@ -396,7 +396,7 @@ def test_a_keeper_without_descriptors_left_says_so_and_goes_on(tmp_path: Path) -
         tmp_path,
         """
         import os, resource, select
-        from holdfast.processes.keeper.client import Exited, Keeper, Spawned, Unspawned
+        from holdfast.processes.keeper.client import Exited, Keeper, Spawned, SpawnFailed
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (40, hard))
         keeper = Keeper.start()
@@ -411,8 +411,8 @@ def test_a_keeper_without_descriptors_left_says_so_and_goes_on(tmp_path: Path) -
         fds = dict.fromkeys(range(3), os.open(os.devnull, os.O_RDWR))
         for key in range(50):
             keeper.spawn(key, ["sleep", "1000"], env=os.environ, cwd="/", fds=fds)
-        until(lambda: len(keys(Spawned, Unspawned)) == 50)
-        print(len(keys(Unspawned, Exited)) > 10, len(keys(Spawned) - keys(Exited)) > 10)
+        until(lambda: len(keys(Spawned, SpawnFailed)) == 50)
+        print(len(keys(SpawnFailed, Exited)) > 10, len(keys(Spawned) - keys(Exited)) > 10)
         for key in keys(Spawned):
             keeper.kill_tree(key)
         until(lambda: keys(Exited) == keys(Spawned))
@@ -560,7 +560,7 @@ def test_kill_tree_kills_all_below_one_worker(kept: Kept) -> None:
 def test_nothing_left_is_told_at_once(kept: Kept) -> None:
     kept.keeper.sweep()
     kept.until(Empty)
-    kept.keeper.ask_leftovers(signal.SIGTERM)
+    kept.keeper.signal_leftovers(signal.SIGTERM)
     assert kept.until(Empty, 2) == [Empty(), Empty()]
 
 
@@ -584,7 +584,7 @@ if os.fork() == 0:
     )
     kept.exited()
     assert news.next() == ["here"]
-    kept.keeper.ask_leftovers(signal.SIGTERM)
+    kept.keeper.signal_leftovers(signal.SIGTERM)
     assert news.next() == ["asked"]
     assert kept.keeper.receive() == []
     os.close(kept.inputs.pop(0))
@@ -597,7 +597,7 @@ def test_a_daemon_with_a_session_of_its_own_is_swept(kept: Kept) -> None:
     daemon = int(kept.line())
     watched = Watched(daemon)
     kept.exited()
-    kept.keeper.ask_leftovers(signal.SIGTERM)  # It ignores that.
+    kept.keeper.signal_leftovers(signal.SIGTERM)  # It ignores that.
     kept.keeper.sweep()
     kept.until(Empty)
     watched.gone_already()
@@ -718,15 +718,15 @@ def test_a_keeper_that_is_stopped_does_not_answer_and_can_be_killed(
     child = int(kept.line())
     everyone = Watched(*kept.pids(1).values(), child, kept.keeper.pid)
     kept.keeper.sweep()
-    assert kept.keeper.answers()
+    assert kept.keeper.responds()
     os.kill(kept.keeper.pid, signal.SIGSTOP)
-    monkeypatch.setattr(client, "ANSWER_MS_MAX", 20)
+    monkeypatch.setattr(client, "RESPONSE_MS_MAX", 20)
     kept.keeper.sweep()
-    assert not kept.keeper.answers()
+    assert not kept.keeper.responds()
     kept.keeper.kill()
     everyone.all_gone()
     assert kept.until(KeeperLost) == [KeeperLost()]
-    assert not kept.keeper.answers()
+    assert not kept.keeper.responds()
 
 
 def test_a_late_answer_to_one_clearing_is_none_to_the_next(kept: Kept) -> None:
@@ -974,7 +974,7 @@ def test_a_keeper_can_be_forked_in_any_thread() -> None:
 def test_an_unknown_event_is_refused() -> None:
     with pytest.raises(EnvironmentProblem, match="unknown event"):
         decode(("surprise", 1))
-    assert decode(("unspawned", 1, 11, "fork")) == Unspawned(1, 11, "fork")
+    assert decode(("unspawned", 1, 11, "fork")) == SpawnFailed(1, 11, "fork")
 
 
 @pytest.mark.parametrize(
@@ -1001,7 +1001,7 @@ def test_a_servant_is_no_leftover_and_keeps_nobody_waiting(kept: Kept) -> None:
     servants = {int(kept.line(-7)), int(kept.line(-7))} - {0}
     kept.python(0, "print(1)")
     kept.exited()
-    kept.keeper.ask_leftovers(signal.SIGTERM)
+    kept.keeper.signal_leftovers(signal.SIGTERM)
     kept.until(Empty)
     kept.keeper.sweep()
     kept.until(Empty, 2)
@@ -1065,14 +1065,14 @@ def test_an_orphan_becomes_a_worker(
 
 def test_an_orphan_that_is_gone_cannot_be_adopted(kept: Kept) -> None:
     adopted(kept, victim=True)
-    (unspawned,) = kept.until(Unspawned)
-    assert unspawned == Unspawned(1, errno.ECHILD, "it was killed before it began")
+    (unspawned,) = kept.until(SpawnFailed)
+    assert unspawned == SpawnFailed(1, errno.ECHILD, "it was killed before it began")
 
 
 def test_a_process_of_somebody_else_cannot_be_adopted(kept: Kept) -> None:
     first, second = os.pipe()
     kept.keeper.adopt(1, os.getpid(), first, second)
-    (unspawned,) = kept.until(Unspawned)
+    (unspawned,) = kept.until(SpawnFailed)
     assert unspawned.errno == errno.ECHILD
     os.close(second)
     assert os.read(first, 8) == b"", "it is not let go"
@@ -1086,7 +1086,7 @@ def test_an_adopted_worker_is_killed_like_any_other(kept: Kept) -> None:
     (pid,) = children_of(kept.keeper.pid)
     kept.keeper.adopt(1, pid, trouble_in, go_out)
     kept.until(Spawned, 2)
-    kept.keeper.ask_leftovers(signal.SIGTERM)  # It is none.
+    kept.keeper.signal_leftovers(signal.SIGTERM)  # It is none.
     kept.keeper.kill_tree(1)
     # Somebody else has the other end of its pipe of trouble still: that is waited for by nobody.
     assert kept.outcome(1) == (-signal.SIGKILL, None)

@@ -69,7 +69,7 @@ class Nest:
         watched = [self.keeper.fileno(), *[fd for fd in [self.warm.fileno()] if fd >= 0]]
         ready, _, _ = select.select(watched, [], [], max(0, due - now))
         assert ready or self.warm.next_deadline() is not None, "nothing comes any more"
-        self.warm.take_in()
+        self.warm.receive_events()
         self.warm.tick(time.monotonic())
         self.events += self.keeper.receive()
 

@@ -95,8 +95,8 @@ class RunProcsResult:
         return len(self.failures) > 0
 
 
-class Ended(Value):
-    """How one worker ended, as first seen."""
+class WorkerExit(Value):
+    """How one worker exited, as first seen."""
 
     rank: int
     pid: int
@@ -114,16 +114,16 @@ class Ended(Value):
         return self.exitcode != 0 or bool(self.detail)
 
 
-def is_retryable(trouble: tuple[int, str] | None) -> bool:
+def is_retryable(error: tuple[int, str] | None) -> bool:
     """Whether a new start may do better: where the system was only short of something."""
-    return trouble is None or trouble[0] in SHORTAGES
+    return error is None or error[0] in SHORTAGES
 
 
-def start_trouble(trouble: tuple[int, str] | None) -> str:
+def start_error(error: tuple[int, str] | None) -> str:
     """Say why a forked child could not become the worker."""
-    if trouble is None:
+    if error is None:
         return ""
-    number, step = trouble
+    number, step = error
     return f"could not be started: {step}" + (f": {os.strerror(number)}" if number else "")
 
 
@@ -152,9 +152,9 @@ def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: fl
         console.error(f"{what} is left behind: it {unkillable(pid, reap_s)}")
 
 
-def ending_of_unkillable(rank: int, pid: int, reap_s: float) -> Ended:
-    """Return how a worker that was given up counts as ended: after all others, by SIGKILL."""
-    return Ended(
+def exit_of_unkillable(rank: int, pid: int, reap_s: float) -> WorkerExit:
+    """Return how a worker that was given up counts as exited: after all others, by SIGKILL."""
+    return WorkerExit(
         rank,
         pid,
         -signal.SIGKILL,
@@ -165,23 +165,23 @@ def ending_of_unkillable(rank: int, pid: int, reap_s: float) -> Ended:
     )
 
 
-def failure_of(ended: Ended, *, stop_began_ns: int, **known: Any) -> ProcessFailure:
-    """Return the failure that an ending is; `known` is what else its fields are to say."""
+def failure_of(exited: WorkerExit, *, stop_began_ns: int, **known: Any) -> ProcessFailure:
+    """Return the failure of a worker that exited so; `known` are values of further fields."""
     from holdfast.processes.failures.failure import ProcessFailure
 
     failure = ProcessFailure(
-        local_rank=ended.rank,
-        pid=ended.pid,
-        exitcode=ended.exitcode,
-        detail=ended.detail,
-        order=ended.order,
-        observed_ns=ended.when_ns,
+        local_rank=exited.rank,
+        pid=exited.pid,
+        exitcode=exited.exitcode,
+        detail=exited.detail,
+        order=exited.order,
+        observed_ns=exited.when_ns,
         **known,
     )
-    failure.stopped = ended.after_stop and ended.exitcode < 0 and not ended.stray_signal
+    failure.stopped = exited.after_stop and exited.exitcode < 0 and not exited.stray_signal
     # Who recorded an exception before the stop began is no consequence, however late it ended,
     # nor is who died of something that the stop has not done.
     failure.consequence = (
-        ended.after_stop and not ended.stray_signal and failure.came_after(stop_began_ns)
+        exited.after_stop and not exited.stray_signal and failure.came_after(stop_began_ns)
     )
     return failure

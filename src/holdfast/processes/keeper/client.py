@@ -124,7 +124,7 @@ RECEIVE_BYTES = 1 << 18
 # How long a keeper may take to kill all that is below it; after that it is stuck itself.
 CLOSE_MS_MAX = keeper_program.FAREWELL_MS_MAX + 5_000
 # How long a keeper may take to answer at all. It is waited for only where all else took too long.
-ANSWER_MS_MAX = 2_000
+RESPONSE_MS_MAX = 2_000
 # What lets its holder into any job, at the coordinator and on etcd; see `holdfast.net.token` and
 # `holdfast.rendezvous.etcd`.
 FOR_AGENTS_ALONE = (
@@ -139,7 +139,7 @@ class Spawned(Value):
     pid: int
 
 
-class Unspawned(Value):
+class SpawnFailed(Value):
     """A worker could not even be forked."""
 
     key: int
@@ -164,7 +164,7 @@ class KeeperLost(Value):
     """The keeper is gone; the kernel has killed its workers."""
 
 
-Event = Spawned | Unspawned | Exited | Empty | KeeperLost
+Event = Spawned | SpawnFailed | Exited | Empty | KeeperLost
 
 
 def decode(event: tuple[Any, ...]) -> Event:
@@ -173,7 +173,7 @@ def decode(event: tuple[Any, ...]) -> Event:
         case ("spawned", key, pid):
             return Spawned(key, pid)
         case ("unspawned", key, errno, text):
-            return Unspawned(key, errno, text)
+            return SpawnFailed(key, errno, text)
         case ("exited", key, pid, code, status, trouble):
             exitcode = status if code == os.CLD_EXITED else -status
             return Exited(key, pid, exitcode, trouble)
@@ -193,10 +193,10 @@ class Keeper:
         self._control = control
         self._received = bytearray()
         self._events: deque[Event] = deque()
-        self._clearings_asked = 0
-        self._clearings_noted = 0
+        self._clearings_requested = 0
+        self._clearings_confirmed = 0
         self.lost = False
-        self._loss_told = False
+        self._loss_reported = False
 
     @classmethod
     def start(cls) -> Keeper:
@@ -332,36 +332,36 @@ class Keeper:
         """SIGKILL one worker and all below it."""
         self._send(("kill", key))
 
-    def ask_leftovers(self, signum: int) -> None:
+    def signal_leftovers(self, signum: int) -> None:
         """Signal all that ended workers left; `Empty` follows when it is gone."""
         # Numbered, so that the answer to one that nobody waits for any more is none to the next.
-        self._clearings_asked += 1
-        self._send(("clear", int(signum), self._clearings_asked))
+        self._clearings_requested += 1
+        self._send(("clear", int(signum), self._clearings_requested))
 
     def sweep(self) -> None:
         """SIGKILL all that ended workers left; `Empty` follows when it is gone."""
-        self.ask_leftovers(SIGKILL)
+        self.signal_leftovers(SIGKILL)
 
     def receive(self) -> list[Event]:
         """Return the events that are there, without waiting for any."""
-        self._take_in()
+        self._receive_events()
         events = list(self._events)
         self._events.clear()
         return events
 
     def is_gone(self) -> bool:
         """Whether the keeper is gone, by a look right now; its events stay for `receive`."""
-        self._take_in()
+        self._receive_events()
         return self.lost
 
-    def answers(self) -> bool:
+    def responds(self) -> bool:
         """Whether the keeper reacts to what it was asked last; waits for that, but not for long."""
-        deadline = time.monotonic() + ANSWER_MS_MAX / 1000
+        deadline = time.monotonic() + RESPONSE_MS_MAX / 1000
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
         while True:
-            self._take_in()
-            if self.lost or self._clearings_noted == self._clearings_asked:
+            self._receive_events()
+            if self.lost or self._clearings_confirmed == self._clearings_requested:
                 return not self.lost
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not poll.poll(left_s * 1000 + 1):
@@ -374,7 +374,7 @@ class Keeper:
                 keeper_program.send_signal(pid, SIGKILL)
             ended_soon(self.pid)  # Until `close` reaps it, its number stays its own.
 
-    def _take_in(self) -> None:
+    def _receive_events(self) -> None:
         while not self.lost:
             try:
                 data = self._control.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
@@ -388,17 +388,17 @@ class Keeper:
             size = int.from_bytes(self._received[:4], "little")
             if len(self._received) < 4 + size:
                 break
-            self._note(marshal.loads(bytes(self._received[4 : 4 + size])))  # noqa: S302 (our keeper's)
+            self._add_event(marshal.loads(bytes(self._received[4 : 4 + size])))  # noqa: S302 (our keeper's)
             del self._received[: 4 + size]
-        if self.lost and not self._loss_told:
+        if self.lost and not self._loss_reported:
             # Only now: what it told before, and who failed first, is no less true.
-            self._loss_told = True
+            self._loss_reported = True
             self._events.append(KeeperLost())
 
-    def _note(self, event: tuple[Any, ...]) -> None:
+    def _add_event(self, event: tuple[Any, ...]) -> None:
         if event[0] == "clearing":
-            self._clearings_noted = event[1]
-        elif event[0] != "empty" or event[1] == self._clearings_asked:
+            self._clearings_confirmed = event[1]
+        elif event[0] != "empty" or event[1] == self._clearings_requested:
             self._events.append(decode(event))
 
     def close(self, *, wait: bool = True) -> None:

@@ -27,7 +27,7 @@ from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from typing import NoReturn
 
 
@@ -85,15 +85,6 @@ def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int,
     if isinstance(val_or_map, int):
         return dict.fromkeys(range(local_world_size), Std(int(val_or_map)))
     return {rank: Std(int(val_or_map.get(rank, 0))) for rank in range(local_world_size)}
-
-
-def require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -> None:
-    """Raise unless the map has exactly the local ranks of this node as keys."""
-    if set(mapping) != set(range(nprocs)):
-        raise RuntimeError(
-            f"{what}: expected one entry for each local rank {list(range(nprocs))}, "
-            f"got {sorted(mapping)}"
-        )
 
 
 # File systems allow 255 bytes in a name; the random suffix needs a few of them.

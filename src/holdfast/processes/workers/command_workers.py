@@ -13,7 +13,7 @@ import select
 import signal
 
 from holdfast.processes.keeper import main as keeper_program
-from holdfast.processes.keeper.client import Keeper, current_folder, inherited_environment
+from holdfast.processes.keeper.client import Keeper, inherited_environment
 from holdfast.processes.workers.group import PContext
 
 TYPE_CHECKING = False
@@ -152,40 +152,25 @@ class SubprocessContext(PContext):
             log_line_prefixes,
             duplicate_stdout_filters,
             duplicate_stderr_filters,
+            numa_options=numa_options,
             **kwargs,
         )
-        self.numa_options = numa_options
         self.subprocess_handlers: dict[int, SubprocessHandler] = {}
         self._pidfds: dict[int, int] = {}  # rank -> pidfd
 
     def _start(self) -> None:
         # The keeper is needed for replaced handlers too: it answers that nothing is left.
         self._use_keeper(self._keeper or Keeper.start())
-        factory = custom_handler_factory()
-        ranks = range(self.nprocs)
-        if factory is not None:
-            for rank in ranks:
+        if custom_handler_factory() is not None:
+            for rank in range(self.nprocs):
                 self._start_by_handler(rank)
             return
-        self._choose_cpus(self.numa_options, self.nprocs)
-        cwd = current_folder()
-        for rank in ranks:
-            fds = self._stdio.open(rank)
-            try:
-                self._ask(
-                    rank,
-                    [str(self.entrypoint), *map(str, self.args[rank])],
-                    env={**inherited_environment(), **self.envs[rank]},
-                    cwd=cwd,
-                    fds=fds,
-                )
-            finally:
-                for fd in fds.values():
-                    os.close(fd)
-        self._await_spawned(ranks)
+        self._choose_cpus()
+        for rank in range(self.nprocs):
+            self._spawn(rank, [str(self.entrypoint), *map(str, self.args[rank])])
+        self._await_spawned()
 
     def _start_by_handler(self, rank: int) -> None:
-
         handler = get_subprocess_handler(
             entrypoint=str(self.entrypoint),
             args=self.args[rank],
@@ -197,26 +182,26 @@ class SubprocessContext(PContext):
         )
         self.subprocess_handlers[rank] = handler
         self._pidfds[rank] = os.pidfd_open(handler.proc.pid)
-        self._note_started(rank, handler.proc.pid)
-        self._watch(self._pidfds[rank], lambda: self._take_exit(rank))
+        self._worker_started(rank, handler.proc.pid)
+        self._watch(self._pidfds[rank], lambda: self._handler_exited(rank))
         self._stdio.note_files(rank)
 
-    def _take_exit(self, rank: int) -> None:
+    def _handler_exited(self, rank: int) -> None:
         handler = self.subprocess_handlers[rank]
         self._unwatch(self._pidfds[rank])
         # Before it is reaped: until then its number, and so the group, is surely its own.
         handler.close(signal.SIGKILL)
-        self._note_ended(rank, handler.proc.pid, handler.proc.wait())
+        self._worker_exited(rank, handler.proc.pid, handler.proc.wait())
 
-    def _lose_keeper(self) -> None:
+    def _keeper_lost(self) -> None:
         # Workers of replaced handlers are not below the keeper, so the kernel spares them.
         orphaned = [rank for rank in self.subprocess_handlers if rank in self._running]
         for rank in orphaned:
             self._kill_tree(rank)
-        super()._lose_keeper()
+        super()._keeper_lost()
         for rank in orphaned:
             if select.select([self._pidfds[rank]], [], [], self.reap_s)[0]:
-                self._take_exit(rank)
+                self._handler_exited(rank)
 
     def _signal_leader(self, rank: int, signum: int) -> None:
         if rank in self.subprocess_handlers:

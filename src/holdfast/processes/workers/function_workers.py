@@ -10,7 +10,7 @@ import pickle
 
 from holdfast.defaults import START_METHODS
 from holdfast.errors import UsageError
-from holdfast.processes.keeper.client import Keeper, current_folder, inherited_environment
+from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import MESSAGE_FDS_MAX
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.group import PContext
@@ -91,22 +91,22 @@ class MultiprocessContext(PContext):
             log_line_prefixes,
             duplicate_stdout_filters,
             duplicate_stderr_filters,
+            numa_options=numa_options,
             **kwargs,
         )
         self.start_method = start_method
-        self.numa_options = numa_options
         self._returned: dict[int, ReturnedValue] = {}
         self._unpickled: dict[int, Any] = {}
 
     def _start(self) -> None:
-        self._choose_cpus(self.numa_options, self.nprocs)
+        self._choose_cpus()
         starter = {
             "spawn": self._start_spawned,
             "forkserver": self._start_from_server,
             "fork": self._start_forked,
         }[self.start_method]
         starter()
-        self._await_spawned(range(self.nprocs))
+        self._await_spawned()
 
     def _start_spawned(self) -> None:
         self._use_keeper(self._keeper or Keeper.start())
@@ -122,7 +122,7 @@ class MultiprocessContext(PContext):
                 **packed.passed_fds(returned.write_fd, tracker_fd),
             }
             try:
-                self._spawn(rank, command, passed, call=None)
+                self._spawn(rank, command, passed)
             finally:
                 os.close(call_fd)
                 returned.close_write()
@@ -177,28 +177,6 @@ class MultiprocessContext(PContext):
         assert callable(self.entrypoint)
         return self.entrypoint
 
-    def _spawn(
-        self,
-        rank: int,
-        argv: list[str] | None,
-        passed: dict[int, int],
-        *,
-        call: Any,
-    ) -> None:
-        streams = self._stdio.open(rank)
-        try:
-            self._ask(
-                rank,
-                argv,
-                env={**inherited_environment(), **self.envs[rank]},
-                cwd=current_folder(),
-                fds={**streams, **passed},
-                call=call,
-            )
-        finally:
-            for fd in streams.values():
-                os.close(fd)
-
     def _take_value(self, rank: int) -> None:
         returned = self._returned[rank]
         if not returned.take():
@@ -206,7 +184,7 @@ class MultiprocessContext(PContext):
             if returned.too_large:
                 returned.close_read()  # Whoever still writes would wait for ever.
 
-    def _trouble_at_end(self, rank: int) -> str:
+    def _problem_at_exit(self, rank: int) -> str:
         self._take_value(rank)
         returned = self._returned[rank]
         if returned.too_large:

@@ -2,16 +2,22 @@
 
 `PContext` is one start of the workers; its two kinds differ only in what a worker is
 (`SubprocessContext`: a command, `MultiprocessContext`: a function). Nothing here polls at
-intervals: one epoll descriptor gathers the keeper's events, the workers' return values and, for
-processes that a replaced subprocess handler started, pidfds.
+intervals: one epoll descriptor gathers the keeper's events, the zygote's, the workers' return
+values and, for processes that a replaced subprocess handler started, pidfds.
 
 There are two layers of use. A caller of TorchElastic's interface uses `start`, `wait`, `pids` and
-`close`. The agent, which decides for itself what an exit means, waits on `fileno()` and uses
-`poll_events`, `begin_stop`, `kill_now`, `tick` and `next_deadline`.
+`close`. The agent, which decides for itself what an exit means, waits until `fileno()` is readable
+or for `next_deadline()`, and takes the events of `poll_events`: a `WorkerExit` for each worker and,
+after `begin_stop`, one `StopEnded`.
+
+The way of a worker's exit: the keeper reaps the process (`keeper/main.py`), the client turns its
+message into `Exited` (`keeper/client.py`), `_receive_keeper_events` and `_worker_exited` note it
+here, and the agent gets it from `poll_events`.
 """
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import time
@@ -19,20 +25,20 @@ from abc import ABC, abstractmethod
 
 from holdfast import console
 from holdfast.core import stopping
+from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
 from holdfast.processes.failures.exits import (
-    Ended,
     OomKills,
     RunProcsResult,
-    ending_of_unkillable,
+    WorkerExit,
+    exit_of_unkillable,
     failure_of,
     is_retryable,
     report_left_behind,
-    start_trouble,
+    start_error,
 )
-from holdfast.processes.keeper import client
+from holdfast.processes.keeper import client as keeper_client
 from holdfast.processes.keeper.main import descendants_of
-from holdfast.processes.logs.specs import require_every_rank
 from holdfast.processes.logs.stdio import WorkerStdio
 from holdfast.processes.poll import min_of, wait_for
 
@@ -46,124 +52,31 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.zygote.client import WarmStart
 
-
-class Watching:
-    """Base of what is told of things by descriptors that become readable."""
-
-    def __init__(self) -> None:
-        self._epoll = select.epoll()
-        self._readers: dict[int, Callable[[], None]] = {}
-
-    def fileno(self) -> int:
-        """Return the descriptor that is readable when there is something to take in."""
-        return self._epoll.fileno()
-
-    def _watch(self, fd: int, on_readable: Callable[[], None]) -> None:
-        self._readers[fd] = on_readable
-        self._epoll.register(fd, select.EPOLLIN)
-
-    def _unwatch(self, fd: int) -> None:
-        if self._readers.pop(fd, None) is not None:
-            self._epoll.unregister(fd)
-
-    def _take_what_is_ready(self) -> None:
-        for fd, _events in self._epoll.poll(0):
-            if fd in self._readers:  # One that was taken in before it may have ended the watch.
-                self._readers[fd]()
-
-    def _block(self, deadline: float | None) -> None:
-        """Wait for anything to happen, or for the deadline."""
-        wait_for(deadline, self._epoll.fileno())
-
-    def _end_watching(self) -> None:
-        self._epoll.close()
-
-
-class Asking(Watching, ABC):
-    """Base of contexts: has workers started, and hears of those who start them."""
-
-    def __init__(self, keeper: Keeper | None, warm: WarmStart | None) -> None:
-        super().__init__()
-        self._keeper = keeper
-        self._warm = warm
-        self._zygote_fd = -1
-        self._cpus: dict[int, list[int]] = {}  # Of each worker that is to be bound to some.
-
-    @abstractmethod
-    def _hear_keeper(self) -> None:
-        """Take in what the keeper has to tell."""
-
-    def _use_keeper(self, keeper: Keeper) -> Keeper:
-        self._keeper = keeper
-        self._watch(keeper.fileno(), self._hear_keeper)
-        if self._warm is not None:
-            self._watch_zygote()
-        return keeper
-
-    def _ask(
-        self,
-        rank: int,
-        argv: Sequence[str] | None,
-        *,
-        env: Mapping[str, str],
-        cwd: str,
-        fds: Mapping[int, int],
-        call: Any = None,
-    ) -> None:
-        """Ask for a worker: of the zygote if it can fork such a one, else of the keeper."""
-        assert self._keeper is not None
-        cpus = self._cpus.get(rank, ())
-        if argv is not None and self._warm is not None and self._warm.takes(argv, env, fds):
-            self._warm.spawn(rank, argv, env=env, cwd=cwd, fds=fds, cpus=cpus)
-        else:
-            self._keeper.spawn(rank, argv, env=env, cwd=cwd, fds=fds, call=call, cpus=cpus)
-
-    def _choose_cpus(self, numa_options: object, count: int) -> None:
-        """Find out what each worker is to be bound to, as far as this is asked for."""
-        if numa_options is not None:
-            from holdfast.numa.binding import cpus_of_workers
-
-            self._cpus = cpus_of_workers(numa_options, range(count))
-
-    def _await_answers(self, all_answered: Callable[[], bool]) -> None:
-        """Wait until each worker that was asked for was forked, or could not be."""
-        # While they are forked, so that it delays none, and before one has a family of its own.
-        client.become_subreaper_if_wanted()
-        warm = self._warm
-        while True:
-            self._hear_keeper()
-            if all_answered():
-                return
-            self._block(warm.next_deadline() if warm is not None else None)
-            if warm is not None:
-                self._hear_zygote()
-
-    def _hear_zygote(self) -> None:
-        warm = self._warm
-        assert warm is not None
-        warm.take_in()
-        warm.tick(time.monotonic())
-        if warm.fileno() != self._zygote_fd:
-            self._unwatch(self._zygote_fd)
-            self._watch_zygote()
-        self._hear_keeper()  # A lost zygote has it looked at, and its news would wait.
-
-    def _watch_zygote(self) -> None:
-        """Have the zygote's news come in; one that is gone is started again, for the next start."""
-        assert self._warm is not None
-        assert self._keeper is not None
-        if not self._keeper.lost:
-            self._warm.prepare(self._keeper)
-        self._zygote_fd = self._warm.fileno()
-        if self._zygote_fd >= 0:
-            self._watch(self._zygote_fd, self._hear_zygote)
-
-
 # How long a worker that was given up may still take once the keeper is gone too.
 LAST_MS_MAX = 1_000
 
 
-class PContext(Asking):
+class StopEnded(Value):
+    """A stop is over: nothing is left of the workers but these processes, which SIGKILL does not
+    end.
+    """
+
+    left_behind: tuple[int, ...]
+
+
+GroupEvent = WorkerExit | StopEnded
+
+
+def _require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -> None:
+    """Raise unless the map has exactly the local ranks of this node as keys."""
+    if set(mapping) != set(range(nprocs)):
+        raise RuntimeError(
+            f"{what}: expected one entry for each local rank {list(range(nprocs))}, "
+            f"got {sorted(mapping)}"
+        )
+
+
+class PContext(ABC):
     """One start of a group of workers. Not thread-safe: use it from one thread at a time."""
 
     def __init__(
@@ -177,26 +90,27 @@ class PContext(Asking):
         duplicate_stdout_filters: list[str] | None = None,
         duplicate_stderr_filters: list[str] | None = None,
         *,
+        numa_options: object = None,
         keeper: Keeper | None = None,
         warm: WarmStart | None = None,
         capture_stderr: bool = True,
     ) -> None:
-        super().__init__(keeper, warm)
         self.name = name
         self.entrypoint = entrypoint
         self.args = args
         self.envs = envs
         self.nprocs = len(args)
-        require_every_rank(args, self.nprocs, "args")
-        require_every_rank(envs, self.nprocs, "envs")
+        self.numa_options = numa_options
+        _require_every_rank(args, self.nprocs, "args")
+        _require_every_rank(envs, self.nprocs, "envs")
         dest = logs_specs.reify(envs)
         self.stdouts = dest.stdouts
         self.stderrs = dest.stderrs
         self.error_files = dest.error_files
         self.filtered_stdout = dest.filtered_stdout
         self.filtered_stderr = dest.filtered_stderr
-        require_every_rank(self.stdouts, self.nprocs, "stdouts")
-        require_every_rank(self.stderrs, self.nprocs, "stderrs")
+        _require_every_rank(self.stdouts, self.nprocs, "stdouts")
+        _require_every_rank(self.stderrs, self.nprocs, "stderrs")
         self._stdio = WorkerStdio(
             dest,
             prefixes=log_line_prefixes or {rank: f"[{name}{rank}]:" for rank in range(self.nprocs)},
@@ -207,22 +121,29 @@ class PContext(Asking):
         self.grace_s: float = SHUTDOWN_S
         self.reap_s: float = stopping.REAP_S
         self.stop_signal: int = signal.SIGTERM
+        self._keeper = keeper
         self._owns_keeper = keeper is None
+        self._warm = warm
+        self._zygote_fd = -1
+        self._cpus: dict[int, list[int]] = {}  # Of each worker that is to be bound to some.
         self._oom_kills = OomKills()
         self._started: dict[int, int] = {}  # rank -> pid
         self._running: set[int] = set()
-        self._ended: dict[int, Ended] = {}
-        self._fresh: list[Ended] = []
+        self._exits: dict[int, WorkerExit] = {}
+        self._pending: list[GroupEvent] = []
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
+        self._stop_reported = False
         self._leftovers: list[int] = []  # What workers left and SIGKILL does not end.
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callable[[], None]] = {}
         self._closed = False
 
     # TorchElastic's interface.
 
     def start(self) -> None:
         """Start the workers, all or none; raises once those already started are gone again."""
-        if self._started or self._ended:
+        if self._started or self._exits:
             raise ValueError("these workers were started before; a context starts them once")
         try:
             self._start()
@@ -232,7 +153,7 @@ class PContext(Asking):
             raise
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:  # noqa: ARG002
-        """Wait until any worker failed or all succeeded, then return how they ended.
+        """Wait until any worker failed or all succeeded, then return how they exited.
 
         A failure first brings the other workers down. `timeout` is in seconds; 0 only looks, and
         a negative one waits for ever. None means that the time was over before. `period` is
@@ -244,7 +165,7 @@ class PContext(Asking):
             self.poll_events(time.monotonic())
             if self._stop is None and (self.first_failure() or self.all_ended()):
                 self.begin_stop(self.stop_signal, self.grace_s)
-            if self._stop is not None and self._stop.ended:
+            if self.stop_ended:
                 result = self.result()
                 self.release()
                 return result
@@ -265,26 +186,43 @@ class PContext(Asking):
         """
         if self._closed:
             return
-        if self._stop is None:
-            self.begin_stop(death_sig or self.stop_signal, timeout)
-        while self._stop is not None and not self._stop.ended:
+        self.begin_stop(death_sig or self.stop_signal, timeout)
+        while not self.stop_ended:
             self._block(self.next_deadline())
             self.poll_events(time.monotonic())
         self.release()
 
     # The agent's interface.
 
-    def poll_events(self, now: float) -> list[Ended]:
-        """Take in what happened, drive a stop that is under way, return the new endings."""
-        self._take_what_is_ready()
-        self.tick(now)
-        fresh, self._fresh = self._fresh, []
-        return fresh
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `poll_events` has something."""
+        return self._epoll.fileno()
+
+    def poll_events(self, now: float) -> list[GroupEvent]:
+        """Take in what happened, drive a stop that is under way, return the new events."""
+        for fd, _events in self._epoll.poll(0):
+            if fd in self._readers:  # One that was read before it may have ended the watch.
+                self._readers[fd]()
+        if self._stop is not None and not self._stop.ended:
+            self._perform(self._stop.tick(now))
+            if self._stop.ended:  # Time was over, before all were gone.
+                self._check_keeper()
+        if self.stop_ended and not self._stop_reported:
+            self._stop_reported = True
+            self._pending.append(StopEnded(tuple(self.left_behind)))
+        events, self._pending = self._pending, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        """Return when `poll_events` is due at the latest, on the monotonic clock."""
+        if self._pending or (self.stop_ended and not self._stop_reported):
+            return 0.0  # They came with other events, and no descriptor becomes readable for them.
+        return self._stop.next_deadline() if self._stop is not None else None
 
     def begin_stop(self, signum: int, grace_s: float, *, hopeless: Iterable[int] = ()) -> None:
-        """Begin to bring the workers down; `stop_ended` tells when nothing is left.
+        """Begin to bring the workers down; `StopEnded` follows when nothing is left.
 
-        `hopeless` are local ranks that cannot answer a signal, so that asking them is in vain.
+        `hopeless` are local ranks that cannot react to a signal: they are killed at once.
         """
         if self._stop is None:
             self._stop_began_ns = time.time_ns()
@@ -301,19 +239,6 @@ class PContext(Asking):
         """Shorten a stop that is under way: SIGKILL at once."""
         if self._stop is not None:
             self._perform(self._stop.kill_now(time.monotonic()))
-
-    def tick(self, now: float) -> None:
-        """Let a stop that is under way see the time."""
-        if self._stop is not None and not self._stop.ended:
-            self._perform(self._stop.tick(now))
-            if self.stop_ended:  # Time was over, before all were gone.
-                self._doubt_keeper()
-
-    def next_deadline(self) -> float | None:
-        """Return when `poll_events` is due at the latest, on the monotonic clock."""
-        if self._fresh:
-            return 0.0  # They came with other news, and nothing will wake anyone for them.
-        return self._stop.next_deadline() if self._stop is not None else None
 
     @property
     def stop_ended(self) -> bool:
@@ -336,31 +261,33 @@ class PContext(Asking):
         return set(self._running)
 
     def all_ended(self) -> bool:
-        """Whether every worker that was asked for has ended."""
-        return len(self._ended) == self.nprocs
+        """Whether every worker has exited, or could not be started."""
+        return len(self._exits) == self.nprocs
 
-    def first_failure(self) -> Ended | None:
+    def first_failure(self) -> WorkerExit | None:
         """Return the failure that was seen first."""
-        failed = [ended for ended in self._ended.values() if ended.failed]
-        return min(failed, key=lambda ended: ended.order, default=None)
+        failed = [exited for exited in self._exits.values() if exited.failed]
+        return min(failed, key=lambda exited: exited.order, default=None)
 
     def failures_so_far(self) -> dict[int, ProcessFailure]:
         """Return what is known of failed workers; some of their output may still be coming."""
-        return {rank: self._failure(ended) for rank, ended in self._ended.items() if ended.failed}
+        return {
+            rank: self._failure(exited) for rank, exited in self._exits.items() if exited.failed
+        }
 
     def result(self) -> RunProcsResult:
-        """Return how the workers ended, with the end of each failure's standard error."""
+        """Return how the workers exited, with the end of each failure's standard error."""
         self._stdio.finish()
         outcome = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
         outcome.failures.update(sorted(self.failures_so_far().items()))
         for rank, pid in self.given_up.items():
-            outcome.failures[rank] = self._failure(ending_of_unkillable(rank, pid, self.reap_s))
+            outcome.failures[rank] = self._failure(exit_of_unkillable(rank, pid, self.reap_s))
         if not outcome.failures:
             outcome.return_values = {rank: self._value_of(rank) for rank in range(self.nprocs)}
         return outcome
 
     def release(self) -> None:
-        """Let go of descriptors, and of the keeper if it is this context's own."""
+        """Let go of descriptors, and of the keeper if it is this group's own."""
         if self._closed:
             return
         self._closed = True
@@ -369,7 +296,7 @@ class PContext(Asking):
         self._stdio.finish()
         self._stdio.close()
         self._release()
-        self._end_watching()
+        self._epoll.close()
         report_left_behind(self.given_up, self._leftovers, self.reap_s)
         if self._owns_keeper and self._keeper is not None:
             self._keeper.close(wait=not self.left_behind)
@@ -385,95 +312,177 @@ class PContext(Asking):
         del rank
         return None
 
-    def _trouble_at_end(self, rank: int) -> str:
-        """Return why a worker that ended with code 0 failed all the same."""
+    def _problem_at_exit(self, rank: int) -> str:
+        """Return why a worker that exited with code 0 failed all the same."""
         del rank
         return ""
 
-    def _release(self) -> None:
+    def _release(self) -> None:  # noqa: B027 (not every kind has something)
         """Let go of what the kind of worker needed."""
 
-    def _await_spawned(self, ranks: Sequence[int]) -> None:
-        """Wait until each worker that was asked for was forked."""
+    def _use_keeper(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._watch(keeper.fileno(), self._receive_keeper_events)
         if self._warm is not None:
-            self._warm.begin()
-        self._stdio.begin_following()  # Just the time for its imports: others are at work.
-        self._await_answers(lambda: self._started.keys() | self._ended.keys() >= set(ranks))
+            self._watch_zygote()
 
-    def _note_started(self, rank: int, pid: int) -> None:
+    def _choose_cpus(self) -> None:
+        """Find out what each worker is to be bound to, if that is wanted."""
+        if self.numa_options is not None:
+            from holdfast.numa.binding import cpus_of_workers
+
+            self._cpus = cpus_of_workers(self.numa_options, range(self.nprocs))
+
+    def _spawn(
+        self,
+        rank: int,
+        argv: Sequence[str] | None,
+        passed: Mapping[int, int] | None = None,
+        call: Any = None,
+    ) -> None:
+        """Request a worker: of the zygote if it can fork such a one, else of the keeper.
+
+        `passed` are descriptors that it gets besides its standard streams.
+        """
+        assert self._keeper is not None
+        streams = self._stdio.open(rank)
+        fds = {**streams, **(passed or {})}
+        env = {**keeper_client.inherited_environment(), **self.envs[rank]}
+        cwd, cpus = keeper_client.current_folder(), self._cpus.get(rank, ())
+        try:
+            if argv is not None and self._warm is not None and self._warm.takes(argv, env, fds):
+                self._warm.spawn(rank, argv, env=env, cwd=cwd, fds=fds, cpus=cpus)
+            else:
+                self._keeper.spawn(rank, argv, env=env, cwd=cwd, fds=fds, call=call, cpus=cpus)
+        finally:
+            for fd in streams.values():
+                os.close(fd)
+
+    def _await_spawned(self) -> None:
+        """Wait until each requested worker was forked, or could not be."""
+        warm, ranks = self._warm, set(range(self.nprocs))
+        if warm is not None:
+            warm.begin()
+        self._stdio.begin_following()  # Its imports take just the time in which others fork.
+        # While they are forked, so that it delays none, and before one has a family of its own.
+        keeper_client.become_subreaper_if_wanted()
+        while True:
+            self._receive_keeper_events()
+            if self._started.keys() | self._exits.keys() >= ranks:
+                return
+            self._block(warm.next_deadline() if warm is not None else None)
+            if warm is not None:
+                self._receive_zygote_events()
+
+    # What the keeper and the zygote report.
+
+    def _receive_keeper_events(self) -> None:
+        assert self._keeper is not None
+        for event in self._keeper.receive():
+            match event:
+                case (
+                    keeper_client.Spawned(key)
+                    | keeper_client.SpawnFailed(key)
+                    | keeper_client.Exited(key)
+                ) if key < 0:
+                    pass  # Not a worker but the zygote, whose own connection reports all.
+                case keeper_client.Spawned(rank, pid):
+                    self._worker_started(rank, pid)
+                case keeper_client.SpawnFailed(rank, _errno, text):
+                    self._worker_exited(rank, 0, 127, f"could not be started: {text}")
+                case keeper_client.Exited(rank, pid, exitcode, error):
+                    if self._started.get(rank) == pid:  # not one given up by an earlier start
+                        detail, retryable = start_error(error), is_retryable(error)
+                        self._worker_exited(rank, pid, exitcode, detail, retryable=retryable)
+                case keeper_client.Empty():
+                    if self._stop is not None:
+                        self._stop.cleared()
+                case keeper_client.KeeperLost():
+                    self._keeper_lost()
+
+    def _worker_started(self, rank: int, pid: int) -> None:
         self._started[rank] = pid
         self._running.add(rank)
         if self._stop is not None:
             self._stop.killed.add(rank)
-            self._kill_tree(rank)  # It was asked for by a start that failed at another worker.
+            self._kill_tree(rank)  # It was requested by a start that failed at another worker.
 
-    def _note_ended(
+    def _worker_exited(
         self, rank: int, pid: int, exitcode: int, detail: str = "", *, retryable: bool = True
     ) -> None:
-        if rank in self._ended:
+        if rank in self._exits:
             return
         self._running.discard(rank)
         if exitcode == 0 and not detail:
-            detail = self._trouble_at_end(rank)
+            detail = self._problem_at_exit(rank)
         elif exitcode == -signal.SIGKILL and self._stop is None and not detail:
             detail = self._oom_kills.explain()
         stop, died_of = self._stop, max(0, -exitcode)
-        stray = bool(stop and died_of and not detail and not stop.has_sent(died_of, rank))
-        order, now_ns = len(self._ended), time.time_ns()
-        ended = Ended(
-            rank, pid, exitcode, detail, order, now_ns, stop is not None, retryable, stray
+        exited = WorkerExit(
+            rank,
+            pid,
+            exitcode,
+            detail,
+            order=len(self._exits),
+            when_ns=time.time_ns(),
+            after_stop=stop is not None,
+            retryable=retryable,
+            stray_signal=bool(stop and died_of and not detail and not stop.has_sent(died_of, rank)),
         )
-        self._ended[rank] = ended
-        self._fresh.append(ended)
+        self._exits[rank] = exited
+        self._pending.append(exited)
         if stop is not None:
             self._perform(stop.leader_ended(time.monotonic(), rank, died_of=died_of))
 
-    def _hear_keeper(self) -> None:
-        assert self._keeper is not None
-        for event in self._keeper.receive():
-            match event:
-                case client.Spawned(key) | client.Unspawned(key) | client.Exited(key) if key < 0:
-                    pass  # No worker but the zygote, whose own connection tells all.
-                case client.Spawned(rank, pid):
-                    self._note_started(rank, pid)
-                case client.Unspawned(rank, _errno, text):
-                    self._note_ended(rank, 0, 127, f"could not be started: {text}")
-                case client.Exited(rank, pid, exitcode, trouble):
-                    if self._started.get(rank) == pid:  # not one given up by an earlier start
-                        detail, retryable = start_trouble(trouble), is_retryable(trouble)
-                        self._note_ended(rank, pid, exitcode, detail, retryable=retryable)
-                case client.Empty():
-                    if self._stop is not None:
-                        self._stop.cleared()
-                case client.KeeperLost():
-                    self._lose_keeper()
-
-    def _lose_keeper(self) -> None:
-        """Take in that the keeper was killed: the kernel has killed the workers with it."""
+    def _keeper_lost(self) -> None:
+        """Note that the keeper was killed: the kernel has killed the workers with it."""
         assert self._keeper is not None
         self._unwatch(self._keeper.fileno())
         self._owns_keeper = True  # Nobody else can use it any more.
-        client.sweep_after_loss()
+        keeper_client.sweep_after_loss()
         keeper = f"the keeper of the workers (pid {self._keeper.pid})"
         for rank in range(self.nprocs):
-            if rank not in self._started:
-                self._note_ended(rank, 0, 127, f"could not be started: {keeper} is gone")
-            elif rank not in self.given_up or client.ended_soon(self._started[rank], LAST_MS_MAX):
+            pid = self._started.get(rank)
+            if pid is None:
+                self._worker_exited(rank, 0, 127, f"could not be started: {keeper} is gone")
+            elif rank not in self.given_up or keeper_client.ended_soon(pid, LAST_MS_MAX):
                 detail = f"{keeper} was killed, and they with it"
-                self._note_ended(rank, self._started[rank], -signal.SIGKILL, detail)
+                self._worker_exited(rank, pid, -signal.SIGKILL, detail)
         if self._stop is not None:
             self._stop.abandon()
 
-    def _doubt_keeper(self) -> None:
+    def _check_keeper(self) -> None:
         """Tell what cannot be killed from what a keeper that is stuck or stopped does not kill."""
         assert self._keeper is not None
         assert self._stop is not None
-        if not self._keeper.answers():
+        if not self._keeper.responds():
             self._keeper.kill()
-        self._hear_keeper()
+        self._receive_keeper_events()
         if self._stop.leftovers_given_up:
             spared = self._warm.pids() if self._warm is not None else []
             self._leftovers = [*{*descendants_of(self._keeper.pid)}.difference(spared)]
+
+    def _receive_zygote_events(self) -> None:
+        warm = self._warm
+        assert warm is not None
+        warm.receive_events()
+        warm.tick(time.monotonic())
+        if warm.fileno() != self._zygote_fd:
+            self._unwatch(self._zygote_fd)
+            self._watch_zygote()
+        self._receive_keeper_events()  # A lost zygote has it read, and its events would wait.
+
+    def _watch_zygote(self) -> None:
+        """Watch the zygote; one that is gone is started again, for the next start."""
+        assert self._warm is not None
+        assert self._keeper is not None
+        if not self._keeper.lost:
+            self._warm.prepare(self._keeper)
+        self._zygote_fd = self._warm.fileno()
+        if self._zygote_fd >= 0:
+            self._watch(self._zygote_fd, self._receive_zygote_events)
+
+    # What a stop wants done.
 
     def _perform(self, effects: Sequence[stopping.Effect]) -> None:
         keeper = self._keeper
@@ -492,7 +501,7 @@ class PContext(Asking):
                         )
                     self._kill_tree(key)
                 case stopping.AskLeftovers(signum):
-                    keeper.ask_leftovers(signum)
+                    keeper.signal_leftovers(signum)
                 case stopping.SweepLeftovers():
                     keeper.sweep()
 
@@ -504,12 +513,26 @@ class PContext(Asking):
         assert self._keeper is not None
         self._keeper.kill_tree(rank)
 
-    def _failure(self, ended: Ended) -> ProcessFailure:
+    def _failure(self, exited: WorkerExit) -> ProcessFailure:
         return failure_of(
-            ended,
+            exited,
             stop_began_ns=self._stop_began_ns,
-            error_file=self.error_files[ended.rank],
-            stderr_tail=self._stdio.stderr_tail(ended.rank),
-            stdout_file=self.stdouts[ended.rank],
-            stderr_file=self.stderrs[ended.rank],
+            error_file=self.error_files[exited.rank],
+            stderr_tail=self._stdio.stderr_tail(exited.rank),
+            stdout_file=self.stdouts[exited.rank],
+            stderr_file=self.stderrs[exited.rank],
         )
+
+    # Descriptors.
+
+    def _watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        self._readers[fd] = on_readable
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def _unwatch(self, fd: int) -> None:
+        if self._readers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def _block(self, deadline: float | None) -> None:
+        """Wait for anything to happen, or for the deadline."""
+        wait_for(deadline, self._epoll.fileno())

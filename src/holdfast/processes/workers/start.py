@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.logs.specs import require_every_rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -52,8 +51,6 @@ def start_processes(
     processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1. `warm` goes with
     its `keeper`, for commands and for functions by `spawn`.
     """
-    require_every_rank(args, len(args), "args")
-    require_every_rank(envs, len(args), "envs")
     how: dict[str, Any] = {
         "log_line_prefixes": log_line_prefixes,
         "numa_options": numa_options,

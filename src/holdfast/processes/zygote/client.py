@@ -295,7 +295,7 @@ class WarmStart:
         tell_at: float | None = time.monotonic() + PATIENCE_S
         while not self._is_cold and not keeper.lost:
             self.prepare(keeper)
-            self.take_in()
+            self.receive_events()
             zygote = self._zygote
             if zygote is None or zygote.is_lost:
                 continue
@@ -309,7 +309,7 @@ class WarmStart:
                 )
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when `take_in` has something; -1 if none is."""
+        """Return the descriptor that is readable when `receive_events` has something; -1 if none is."""
         return -1 if self._zygote is None or self._zygote.is_lost else self._zygote.control.fileno()
 
     def pids(self) -> list[int]:
@@ -383,7 +383,7 @@ class WarmStart:
         self._waiting.clear()
         self._due = None
 
-    def take_in(self) -> None:
+    def receive_events(self) -> None:
         """Take in what the zygote has to tell."""
         zygote = self._zygote
         if zygote is None or zygote.is_lost:
