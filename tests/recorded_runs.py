@@ -25,8 +25,8 @@ def met(at: float, took_s: float, error: str = "") -> lifecycle.RendezvousEnded:
     )
 
 
-def ranked(at: float, took_s: float, error: str = "") -> lifecycle.RanksAssigned:
-    return lifecycle.RanksAssigned(at, 1000.0 + at, took_s, 2, 4, error)
+def ranked(at: float, took_s: float) -> lifecycle.RanksAssigned:
+    return lifecycle.RanksAssigned(at, 1000.0 + at, took_s, 2, 4)
 
 
 def started(at: float, took_s: float, generation: int) -> lifecycle.GenerationStarted:
@@ -61,7 +61,7 @@ def failure(at: float) -> list[lifecycle.LifecycleEvent]:
     return [
         exited(at, 1, failed=True),
         lifecycle.WorkersObserved(at, "failed", 3),
-        lifecycle.GenerationStopping(at + 0.5, 0, StopReason.WORKER_FAILED.value),
+        lifecycle.GenerationStopping(at + 0.5, 0, StopReason.WORKER_FAILED),
         lifecycle.GenerationStopped(at + 2.5, 0),
     ]
 
@@ -76,7 +76,7 @@ def success(at: float, remaining: int) -> list[lifecycle.LifecycleEvent]:
         exited(at, 0, failed=False),
         exited(at, 1, failed=False),
         lifecycle.WorkersObserved(at, "succeeded", remaining),
-        lifecycle.GenerationStopping(at, 1, StopReason.SUCCEEDED.value),
+        lifecycle.GenerationStopping(at, 1, StopReason.SUCCEEDED),
         lifecycle.GenerationStopped(at, 1),
         ended(at + 1.0, "succeeded", remaining),
     ]

@@ -19,6 +19,7 @@ from collections import deque
 from holdfast import console
 from holdfast.agent import rank_exchange
 from holdfast.agent.event_methods import EventMethods
+from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.spec import (
     DEFAULT_ROLE,
     RunResult,
@@ -33,7 +34,6 @@ from holdfast.core.machine import Effect, Event, InvalidEvent
 from holdfast.core.supervision import Outcome, State, StopReason, Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import InternalError
-from holdfast.observe.lifecycle import LifecycleReporter
 from holdfast.processes.poll import wait_for
 from holdfast.processes.signals import (
     DEFAULT_SIGNALS,
@@ -143,12 +143,12 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         death_sig = signal.SIGTERM
         try:
             with self._reporter, self._watch_signals():
-                self._reporter.began()
+                self._reporter.run_started()
                 try:
-                    return self._reporter.ended(self._invoke_run(role))
+                    return self._reporter.run_ended(self._invoke_run(role))
                 except BaseException as problem:
                     self._abandoned = True
-                    self._reporter.failed(problem)
+                    self._reporter.run_failed(problem)
                     if isinstance(problem, SignalException):
                         death_sig = problem.sigval
                     raise
@@ -165,7 +165,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
 
     @property
     def observers(self) -> Observers:
-        """Those who are told of the moments of a run."""
+        """Whoever receives the lifecycle events of a run."""
         return self._reporter.observers
 
     @property
@@ -265,13 +265,13 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             case supervision.StartWorkers(generation):
                 if self._job is not None:
                     self._job.take_ranks()
-                    self._reporter.met()
-                    self._reporter.ranked()
+                    self._reporter.rendezvous_ended()
+                    self._reporter.ranks_assigned()
                 self._start_generation()
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
                 console.info(f"stopping generation {generation}: {reason.value}")
-                self._reporter.stopping(generation, reason.value)
+                self._reporter.generation_stopping(generation, reason)
                 return self._begin_stop(reason, signum)
             case supervision.KillWorkers():
                 self._kill_workers()
@@ -295,7 +295,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             except rank_exchange.RoundBroken:
                 console.info("a node went away before the round began: joining again")
             except Exception as problem:
-                self._reporter.met(problem)
+                self._reporter.rendezvous_ended(problem)
                 raise
         group = self._worker_group
         assert group.group_rank is not None
@@ -312,7 +312,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             worker_group.store = info.store
             worker_group.group_rank = info.rank
             worker_group.group_world_size = info.world_size
-            self._reporter.met()
+            self._reporter.rendezvous_ended()
             meeting_point = info.bootstrap_store_info
             worker_group.master_addr = spec.master_addr or meeting_point.master_addr
             worker_group.master_port = spec.master_port or meeting_point.master_port
@@ -327,7 +327,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         ranks = rank_exchange.node_ranks(
             store, group_rank, group_world_size, spec, lambda: self._nodes_waiting() > 0
         )
-        self._reporter.ranked(time.monotonic() - begun)
+        self._reporter.ranks_assigned(time.monotonic() - begun)
         return place_workers(
             spec.local_world_size,
             ranks.first_rank,
@@ -342,7 +342,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         for local_rank, worker_id in self._start_workers(group).items():
             group.workers[local_rank].id = worker_id
         group.state = WorkerState.HEALTHY
-        self._reporter.started(begun)
+        self._reporter.generation_started(begun)
         log_start(group, self._machine.generation)
 
     def _begin_stop(self, reason: StopReason, signum: int) -> Event | None:
@@ -359,7 +359,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
     def _stopped(self, unkillable: int = 0) -> supervision.WorkersStopped:
         generation = self._machine.generation
         self._worker_group.state = WorkerState.STOPPED
-        self._reporter.stopped(generation)
+        self._reporter.generation_stopped(generation)
         return supervision.WorkersStopped(generation, unkillable)
 
     def _shut_down(self, death_sig: signal.Signals) -> None:
@@ -409,7 +409,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         group = self._worker_group
         result = self._monitor_workers(group)
         group.state = result.state
-        self._reporter.looked(result.state.name.lower())
+        self._reporter.workers_observed(result.state.name.lower())
         generation = self._machine.generation
         if result.state == WorkerState.HEALTHY:
             return []

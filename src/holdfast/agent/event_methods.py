@@ -11,10 +11,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.agent.spec import WorkerGroup
     from holdfast.observe.events.event import Event
     from holdfast.observe.events.recorder import EventRecorder
-    from holdfast.observe.lifecycle import LifecycleReporter
 
 
 class EventMethods:
@@ -56,7 +56,7 @@ class EventMethods:
         if self._reporter.observers:
             from holdfast.observe.lifecycle import CustomEvent
 
-            self._reporter.tell(CustomEvent(event))
+            self._reporter.report(CustomEvent(event))
             return
         from holdfast.events import record
 
@@ -66,6 +66,6 @@ class EventMethods:
         from holdfast.observe.events.recorder import EventRecorder
 
         recorder = EventRecorder(lambda _event: None)
-        recorder(self._reporter.beginning())
-        recorder(self._reporter.place())
+        recorder(self._reporter.describe_run())
+        recorder(self._reporter.describe_rendezvous())
         return recorder

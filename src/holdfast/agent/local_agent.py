@@ -328,7 +328,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         ]
         for ended in exits:
             self._companions.watchdogs.ended(ended.local_rank)
-            self._reporter.exited(ended.local_rank, failed=ended.failed)
+            self._reporter.worker_ended(ended.local_rank, failed=ended.failed)
         return exits
 
     def _obtain_keeper(self) -> Keeper | None:

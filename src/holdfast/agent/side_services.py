@@ -11,22 +11,15 @@ import time
 
 from holdfast import console
 from holdfast.agent.watchdogs import Watchdogs
-from holdfast.observe.lifecycle import (
-    GenerationStarted,
-    GenerationStopped,
-    GenerationStopping,
-    LifecycleEvent,
-    RunEnded,
-    WorkerEnded,
-)
 from holdfast.processes.poll import min_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.observe.health.loop_probe import LoopProbe
-    from holdfast.observe.lifecycle import LifecycleReporter
+    from holdfast.observe.health.server import Readiness
 
 
 QUIET_S = 1.0
@@ -75,58 +68,16 @@ class PreImport:
         console.debug("ready for failures")
 
 
-NOT_STARTED_YET = "the workers are not started yet"
-
-
-class Readiness:
-    """An observer; `why_not` is the `ready_callback` of a health check."""
-
-    name = "the readiness check"
-
-    def __init__(self) -> None:
-        self._reason = NOT_STARTED_YET
-        self._running: set[int] = set()
-        self._generation = -1
-
-    def why_not(self) -> str:
-        """Return why the workers do not run; nothing if they do."""
-        return self._reason
-
-    def __call__(self, moment: LifecycleEvent) -> None:
-        """Note what has happened."""
-        if isinstance(moment, GenerationStarted):
-            self._generation = moment.generation
-            self._running = {worker.local_rank for worker in moment.workers}
-            self._reason = "" if self._running else "the node has no workers"
-        elif isinstance(moment, WorkerEnded):
-            self._note_exit(moment)
-        elif isinstance(moment, GenerationStopping) and moment.generation >= self._generation:
-            self._reason = f"the workers are being stopped: {moment.reason}"
-        elif isinstance(moment, GenerationStopped) and moment.generation >= self._generation:
-            self._reason = "the workers are stopped, and not started again yet"
-        elif isinstance(moment, RunEnded):
-            self._reason = "the run has ended"
-
-    def _note_exit(self, moment: WorkerEnded) -> None:
-        if moment.generation != self._generation:
-            return
-        self._running.discard(moment.worker.local_rank)
-        if moment.failed:
-            self._reason = f"worker {moment.worker.global_rank} has failed"
-        elif not self._running and not self._reason:
-            self._reason = "the workers have finished"
-
-
 HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
 
 class SideServices:
     """They begin and end with a run."""
 
-    def __init__(self, run_id: str, teller: LifecycleReporter, health_check_server: Any) -> None:
-        self.watchdogs = Watchdogs(run_id, teller.tell, teller.spoke)
+    def __init__(self, run_id: str, reporter: LifecycleReporter, health_check_server: Any) -> None:
+        self.watchdogs = Watchdogs(run_id, reporter.report, reporter.first_heartbeat)
         self._foresight = PreImport()
-        self._observers = teller.observers
+        self._observers = reporter.observers
         self._given = health_check_server
         self._health: Any = None
         self._pulse: LoopProbe | None = None
@@ -176,6 +127,8 @@ class SideServices:
     def _obtain_readiness(self) -> Readiness:
         """Return the one that looks on, at this run or at the one before already."""
         if self._readiness is None:
+            from holdfast.observe.health.server import Readiness
+
             self._readiness = Readiness()
             self._observers.add(self._readiness)
         return self._readiness

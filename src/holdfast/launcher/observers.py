@@ -76,10 +76,10 @@ class LaunchObservers:
     def _wants_metrics(self) -> bool:
         if self._config.metrics_port is not None or os.environ.get(OTEL_ENV):
             return True
-        streams = sys.modules.get(
-            "holdfast.observe.metrics.streams"
+        handlers = sys.modules.get(
+            "holdfast.observe.metrics.handlers"
         )  # Imported by whoever configured any.
-        return streams is not None and streams.has_handler()
+        return handlers is not None and handlers.has_handler()
 
     def __call__(self, moment: LifecycleEvent) -> None:
         """Record a moment, and those before it once there is time for that."""

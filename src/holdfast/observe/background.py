@@ -1,18 +1,17 @@
-"""A handler that is called in a thread of its own, and cannot hurt by raising or by blocking.
+"""A handler that is called in a thread of its own: it can neither hurt by raising nor by blocking.
 
-For handlers that are not ours. Events wait for it in a queue; where they happen, nobody waits. What
-the handler may do is limited:
+For handlers of others. Events (or metrics) are queued; where they happen, nobody waits. Limits:
 
-- `QUEUED_MAX` events may wait; those that come while the queue is full are dropped and counted.
-- A call that lasts longer than `CALL_S_MAX` drops the handler, and what waits for it. The thread
-  that is stuck in it is left alone: it ends with the process.
+- `QUEUED_MAX` events may be queued; those that come while the queue is full are dropped and counted.
+- A call that lasts longer than `CALL_S_MAX` drops the handler and its queue. The thread that is
+  stuck in the call is left: it ends with the process.
 
-A fork waits for a call that goes on, for at most `FORK_S`, and none begins meanwhile. Else a worker
-that is forked could find locked for ever what the handler had locked at that moment, such as the
-standard output.
+A fork waits for a call in progress, for at most `FORK_S`, and no call begins meanwhile. Otherwise a
+forked worker could find locked for ever what the handler had locked just then, such as standard
+output.
 
-The one thing to know: it is a daemon thread, so whoever ends the process must `close` first, or
-events that wait are lost. Python's own end does that; `os._exit` does not.
+It is a daemon thread, so whoever ends the process must `close` first, or queued events are lost.
+Python's own exit does that; `os._exit` does not.
 """
 
 from __future__ import annotations
@@ -34,32 +33,31 @@ if TYPE_CHECKING:
     from holdfast.observe.events.handlers import EventHandler
 
 QUEUED_MAX = 1000
-"""How many events may wait for a handler."""
 CALL_S_MAX = 10.0
-"""A handler whose call lasts longer gets no more events."""
 CHECK_AGAIN_S = 0.001
-"""How soon to look again whether a call that should be over by now is."""
+"""How soon to check again whether a call that should be over by now is."""
 CLOSE_S = 5.0
-"""How long the end of a process waits for events that are still to be handed over."""
+"""How long the end of a process waits for queued events."""
 FORK_S = 1.0
-"""How long a fork waits for a call that goes on; one that is stuck it waits for once."""
+"""How long a fork waits for a call in progress; for one that is stuck, only once."""
 
 _all: WeakSet[BackgroundHandler] = WeakSet()
 
 
 class BackgroundHandler(SafeHandler):
-    """Calls a handler in a thread, which begins with the first event."""
+    """Calls a handler in a thread, which starts with the first event."""
 
     def __init__(
         self,
         handler: EventHandler,
         name: str,
+        item: str = "event",
         *,
-        waiting_max: int = QUEUED_MAX,
+        queued_max: int = QUEUED_MAX,
         call_s_max: float = CALL_S_MAX,
     ) -> None:
-        super().__init__(handler, name)
-        self._waiting_max = waiting_max
+        super().__init__(handler, name, item)
+        self._queued_max = queued_max
         self._call_s_max = call_s_max
         self._begin()
         _all.add(self)
@@ -67,7 +65,7 @@ class BackgroundHandler(SafeHandler):
     def _begin(self) -> None:
         self._pid = os.getpid()
         self._changed = threading.Condition()
-        self._waiting: deque[Event] = deque()
+        self._queue: deque[Event] = deque()
         self._thread: threading.Thread | None = None
         self._in_call_since: float | None = None
         self._waited_for: float | None = None  # A call that a flush has waited for in vain.
@@ -77,44 +75,44 @@ class BackgroundHandler(SafeHandler):
         self._flushes_wanted = self._flushes_done = 0
         self._is_closing = False
         self._was_full = False
-        self._to_say: deque[str] = deque()
+        self._warnings: deque[str] = deque()
 
     def record(self, event: Event) -> None:
-        """Put an event into the queue, or count it as missed if that is full."""
+        """Queue an event, or count it as missed if the queue is full."""
         if self._pid != os.getpid():
             self._begin()  # A fork: the thread, and whatever it had locked, stayed behind.
         with self._changed:
             self._drop_if_stuck()
             if self.is_dropped or self._is_closing:
                 self.miss()
-            elif len(self._waiting) >= self._waiting_max:
+            elif len(self._queue) >= self._queued_max:
                 self.miss()
-                self._note_full()
+                self._warn_full()
             else:
-                self._waiting.append(event)
+                self._queue.append(event)
                 self._changed.notify_all()
                 self._start()
-        self._tell()
+        self._print_warnings()
 
     def flush(self, limit_s: float = CLOSE_S) -> None:
-        """Wait until every event so far was handed over and sent; say what was missed."""
+        """Wait until every event so far was delivered and sent; report what was missed."""
         if self._pid != os.getpid():
-            return  # What waits is handed over where it was recorded.
+            return  # What is queued is delivered where it was recorded.
         if self._is_called_by_handler():
             return  # It would wait for itself.
         with self._changed:
             if self._thread is not None:
                 self._flushes_wanted += 1
                 self._changed.notify_all()
-            wanted = self._flushes_wanted  # One that goes on already may not have what waits now.
-            if not self._await(lambda: self._flushes_done >= wanted, limit_s):
+            wanted = self._flushes_wanted  # A flush in progress may not have what is queued now.
+            if not self._wait_until(lambda: self._flushes_done >= wanted, limit_s):
                 self._waited_for = self._in_call_since
-                self.say(f"the {self.kind} handler {self.name} {self._left(limit_s)}")
-            self.tell_missed()
-        self._tell()
+                self.warn(f"{self.subject} {self._pending(limit_s)}")
+            self.report_missed()
+        self._print_warnings()
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Hand over what waits, end the handler and the thread, and say what was missed."""
+        """Deliver what is queued, close the handler, end the thread, and report what was missed."""
         if self._pid != os.getpid() or self._is_closing:
             return
         patience_s = limit_s
@@ -125,29 +123,28 @@ class BackgroundHandler(SafeHandler):
             thread = self._thread
             self._changed.notify_all()
             if self._is_called_by_handler():
-                return  # Once it has what waits, the thread ends by itself.
+                return  # Once it has delivered what is queued, the thread ends by itself.
             if self._in_call_since is not None and self._in_call_since == self._waited_for:
                 patience_s = 0.0  # The end of a job has waited for this call already.
-            if not self._await(lambda: self._thread is None, patience_s):
-                self._give_up(f"has not taken all {self.kind}s after {limit_s:g} s")
+            if not self._wait_until(lambda: self._thread is None, patience_s):
+                self._give_up(f"has not taken all {self.item}s after {limit_s:g} s")
         if thread is not None and self._thread is None:
             thread.join(limit_s)
         atexit.unregister(self.close)
         with self._changed:
-            self.tell_missed()
-        self._tell()
+            self.report_missed()
+        self._print_warnings()
 
     @property
     def is_flushing(self) -> bool:
-        """Whether the handler has not yet taken and sent what it was to."""
+        """Whether a flush was asked for that the handler has not finished."""
         return self._flushes_done < self._flushes_wanted
 
-    def _left(self, limit_s: float) -> str:
-        """Say what the handler has not done yet."""
-        count = len(self._waiting) + self._is_recording
+    def _pending(self, limit_s: float) -> str:
+        count = len(self._queue) + self._is_recording
         if not count:
-            return f"has not sent all {self.kind}s after {limit_s:g} s"
-        what = f"1 {self.kind}" if count == 1 else f"{count} {self.kind}s"
+            return f"has not sent all {self.item}s after {limit_s:g} s"
+        what = f"1 {self.item}" if count == 1 else f"{count} {self.item}s"
         return f"still has {what} to take after {limit_s:g} s"
 
     def _is_called_by_handler(self) -> bool:
@@ -158,31 +155,31 @@ class BackgroundHandler(SafeHandler):
         with self._changed:
             super().miss(count)
 
-    def say(self, line: str) -> None:
-        """Keep a line until nothing is locked: the person may be told through slow channels."""
-        self._to_say.append(line)
+    def warn(self, line: str) -> None:
+        """Keep a warning until no lock is held: printing it may be slow."""
+        self._warnings.append(line)
 
-    def _tell(self) -> None:
-        while self._to_say:
+    def _print_warnings(self) -> None:
+        while self._warnings:
             try:
-                line = self._to_say.popleft()
+                line = self._warnings.popleft()
             except IndexError:
                 break  # The other thread was quicker.
-            super().say(line)
+            super().warn(line)
 
-    def _note_full(self) -> None:
+    def _warn_full(self) -> None:
         if not self._was_full:
             self._was_full = True
-            self.say(
-                f"the {self.kind} handler {self.name} is slow: {self._waiting_max} {self.kind}s "
-                "wait for it, and no more can"
+            self.warn(
+                f"{self.subject} is slow: {self._queued_max} {self.item}s are queued for it, "
+                "and more are dropped"
             )
 
     def _start(self) -> None:
         if self._thread is not None:
             return
-        name = f"holdfast-{self.kind}s-{self.name}"
-        thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        name = f"holdfast-{self.item}s-{self.name}"
+        thread = threading.Thread(target=self._run, name=name, daemon=True)
         try:
             thread.start()
         except RuntimeError as problem:  # The machine's limit, or the end of the interpreter.
@@ -191,10 +188,10 @@ class BackgroundHandler(SafeHandler):
         self._thread = thread
         atexit.register(self.close)
 
-    def _await(self, is_so: Callable[[], bool], limit_s: float) -> bool:
-        """Wait until something is so or the handler is dropped; False if that takes too long."""
+    def _wait_until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Wait for a condition or until the handler is dropped; False if that takes too long."""
         deadline = time.monotonic() + limit_s
-        while not is_so():
+        while not condition():
             self._drop_if_stuck()
             until = deadline - time.monotonic()
             if self.is_dropped or until <= 0:
@@ -209,20 +206,20 @@ class BackgroundHandler(SafeHandler):
         since = self._in_call_since
         if since is not None and time.monotonic() - since > self._call_s_max:
             limit = f"{self._call_s_max:g} s"
-            self._give_up(f"has been busy with one {self.kind} for more than {limit}")
+            self._give_up(f"has been busy with one {self.item} for more than {limit}")
 
     def _give_up(self, why: str) -> None:
         if self.is_dropped:
             return
         self.drop(why)
-        self.miss(len(self._waiting) + self._is_recording)
-        self._waiting.clear()
+        self.miss(len(self._queue) + self._is_recording)
+        self._queue.clear()
         self._changed.notify_all()
 
     # Around a fork.
 
     def pause(self, limit_s: float) -> None:
-        """Wait until no call goes on, but not for long, and let none begin."""
+        """Wait, for a limited time, until no call is in progress, and let none begin."""
         call = self._in_call_since
         if self._is_called_by_handler() or (call is not None and call == self._waited_for):
             return
@@ -231,7 +228,7 @@ class BackgroundHandler(SafeHandler):
         else:
             self._waited_for = call
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Let calls begin again."""
         if self._is_paused:
             self._is_paused = False
@@ -239,8 +236,8 @@ class BackgroundHandler(SafeHandler):
 
     # In the thread.
 
-    def _serve(self) -> None:
-        """Hand over events, and the wish to flush or to close once none is left."""
+    def _run(self) -> None:
+        """Deliver events; flush or close, if that is wanted, once none is queued."""
         pid = os.getpid()
         while True:
             with self._changed:
@@ -248,15 +245,15 @@ class BackgroundHandler(SafeHandler):
                     self._changed.wait()
                 if self.is_dropped:
                     break
-                event = self._waiting.popleft() if self._waiting else None
+                event = self._queue.popleft() if self._queue else None
                 self._is_recording = event is not None
                 flushes = self._flushes_wanted
                 self._in_call_since = time.monotonic()
             with self._calling:
-                self._call(event)
+                self._call_handler(event)
                 if os.getpid() != pid:
-                    os._exit(1)  # The handler has forked, and the child forgot to end.
-            self._tell()
+                    os._exit(1)  # The handler has forked, and the child did not exit.
+            self._print_warnings()
             with self._changed:
                 self._in_call_since = None
                 self._is_recording = False
@@ -266,24 +263,24 @@ class BackgroundHandler(SafeHandler):
                         break
                 self._changed.notify_all()
         with self._changed:
-            self.miss(len(self._waiting))
-            self._waiting.clear()
+            self.miss(len(self._queue))
+            self._queue.clear()
             self._flushes_done = self._flushes_wanted
             self._thread = None
             self._changed.notify_all()
 
-    def _call(self, event: Event | None) -> None:
+    def _call_handler(self, event: Event | None) -> None:
         try:
             if event is not None:
                 SafeHandler.record(self, event)
             else:
-                self.ask("close" if self._is_closing else "flush")
+                self.call("close" if self._is_closing else "flush")
         except BaseException as problem:  # noqa: BLE001 (a thread that ends is waited for in vain)
             self.miss(int(event is not None))
-            self.blame(problem)
+            self.add(problem)
 
     def _has_work(self) -> bool:
-        return bool(self._waiting) or self._is_closing or self.is_flushing or self.is_dropped
+        return bool(self._queue) or self._is_closing or self.is_flushing or self.is_dropped
 
 
 def _before_fork() -> None:
@@ -294,7 +291,7 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     for one in [*_all]:
-        one.go_on()
+        one.resume()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

@@ -1,7 +1,9 @@
-"""A handler that is called where the event happens, and cannot hurt by raising.
+"""The guard around handlers and observers: a failure of one is contained.
 
-For handlers of ours, which are quick. One that raises is named once; one that raises
-`FAULTS_MAX` times in a row gets no more events. What it missed is counted, and said at the end.
+The first failure of a handler is reported, and one that raises `FAULTS_MAX` times in a row gets
+nothing more. `Faults` counts them, for every kind of handler. `SafeHandler` calls an event handler
+where the event happens, which is for handlers of ours; those of others are called in a thread of
+their own (`background`). What a handler missed is counted, and reported at the end.
 """
 
 from __future__ import annotations
@@ -14,22 +16,51 @@ if TYPE_CHECKING:
     from holdfast.observe.events.handlers import EventHandler
 
 FAULTS_MAX = 3
-"""A handler that raised so often in a row gets no more events."""
+"""A handler that raised this often in a row gets nothing more."""
 
 
-class SafeHandler:
-    """Calls a handler, and bears what it does."""
+class Faults:
+    """The failures of one handler; `subject` is its name in messages, `item` what it gets."""
 
-    kind = "event"
-    """What the handler gets, as the person calls it."""
+    def __init__(self, subject: str, item: str) -> None:
+        self.subject = subject
+        self.item = item
+        self.is_dropped = False
+        self._in_a_row = 0
+        self._was_reported = False
 
-    def __init__(self, handler: EventHandler, name: str) -> None:
+    def add(self, problem: BaseException) -> None:
+        """Report the first failure; drop the handler if it keeps failing."""
+        self._in_a_row += 1
+        if not self._was_reported:
+            self._was_reported = True
+            self.warn(f"{self.subject} failed: {console.describe(problem)}")
+        if self._in_a_row >= FAULTS_MAX:
+            self.drop(f"failed {FAULTS_MAX} times in a row")
+
+    def reset(self) -> None:
+        """Note that the handler has not failed this time."""
+        self._in_a_row = 0
+
+    def drop(self, why: str) -> None:
+        """Give the handler nothing more."""
+        if not self.is_dropped:
+            self.is_dropped = True
+            self.warn(f"{self.subject} {why}; it gets no more {self.item}s")
+
+    def warn(self, line: str) -> None:
+        """Print a warning."""
+        console.warning(line)
+
+
+class SafeHandler(Faults):
+    """Calls an event handler, and contains its failures."""
+
+    def __init__(self, handler: EventHandler, name: str, item: str = "event") -> None:
+        super().__init__(f"the {item} handler {name}", item)
         self.handler = handler
         self.name = name
-        self.is_dropped = False
-        self._faults = 0
         self._missed = 0
-        self._was_named = False
 
     def record(self, event: Event) -> None:
         """Give the handler an event, unless it has been dropped."""
@@ -40,59 +71,39 @@ class SafeHandler:
             self.handler.record(event)
         except Exception as problem:  # noqa: BLE001 (a handler may raise anything)
             self.miss()
-            self.blame(problem)
+            self.add(problem)
         else:
-            self._faults = 0
+            self.reset()
 
     def flush(self, limit_s: float) -> None:
-        """Have the handler send what is on its way, and say what it missed."""
+        """Have the handler send what it holds back, and report what it missed."""
         del limit_s
-        self.ask("flush")
-        self.tell_missed()
+        self.call("flush")
+        self.report_missed()
 
     def close(self, limit_s: float) -> None:
-        """End the handler, and say what it missed."""
+        """Close the handler, and report what it missed."""
         del limit_s
-        self.ask("close")
-        self.tell_missed()
+        self.call("close")
+        self.report_missed()
 
-    def ask(self, what: str) -> None:
+    def call(self, method: str) -> None:
         """Call a method without arguments, if the handler has it and has not been dropped."""
-        method = getattr(self.handler, what, None)
-        if method is None or self.is_dropped:
+        function = getattr(self.handler, method, None)
+        if function is None or self.is_dropped:
             return
         try:
-            method()
+            function()
         except Exception as problem:  # noqa: BLE001 (a handler may raise anything)
-            self.blame(problem)
-
-    def blame(self, problem: BaseException) -> None:
-        """Name the handler if that is its first fault; drop it if it stays faulty."""
-        self._faults += 1
-        if not self._was_named:
-            self._was_named = True
-            self.say(f"the {self.kind} handler {self.name} failed: {console.describe(problem)}")
-        if self._faults >= FAULTS_MAX:
-            self.drop(f"failed {FAULTS_MAX} times in a row")
-
-    def drop(self, why: str) -> None:
-        """Give the handler nothing any more."""
-        if not self.is_dropped:
-            self.is_dropped = True
-            self.say(f"the {self.kind} handler {self.name} {why}: it gets no more {self.kind}s")
+            self.add(problem)
 
     def miss(self, count: int = 1) -> None:
         """Count events that the handler did not get."""
         self._missed += count
 
-    def tell_missed(self) -> None:
-        """Say how many events the handler did not get, if any; not again until there are more."""
+    def report_missed(self) -> None:
+        """Report how many events the handler did not get, if any since the last report."""
         missed, self._missed = self._missed, 0
         if missed:
-            kind = self.kind
-            what = f"1 {kind} was" if missed == 1 else f"{missed} {kind}s were"
-            self.say(f"{what} not recorded by the {kind} handler {self.name}")
-
-    def say(self, line: str) -> None:
-        """Tell the person."""
-        console.warning(line)
+            what = f"1 {self.item} was" if missed == 1 else f"{missed} {self.item}s were"
+            self.warn(f"{what} not recorded by {self.subject}")

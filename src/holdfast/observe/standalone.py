@@ -89,5 +89,5 @@ def _events_wanted(event_log_handler: str) -> bool:
 
 
 def _metrics_wanted() -> bool:
-    streams = sys.modules.get("holdfast.observe.metrics.streams")
-    return streams is not None and streams.has_handler()
+    handlers = sys.modules.get("holdfast.observe.metrics.handlers")
+    return handlers is not None and handlers.has_handler()

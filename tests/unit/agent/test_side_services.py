@@ -1,4 +1,4 @@
-"""Readiness follows the moments of a run."""
+"""The side services of an agent."""
 
 from __future__ import annotations
 
@@ -13,23 +13,14 @@ from typing import TYPE_CHECKING
 
 import holdfast
 from holdfast.agent import side_services
+from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.side_services import (
     HEALTH_PORT_ENV,
     QUIET_S,
     PreImport,
-    Readiness,
     SideServices,
 )
 from holdfast.observe.health.loop_probe import FRESH_S
-from holdfast.observe.lifecycle import (
-    GenerationStarted,
-    GenerationStopped,
-    GenerationStopping,
-    LifecycleReporter,
-    RunEnded,
-    WorkerEnded,
-    WorkerInfo,
-)
 from observed_jobs import fetch
 from real_jobs import News
 
@@ -125,45 +116,3 @@ def test_an_agent_outlives_its_installation(tmp_path: Path) -> None:
     assert "restart 1 of 1" in told
     assert "train.py FAILED after 1 of 1 restarts" in told
     assert "Traceback" not in told
-
-
-def worker(rank: int) -> WorkerInfo:
-    return WorkerInfo(rank, 4 + rank, rank, 2, 1000 + rank)
-
-
-def started(generation: int) -> GenerationStarted:
-    return GenerationStarted(0.0, 0.0, 0.1, generation, 0, 0, 1, (worker(0), worker(1)))
-
-
-def exited(generation: int, rank: int, *, failed: bool) -> WorkerEnded:
-    return WorkerEnded(0.0, 0.0, generation, worker(rank), failed)
-
-
-def test_a_run_from_beginning_to_end() -> None:
-    readiness = Readiness()
-    assert readiness.why_not() == "the workers are not started yet"
-    readiness(started(0))
-    assert readiness.why_not() == ""
-    readiness(exited(0, 1, failed=True))
-    assert readiness.why_not() == "worker 5 has failed"
-    readiness(GenerationStopping(0.0, 0, "a worker failed"))
-    assert readiness.why_not() == "the workers are being stopped: a worker failed"
-    readiness(GenerationStopped(0.0, 0))
-    assert readiness.why_not() == "the workers are stopped, and not started again yet"
-    readiness(started(1))
-    assert readiness.why_not() == ""
-    readiness(exited(1, 0, failed=False))
-    assert readiness.why_not() == ""
-    readiness(exited(1, 1, failed=False))
-    assert readiness.why_not() == "the workers have finished"
-    readiness(RunEnded(0.0, 0.0, 1.0, "succeeded", 1, 2, 3, 0, 1))
-    assert readiness.why_not() == "the run has ended"
-
-
-def test_what_is_told_of_an_earlier_generation_changes_nothing() -> None:
-    readiness = Readiness()
-    readiness(started(3))
-    readiness(exited(2, 0, failed=True))
-    readiness(GenerationStopping(0.0, 2, "late"))
-    readiness(GenerationStopped(0.0, 2))
-    assert readiness.why_not() == ""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.observe.metrics import streams
+from holdfast.observe.metrics import handlers
 from holdfast.observe.metrics.handlers import MetricData, MetricHandler, NullMetricHandler
 
 if TYPE_CHECKING:
@@ -27,6 +27,6 @@ class Kept(MetricHandler):
 @pytest.fixture
 def nothing_configured() -> Iterator[None]:
     yield
-    streams.configure(NullMetricHandler())
-    streams._handlers.clear()
-    streams._faulty.clear()
+    handlers.configure(NullMetricHandler())
+    handlers._handlers.clear()
+    handlers._faulty.clear()

@@ -51,7 +51,7 @@ def test_flushing_waits_for_what_was_recorded() -> None:
 
 def test_nobody_waits_for_a_handler_that_blocks(said: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
-    apart = BackgroundHandler(handler, "mine", waiting_max=2)
+    apart = BackgroundHandler(handler, "mine", queued_max=2)
     apart.record(event("first"))
     assert handler.entered.wait(PATIENCE_S)
     for number in range(5):
@@ -199,7 +199,7 @@ def test_a_machine_that_has_no_thread_left_hurts_nobody(
 FORKING = """
 import os
 from holdfast import events
-from holdfast.observe.background import Apart
+from holdfast.observe.background import BackgroundHandler as Apart
 
 class Writing(events.EventHandler):
     def record(self, event):
@@ -350,12 +350,12 @@ def test_a_fork_waits_for_a_call_that_is_stuck_only_once() -> None:
     assert handler.entered.wait(PATIENCE_S)
     apart.pause(0.01)
     apart.pause(PATIENCE_S * 100)  # At once.
-    apart.go_on()
+    apart.resume()
     handler.go_on.set()
     apart.flush(PATIENCE_S)
     apart.pause(PATIENCE_S)
     apart.record(event("held back"))
     assert len(handler.got) == 1
-    apart.go_on()
+    apart.resume()
     apart.close(PATIENCE_S)
     assert len(handler.got) == 2

@@ -7,6 +7,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.supervision import StopReason
 from holdfast.observe.events.event import Event, EventSource
 from holdfast.observe.events.recorder import PREFIX, EventRecorder
 from holdfast.observe.lifecycle import (
@@ -144,7 +145,7 @@ def test_restarts_are_counted_from_the_rendezvous_on() -> None:
     events = events_of(
         BEGAN, MET, RANKED, STARTED,
         WorkersObserved(4.0, "failed", 2), WorkerEnded(4.0, 1003.0, 0, WORKERS[0], failed=True),
-        GenerationStopping(4.0, 0, "a worker failed"), GenerationStopped(5.0, 0),
+        GenerationStopping(4.0, 0, StopReason.WORKER_FAILED), GenerationStopped(5.0, 0),
         RendezvousEnded(6.0, 1005.0, 0.1, 0, 2, restart_count=1), RanksAssigned(6.0, 1005.0, 0.1, 0, 2),
         GenerationStarted(7.0, 1006.0, 0.1, 1, 1, 0, 2, WORKERS[:1]), ended("succeeded", restarts=1),
     )  # fmt: skip
@@ -192,5 +193,5 @@ def test_it_is_an_onlooker() -> None:
     observers = Observers()
     observers.add(EventRecorder(recorded.append))
     for moment in (BEGAN, MET):
-        observers.tell(moment)
+        observers.notify(moment)
     assert short(recorded) == [("AGENT", "RENDEZVOUS")]

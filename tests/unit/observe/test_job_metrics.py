@@ -140,7 +140,7 @@ def test_an_end_that_is_no_success(last: lifecycle.LifecycleEvent) -> None:
 
 
 def test_a_signal_stops_the_clock() -> None:
-    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL.value)
+    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL)
     figures = Figures([*first_start(), stopping], now=30.0)
     assert figures.state("holdfast_node_state") == "stopping"
     assert figures.value("holdfast_running_seconds_total") == 7.0

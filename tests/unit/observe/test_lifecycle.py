@@ -31,7 +31,7 @@ def test_everybody_is_told_in_order() -> None:
     observers.add(lambda moment: told.append(("first", moment)))
     observers.add(lambda moment: told.append(("second", moment)))
     assert observers
-    observers.tell(GenerationStopped(1.0, 3))
+    observers.notify(GenerationStopped(1.0, 3))
     assert told == [("first", GenerationStopped(1.0, 3)), ("second", GenerationStopped(1.0, 3))]
 
 
@@ -42,7 +42,7 @@ def test_one_that_raises_is_named_and_then_left_alone(caplog: pytest.LogCaptureF
     observers.add(broken)
     observers.add(told.append)
     for generation in range(FAULTS_MAX + 2):
-        observers.tell(GenerationStopped(0.0, generation))
+        observers.notify(GenerationStopped(0.0, generation))
     assert len(told) == FAULTS_MAX + 2
     assert broken.told == FAULTS_MAX
     assert caplog.messages == [

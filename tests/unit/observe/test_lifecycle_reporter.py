@@ -86,7 +86,7 @@ def test_a_run_that_succeeds(tmp_path: Path) -> None:
     assert isinstance(stopped, GenerationStopped)
     assert isinstance(ended, RunEnded)
     assert (ended.state, ended.error) == ("succeeded", "")
-    assert [(one.state, one.exit_code) for one in ended.ends] == [("succeeded", 0)] * 2
+    assert [(one.state, one.exit_code) for one in ended.outcomes] == [("succeeded", 0)] * 2
     times = [one.at for one in told if hasattr(one, "at")]
     assert times == sorted(times)
 
@@ -109,7 +109,7 @@ def test_a_run_that_fails_says_how_each_worker_ended(tmp_path: Path) -> None:
     ended = run(tmp_path, script, workers=2)[-1]
     assert isinstance(ended, RunEnded)
     assert ended.state == "failed"
-    first, second = ended.ends
+    first, second = ended.outcomes
     assert (first.state, second.state, second.exit_code) == ("terminated", "failed", 5)
 
 
@@ -167,7 +167,7 @@ def test_a_program_has_the_name_a_person_knows_it_by(
     handler = SingleNodeHandler("job-1")
     spec = WorkerSpec("trainer", 1, handler, entrypoint=entrypoint, args=args)
     agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(tmp_path)))
-    began = agent._reporter.beginning()
+    began = agent._reporter.describe_run()
     assert began.program == program
     assert began.entry_point == spec.get_entrypoint_name()
     handler.shutdown()

@@ -11,10 +11,9 @@ import pytest
 from holdfast.errors import EnvironmentProblem
 from holdfast.observe.lifecycle import Observers
 from holdfast.observe.metrics.exporters import open_exporters
-from holdfast.observe.metrics.handlers import ConsoleMetricHandler, NullMetricHandler
+from holdfast.observe.metrics.handlers import ConsoleMetricHandler, NullMetricHandler, configure
 from holdfast.observe.metrics.job_metrics import JobMetrics
 from holdfast.observe.metrics.recorder import MetricRecorder
-from holdfast.observe.metrics.streams import configure
 from recorded_runs import first_start, success
 
 PATIENCE_S = 20
@@ -46,7 +45,7 @@ def test_a_handler_has_a_recorder(capsys: pytest.CaptureFixture[str]) -> None:
     try:
         outlets = open_exporters(observers)
         for moment in [*first_start(), *success(20.0, 3)]:
-            observers.tell(moment)
+            observers.notify(moment)
         outlets.close()
     finally:
         configure(NullMetricHandler())
@@ -60,7 +59,7 @@ def test_a_port_has_an_endpoint_with_the_figures() -> None:
     assert kinds(observers) == [JobMetrics]
     assert outlets.endpoint is not None
     for moment in first_start():
-        observers.tell(moment)
+        observers.notify(moment)
     with urllib.request.urlopen(outlets.endpoint.url, timeout=PATIENCE_S) as answer:
         text = answer.read().decode()
     assert 'holdfast_job_state{run_id="job-1",state="running"} 1\n' in text

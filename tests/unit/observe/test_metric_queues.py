@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.observe.metrics import recorder
-from holdfast.observe.metrics.handlers import MetricData, MetricHandler, NullMetricHandler
+from holdfast.observe.metrics.handlers import (
+    FAULTS_MAX,
+    MetricData,
+    MetricHandler,
+    NullMetricHandler,
+    configure,
+    put_metric,
+)
 from holdfast.observe.metrics.recorder import HANDLERS_MAX, MetricQueues
-from holdfast.observe.metrics.streams import FAULTS_MAX, configure, put_metric
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +89,7 @@ def test_what_a_program_puts_itself_comes_at_once() -> None:
 def test_nobody_waits_for_a_handler_that_blocks(caplog: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
     configure(handler)
-    apart = MetricQueues(waiting_max=2)
+    apart = MetricQueues(queued_max=2)
     apart.put("first", 1)
     assert handler.entered.wait(PATIENCE_S)
     for number in range(5):

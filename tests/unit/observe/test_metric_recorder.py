@@ -107,7 +107,7 @@ def test_failing_after_restarts_is_told_apart() -> None:
 def test_a_signal_ends_a_run_with_a_failure_and_no_figures() -> None:
     told = [
         *first_start(),
-        lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL.value),
+        lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL),
         lifecycle.GenerationStopped(21.0, 0),
         ended(21.5, "", 3, error="SignalException"),
     ]

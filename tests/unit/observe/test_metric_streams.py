@@ -7,13 +7,15 @@ import time
 import pytest
 from metric_fakes import Kept, nothing_configured
 
-from holdfast.observe.metrics import streams
-from holdfast.observe.metrics.handlers import ConsoleMetricHandler, MetricData, NullMetricHandler
-from holdfast.observe.metrics.streams import (
+from holdfast.observe.metrics import handlers
+from holdfast.observe.metrics.handlers import (
     FAULTS_MAX,
     FAULTY_MAX,
+    ConsoleMetricHandler,
+    MetricData,
     MetricsConfig,
     MetricStream,
+    NullMetricHandler,
     configure,
     getStream,
     initialize_metrics,
@@ -73,11 +75,11 @@ def test_a_stream_is_bound_to_the_handler_of_its_time() -> None:
 
 
 def test_whether_anybody_wants_metrics_is_known() -> None:
-    assert not streams.has_handler()
+    assert not handlers.has_handler()
     configure(NullMetricHandler(), "mine")
-    assert not streams.has_handler()
+    assert not handlers.has_handler()
     configure(ConsoleMetricHandler(), "mine")
-    assert streams.has_handler()
+    assert handlers.has_handler()
 
 
 def test_a_handler_that_raises_is_named_once_and_dropped(
@@ -123,7 +125,7 @@ def test_only_so_many_faulty_handlers_are_remembered() -> None:
     for _ in range(FAULTY_MAX + 10):
         configure(Broken())
         put_metric("a", 1)
-    assert len(streams._faulty) == FAULTY_MAX
+    assert len(handlers._faulty) == FAULTY_MAX
 
 
 def test_the_older_name_still_works_and_says_so() -> None:

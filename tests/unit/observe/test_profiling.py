@@ -7,8 +7,8 @@ import time
 import pytest
 from metric_fakes import Kept, nothing_configured
 
+from holdfast.observe.metrics.handlers import configure
 from holdfast.observe.metrics.profiling import get_elapsed_time_ms, prof, profile
-from holdfast.observe.metrics.streams import configure
 
 __all__ = ["nothing_configured"]
 pytestmark = pytest.mark.usefixtures("nothing_configured")

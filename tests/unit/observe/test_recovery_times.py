@@ -58,7 +58,7 @@ def test_giving_up_is_no_recovery() -> None:
 
 
 def test_a_regroup_has_nothing_to_detect_and_a_reason_of_its_own() -> None:
-    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.REGROUP.value)
+    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.REGROUP)
     times = after(*first_start(), stopping, lifecycle.GenerationStopped(21.0, 0), *restart(21.0))
     assert seconds(times) == {"detect": 0.0, "stop": 1.0, "regroup": 5.0, "start": 8.0}
     assert times.restarts["nodes_waiting"] == 1
@@ -79,19 +79,19 @@ def test_what_a_coordinator_told_shows_in_what_came_of_it(
 ) -> None:
     times = after(
         lifecycle.GenerationStarted(10.0, 10.0, 1.0, 4, 0, 0, 2, ()),
-        lifecycle.GenerationStopping(20.0, 4, StopReason.TOLD.value),
+        lifecycle.GenerationStopping(20.0, 4, StopReason.TOLD),
         lifecycle.GenerationStarted(30.0, 30.0, 1.0, 5, restarts, 0, nodes, ()),
     )
     assert {name for name, count in times.restarts.items() if count} == {reason}
 
 
 def test_words_that_are_not_known_are_another_reason() -> None:
-    stopping = lifecycle.GenerationStopping(20.0, 0, "the moon is full")
+    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.COORDINATOR_LOST)
     assert after(*first_start(), stopping, *restart(21.0)).restarts["other"] == 1
 
 
 def test_a_place_that_is_known_before_the_stop_ends_takes_no_time() -> None:
-    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.TOLD.value)
+    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.TOLD)
     stopped = lifecycle.GenerationStopped(24.0, 0)
     times = after(*first_start(), stopping, met(22.0, 1.0), stopped, started(25.0, 1.0, 1))
     assert seconds(times) == {"detect": 0.0, "stop": 4.0, "regroup": 0.0, "start": 1.0}

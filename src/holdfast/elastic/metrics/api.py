@@ -6,17 +6,15 @@ from holdfast.observe.metrics.handlers import (
     ConsoleMetricHandler,
     MetricData,
     MetricHandler,
-    NullMetricHandler,
-)
-from holdfast.observe.metrics.profiling import get_elapsed_time_ms, prof, profile
-from holdfast.observe.metrics.streams import (
     MetricsConfig,
     MetricStream,
+    NullMetricHandler,
     configure,
     getStream,
     publish_metric,
     put_metric,
 )
+from holdfast.observe.metrics.profiling import get_elapsed_time_ms, prof, profile
 
 __all__ = [
     "ConsoleMetricHandler",

@@ -84,8 +84,8 @@ class EventRecorder:
         """Record how long a step took that a node takes together with the others."""
         self._restarts = max(self._restarts, moment.restart_count)
         self._place(moment)
-        took_ms = moment.took_s * 1000.0
-        self._record(self.agent_event(state, moment.wall, moment.error, took_ms))
+        error = moment.error if isinstance(moment, lifecycle.RendezvousEnded) else ""
+        self._record(self.agent_event(state, moment.wall, error, moment.took_s * 1000.0))
 
     def _ended(self, moment: lifecycle.RunEnded) -> None:
         self._restarts = moment.restart_count
@@ -93,7 +93,7 @@ class EventRecorder:
         if moment.group_rank is not None:
             self._group_rank = moment.group_rank
             self._group_world_size = moment.group_world_size
-        for end in moment.ends:
+        for end in moment.outcomes:
             state, worker = end.state.upper(), end.worker
             self._record(self.worker_event(state, moment.wall, worker, end.error, end.exit_code))
         raised = bool(moment.error) or not moment.state

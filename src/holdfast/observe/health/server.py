@@ -23,9 +23,18 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.net.http_server import PLAIN, HttpServer
+from holdfast.observe.lifecycle import (
+    GenerationStarted,
+    GenerationStopped,
+    GenerationStopping,
+    RunEnded,
+    WorkerEnded,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from holdfast.observe.lifecycle import LifecycleEvent
 
 PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TIMEOUT_VARIABLE = "HOLDFAST_HEALTH_TIMEOUT"
@@ -37,6 +46,44 @@ SHOWN_CHARS_MAX = 80
 
 LIVENESS = ("/", "/healthz", "/livez")
 READINESS = "/readyz"
+
+
+class Readiness:
+    """An observer of lifecycle events: whether the workers of the current generation run.
+
+    `why_not` is the `ready_callback` of a health check, which calls it from another thread; so all
+    that is shared is one string.
+    """
+
+    name = "the readiness check"
+
+    def __init__(self) -> None:
+        self._reason = "the workers are not started yet"
+        self._running: set[int] = set()
+        self._generation = -1
+
+    def why_not(self) -> str:
+        """Return why the workers do not run; nothing if they do."""
+        return self._reason
+
+    def __call__(self, event: LifecycleEvent) -> None:
+        match event:
+            case GenerationStarted():
+                self._generation = event.generation
+                self._running = {worker.local_rank for worker in event.workers}
+                self._reason = "" if self._running else "the node has no workers"
+            case WorkerEnded() if event.generation == self._generation:
+                self._running.discard(event.worker.local_rank)
+                if event.failed:
+                    self._reason = f"worker {event.worker.global_rank} has failed"
+                elif not self._running and not self._reason:
+                    self._reason = "the workers have finished"
+            case GenerationStopping() if event.generation >= self._generation:
+                self._reason = f"the workers are being stopped: {event.reason.value}"
+            case GenerationStopped() if event.generation >= self._generation:
+                self._reason = "the workers are stopped, and not started again yet"
+            case RunEnded():
+                self._reason = "the run has ended"
 
 
 class HealthCheckServer:

@@ -62,8 +62,8 @@ def open_exporters(
     `JobMetrics`. Raises `EnvironmentProblem` if the port cannot be had.
     """
     outlets = MetricExporters()
-    streams = sys.modules.get("holdfast.observe.metrics.streams")
-    if streams is not None and streams.has_handler():
+    handlers = sys.modules.get("holdfast.observe.metrics.handlers")
+    if handlers is not None and handlers.has_handler():
         from holdfast.observe.metrics.recorder import MetricQueues, MetricRecorder
 
         outlets.to_handlers = MetricQueues()

@@ -1,16 +1,25 @@
-"""Where metrics go: a handler takes each of them as it comes. Derive from `MetricHandler`."""
+"""Metric handlers, and `put_metric`, which gives a metric to the handler of its group.
+
+Derive from `MetricHandler` and `configure` it. `put_metric` calls the handler in the caller's
+thread, as TorchElastic's does, and contains its failures (`safe_handler`); one that was dropped
+gets metrics again once it is configured again. The agent's own metrics reach the handler in the
+background (`recorder`).
+"""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import namedtuple
+
+from holdfast.observe.safe_handler import Faults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NamedTuple
 
     class MetricData(NamedTuple):
-        """One figure: when (seconds since 1970), in which group, by which name."""
+        """One value: when (seconds since 1970), in which group, by which name."""
 
         timestamp: float
         group_name: str
@@ -20,13 +29,16 @@ else:
     # `typing` would cost more to import than all of this package.
     MetricData = namedtuple("MetricData", ["timestamp", "group_name", "name", "value"])  # noqa: PYI024
 
+FAULTY_MAX = 64
+"""Handlers whose failures are remembered; of more than these the oldest are forgotten."""
+DEFAULT_GROUP = "torchelastic"
+
 
 class MetricHandler(ABC):
-    """Takes metrics; `holdfast.observe.metrics.configure` makes one known.
+    """Takes metrics; `configure` makes one known.
 
-    The agent's metrics come in a thread of their own, one by one and in order, so it may take its
-    time. Those of a program come in the thread that calls `put_metric`. One that raises does no
-    harm; see `streams.FAULTS_MAX`.
+    The agent's metrics come in a thread of their own, one by one and in order, so `emit` may take
+    its time. Those of a program come in the thread that calls `put_metric`.
     """
 
     @abstractmethod
@@ -38,13 +50,112 @@ class ConsoleMetricHandler(MetricHandler):
     """Writes each metric as a line on standard output."""
 
     def emit(self, metric_data: MetricData) -> None:
-        """Write the line."""
         at, group, name, value = metric_data
         print(f"[{at}][{group}]: {name}={value}", flush=True)
 
 
 class NullMetricHandler(MetricHandler):
-    """Wants no metrics: what there is until another is configured."""
+    """Ignores metrics: the default until another handler is configured."""
 
     def emit(self, metric_data: MetricData) -> None:
-        """Forget it."""
+        pass
+
+
+class MetricsConfig:
+    """TorchElastic's settings of metrics; nothing reads them."""
+
+    __slots__ = ("params",)
+
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        self.params = {} if params is None else params
+
+
+class MetricStream:
+    """A group of metrics and its handler."""
+
+    def __init__(self, group_name: str, handler: MetricHandler) -> None:
+        self.group_name = group_name
+        self.handler = handler
+
+    def add_value(self, metric_name: str, metric_value: int) -> None:
+        """Give a metric to the handler, in this thread."""
+        deliver(self.handler, MetricData(time.time(), self.group_name, metric_name, metric_value))
+
+
+class HandlerFaults(Faults):
+    """The failures of a metric handler. Keeps it alive, so that its id stays its own."""
+
+    def __init__(self, handler: MetricHandler) -> None:
+        super().__init__(f"the metric handler {type(handler).__name__}", "metric")
+        self.handler = handler
+
+
+_handlers: dict[str, MetricHandler] = {}
+_default: list[MetricHandler] = [NullMetricHandler()]
+_faulty: dict[int, HandlerFaults] = {}
+
+
+def deliver(handler: MetricHandler, metric: MetricData) -> None:
+    """Give a handler a metric, unless it was dropped."""
+    faults = _faulty.get(id(handler)) if _faulty else None
+    if faults is not None and faults.is_dropped:
+        return
+    try:
+        handler.emit(metric)
+    except Exception as problem:  # noqa: BLE001 (a handler may raise anything)
+        faults_of(handler).add(problem)
+    else:
+        if faults is not None:
+            faults.reset()
+
+
+def is_dropped(handler: MetricHandler) -> bool:
+    """Whether a handler gets no more metrics until it is configured again."""
+    faults = _faulty.get(id(handler)) if _faulty else None
+    return faults is not None and faults.is_dropped
+
+
+def faults_of(handler: MetricHandler) -> HandlerFaults:
+    """Return the failures of a handler, remembered from now on if they were not yet."""
+    faults = _faulty.get(id(handler))
+    if faults is None:
+        if len(_faulty) >= FAULTY_MAX:
+            del _faulty[next(iter(_faulty))]
+        faults = _faulty[id(handler)] = HandlerFaults(handler)
+    return faults
+
+
+def configure(handler: MetricHandler, group: str | None = None) -> None:
+    """Send metrics of a group to a handler; without a group, those of all groups without one."""
+    _faulty.pop(id(handler), None)
+    if group is None:
+        _default[0] = handler
+    else:
+        _handlers[group] = handler
+
+
+def getStream(group: str) -> MetricStream:  # noqa: N802 (TorchElastic's name)
+    """Return a group with the handler that is configured for it now."""
+    return MetricStream(group, _handlers.get(group, _default[0]))
+
+
+def has_handler() -> bool:
+    """Whether a handler other than `NullMetricHandler` is configured."""
+    return any(not isinstance(one, NullMetricHandler) for one in (*_default, *_handlers.values()))
+
+
+def put_metric(metric_name: str, metric_value: int, metric_group: str = DEFAULT_GROUP) -> None:
+    """Give a metric to the handler of its group."""
+    getStream(metric_group).add_value(metric_name, metric_value)
+
+
+def publish_metric(metric_group: str, metric_name: str, metric_value: int) -> None:
+    """Do as `put_metric`, which replaces it."""
+    from warnings import warn
+
+    warn("publish_metric is now called put_metric", FutureWarning, stacklevel=2)
+    put_metric(metric_name, metric_value, metric_group)
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """Do nothing, as in TorchElastic."""

@@ -32,83 +32,70 @@ if TYPE_CHECKING:
 
 STAGES = ("detect", "stop", "regroup", "start", "first_line")
 
-# Why a generation was stopped, as a label: few and fixed, whatever else may be in the words.
-REASONS: Mapping[str, str] = {
-    StopReason.WORKER_FAILED.value: "worker_failed",
-    StopReason.UNHEALTHY.value: "unhealthy",
-    StopReason.REGROUP.value: "nodes_waiting",
-    StopReason.TOLD.value: "coordinator",
+# Why a generation was stopped, as a label: few and fixed.
+REASONS: Mapping[StopReason, str] = {
+    StopReason.WORKER_FAILED: "worker_failed",
+    StopReason.UNHEALTHY: "unhealthy",
+    StopReason.REGROUP: "nodes_waiting",
+    StopReason.TOLD: "coordinator",
 }
 NODES_LOST = "nodes_lost"
 OTHER = "other"
-NO_RECOVERY = (StopReason.SUCCEEDED.value, StopReason.SIGNAL.value)
+NO_RECOVERY = (StopReason.SUCCEEDED, StopReason.SIGNAL)
 
 
 class RecoveryTimes:
-    """Adds up what observers are told of recoveries."""
+    """Adds up how long recoveries took, by stage, and what they were for."""
 
     def __init__(self) -> None:
         self.stages = {stage: Histogram() for stage in STAGES}
         self.outages = Histogram()
         self.restarts = dict.fromkeys((*REASONS.values(), NODES_LOST, OTHER), 0)
-        self._started_at: float | None = None
         self._last: lifecycle.GenerationStarted | None = None
-        self._recovered = False
-        self._forget()
+        self._awaits_first_line = False
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._trouble_at: float | None = None
         self._stopping: lifecycle.GenerationStopping | None = None
         self._stopped_at: float | None = None
         self._ranked_at: float | None = None
 
-    def take(self, moment: lifecycle.LifecycleEvent) -> None:
-        """Take note of a moment."""
-        match moment:
+    def take(self, event: lifecycle.LifecycleEvent) -> None:
+        match event:
             case lifecycle.RunStarted():
-                self._started_at = self._last = None
-                self._forget()
+                self._last = None
+                self._reset()
             case lifecycle.WorkerEnded(at=at, failed=True):
-                if self._trouble_at is None and self._started_at is not None:
+                if self._trouble_at is None and self._last is not None:
                     self._trouble_at = at
-            case lifecycle.GenerationStopping() if moment.reason not in NO_RECOVERY:
-                self._take_stopping(moment)
+            case lifecycle.GenerationStopping() if event.reason not in NO_RECOVERY:
+                if self._trouble_at is None:
+                    self._trouble_at = event.at
+                self._stopping = event
             case lifecycle.GenerationStopped(at=at) if self._stopping is not None:
                 self._stopped_at = at
-            case (
-                lifecycle.RendezvousEnded(at=at, error="")
-                | lifecycle.RanksAssigned(at=at, error="")
-            ):
+            case lifecycle.RendezvousEnded(at=at, error="") | lifecycle.RanksAssigned(at=at):
                 self._ranked_at = at
             case lifecycle.GenerationStarted():
-                self._take_start(moment)
-            case lifecycle.FirstHeartbeat():
-                self._first_line(moment.at)
+                self._started(event)
+            case lifecycle.FirstHeartbeat():  # Only the first of a generation counts.
+                if self._last is not None and self._awaits_first_line:
+                    self.stages["first_line"].observe(event.at - self._last.at)
+                self._awaits_first_line = False
 
-    def _first_line(self, at: float) -> None:
-        """A worker is in its own code; only the first time in a generation counts."""
-        if self._started_at is not None and self._recovered:
-            self.stages["first_line"].observe(at - self._started_at)
-        self._recovered = False
-
-    def _take_stopping(self, stopping: lifecycle.GenerationStopping) -> None:
-        if self._trouble_at is None:
-            self._trouble_at = stopping.at
-        self._stopping = stopping
-
-    def _take_start(self, started: lifecycle.GenerationStarted) -> None:
-        self._recovered = self._stopping is not None
+    def _started(self, started: lifecycle.GenerationStarted) -> None:
+        self._awaits_first_line = self._stopping is not None
         if self._stopping is not None:
             self._count(self._stopping, started.at)
             self.restarts[self._reason(self._stopping, started)] += 1
-        self._started_at = started.at
         self._last = started
-        self._forget()
+        self._reset()
 
     def _count(self, stopping: lifecycle.GenerationStopping, started_at: float) -> None:
         assert self._trouble_at is not None
         stopped_at = stopping.at if self._stopped_at is None else self._stopped_at
-        # A node may learn of its place in the next round while it still stops its workers.
+        # A node may learn its rank in the next round while it still stops its workers.
         ranked_at = stopped_at if self._ranked_at is None else max(stopped_at, self._ranked_at)
         self.stages["detect"].observe(stopping.at - self._trouble_at)
         self.stages["stop"].observe(stopped_at - stopping.at)
@@ -119,16 +106,16 @@ class RecoveryTimes:
     def _reason(
         self, stopping: lifecycle.GenerationStopping, started: lifecycle.GenerationStarted
     ) -> str:
-        """Return why there was a restart; what a coordinator told shows in what came of it."""
+        """Return why there was a restart; a coordinator's reason shows in what came of it."""
         last = self._last
-        if stopping.reason != StopReason.TOLD.value or last is None:
+        if stopping.reason != StopReason.TOLD or last is None:
             return REASONS.get(stopping.reason, OTHER)
         if started.restart_count > last.restart_count:
-            return REASONS[StopReason.WORKER_FAILED.value]
+            return REASONS[StopReason.WORKER_FAILED]
         more = (started.group_world_size or 0) - (last.group_world_size or 0)
         if more:
-            return REASONS[StopReason.REGROUP.value] if more > 0 else NODES_LOST
-        return REASONS[StopReason.TOLD.value]
+            return REASONS[StopReason.REGROUP] if more > 0 else NODES_LOST
+        return REASONS[StopReason.TOLD]
 
 
 JOB_STATES = ("starting", "running", "recovering", "succeeded", "failed")
@@ -141,21 +128,21 @@ FAMILIES = {
     "holdfast_job_nodes": ("gauge", "Nodes in the job's round"),
     "holdfast_generation": ("gauge", "Number of the generation that was started last"),
     "holdfast_node_state": ("gauge", "1 for what this node's agent is doing"),
-    "holdfast_node_rank": ("gauge", "Place of this node among the nodes"),
-    "holdfast_workers": ("gauge", "Workers of this node, by how they are"),
+    "holdfast_node_rank": ("gauge", "Rank of this node among the nodes"),
+    "holdfast_workers": ("gauge", "Workers of this node, by state"),
     "holdfast_worker_up": ("gauge", "Whether a worker of this node runs"),
     "holdfast_worker_exits_total": ("counter", "Workers of this node that ended by themselves"),
-    "holdfast_restarts_total": ("counter", "Times the workers were started anew, by reason"),
+    "holdfast_restarts_total": ("counter", "Restarts of the workers, by reason"),
     "holdfast_restarts_remaining": ("gauge", "Failures that will still be answered by a restart"),
-    "holdfast_recovery_seconds": ("histogram", "How long each part of a recovery took"),
+    "holdfast_recovery_seconds": ("histogram", "How long each stage of a recovery took"),
     "holdfast_outage_seconds": ("histogram", "From the first sign of trouble until workers ran"),
-    "holdfast_rendezvous_seconds": ("histogram", "How long it took to meet the other nodes"),
-    "holdfast_rendezvous_failures_total": ("counter", "Rendezvous that did not end well"),
-    "holdfast_elapsed_seconds_total": ("counter", "Time since the run began"),
+    "holdfast_rendezvous_seconds": ("histogram", "How long a rendezvous took"),
+    "holdfast_rendezvous_failures_total": ("counter", "Rendezvous that failed"),
+    "holdfast_elapsed_seconds_total": ("counter", "Time since the run started"),
     "holdfast_running_seconds_total": ("counter", "Time in which the job was running"),
     "holdfast_goodput_ratio": ("gauge", "Share of the time in which the job was running"),
     "holdfast_timers_expired_total": ("counter", "Watchdog timers of workers that expired"),
-    "holdfast_worker_step": ("gauge", "Step that a worker told of last"),
+    "holdfast_worker_step": ("gauge", "Step that a worker reported last"),
     "holdfast_worker_heartbeat_age_seconds": ("gauge", "Time since a worker's last heartbeat"),
     "holdfast_worker_section": ("gauge", "1 for the section that a worker is in"),
 }
@@ -164,8 +151,8 @@ FAMILIES = {
 class _Meter:
     """A clock that runs for some of the time.
 
-    What it showed once it never falls below, even if it turns out to have stopped a moment before:
-    Prometheus takes a counter that falls for one that began anew, and adds all of it once more.
+    Its total never falls, even if it turns out to have stopped a moment earlier: Prometheus takes a
+    falling counter for a restarted one, and adds all of it once more.
     """
 
     def __init__(self) -> None:
@@ -189,18 +176,18 @@ class _Meter:
 
 
 class _WorkerState(NamedTuple):
-    fact: lifecycle.WorkerInfo
+    worker: lifecycle.WorkerInfo
     state: str
 
 
 class JobMetrics:
-    """An observer that keeps the figures; `collect` gives them out, in any thread.
+    """An observer that keeps the metrics; `collect` returns them, in any thread.
 
-    `progress` returns what the workers say of themselves. It is called by `collect`, outside the
+    `progress` returns what the workers report of themselves. It is called by `collect`, outside the
     lock, and must not wait.
     """
 
-    name = "the figures for Prometheus"
+    name = "the job's metrics"
 
     def __init__(
         self,
@@ -218,52 +205,51 @@ class JobMetrics:
         self._nodes: int | None = None
         self._generation: int | None = None
         self._remaining: int | None = None
-        self._stop_reason = ""
+        self._stop_reason: StopReason | None = None
         self._workers: dict[int, _WorkerState] = {}
         self._exits = {"succeeded": 0, "failed": 0}
         self._expired = 0
-        self._meetings = Histogram()
-        self._failed_meetings = 0
+        self._rendezvous_times = Histogram()
+        self._rendezvous_failures = 0
         self._recovery = RecoveryTimes()
         self._elapsed, self._running = _Meter(), _Meter()
 
     # In the agent's thread.
 
-    def __call__(self, moment: lifecycle.LifecycleEvent) -> None:
-        """Take note of a moment."""
+    def __call__(self, event: lifecycle.LifecycleEvent) -> None:
         with self._lock:
-            self._recovery.take(moment)
-            self._take(moment)
+            self._recovery.take(event)
+            self._take(event)
 
-    def _take(self, moment: lifecycle.LifecycleEvent) -> None:
-        match moment:
+    def _take(self, event: lifecycle.LifecycleEvent) -> None:
+        match event:
             case lifecycle.RunStarted():
-                self._began = moment
+                self._began = event
                 self._job_state, self._node_state = "starting", "joining"
-                self._remaining = moment.max_restarts
-                self._elapsed.run(moment.at)
+                self._remaining = event.max_restarts
+                self._elapsed.run(event.at)
             case lifecycle.RendezvousEnded():
-                self._take_meeting(moment)
+                self._take_meeting(event)
             case lifecycle.GenerationStarted():
-                self._take_start(moment)
+                self._take_start(event)
             case lifecycle.WorkersObserved():
-                self._remaining = moment.remaining_restarts
+                self._remaining = event.remaining_restarts
             case lifecycle.WorkerEnded():
-                self._take_exit(moment)
+                self._take_exit(event)
             case lifecycle.GenerationStopping():
-                self._take_stopping(moment)
+                self._take_stopping(event)
             case lifecycle.GenerationStopped():
                 self._take_stop()
             case lifecycle.RunEnded():
-                self._take_end(moment)
+                self._take_end(event)
             case lifecycle.WatchdogEvent(what="timer expired"):
                 self._expired += 1
 
     def _take_meeting(self, met: lifecycle.RendezvousEnded) -> None:
         if met.error:
-            self._failed_meetings += 1
+            self._rendezvous_failures += 1
             return
-        self._meetings.observe(met.took_s)
+        self._rendezvous_times.observe(met.took_s)
         self._rank, self._nodes = met.group_rank, met.group_world_size
         self._node_state = "starting"
 
@@ -276,7 +262,7 @@ class JobMetrics:
 
     def _take_exit(self, exited: lifecycle.WorkerEnded) -> None:
         state = "failed" if exited.failed else "succeeded"
-        stopping = self._node_state == "stopping"  # What ends now was asked to, most likely.
+        stopping = self._node_state == "stopping"  # Most likely it was asked to.
         self._workers[exited.worker.local_rank] = _WorkerState(
             exited.worker, "terminated" if stopping and exited.failed else state
         )
@@ -290,16 +276,16 @@ class JobMetrics:
     def _take_stopping(self, stopping: lifecycle.GenerationStopping) -> None:
         self._stop_reason = stopping.reason
         self._node_state = "stopping"
-        if stopping.reason != StopReason.SUCCEEDED.value:  # Else those of other nodes go on.
+        if stopping.reason != StopReason.SUCCEEDED:  # Else those of other nodes go on.
             self._running.stop(stopping.at)
             self._job_state = "recovering"
 
     def _take_stop(self) -> None:
-        done = self._stop_reason == StopReason.SUCCEEDED.value
+        done = self._stop_reason == StopReason.SUCCEEDED
         self._node_state = "leaving" if done else "joining"
-        for rank, (fact, state) in self._workers.items():
+        for rank, (worker, state) in self._workers.items():
             if state == "running":
-                self._workers[rank] = _WorkerState(fact, "terminated")
+                self._workers[rank] = _WorkerState(worker, "terminated")
 
     def _take_end(self, ended: lifecycle.RunEnded) -> None:
         self._running.stop(ended.at)
@@ -308,14 +294,14 @@ class JobMetrics:
         self._job_state = "succeeded" if succeeded else "failed"
         self._node_state = "ended"
         self._remaining = ended.remaining_restarts
-        for end in ended.ends:
+        for end in ended.outcomes:
             if end.state in WORKER_STATES:
                 self._workers[end.worker.local_rank] = _WorkerState(end.worker, end.state)
 
-    # In the thread that fetches.
+    # In the thread that collects.
 
     def collect(self) -> list[Family]:
-        """Return all families as they are now; those that nothing is known of have no samples."""
+        """Return all families as they are now; those without a value yet have no samples."""
         found = {name: Family(name, kind, text) for name, (kind, text) in FAMILIES.items()}
         with self._lock:
             began = self._began
@@ -349,12 +335,12 @@ class JobMetrics:
         workers = [worker.state for worker in self._workers.values()]
         for state in WORKER_STATES:
             found["holdfast_workers"].add(workers.count(state), run_id=run_id, state=state)
-        for fact, state in self._workers.values():
+        for worker, state in self._workers.values():
             found["holdfast_worker_up"].add(
                 int(state == "running"),
                 run_id=run_id,
-                rank=fact.global_rank,
-                local_rank=fact.local_rank,
+                rank=worker.global_rank,
+                local_rank=worker.local_rank,
             )
 
     def _add_times(self, found: dict[str, Family], run_id: str) -> None:
@@ -369,8 +355,8 @@ class JobMetrics:
         elapsed, running = self._elapsed.total(now), self._running.total(now)
         for name, value in (
             ("holdfast_outage_seconds", recovery.outages.copy()),
-            ("holdfast_rendezvous_seconds", self._meetings.copy()),
-            ("holdfast_rendezvous_failures_total", self._failed_meetings),
+            ("holdfast_rendezvous_seconds", self._rendezvous_times.copy()),
+            ("holdfast_rendezvous_failures_total", self._rendezvous_failures),
             ("holdfast_elapsed_seconds_total", elapsed),
             ("holdfast_running_seconds_total", running),
             ("holdfast_goodput_ratio", running / elapsed if elapsed else 0.0),
@@ -383,12 +369,12 @@ class JobMetrics:
         if progress is None:
             return
         try:
-            told = [*progress()]
-        except Exception as problem:  # noqa: BLE001 (the other figures are worth having alone)
-            console.warning(f"the workers' progress: {type(problem).__name__}: {problem}")
+            reported = [*progress()]
+        except Exception as problem:  # noqa: BLE001 (the other metrics are worth having alone)
+            console.warning(f"cannot read the workers' progress: {console.describe(problem)}")
             self._progress = None
             return
-        for rank, step, age_s, section in told:
+        for rank, step, age_s, section in reported:
             if step is not None:
                 found["holdfast_worker_step"].add(step, run_id=run_id, rank=rank)
             if age_s is not None:

@@ -6,7 +6,7 @@ import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from holdfast.observe.metrics import streams
+from holdfast.observe.metrics import handlers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ def prof(fn: F, group: str = ...) -> F: ...
 def prof(fn: None = None, group: str = ...) -> Callable[[F], F]: ...
 
 
-def prof(fn: Any = None, group: str = streams.DEFAULT_GROUP) -> Any:
+def prof(fn: Any = None, group: str = handlers.DEFAULT_GROUP) -> Any:
     """Tell of every call: `<name>.success` or `<name>.failure`, and `<name>.duration.ms`.
 
     Use it bare (`@prof`) or with a group (`@prof(group="mine")`). The name is `Class.method`, or
@@ -38,7 +38,7 @@ def profile(group: str | None = None) -> Callable[[F], F]:
     from warnings import warn
 
     warn("profile is now called prof", FutureWarning, stacklevel=2)
-    chosen = streams.DEFAULT_GROUP if group is None else group
+    chosen = handlers.DEFAULT_GROUP if group is None else group
 
     def decorated(function: Any) -> Any:
         return _reported(function, function.__name__, chosen)
@@ -62,9 +62,9 @@ def _reported(function: Callable[..., Any], name: str, group: str) -> Callable[.
         finally:
             # Told of from here, so that the way an exception takes shows nothing of ours.
             if outcome:
-                streams.put_metric(f"{name}.{outcome}", 1, group)
+                handlers.put_metric(f"{name}.{outcome}", 1, group)
             took_ms = int((time.monotonic() - begin) * 1000)
-            streams.put_metric(f"{name}.duration.ms", took_ms, group)
+            handlers.put_metric(f"{name}.duration.ms", took_ms, group)
         return result
 
     return wrapper

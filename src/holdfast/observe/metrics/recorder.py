@@ -4,10 +4,9 @@ There they come from decorators around the agent's methods; here they are made o
 Where one method there calls another, the inner one ends first and is reported first: that is why a
 rendezvous waits for the ranks, and a restart for the start.
 
-`put_metric` calls a handler in the caller's thread, as TorchElastic's does. The agent must not
-wait, so its metrics go through a queue to a background thread that calls the handler, with the
-limits of `holdfast.observe.background`. A handler that exceeds them gets no more metrics until it
-is configured again.
+The agent must not wait for a handler, so its metrics are queued for a thread that calls the
+handler, with the limits of `background`. A handler that exceeds them gets no more metrics, from the
+agent or from the program, until it is configured again.
 """
 
 from __future__ import annotations
@@ -18,14 +17,13 @@ from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.background import CALL_S_MAX, CLOSE_S, QUEUED_MAX, BackgroundHandler
 from holdfast.observe.events.handlers import EventHandler
-from holdfast.observe.metrics import streams
+from holdfast.observe.metrics import handlers
 from holdfast.observe.metrics.handlers import MetricData, MetricHandler, NullMetricHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
-
 
 RENDEZVOUS = "SimpleElasticAgent._rendezvous"
 ASSIGN_RANKS = "SimpleElasticAgent._assign_worker_ranks"
@@ -36,18 +34,18 @@ START = "LocalElasticAgent._start_workers"
 STOP = "LocalElasticAgent._stop_workers"
 MONITOR = "LocalElasticAgent._monitor_workers"
 
-# What a look at the workers finds where they are stopped for this reason.
-SEEN_AT_STOP = {
-    StopReason.SUCCEEDED.value: "succeeded",
-    StopReason.WORKER_FAILED.value: "failed",
-    StopReason.UNHEALTHY.value: "unhealthy",
+# The state of workers that are stopped for this reason.
+STATE_AT_STOP = {
+    StopReason.SUCCEEDED: "succeeded",
+    StopReason.WORKER_FAILED: "failed",
+    StopReason.UNHEALTHY: "unhealthy",
 }
-# There nothing is told of these stops: the workers are gone, or it is the agent that ends.
-UNREPORTED_STOPS = (StopReason.SUCCEEDED.value, StopReason.SIGNAL.value)
+# TorchElastic emits nothing for these stops: the workers are gone, or it is the agent that ends.
+UNREPORTED_STOPS = (StopReason.SUCCEEDED, StopReason.SIGNAL)
 
 
 class MetricRecorder:
-    """An observer that emits TorchElastic's metrics."""
+    """An observer that emits TorchElastic's metrics; `put` gets each, and must not wait."""
 
     name = "the recorder of metrics"
 
@@ -55,106 +53,97 @@ class MetricRecorder:
         self._put = put
         self._role = ""
         self._max_restarts = self._remaining = 0
-        self._seen = ""
-        self._forget()
+        self._state = ""
+        self._reset()
 
-    def _forget(self) -> None:
-        self._met: lifecycle.RendezvousEnded | None = None
+    def _reset(self) -> None:
+        self._rendezvous: lifecycle.RendezvousEnded | None = None  # Without ranks so far.
         self._stopping: lifecycle.GenerationStopping | None = None
-        # Since when what is being done is done, as far as it is.
+        # When the calls began that are in progress.
         self._starting_since: float | None = None
         self._initializing_since: float | None = None
         self._restarting_since: float | None = None
 
-    def __call__(self, moment: lifecycle.LifecycleEvent) -> None:
-        """Emit what there is to emit for a moment."""
-        match moment:
+    def __call__(self, event: lifecycle.LifecycleEvent) -> None:
+        match event:
             case lifecycle.RunStarted():
-                self._forget()
-                self._role = moment.role
-                self._max_restarts = moment.max_restarts
+                self._reset()
+                self._role = event.role
+                self._max_restarts = event.max_restarts
             case lifecycle.RendezvousEnded():
-                self._take_meeting(moment)
+                self._rendezvous_ended(event)
             case lifecycle.RanksAssigned():
-                self._take_ranks(moment)
+                self._call(ASSIGN_RANKS, event.took_s)
+                self._end_rendezvous(event.took_s)
+                self._starting_since = event.at
             case lifecycle.GenerationStarted():
-                self._end_meeting(0.0)
-                self._call(START, moment.took_s)
-                self._end_calls(moment.at)
-                self._remaining = self._max_restarts - moment.restart_count
-                self._seen = ""
+                self._end_rendezvous(0.0)
+                self._call(START, event.took_s)
+                self._end_calls(event.at)
+                self._remaining = self._max_restarts - event.restart_count
+                self._state = ""
             case lifecycle.WorkersObserved():
-                self._look(moment.state, moment.remaining_restarts)
+                self._observe(event.state, event.remaining_restarts)
             case lifecycle.GenerationStopping():
-                self._stopping = moment
-                seen = SEEN_AT_STOP.get(moment.reason, self._seen)
-                if seen != self._seen:  # Nobody had to look: the news came by itself.
-                    self._look(seen, self._remaining)
+                self._stopping = event
+                state = STATE_AT_STOP.get(event.reason, self._state)
+                if state != self._state:  # Reported without being polled for.
+                    self._observe(state, self._remaining)
             case lifecycle.GenerationStopped():
-                self._take_stop(moment)
+                stopping, self._stopping = self._stopping, None
+                if stopping is not None and stopping.reason not in UNREPORTED_STOPS:
+                    self._restarting_since = stopping.at
+                    self._call(STOP, event.at - stopping.at)
             case lifecycle.RunEnded():
-                self._take_end(moment)
+                self._run_ended(event)
 
-    def _take_meeting(self, met: lifecycle.RendezvousEnded) -> None:
+    def _rendezvous_ended(self, event: lifecycle.RendezvousEnded) -> None:
         self._starting_since = None
         if self._initializing_since is None:
-            self._initializing_since = met.at - met.took_s
-        before = self._met
-        if before is not None:  # This node had a place, but its workers got no ranks.
-            self._call(ASSIGN_RANKS, met.at - before.at, failed=True)
-            self._end_meeting(met.at - before.at, failed=True)
-        if not met.error:
-            self._met = met
+            self._initializing_since = event.at - event.took_s
+        before = self._rendezvous
+        if before is not None:  # This node had a rank, but its workers got none.
+            self._call(ASSIGN_RANKS, event.at - before.at, failed=True)
+            self._end_rendezvous(event.at - before.at, failed=True)
+        if not event.error:
+            self._rendezvous = event
         elif before is None:
-            self._call(RENDEZVOUS, met.took_s, failed=True)
+            self._call(RENDEZVOUS, event.took_s, failed=True)
 
-    def _take_ranks(self, ranked: lifecycle.RanksAssigned) -> None:
-        failed = bool(ranked.error)
-        self._call(ASSIGN_RANKS, ranked.took_s, failed=failed)
-        self._end_meeting(ranked.took_s, failed=failed)
-        self._starting_since = None if failed else ranked.at
+    def _end_rendezvous(self, ranks_s: float, *, failed: bool = False) -> None:
+        rendezvous, self._rendezvous = self._rendezvous, None
+        if rendezvous is not None:
+            self._call(RENDEZVOUS, rendezvous.took_s + ranks_s, failed=failed)
 
-    def _end_meeting(self, ranking_s: float, *, failed: bool = False) -> None:
-        met, self._met = self._met, None
-        if met is not None:
-            self._call(RENDEZVOUS, met.took_s + ranking_s, failed=failed)
-
-    def _take_stop(self, stopped: lifecycle.GenerationStopped) -> None:
-        stopping, self._stopping = self._stopping, None
-        if stopping is None or stopping.reason in UNREPORTED_STOPS:
-            return
-        self._restarting_since = stopping.at
-        self._call(STOP, stopped.at - stopping.at)
-
-    def _take_end(self, ended: lifecycle.RunEnded) -> None:
-        if not ended.error:
-            self._put_outcome(ended)
+    def _run_ended(self, event: lifecycle.RunEnded) -> None:
+        if not event.error:
+            self._put_outcome(event)
         elif self._initializing_since is not None:
-            self._end_meeting(0.0, failed=True)
+            self._end_rendezvous(0.0, failed=True)
             if self._starting_since is not None:
-                self._call(START, ended.at - self._starting_since, failed=True)
-            self._end_calls(ended.at, failed=True)
-        self._call(RUN, ended.took_s, failed=bool(ended.error))
+                self._call(START, event.at - self._starting_since, failed=True)
+            self._end_calls(event.at, failed=True)
+        self._call(RUN, event.took_s, failed=bool(event.error))
 
     def _end_calls(self, at: float, *, failed: bool = False) -> None:
-        """Tell of that which the start of the workers is the last part of."""
+        """Emit the calls of which the start of the workers is the last part."""
         for name, since in (
             (INITIALIZE, self._initializing_since),
             (RESTART, self._restarting_since),
         ):
             if since is not None:
                 self._call(name, at - since, failed=failed)
-        self._forget()
+        self._reset()
 
-    def _look(self, state: str, remaining: int) -> None:
-        self._seen = state
+    def _observe(self, state: str, remaining: int) -> None:
+        self._state = state
         self._call(MONITOR, 0.0)
         self._worker("remaining_restarts", remaining)
         self._worker(state, 1)
 
-    def _put_outcome(self, ended: lifecycle.RunEnded) -> None:
-        failed = ended.state != "succeeded"
-        left, most = ended.remaining_restarts, ended.max_restarts
+    def _put_outcome(self, event: lifecycle.RunEnded) -> None:
+        failed = event.state != "succeeded"
+        left, most = event.remaining_restarts, event.max_restarts
         retried = left < most
         self._worker("flakiness", 100 if failed else int(100 - 100 * (left + 1) / (most + 1)))
         self._worker("run_total", 1)
@@ -172,86 +161,77 @@ class MetricRecorder:
 
 
 HANDLERS_MAX = 16
-"""How many handlers may take turns in one run; to further ones the metrics do not come."""
+"""How many handlers may take turns in one run; further ones get none of the agent's metrics."""
 
 _unfinished: dict[int, _MetricQueue] = {}
-"""By handler, those who were still busy when a run ended: the next run goes on with them."""
+"""By handler, the queues that were not empty when a run ended: the next run goes on with them."""
 
 
 class MetricQueues:
-    """Takes the metrics of one run, and hands them to whichever handler is configured then."""
+    """Queues the metrics of one run for whichever handler is configured at the time."""
 
-    def __init__(self, *, waiting_max: int = QUEUED_MAX, call_s_max: float = CALL_S_MAX) -> None:
-        self._limits: dict[str, Any] = {"waiting_max": waiting_max, "call_s_max": call_s_max}
+    def __init__(self, *, queued_max: int = QUEUED_MAX, call_s_max: float = CALL_S_MAX) -> None:
+        self._queued_max = queued_max
+        self._call_s_max = call_s_max
         self._queues: dict[int, _MetricQueue] = {}
 
     def put(self, name: str, value: int) -> None:
-        """Put a metric of the agent into its handler's queue; its time is now."""
-        stream = streams.getStream(streams.DEFAULT_GROUP)
+        """Queue a metric of the agent; its time is now."""
+        stream = handlers.getStream(handlers.DEFAULT_GROUP)
         handler = stream.handler
-        if type(handler) is NullMetricHandler or streams.is_dropped(handler):
+        if type(handler) is NullMetricHandler or handlers.is_dropped(handler):
             return
         queue = self._queues.get(id(handler))
         if queue is None or queue.is_dropped:
             queue = self._queue_for(handler)
         if queue is not None:
-            queue.put(MetricData(time.time(), stream.group_name, name, value))
+            metric: Any = MetricData(time.time(), stream.group_name, name, value)
+            queue.record(metric)  # A queue does not look at what is in it.
 
     def _queue_for(self, handler: MetricHandler) -> _MetricQueue | None:
-        """Return a new one, or that which an earlier run left; None if there are too many."""
+        """Return a new queue, or the one that an earlier run left; None if there are too many."""
         if len(self._queues) >= HANDLERS_MAX:
             return None
         queue = _unfinished.pop(id(handler), None)
-        # The handler of one that was dropped is left alone; so it has been configured again.
-        if queue is None or queue.is_dropped:
-            queue = _MetricQueue(handler, self._limits)
+        if queue is None or queue.is_dropped:  # If dropped, it has been configured again since.
+            queue = _MetricQueue(handler, queued_max=self._queued_max, call_s_max=self._call_s_max)
         self._queues[id(handler)] = queue
         return queue
 
     def close(self, limit_s: float = CLOSE_S) -> None:
-        """Wait until the handlers have everything, all in all for so long. May be called twice.
+        """Wait until the handlers have everything, `limit_s` in all. May be called twice.
 
-        One that is still busy then has until the end of the process, which waits for it again.
+        A handler that is still busy then has until the process ends, which waits for it again.
         """
         deadline = time.monotonic() + limit_s
         for number, queue in self._queues.items():
-            if not queue.end(limit_s) and len(_unfinished) < HANDLERS_MAX:
+            queue.flush(limit_s)
+            if not queue.is_flushing:
+                queue.close(limit_s)
+            elif len(_unfinished) < HANDLERS_MAX:
                 _unfinished[number] = queue
             limit_s = max(0.0, deadline - time.monotonic())
 
 
 class _MetricQueue(BackgroundHandler):
-    """What waits for one handler; keeps it, so that its id stays its."""
+    """The queue of one handler, which it keeps alive, so that its id stays its own."""
 
-    kind = "metric"
-
-    def __init__(self, handler: MetricHandler, limits: dict[str, Any]) -> None:
-        super().__init__(_MetricSink(handler), type(handler).__name__, **limits)
+    def __init__(self, handler: MetricHandler, *, queued_max: int, call_s_max: float) -> None:
+        name = type(handler).__name__
+        sink = _MetricSink(handler)
+        super().__init__(sink, name, "metric", queued_max=queued_max, call_s_max=call_s_max)
         self._metric_handler = handler
 
-    def put(self, metric: MetricData) -> None:
-        taken: Any = metric  # A queue does not look at what is in it.
-        self.record(taken)
-
-    def end(self, limit_s: float) -> bool:
-        """Close it if the handler takes everything in time; return whether it did."""
-        self.flush(limit_s)
-        if self.is_flushing:
-            return False
-        self.close(limit_s)
-        return True
-
     def drop(self, why: str) -> None:
-        if not self.is_dropped:
-            streams.drop(self._metric_handler)
+        handlers.faults_of(self._metric_handler).is_dropped = True
         super().drop(why)
 
 
 class _MetricSink(EventHandler):
-    """What the thread calls."""
+    """Lets a queue of events call a metric handler."""
 
     def __init__(self, handler: MetricHandler) -> None:
-        self._handler = handler
+        self._emit = handler.emit
 
     def record(self, event: Any) -> None:
-        streams.hand_over(self._handler, event)
+        self._emit(event)

@@ -1,0 +1,240 @@
+"""The agent's side of observing: turns what it does into lifecycle events.
+
+The agent calls a method for each step; here the step is put together with what the agent knows of
+itself, and sent to the observers. While there are none, nothing is put together at all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from holdfast.observe import lifecycle
+from holdfast.observe.lifecycle import LifecycleEvent, Observers, WorkerInfo, WorkerOutcome, now
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.agent.agent import SimpleElasticAgent
+    from holdfast.agent.spec import RunResult, Worker, WorkerSpec
+    from holdfast.core.supervision import StopReason
+    from holdfast.observe.standalone import StandaloneRecords
+
+
+class LifecycleReporter:
+    """Reports the lifecycle events of one agent to its observers.
+
+    It is a context around one run. An agent that no launcher observes keeps its own records for
+    that time, if any handler is configured; entering it again inside adds nothing.
+    """
+
+    def __init__(self, agent: SimpleElasticAgent) -> None:
+        self.observers = Observers()
+        self._agent = agent
+        self._own: StandaloneRecords | None = None
+        self._run_started_at = 0.0
+        self._rendezvous_since = 0.0
+        self._rendezvous_is_over = False
+        self._entered = 0
+
+    def __enter__(self) -> None:
+        """Raise `UsageError` if the records cannot be kept."""
+        if not self._entered and not self.observers.recorded:
+            self._begin_own_records()
+        self._entered += 1
+
+    def __exit__(self, *problem: object) -> None:
+        """Wait, for a limited time, until the handlers have the records."""
+        self._entered -= 1
+        if not self._entered and self._own is not None:
+            self._own.end()
+
+    def _begin_own_records(self) -> None:
+        from holdfast.observe.standalone import StandaloneRecords, records_wanted
+
+        destination = self._agent.get_worker_group().spec.event_log_handler
+        if self._own is None:
+            if not records_wanted(destination):
+                return
+            logs_specs = getattr(self._agent, "_logs_specs", None)
+            self._own = StandaloneRecords(destination, lambda: getattr(logs_specs, "run_dir", None))
+            self.observers.add(self._own)
+        self._own.begin()
+
+    def report(self, event: LifecycleEvent) -> None:
+        """Send a lifecycle event to all observers."""
+        self.observers.notify(event)
+
+    def run_started(self) -> None:
+        at, wall = now()
+        self._run_started_at = self._rendezvous_since = at
+        self._rendezvous_is_over = False
+        if self.observers:
+            self.report(self.describe_run(at, wall))
+
+    def describe_run(self, at: float = 0.0, wall: float = 0.0) -> lifecycle.RunStarted:
+        spec = self._agent.get_worker_group().spec
+        handler = spec.rdzv_handler
+        return lifecycle.RunStarted(
+            at,
+            wall,
+            handler.get_run_id(),
+            spec.role,
+            handler.get_backend(),
+            spec.get_entrypoint_name(),
+            spec.local_world_size,
+            spec.max_restarts,
+            _program_name(spec),
+        )
+
+    def describe_rendezvous(self, error: BaseException | None = None) -> lifecycle.RendezvousEnded:
+        at, wall = now()
+        took_s = at - self._rendezvous_since
+        restarts = self._agent.machine.restart_count
+        return lifecycle.RendezvousEnded(
+            at, wall, took_s, *self._node_rank(), _traceback(error), restarts
+        )
+
+    def rendezvous_ended(self, error: BaseException | None = None) -> None:
+        self._rendezvous_is_over = True
+        if self.observers:
+            self.report(self.describe_rendezvous(error))
+
+    def ranks_assigned(self, took_s: float = 0.0) -> None:
+        if self.observers:
+            restarts = self._agent.machine.restart_count
+            self.report(lifecycle.RanksAssigned(*now(), took_s, *self._node_rank(), restarts))
+
+    def generation_started(self, since: float) -> None:
+        if not self.observers:
+            return
+        at, wall = now()
+        machine = self._agent.machine
+        workers = tuple(_worker_info(one) for one in self._agent.get_worker_group().workers)
+        self.report(
+            lifecycle.GenerationStarted(
+                at,
+                wall,
+                at - since,
+                machine.generation,
+                machine.restart_count,
+                *self._node_rank(),
+                workers,
+            )
+        )
+        self.workers_observed("healthy")
+
+    def workers_observed(self, state: str) -> None:
+        if self.observers:
+            left = self._agent.machine.budget.left
+            self.report(lifecycle.WorkersObserved(now()[0], state, left))
+
+    def worker_ended(self, local_rank: int, *, failed: bool) -> None:
+        if self.observers:
+            generation = self._agent.machine.generation
+            self.report(lifecycle.WorkerEnded(*now(), generation, self._worker(local_rank), failed))
+
+    def first_heartbeat(self, local_rank: int) -> None:
+        if self.observers:
+            generation = self._agent.machine.generation
+            self.report(lifecycle.FirstHeartbeat(now()[0], generation, self._worker(local_rank)))
+
+    def generation_stopping(self, generation: int, reason: StopReason) -> None:
+        if self.observers:
+            self.report(lifecycle.GenerationStopping(now()[0], generation, reason))
+
+    def generation_stopped(self, generation: int) -> None:
+        self._rendezvous_since = now()[0]
+        self._rendezvous_is_over = False
+        if self.observers:
+            self.report(lifecycle.GenerationStopped(self._rendezvous_since, generation))
+
+    def run_ended(self, result: RunResult) -> RunResult:
+        if self.observers:
+            self._report_end(result, None)
+        return result
+
+    def run_failed(self, error: BaseException) -> None:
+        """Report that the run ended with an error of the agent's."""
+        if not self.observers:
+            return
+        from holdfast.rendezvous.errors import RendezvousError
+
+        if isinstance(error, RendezvousError) and not self._rendezvous_is_over:
+            self.rendezvous_ended(error)
+        self._report_end(None, error)
+
+    def _report_end(self, result: RunResult | None, error: BaseException | None) -> None:
+        at, wall = now()
+        machine = self._agent.machine
+        self.report(
+            lifecycle.RunEnded(
+                at,
+                wall,
+                at - self._run_started_at,
+                result.state.name.lower() if result is not None else "",
+                machine.restart_count,
+                machine.budget.left,
+                self._agent.get_worker_group().spec.max_restarts,
+                *self._node_rank(),
+                self._outcomes(result) if result is not None else (),
+                _traceback(error),
+            )
+        )
+
+    def _node_rank(self) -> tuple[int | None, int | None]:
+        group = self._agent.get_worker_group()
+        return group.group_rank, group.group_world_size
+
+    def _worker(self, local_rank: int) -> WorkerInfo:
+        return _worker_info(self._agent.get_worker_group().workers[local_rank])
+
+    def _outcomes(self, result: RunResult) -> tuple[WorkerOutcome, ...]:
+        outcomes = []
+        for worker in self._agent.get_worker_group().workers:
+            info, failure = _worker_info(worker), result.failures.get(worker.global_rank)
+            if failure is not None and not failure.consequence:
+                error = _json(failure.error_file_data)
+                outcomes.append(WorkerOutcome(info, "failed", failure.exitcode, error))
+            elif result.is_failed():
+                code = failure.exitcode if failure is not None else None
+                outcomes.append(WorkerOutcome(info, "terminated", code))
+            else:
+                outcomes.append(WorkerOutcome(info, "succeeded", 0))
+        return tuple(outcomes)
+
+
+def _program_name(spec: WorkerSpec) -> str:
+    """Return the name of the script or module that an interpreter runs, or else the entry point's.
+
+    A program given as text has no name of its own.
+    """
+    name = spec.get_entrypoint_name()
+    if spec.entrypoint != sys.executable and name != "run_script_path":  # What --run-path calls.
+        return name
+    for word in map(str, spec.args):
+        if word == "-c":
+            break
+        if word and not word.startswith("-"):
+            return os.path.basename(word)
+    return name
+
+
+def _worker_info(worker: Worker) -> WorkerInfo:
+    pid = worker.id if isinstance(worker.id, int) else 0
+    return WorkerInfo(
+        worker.local_rank, worker.global_rank, worker.role_rank, worker.role_world_size, pid
+    )
+
+
+def _json(data: object) -> str:
+    import json
+
+    return json.dumps(data, default=str)
+
+
+def _traceback(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    import traceback
+
+    return "".join(traceback.format_exception(error))
