@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
+from etcd_nodes import EtcdPlayer
 from many_nodes import CoordinatedPlayer, RoundsPlayer, SessionPlayer
 from one_node import StoppingPlayer, SupervisionPlayer
 from transcripts import Transcript
@@ -36,6 +37,9 @@ PLAYERS: dict[str, type[Player]] = {
     "rounds": RoundsPlayer,
     "session": SessionPlayer,
     "coordinated_supervision": CoordinatedPlayer,
+    "etcd_session": EtcdPlayer,
+    "etcd_election": EtcdPlayer,
+    "etcd_leader": EtcdPlayer,
 }
 
 

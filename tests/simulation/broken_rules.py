@@ -20,8 +20,10 @@ from holdfast.core.session import Session
 from holdfast.core.supervision import StopReason
 
 if TYPE_CHECKING:
-    from holdfast.core.etcd.calls import Change, Compare, EtcdEffect, TxnDone
+    from holdfast.core.etcd.calls import Change, Compare, TxnDone
+    from holdfast.core.etcd.election import ElectionEffect
     from holdfast.core.etcd.keys import JobRecord
+    from holdfast.core.etcd.leader import LeaderEffect
     from holdfast.core.machine import Effect
     from holdfast.core.protocol import NodeInfo, Status
     from holdfast.core.rounds import Node
@@ -228,12 +230,12 @@ class NobodyIsToldAgain(EtcdSession):
 
 
 class Trusting(Leadership):
-    def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[EtcdEffect]:
+    def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[LeaderEffect]:
         job, call, nodes, _views = answer.results
         shown = tuple(
-            KeyValue(key=self._places.view(*peer), value=pack(TOLD))
+            KeyValue(key=self._keys.view(*peer), value=pack(TOLD))
             for one in nodes
-            if (peer := self._places.whose(one.key))
+            if (peer := self._keys.peer_of(one.key))
         )
         results = (job, call, nodes, shown)
         return super()._begin(now, msgspec.structs.replace(answer, results=results), record)
@@ -251,5 +253,5 @@ class NobodyLeadsAgain(EtcdSession):
 
 
 class NotInterested(Election):
-    def leader_changed(self, change: Change) -> list[EtcdEffect]:
+    def _leader_changed(self, change: Change) -> list[ElectionEffect]:
         return []

@@ -20,15 +20,29 @@ from holdfast import console
 from holdfast.coordinator.agent_connection import AgentConnection
 from holdfast.coordinator.connect import ConnectFailed
 from holdfast.coordinator.job_status import summary_of
-from holdfast.core.etcd.calls import Get, SendRequest, StartWatch, StopWatch, Txn
+from holdfast.core.etcd.calls import (
+    Get,
+    KeysChanged,
+    RequestAnswered,
+    SendRequest,
+    StartWatch,
+    StopWatch,
+    Tick,
+    Txn,
+    WatchEnded,
+)
 from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, get_prefix, unpack
 from holdfast.core.etcd.session import (
     DeliverMessage,
+    DropRequested,
     EtcdSession,
+    LeaveRequested,
+    MessageSubmitted,
+    OpenRequested,
     ReportClosed,
     ReportLeft,
     ReportOpened,
-    SessionEffect,
+    SessionEvent,
 )
 from holdfast.core.protocol import NodeRole
 from holdfast.core.rounds import Rounds
@@ -248,7 +262,7 @@ class EtcdDialer:
         """Return the link of a session that is open, or raise `ConnectFailed`."""
         link = self._link = EtcdLink(self)
         self._early = []
-        self._perform(self._session.open())
+        self._happened(OpenRequested())
         try:
             await link.ready
         except asyncio.CancelledError:
@@ -262,17 +276,17 @@ class EtcdDialer:
     def send(self, link: EtcdLink, message: Status | Heartbeat) -> None:
         """Pass on what the node says over its current link."""
         if link is self._link:
-            self._perform(self._session.send(self._loop.time(), message))
+            self._happened(MessageSubmitted(message))
 
     def drop(self, link: EtcdLink) -> None:
         """End the session of a link, if it is the current one."""
         if link is self._link:
             self._link = None
-            self._perform(self._session.drop())
+            self._happened(DropRequested())
 
     async def leave(self, limit_s: float) -> None:
         """Hand over what this node leads and remove what is its own, as far as there is time."""
-        self._perform(self._session.leave())
+        self._happened(LeaveRequested())
         try:
             async with asyncio.timeout(limit_s):
                 await self._left.wait()
@@ -293,8 +307,8 @@ class EtcdDialer:
 
     # Performing.
 
-    def _perform(self, effects: list[SessionEffect]) -> None:
-        for effect in effects:
+    def _happened(self, event: SessionEvent) -> None:
+        for effect in self._session.handle(self._loop.time(), event):
             match effect:
                 case SendRequest():
                     task = self._loop.create_task(self._call(effect))
@@ -320,17 +334,17 @@ class EtcdDialer:
 
     async def _call(self, ask: SendRequest) -> None:
         answer = await self._etcd.call(ask.request, limit_s=self._limit_s)
-        self._perform(self._session.answered(self._loop.time(), ask.number, answer))
+        self._happened(RequestAnswered(ask.number, answer))
 
     def _watch(self, watch: StartWatch) -> None:
         number = watch.number
 
         def changed(_revision: int, changes: tuple[Change, ...]) -> None:
-            self._perform(self._session.changed(self._loop.time(), number, changes))
+            self._happened(KeysChanged(number, changes))
 
         def ended(problem: Problem) -> None:
             self._watches.pop(number, None)
-            self._perform(self._session.watch_ended(number, problem))
+            self._happened(WatchEnded(number, problem))
 
         self._watches[number] = self._etcd.watch(
             watch.key, watch.end, watch.start_revision, changed, ended
@@ -383,7 +397,7 @@ class EtcdDialer:
 
     def _tick(self) -> None:
         self._timer = None
-        self._perform(self._session.tick(self._loop.time()))
+        self._happened(Tick())
 
 
 # An agent's connection to a job that lies on etcd: `EtcdConnection`.
@@ -439,7 +453,7 @@ class EtcdConnection(AgentConnection):
         assert self._session is not None
         if self._store_client is None or self._stores is None:
             self._store_client = EtcdClient(self._etcd_settings)
-            self._stores = GenerationStores(self._store_client, self._session.places.store)
+            self._stores = GenerationStores(self._store_client, self._session.keys.store)
         return self._stores.store(scope)
 
     def close(self, drain_s: float = LEAVE_S) -> None:
@@ -581,8 +595,8 @@ def read_job(
 
     None if there is no such job. Raises `EtcdError` if etcd cannot be asked.
     """
-    places = JobKeys(prefix, run_id)
-    read = Txn((), (Get(places.job), Get(places.leader), get_prefix(places.nodes)))
+    keys = JobKeys(prefix, run_id)
+    read = Txn((), (Get(keys.job), Get(keys.leader), get_prefix(keys.nodes)))
     stored, leader, nodes = client.txn(read).results
     record = unpack(JobRecord, stored[0].value) if stored else None
     if record is None:

@@ -14,8 +14,8 @@ from fake_node import RUN, a_job_of, a_node
 from holdfast.core.etcd import keys
 from holdfast.core.etcd.calls import end_of_prefix
 from holdfast.core.etcd.keys import (
+    COMPRESS_FROM_BYTES,
     MARK,
-    PACKED_FROM_BYTES,
     JobKeys,
     JobRecord,
     NodeRecord,
@@ -70,7 +70,7 @@ def test_awkward_names_keep_their_place(name: str) -> None:
             (places.node(node, 0xABC), places.nodes),
             (places.view(node, 0xABC), places.views),
         ):
-            assert places.whose(key) == (node, 0xABC)
+            assert places.peer_of(key) == (node, 0xABC)
             assert key.count(b"/") == folder.count(b"/") + 1
             assert key.startswith(folder)
             assert key.isascii()
@@ -84,7 +84,7 @@ def test_no_two_names_share_a_place(
 ) -> None:
     mine, others = JobKeys("/p", run), JobKeys("/p", other_run)
     key = mine.node(node, number)
-    assert mine.whose(key) == (node, number)
+    assert mine.peer_of(key) == (node, number)
     assert below(mine, key)
     assert below(others, key) == (run == other_run)
     assert (mine.node(other, number) == key) == (other == node)
@@ -97,7 +97,7 @@ def test_no_two_names_share_a_place(
 def test_how_a_prefix_ends_is_no_matter(prefix: str) -> None:
     places = JobKeys(prefix, "job")
     assert places.leader == b"/p/job/shared/leader"
-    assert places.call == b"/p/job/shared/call"
+    assert places.roll_call == b"/p/job/shared/call"
     assert places.job == b"/p/job/job"
     assert places.node("a", 255) == b"/p/job/nodes/a/ff"
     assert places.view("a", 255) == b"/p/job/views/a/ff"
@@ -107,7 +107,7 @@ def test_how_a_prefix_ends_is_no_matter(prefix: str) -> None:
 def test_keys_of_others_are_nobodys() -> None:
     places = JobKeys("/p", "job")
     for name in (b"", b"a", b"a/", b"a/x/1", b"a/zz", b"\xff/1", b"a/1/"):
-        assert places.whose(places.nodes + name) is None, name
+        assert places.peer_of(places.nodes + name) is None, name
 
 
 def test_all_below_is_all_that_is_there() -> None:
@@ -133,7 +133,7 @@ def test_large_records_are_stored_smaller() -> None:
     assert len(small) < 2_000
     assert unpack(View, small) == view
     assert pack(a_view()).startswith(MARK + b"=")
-    assert pack(a_view(b"x" * PACKED_FROM_BYTES)).startswith(MARK + b"z")
+    assert pack(a_view(b"x" * COMPRESS_FROM_BYTES)).startswith(MARK + b"z")
 
 
 def test_of_another_version_is_none() -> None:
@@ -187,7 +187,7 @@ def test_text_that_is_none_is_none() -> None:
 
 def test_no_damage_does_more_than_make_a_record_unreadable() -> None:
     draw = random.Random(5)
-    records = [(NodeRecord, pack(a_record())), (View, pack(a_view(b"x" * PACKED_FROM_BYTES)))]
+    records = [(NodeRecord, pack(a_record())), (View, pack(a_view(b"x" * COMPRESS_FROM_BYTES)))]
     for kind, value in records * 2_000:
         damaged = bytearray(value)
         for _ in range(draw.randint(1, 3)):

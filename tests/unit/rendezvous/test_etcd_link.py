@@ -119,10 +119,10 @@ def test_who_is_refused_for_good_before_it_was_told_anything_is_turned_away() ->
     async def work() -> None:
         etcd = EtcdHere()
         node = Node(etcd)
-        etcd.etcd.perform(0.0, Txn((), (Put(node.session.places.job, b"another program's"),)))
+        etcd.etcd.perform(0.0, Txn((), (Put(node.session.keys.job, b"another program's"),)))
         node.client.start()
         refused = await node.next(JoinRefused)
-        assert "no job of this version" in refused.why
+        assert "/jobs/run/job" in refused.why
         assert node.client.refused == refused.why
         await node.end()
 
@@ -136,7 +136,7 @@ def test_a_leader_that_is_refused_again_and_again_gives_up_in_words() -> None:
         node.client.start()
         while (await node.next(View)).role is not NodeRole.MEMBER:
             pass
-        etcd.too_large = node.session.places.job
+        etcd.too_large = node.session.keys.job
         before = etcd.calls
         node.client.say(NodePhase.FAILED, 0)
         gave_up = await node.next(CoordinatorLost)

@@ -14,11 +14,6 @@ from enum import Enum
 
 import msgspec
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
 
 def end_of_prefix(prefix: bytes) -> bytes:
     """Return the `end` of the range of all keys that begin with `prefix`."""
@@ -182,18 +177,18 @@ class Change(msgspec.Struct, frozen=True):
     create_revision: int = 0
 
 
-# What a machine on etcd wants done.
+# Effects of the machines. Numbers are unique in one session.
 
 
 class SendRequest(msgspec.Struct, frozen=True):
-    """Send a request; its answer, or why there is none, comes back under the same number."""
+    """Send a request; its answer, or why there is none, comes back as `RequestAnswered`."""
 
     number: int
     request: Request
 
 
 class StartWatch(msgspec.Struct, frozen=True):
-    """Tell of every change in a range from a revision on, under this number."""
+    """Report every change in a range from a revision on, as `KeysChanged` of this number."""
 
     number: int
     key: bytes
@@ -202,61 +197,39 @@ class StartWatch(msgspec.Struct, frozen=True):
 
 
 class StopWatch(msgspec.Struct, frozen=True):
-    """Tell of no more."""
+    """Report no more changes; a watch that has ended already is fine."""
 
     number: int
 
 
 EtcdEffect = SendRequest | StartWatch | StopWatch
 
+# Events for the machines.
 
-class Asking:
-    """Numbers for requests and watches, and who is to be told of what comes of each."""
 
-    def __init__(self) -> None:
-        self._count = 0
-        self._answers: dict[int, Callable[[float, Answer], list[Any]]] = {}
-        self._watches: dict[int, Callable[[float, tuple[Change, ...]], list[Any]]] = {}
+class Tick(msgspec.Struct, frozen=True):
+    """A deadline may have come."""
 
-    def ask(self, request: Request, then: Callable[[float, Answer], list[Any]]) -> SendRequest:
-        """Return the effect that sends a request; `then` gets the time and the answer."""
-        self._count += 1
-        self._answers[self._count] = then
-        return SendRequest(self._count, request)
 
-    def watch(
-        self,
-        key: bytes,
-        end: bytes,
-        start_revision: int,
-        then: Callable[[float, tuple[Change, ...]], list[Any]],
-    ) -> StartWatch:
-        """Return the effect that begins a watch; `then` gets the time and the changes."""
-        self._count += 1
-        self._watches[self._count] = then
-        return StartWatch(self._count, key, end, start_revision)
+class RequestAnswered(msgspec.Struct, frozen=True):
+    """A request was answered; it is ignored if nobody waits for it any more."""
 
-    def answered(self, now: float, number: int, answer: Answer) -> list[Any]:
-        """Bring an answer to who asked, if anybody still waits for it."""
-        then = self._answers.pop(number, None)
-        return then(now, answer) if then is not None else []
+    number: int
+    answer: Answer
 
-    def changed(self, now: float, number: int, changes: tuple[Change, ...]) -> list[Any]:
-        """Bring changes to who watches, if anybody still does."""
-        then = self._watches.get(number)
-        return then(now, changes) if then is not None else []
 
-    def unwatch(self, number: int) -> list[StopWatch]:
-        """Return the effect that ends a watch, if it is on."""
-        return [StopWatch(number)] if self._watches.pop(number, None) is not None else []
+class KeysChanged(msgspec.Struct, frozen=True):
+    """A watch saw changes, in order."""
 
-    def is_watching(self, number: int) -> bool:
-        """Return whether a watch is on."""
-        return number in self._watches
+    number: int
+    changes: tuple[Change, ...]
 
-    def forget(self) -> list[StopWatch]:
-        """Drop all that is under way; return the effects that end the watches."""
-        self._answers.clear()
-        ended = [StopWatch(number) for number in self._watches]
-        self._watches.clear()
-        return ended
+
+class WatchEnded(msgspec.Struct, frozen=True):
+    """A watch ended by itself; no `KeysChanged` of this number follows."""
+
+    number: int
+    problem: Problem
+
+
+EtcdEvent = RequestAnswered | KeysChanged | WatchEnded

@@ -1,15 +1,23 @@
-"""Whether this node is the leader of a job on etcd: `Election`.
+"""Whether this node leads a job on etcd: the machine `Election`.
 
-Whoever creates the leader's key leads, until the key is gone; it is on the leader's lease. The
+Whoever creates the leader's key leads until the key is gone; the key is on that node's lease. The
 revision that created the key is the leader's `term`: a transaction that compares it (`still`) does
-nothing once another leads, whatever the node that sent it believes.
+nothing once another node leads, whatever the node that sent it believes.
 
-Every node watches the key, and tries to create it when it is gone. That it won may be heard by the
-watch before the answer, or after a session in which no answer came at all; the key tells by whom
-it was made.
+::
+
+    idle ── no leader, and a lease: campaign ──► campaigning ── the key is created ──► leading
+     ▲                                                │ another's key is there           │
+     └────────────────────────────────────────────────┴── the key or the lease is gone ──┘
+
+Every node watches the key and tries to create it when it is gone. The watch may report the node's
+own victory before the answer does, or the answer may be lost with its session; the value of the
+key says which node and which lease made it.
 """
 
 from __future__ import annotations
+
+import msgspec
 
 from holdfast.core.etcd.calls import (
     Answer,
@@ -21,116 +29,173 @@ from holdfast.core.etcd.calls import (
     Problem,
     ProblemKind,
     Put,
+    RequestAnswered,
+    SendRequest,
     Txn,
     TxnDone,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from holdfast.core.etcd.calls import Asking, EtcdEffect
+
+# Events.
+
+
+class SessionUp(msgspec.Struct, frozen=True):
+    """The session opened with this lease, and found this leader."""
+
+    lease: int
+    leader: KeyValue | None
+
+
+class LeaseReplaced(msgspec.Struct, frozen=True):
+    """The lease ended; this is the new one."""
+
+    lease: int
+
+
+class SessionLost(msgspec.Struct, frozen=True):
+    """The session or its lease is gone."""
+
+
+class LeaderKeyChanged(msgspec.Struct, frozen=True):
+    """The watch saw a change of the leader's key."""
+
+    change: Change
+
+
+class LeadershipLost(msgspec.Struct, frozen=True):
+    """A transaction showed that this node does not lead any more, or it gave the key back."""
+
+
+class ResignRequested(msgspec.Struct, frozen=True):
+    """This node is to lead no more."""
+
+
+ElectionEvent = (
+    SessionUp
+    | LeaseReplaced
+    | SessionLost
+    | LeaderKeyChanged
+    | LeadershipLost
+    | ResignRequested
+    | RequestAnswered
+)
+
+# Effects.
+
+
+class TakeOffice(msgspec.Struct, frozen=True):
+    """This node leads now, with this term."""
+
+    term: int
+
+
+class LeaveOffice(msgspec.Struct, frozen=True):
+    """This node led, and does not any more."""
+
+
+class FailSession(msgspec.Struct, frozen=True):
+    """End the session: etcd cannot be relied on."""
+
+    problem: Problem
+
+
+ElectionEffect = SendRequest | TakeOffice | LeaveOffice | FailSession
 
 
 class Election:
-    """One node's candidacy; `won` and `lost` are called as it comes to lead and ceases to."""
+    """The candidacy of one node."""
 
-    def __init__(
-        self,
-        *,
-        asking: Asking,
-        key: bytes,
-        name: str,
-        won: Callable[[], list[EtcdEffect]],
-        lost: Callable[[], list[EtcdEffect]],
-        fail: Callable[[Problem], list[EtcdEffect]],
-    ) -> None:
+    def __init__(self, *, key: bytes, name: str, numbers: Iterator[int]) -> None:
         self.term = 0
         """The revision that created the leader's key if it is this node's, else 0."""
         self.is_open = True
-        """Whether this node wants to lead, should nobody do so."""
-        self.is_campaigning = False
-        self._asking = asking
+        """Whether this node is willing to lead."""
         self._key = key
         self._name = name
-        self._won, self._lost, self._fail = won, lost, fail
+        self._numbers = numbers
         self._lease = 0
-        self._campaign_number = 0
+        self._campaign = 0  # The number of the request under way, or 0.
 
-    def up(self, lease: int, leader: KeyValue | None) -> list[EtcdEffect]:
-        """Take part with this lease, now that it is known who leads."""
-        self._lease = lease
-        return self._heed(leader)
+    @property
+    def is_campaigning(self) -> bool:
+        return self._campaign != 0
 
-    def leased(self, lease: int) -> list[EtcdEffect]:
-        """Take part with another lease."""
-        self._lease = lease
-        return self._campaign()
-
-    def down(self) -> list[EtcdEffect]:
-        """Lead no more, as far as is known here: the session or the lease is lost."""
-        self._lease = 0
-        return self.step_down()
-
-    def step_down(self) -> list[EtcdEffect]:
-        """Lead no more: another does, or nobody."""
-        self._campaign_number += 1  # The answer to a campaign that is under way means nothing.
-        self.is_campaigning = False
-        led, self.term = self.term, 0
-        return self._lost() if led else []
-
-    def leader_changed(self, change: Change) -> list[EtcdEffect]:
-        """Take note of a change of the leader's key."""
-        if change.mod_revision <= self.term:
-            return []  # It was before this node led.
-        if change.value is None:
-            return self.step_down() + self._campaign()
-        if change.value == self._signature():
-            return self._lead(change.create_revision)
-        return self.step_down()
+    def handle(self, now: float, event: ElectionEvent) -> list[ElectionEffect]:
+        """Take in one event; return what must now be done, in order."""
+        match event:
+            case LeaderKeyChanged(change):
+                return self._leader_changed(change)
+            case RequestAnswered(number, answer):
+                return self._answered(answer) if number == self._campaign else []
+            case SessionUp(lease, leader):
+                self._lease = lease
+                return self._found(leader)
+            case LeaseReplaced(lease):
+                self._lease = lease
+                return self._run()
+            case SessionLost():
+                self._lease = 0
+                return self._step_down()
+            case LeadershipLost():
+                return self._step_down()
+            case ResignRequested():
+                self.is_open = False
+                return []
 
     def still(self) -> Compare:
         """Return the comparison that fails once this node does not lead any more."""
         return Compare(self._key, Field.CREATE, self.term)
 
-    def _heed(self, leader: KeyValue | None) -> list[EtcdEffect]:
+    def _leader_changed(self, change: Change) -> list[ElectionEffect]:
+        if change.mod_revision <= self.term:
+            return []  # It was before this node led.
+        if change.value is None:
+            return self._step_down() + self._run()
+        if change.value == self._signature():
+            return self._lead(change.create_revision)
+        return self._step_down()
+
+    def _found(self, leader: KeyValue | None) -> list[ElectionEffect]:
         if leader is None:
-            return self._campaign()
+            return self._run()
         if leader.value == self._signature():
             return self._lead(leader.create_revision)  # It led before, and may go on.
         return []
 
-    def _campaign(self) -> list[EtcdEffect]:
-        if not self._lease or not self.is_open or self.is_campaigning or self.term:
+    def _run(self) -> list[ElectionEffect]:
+        if not self._lease or not self.is_open or self._campaign or self.term:
             return []
-        self.is_campaigning = True
-        self._campaign_number += 1
-        number = self._campaign_number
+        self._campaign = next(self._numbers)
         txn = Txn(
             (Compare(self._key, Field.CREATE, 0),),
             (Put(self._key, self._signature(), self._lease),),
             (Get(self._key),),
         )
+        return [SendRequest(self._campaign, txn)]
 
-        def answered(_now: float, answer: Answer) -> list[EtcdEffect]:
-            if number != self._campaign_number:
-                return []
-            self.is_campaigning = False
-            if isinstance(answer, Problem):
-                # Of a lease that is gone the session hears itself, and gets another.
-                return [] if answer.kind is ProblemKind.LEASE_GONE else self._fail(answer)
-            assert isinstance(answer, TxnDone)
-            if answer.succeeded:
-                return self._lead(answer.revision)
-            return self._heed(answer.results[0][0] if answer.results[0] else None)
+    def _answered(self, answer: Answer) -> list[ElectionEffect]:
+        self._campaign = 0
+        if isinstance(answer, Problem):
+            # Of a lease that is gone the session hears itself, and gets another.
+            return [] if answer.kind is ProblemKind.LEASE_GONE else [FailSession(answer)]
+        assert isinstance(answer, TxnDone)
+        if answer.succeeded:
+            return self._lead(answer.revision)
+        return self._found(answer.results[0][0] if answer.results[0] else None)
 
-        return [self._asking.ask(txn, answered)]
-
-    def _lead(self, term: int) -> list[EtcdEffect]:
-        self._campaign_number += 1
-        self.is_campaigning = False
+    def _lead(self, term: int) -> list[ElectionEffect]:
+        self._campaign = 0
         self.term = term
-        return self._won()
+        return [TakeOffice(term)]
+
+    def _step_down(self) -> list[ElectionEffect]:
+        self._campaign = 0  # The answer to a campaign that is under way means nothing.
+        led, self.term = self.term, 0
+        return [LeaveOffice()] if led else []
 
     def _signature(self) -> bytes:
         """Return what only this node's key has, and only with this lease."""

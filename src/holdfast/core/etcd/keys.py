@@ -1,17 +1,17 @@
-"""Where a job lies in etcd, and how what lies there is written.
+"""The keys of a job in etcd, and the format of their values.
 
 ::
 
-    PREFIX/RUN_ID/shared/leader              who leads, on that node's lease
+    PREFIX/RUN_ID/shared/leader              the leader's name, on its node's lease
     PREFIX/RUN_ID/shared/call                the number of the last roll call
-    PREFIX/RUN_ID/job                        the job as the leader knows it
-    PREFIX/RUN_ID/nodes/NODE/INCARNATION     what a node says of itself, on its lease
-    PREFIX/RUN_ID/views/NODE/INCARNATION     what the leader tells that node
+    PREFIX/RUN_ID/job                        the job as the leader stored it
+    PREFIX/RUN_ID/nodes/NODE/INCARNATION     a node's status, on its lease
+    PREFIX/RUN_ID/views/NODE/INCARNATION     the view that the leader made for that node
     PREFIX/RUN_ID/store/...                  the store that the agents share
 
 All but what is on a node's own lease is on the lease of the job, which leaders keep alive: so
-nothing lasts for ever, and the end of a node takes all that is its own. Names are quoted, so none
-of them can reach out of its place. Whatever cannot be read is None, never an error: another
+nothing stays for ever, and whatever belongs to one node goes with it. Names are quoted, so that
+none can reach outside its place. A value that cannot be read is None, never an error: another
 version, or another program, may have written it.
 """
 
@@ -29,15 +29,15 @@ from holdfast.core.rounds import Job  # noqa: TC001 (msgspec reads the annotatio
 
 MARK = b"hf1"
 RECORD_BYTES_MAX = 64 * 1024 * 1024
-"""What a record may be when unpacked; far above what etcd lets anybody store packed."""
-PACKED_FROM_BYTES = 4096
-CALL_DIGITS_MAX = 18  # A number of 64 bits, whatever its digits.
+"""Of an uncompressed record; far above what etcd accepts compressed."""
+COMPRESS_FROM_BYTES = 4096
+ROLL_CALL_DIGITS_MAX = 18  # A number of 64 bits, whatever its digits.
 
 T = TypeVar("T")
 
 
 class NodeRecord(msgspec.Struct, frozen=True):
-    """What a node says of itself, and which roll call it has heard."""
+    """A node's status, and the last roll call that it has seen."""
 
     status: Status
     call: int = 0
@@ -57,26 +57,26 @@ class JobKeys:
         self.root = f"{prefix.rstrip('/')}/{quote(run_id, safe='')}/".encode()
         self.shared = self.root + b"shared/"
         self.leader = self.shared + b"leader"
-        self.call = self.shared + b"call"
+        self.roll_call = self.shared + b"call"
         self.job = self.root + b"job"
         self.nodes = self.root + b"nodes/"
         self.views = self.root + b"views/"
         self.store = self.root + b"store/"
 
     def node(self, node: str, incarnation: int) -> bytes:
-        """Return where an incarnation speaks."""
+        """Return the key of an incarnation's status."""
         return self.nodes + _name(node, incarnation)
 
     def view(self, node: str, incarnation: int) -> bytes:
-        """Return where an incarnation is told."""
+        """Return the key of the view for an incarnation."""
         return self.views + _name(node, incarnation)
 
     def views_of(self, node: str) -> bytes:
-        """Return the prefix of all that the incarnations of a node are told."""
+        """Return the prefix of the views for all incarnations of a node."""
         return self.views + quote(node, safe="").encode() + b"/"
 
-    def whose(self, key: bytes) -> tuple[str, int] | None:
-        """Return the node and incarnation that a key of `nodes` or `views` is of."""
+    def peer_of(self, key: bytes) -> tuple[str, int] | None:
+        """Return the node and incarnation of a key below `nodes` or `views`."""
         parts = key[len(self.nodes) :].split(b"/")
         try:
             node, incarnation = parts
@@ -101,15 +101,15 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
 
 
 def pack(record: NodeRecord | JobRecord | View) -> bytes:
-    """Return a record as it is stored; large ones, which are mostly repetition, smaller."""
+    """Return a record as it is stored; a large one, which is mostly repetition, compressed."""
     body = _encoder.encode(record)
-    if len(body) < PACKED_FROM_BYTES:
+    if len(body) < COMPRESS_FROM_BYTES:
         return MARK + b"=" + body
     return MARK + b"z" + zlib.compress(body, 1)
 
 
 def unpack(kind: type[T], value: bytes) -> T | None:
-    """Return a record of this kind, or None if it is none that can be read."""
+    """Return a record of this kind, or None if the value is not one."""
     start = len(MARK) + 1
     try:
         if value[:start] == MARK + b"z":
@@ -123,10 +123,10 @@ def unpack(kind: type[T], value: bytes) -> T | None:
             return None
         record: T = _decoders[kind].decode(body)
     except (msgspec.MsgspecError, zlib.error, ValueError, RecursionError):
-        return None  # The last two are for text that is none, and for what is nested too deeply.
+        return None  # The last two are for invalid UTF-8 and for too deep nesting.
     return record
 
 
 def roll_call_number(value: bytes) -> int:
-    """Return the number of a roll call as it is stored, or 0 if it is none that can be read."""
-    return int(value) if value.isdigit() and len(value) <= CALL_DIGITS_MAX else 0
+    """Return the number of a stored roll call, or 0 if the value is not one."""
+    return int(value) if value.isdigit() and len(value) <= ROLL_CALL_DIGITS_MAX else 0

@@ -1,16 +1,30 @@
-"""What the leader of one job makes of what its nodes say and of their ends: `LedJob`.
+"""The leader of a job on etcd: it reads the job, decides, and stores it. The machine `Leadership`.
 
-A leader is to its job what a coordinator is, but for two things. Nodes live as long as somebody
-else says so (etcd, by their leases), so nobody is watched here. And the job has been somebody
-else's before and may be again: `begin` takes over what the last leader left, and `is_changed` says
-when what must outlast this one has to be stored.
+::
 
-**Roll calls.** Workers see the end of another machine at once and fail of it, seconds before that
-node's lease ends. So a failure is not blamed on anybody before all other members have shown that
-they live: the leader asks for a sign (`call` goes up), each answers with the number, and a member
-that does not is soon lost, which is then the reason for the restart.
+    FOLLOWING ── elected (`core.etcd.election`) ──► LOADING ── all is read ──► LEADING
+        ▲                                              │                          │
+        └──────────── another leads, or etcd cannot be reached ───────────────────┘
 
-Pure: times are the caller's monotonic clock.
+A leader is to its job what a coordinator is (`core.rounds` decides in both), with two differences.
+Whether a node is alive is etcd's judgement, by the node's lease. And the job was another leader's
+before and may be another's again: a leader takes over what the last one stored, and stores what
+must outlast it.
+
+**Writes.** A decision counts once it is stored. The job is stored first, then the views, one key
+each; a successor finds out from the job which views are missing. Every write does nothing once
+another node leads, or if the stored job is not the one that the decision was made from: a write
+whose outcome is unknown may be carried out late. Whenever an outcome is unknown the session ends,
+and in the next one the leader, if it still is, reads everything again. One write is under way at a
+time, and takes all that was decided meanwhile.
+
+**Roll calls.** When a machine dies, workers elsewhere notice at once and fail, seconds before the
+lease of the dead node ends. So the leader blames nobody for a failure until all other members have
+shown that they are alive: it raises the number of the roll call, each node answers by storing its
+status with that number, and a member that does not answer is soon lost, which is then the reason
+for the restart. A new leader calls the roll too: a leader seldom dies alone, and the leases of the
+others may end a little after its own. It decides nothing before each node that the job knows has
+answered or is gone. If all are alive that is one round trip; else the rest of a lease.
 """
 
 from __future__ import annotations
@@ -25,23 +39,43 @@ from holdfast.core.etcd.calls import (
     Change,
     Compare,
     Delete,
+    EtcdEffect,
     Field,
     Get,
     Grant,
     Granted,
     KeepAlive,
     KeptAlive,
+    KeysChanged,
     KeyValue,
     Op,
     Problem,
     ProblemKind,
     Put,
     Request,
+    RequestAnswered,
+    SendRequest,
+    StartWatch,
+    StopWatch,
+    Tick,
     Txn,
     TxnDone,
+    WatchEnded,
     end_of_prefix,
 )
-from holdfast.core.etcd.election import Election
+from holdfast.core.etcd.election import (
+    Election,
+    ElectionEvent,
+    FailSession,
+    LeaderKeyChanged,
+    LeadershipLost,
+    LeaseReplaced,
+    LeaveOffice,
+    ResignRequested,
+    SessionLost,
+    SessionUp,
+    TakeOffice,
+)
 from holdfast.core.etcd.keys import (
     JobKeys,
     JobRecord,
@@ -57,16 +91,31 @@ from holdfast.core.rounds import Event, Job, JobPhase, NodeLost, NodesLost, Roun
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from holdfast.core.etcd.calls import Asking, EtcdEffect, SendRequest
-    from holdfast.core.rounds import Event
+    from collections.abc import Callable, Iterable, Iterator
 
     Peer = tuple[str, int]
+    """A node and its incarnation."""
+
+JOB_KEEP_S = 600
+"""The lease of a job. So long its end can be looked up, or it can be resumed, without a leader."""
+JOB_KEEP_ALIVE_S = JOB_KEEP_S / 5
+STEPS_PER_LEASE = 5
+OPS_MAX = 100  # Operations in one transaction; etcd's default limit is 128.
+WRITE_BYTES_MAX = 1_000_000  # In one transaction; etcd's default limit is 1.5 MiB.
+
+
+class NodeReported(msgspec.Struct, frozen=True):
+    """A node stored its status, and with it the number of the last roll call it has seen."""
+
+    status: Status
+    roll_call: int
 
 
 class LedJob:
-    """One job, from when this leader took it over."""
+    """The decisions about one job, from when this leader took it over.
+
+    Times are the caller's monotonic clock. The views that are returned are to be stored.
+    """
 
     def __init__(
         self,
@@ -74,65 +123,65 @@ class LedJob:
         job: Job,
         *,
         step_s: float,
-        call: int = 0,
+        roll_call: int = 0,
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
         self.rounds = rounds(job)
-        self.call = call
+        self.roll_call = roll_call
         """The number of the newest roll call."""
-        self.own = 0
-        """The incarnation of the leader's own node, which need not answer."""
+        self.own_incarnation = 0
+        """Of the leader's own node, which need not answer."""
         self.is_new = False
         """Whether the job began with this leader, as far as is known."""
         self.broken = ""
         """Which invariant the job broke, for which it was closed."""
         self.is_changed = False
-        """Whether the job must be stored; whoever does so sets it back."""
+        """Whether the job must be stored; whoever does so resets it."""
         self.decisions: list[tuple[Event, Job]] | None = None
-        """What happened, and the job after it, if somebody wants to know and empties it."""
+        """Events and the job after each, for an observer that empties it; None without one."""
         self._strict = strict
         self._make = rounds
         self._clock = AttendedClock(now, step_s)
         self._wait: tuple[int, float] | None = None  # Its number, when it ends (attended).
         self._held: dict[str, Status] = {}  # Failures that may be due to a loss, by node.
         self._called_for = -1  # The generation that the newest roll call was for.
-        self._answered: dict[int, int] = {}  # The newest call heard, by incarnation.
-        self._awaited: set[int] = set()  # Incarnations of which it is not known whether they live,
-        self._awaited_as: object = None  # as long as all this stays as it is.
+        self._answered: dict[int, int] = {}  # The newest roll call answered, by incarnation.
+        self._awaited: set[int] = set()  # Incarnations that have not answered,
+        self._awaited_as: object = None  # valid as long as this does not change.
         self._late: dict[int, Status] = {}  # Came when all was over but for the report.
         self._note_wait(now)
 
     @property
     def job(self) -> Job:
-        """The state of the job."""
         return self.rounds.job
 
     def begin(
         self,
         now: float,
-        there: Iterable[tuple[Status, int]],
-        shown: dict[tuple[str, int], int],
-        gone: str,
+        alive: Iterable[NodeReported],
+        stored_views: dict[Peer, int],
+        lost_why: str,
     ) -> list[View]:
-        """Take the job over: `there` are the nodes that live, in the order in which they came.
+        """Take the job over: `alive` are the nodes that are there, in the order of their coming.
 
-        `shown` has the revision of the view that lies ready for each incarnation, and `gone` says
-        what became of those who are no longer there.
+        `stored_views` has the revision of the view that is stored for each incarnation, and
+        `lost_why` is the reason given for those that are gone.
         """
-        told: dict[tuple[str, int], View] = {}
-        alive: dict[tuple[str, int], None] = {}  # In order, so that equal runs are equal.
-        for status, call in there:
-            alive[status.info.node, status.info.incarnation] = None
-            _gather(told, self.said(now, status, call))
-        lost = [
-            NodeLost(node.info.node, node.info.incarnation, gone)
+        views: dict[Peer, View] = {}
+        peers: dict[Peer, None] = {}  # In order, so that equal runs are equal.
+        for report in alive:
+            info = report.status.info
+            peers[info.node, info.incarnation] = None
+            _merge(views, self.handle(now, report))
+        lost = tuple(
+            NodeLost(node.info.node, node.info.incarnation, lost_why)
             for node in self.job.nodes.values()
-            if (node.info.node, node.info.incarnation) not in alive
-        ]
-        _gather(told, self.lost(now, lost))
-        for peer in alive:
-            if peer in told:
+            if (node.info.node, node.info.incarnation) not in peers
+        )
+        _merge(views, self.handle(now, NodesLost(lost)))
+        for peer in peers:
+            if peer in views:
                 continue
             beat = Heartbeat(
                 run_id=self.job.run_id,
@@ -140,62 +189,67 @@ class LedJob:
                 incarnation=peer[1],
                 seq=0,
                 term=self.job.term,
-                revision=shown.get(peer, -1),
+                revision=stored_views.get(peer, -1),
             )
-            view = self.rounds.behind(beat)  # What the last leader had no time to tell.
+            view = self.rounds.behind(beat)  # What the last leader had no time to store.
             if view is not None:
-                told[peer] = view
+                views[peer] = view
                 self.is_changed = True  # Its number must not be given to another view.
-        return [*told.values()]
+        return [*views.values()]
 
-    def said(self, now: float, status: Status, call: int) -> list[View]:
-        """Take in what a node says, and which roll call it has heard."""
-        info = status.info
-        self._answered[info.incarnation] = call
-        self.call = max(self.call, call)  # The number may have gone with the lease of the job.
-        if call == self.call:
-            self._awaited.discard(info.incarnation)
-        if self._may_be_due_to_a_loss(status):
-            if self._called_for != status.generation:
-                self._called_for = status.generation
-                self.call += 1
-            self._held[info.node] = status
-            self._awaited.discard(info.incarnation)
-            return self._release(now)
-        told = self._tell(now, status)
-        if info.node in self.job.succeeded:
-            self._awaited.discard(info.incarnation)
-        told += self._release(now)
-        is_known = self.rounds.seq_of(info.node, info.incarnation) >= 0
-        if self.job.outcome is not None and not self.job.final and not is_known:
-            self._late[info.incarnation] = status
-        return told
-
-    def lost(self, now: float, those: list[NodeLost]) -> list[View]:
-        """Take in that nodes are gone, all at once."""
-        if not those:
-            return []
-        for one in those:
-            self._answered.pop(one.incarnation, None)
-            self._awaited.discard(one.incarnation)
-            self._late.pop(one.incarnation, None)
-        return self._tell(now, NodesLost(tuple(those))) + self._release(now)
-
-    def tick(self, now: float) -> list[View]:
-        """See what time has brought."""
-        if self._wait is None or self._clock.look(now) < self._wait[1]:
-            return []
-        return self._tell(now, WaitEnded(self._wait[0]))
+    def handle(self, now: float, event: NodeReported | NodesLost | Tick) -> list[View]:
+        """Take in one event; return the views to be stored."""
+        match event:
+            case NodeReported(status, roll_call):
+                return self._reported(now, status, roll_call)
+            case NodesLost(lost):
+                return self._lost(now, lost)
+            case Tick():
+                if self._wait is None or self._clock.look(now) < self._wait[1]:
+                    return []
+                return self._decide(now, WaitEnded(self._wait[0]))
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `tick` is wanted next, or None while there is nothing to wait for."""
+        """Return when `Tick` is wanted next, or None while there is nothing to wait for."""
         if self._wait is None:
             return None
         rest = self._wait[1] - self._clock.look(now)
         # Looking at least every step is what makes the whole of the time count.
         return now + max(0.0, min(rest, self._clock.step_s))
 
-    # Failures that may be another's.
+    def _reported(self, now: float, status: Status, roll_call: int) -> list[View]:
+        info = status.info
+        self._answered[info.incarnation] = roll_call
+        # The stored number may have gone with the lease of the job.
+        self.roll_call = max(self.roll_call, roll_call)
+        if roll_call == self.roll_call:
+            self._awaited.discard(info.incarnation)
+        if self._may_be_due_to_a_loss(status):
+            if self._called_for != status.generation:
+                self._called_for = status.generation
+                self.roll_call += 1
+            self._held[info.node] = status
+            self._awaited.discard(info.incarnation)
+            return self._release(now)
+        views = self._decide(now, status)
+        if info.node in self.job.succeeded:
+            self._awaited.discard(info.incarnation)
+        views += self._release(now)
+        is_known = self.rounds.seq_of(info.node, info.incarnation) >= 0
+        if self.job.outcome is not None and not self.job.final and not is_known:
+            self._late[info.incarnation] = status
+        return views
+
+    def _lost(self, now: float, lost: tuple[NodeLost, ...]) -> list[View]:
+        if not lost:
+            return []
+        for one in lost:
+            self._answered.pop(one.incarnation, None)
+            self._awaited.discard(one.incarnation)
+            self._late.pop(one.incarnation, None)
+        return self._decide(now, NodesLost(lost)) + self._release(now)
+
+    # Failures that may be due to a loss.
 
     def _may_be_due_to_a_loss(self, status: Status) -> bool:
         job, info = self.job, status.info
@@ -207,67 +261,61 @@ class LedJob:
             and 0 <= self.rounds.seq_of(info.node, info.incarnation) < status.seq
         )
 
-    def _awaits_somebody(self) -> bool:
-        """Whether it is not known of a member whether it lives.
-
-        All members are gone through once for a call; then each that is heard of is struck out.
-        """
+    def _awaits_answers(self) -> bool:
+        """Whether a member may be lost. All are looked at once for a call, then struck out."""
         job = self.job
         if job.phase is not JobPhase.ACTIVE:
             return False
-        now_as = self.call, self.own, job.round_term, job.round, job.generation
-        if self._awaited_as != now_as:
-            self._awaited_as = now_as
+        awaited_as = self.roll_call, self.own_incarnation, job.round_term, job.round, job.generation
+        if self._awaited_as != awaited_as:
+            self._awaited_as = awaited_as
             self._awaited = {info.incarnation for info in job.members if self._is_awaited(info)}
         return bool(self._awaited)
 
     def _is_awaited(self, info: NodeInfo) -> bool:
+        held = self._held.get(info.node)
         return (
-            not self._failed_in(self.job.generation, info.node)
+            not (held is not None and held.generation == self.job.generation)
             and info.node not in self.job.succeeded
-            and info.incarnation != self.own
-            and self._answered.get(info.incarnation, 0) < self.call
+            and info.incarnation != self.own_incarnation
+            and self._answered.get(info.incarnation, 0) < self.roll_call
         )
 
-    def _failed_in(self, generation: int, node: str) -> bool:
-        held = self._held.get(node)
-        return held is not None and held.generation == generation
-
     def _release(self, now: float) -> list[View]:
-        """Let the job have the failures that are held back, once everybody's fate is known."""
-        if not self._held or self._awaits_somebody():
+        """Decide about the failures that are held back, once no member's answer is missing."""
+        if not self._held or self._awaits_answers():
             return []
         held, self._held = self._held, {}
         self._awaited_as = None
-        told: dict[tuple[str, int], View] = {}
+        views: dict[Peer, View] = {}
         for node, status in held.items():
-            if self.rounds.seq_of(node, status.info.incarnation) >= 0:  # Else it has gone itself.
-                _gather(told, self._tell(now, status))
-        return [*told.values()]
+            if self.rounds.seq_of(node, status.info.incarnation) >= 0:  # Else it is gone itself.
+                _merge(views, self._decide(now, status))
+        return [*views.values()]
 
     # The job.
 
-    def _tell(self, now: float, event: Event) -> list[View]:
+    def _decide(self, now: float, event: Event) -> list[View]:
         before = self._mark()
         try:
-            told = self.rounds.handle(event)
+            views = self.rounds.handle(event)
             if not self.broken:
                 self.rounds.check()
-        except Exception as error:  # (a job that makes no sense must end in words)
+        except Exception as error:  # (a job in an impossible state must end with an explanation)
             if self._strict:
                 raise
             self.broken = f"{type(error).__name__}: {error}"
-            told, self.rounds = close_broken(self.rounds, self.broken, self._make)
+            views, self.rounds = close_broken(self.rounds, self.broken, self._make)
         if self._late and self.job.final:
             late, self._late = self._late, {}
             for status in late.values():
-                told += self.rounds.handle(status)
+                views += self.rounds.handle(status)
         self._note_wait(now)
         self.is_changed = self.is_changed or self._mark() != before
         if self.decisions is not None:
             job = self.job
             self.decisions.append((event, msgspec.structs.replace(job, nodes=dict(job.nodes))))
-        return told
+        return views
 
     def _mark(self) -> object:
         """Return what differs after a change that must outlast this leader."""
@@ -282,81 +330,73 @@ class LedJob:
             self._wait = (wait.seq, self._clock.look(now) + wait.delay_s)
 
 
-def _gather(told: dict[tuple[str, int], View], views: list[View]) -> None:
+def _merge(views: dict[Peer, View], newer: list[View]) -> None:
     """Keep the newest view of each incarnation."""
-    for view in views:
-        told[view.node, view.incarnation] = view
-
-
-# What a leader has decided and etcd does not have yet: `PendingWrites`.
-#
-# It is written in portions that etcd takes, the job first: what a node is told is never stored
-# before
-# the decision it comes from. Of several views for one node only the newest is left.
-
-
-OPS_MAX = 100  # Operations in one transaction; etcd takes 128 unless told otherwise.
-WRITE_BYTES_MAX = 1_000_000  # In one transaction; etcd takes 1.5 MiB unless told otherwise.
+    for view in newer:
+        views[view.node, view.incarnation] = view
 
 
 class LeaderWrite(msgspec.Struct, frozen=True):
-    """A transaction of the leader's, and what it stands for."""
+    """A transaction of the leader's, and the decisions it stores; for observers."""
 
     txn: Txn
-    lead: LedJob
+    led: LedJob
     decisions: list[tuple[Event, Job]]
     views: list[View]
 
 
 class PendingWrites:
-    """The decisions of one leader that wait to be stored."""
+    """What a leader has decided and etcd does not have yet.
 
-    def __init__(self, places: JobKeys, lead: LedJob, lease: int, ops_max: int = OPS_MAX) -> None:
-        self._places = places
-        self._lead = lead
+    It is written in portions that etcd takes, the job first: a view is never stored before the
+    decision it comes from. Of several views for one node only the newest is kept.
+    """
+
+    def __init__(self, keys: JobKeys, led: LedJob, lease: int, ops_max: int = OPS_MAX) -> None:
+        self._keys = keys
+        self._led = led
         self._lease = lease
-        self._call = lead.call
+        self._roll_call = led.roll_call
         self._ops_max = ops_max
         self._views: dict[Peer, View] = {}
-        self._unneeded: dict[bytes, None] = {}  # Keys to delete.
+        self._deletions: dict[bytes, None] = {}  # In order.
 
-    def tell(self, view: View) -> None:
-        """Have a node told something."""
+    def add(self, view: View) -> None:
+        """Have a view stored."""
         peer = (view.node, view.incarnation)
         self._views[peer] = view
-        # It may be back with its view not yet taken away; etcd refuses both for one key at once.
-        self._unneeded.pop(self._places.view(*peer), None)
+        # It may be back with its old view not yet deleted; etcd refuses both for one key at once.
+        self._deletions.pop(self._keys.view(*peer), None)
 
     def forget(self, node: str, incarnation: int) -> None:
-        """Take away what an incarnation that is gone was told, or was to be."""
+        """Delete the view of an incarnation that is gone, stored or not."""
         self._views.pop((node, incarnation), None)
-        self.remove(self._places.view(node, incarnation))
+        self.delete(self._keys.view(node, incarnation))
 
-    def remove(self, key: bytes) -> None:
+    def delete(self, key: bytes) -> None:
         """Have a key deleted."""
-        self._unneeded[key] = None
+        self._deletions[key] = None
 
     @property
     def is_urgent(self) -> bool:
-        """Whether anything is to be stored that somebody waits for, or must not be lost."""
-        return self._lead.is_changed or self._lead.call != self._call or bool(self._views)
+        """Whether anything is to be stored that a node waits for, or that must not be lost."""
+        return self._led.is_changed or self._led.roll_call != self._roll_call or bool(self._views)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do at all."""
-        return not self.is_urgent and not self._unneeded
+        return not self.is_urgent and not self._deletions
 
     def take(self) -> tuple[list[Op], list[View]]:
         """Return the next portion: operations for one transaction, and the views among them."""
-        lead, places, ops, size = self._lead, self._places, list[Op](), 0
-        if lead.is_changed:
-            record = pack(JobRecord(lead.job, self._lease))
-            ops.append(Put(places.job, record, self._lease))
+        led, keys, ops, size = self._led, self._keys, list[Op](), 0
+        if led.is_changed:
+            record = pack(JobRecord(led.job, self._lease))
+            ops.append(Put(keys.job, record, self._lease))
             size += len(record)
-            lead.is_changed = False
-        if lead.call != self._call:
-            ops.append(Put(places.call, str(lead.call).encode(), self._lease))
-            self._call = lead.call
+            led.is_changed = False
+        if led.roll_call != self._roll_call:
+            ops.append(Put(keys.roll_call, str(led.roll_call).encode(), self._lease))
+            self._roll_call = led.roll_call
         views: list[View] = []
         while self._views and len(ops) < self._ops_max:
             peer, view = next(iter(self._views.items()))
@@ -365,35 +405,23 @@ class PendingWrites:
                 break
             del self._views[peer]
             views.append(view)
-            ops.append(Put(places.view(*peer), record, self._lease))
+            ops.append(Put(keys.view(*peer), record, self._lease))
             size += len(record)
-        while self._unneeded and len(ops) < self._ops_max:
-            ops.append(Delete(self._unneeded.popitem()[0]))
+        while self._deletions and len(ops) < self._ops_max:
+            ops.append(Delete(self._deletions.popitem()[0]))
         return ops, views
 
 
-# What whoever comes to lead a job finds, and who of it still lives: `inherit`, `TakeoverRollCall`.
-#
-# A leader seldom dies alone: a rack goes, or a whole job is killed to be started again. Then the
-# leases of the others end a little before or after the leader's, and whoever leads next would
-# count
-# the dead in: form a round with them, or go on with a job of which nobody is left. So the nodes
-# that
-# the job knows are asked for a sign first, by a roll call (`core.etcd.leader`), and nothing is
-# decided
-# before each has given it or is gone. Where all live that is a round trip; else the rest of a
-# lease.
-#
-# Who leads on, after a session that was lost, knows already and asks for nothing.
+# Taking over.
 
 
 def inherit(
     record: JobRecord | None, alive: set[Peer], term: int, run_id: str, lease_s: float
 ) -> Job:
-    """Return the job to go on with; one of which nobody is left, and not even its end, is none.
+    """Return the job to go on with: the stored one, unless it is unfinished and no node is left.
 
-    Its nodes may still be there: all leases end if etcd or all machines were stopped for long.
-    They say which round they were in, and the job is made anew of that.
+    Its nodes may be there as other incarnations: all leases end if etcd or all machines were
+    stopped for long. They report which round they were in, and the job is rebuilt from that.
     """
     if record is not None:
         job = record.job
@@ -405,10 +433,13 @@ def inherit(
 
 
 class TakeoverRollCall:
-    """The roll call of one node's newest term as a leader."""
+    """The roll call of one node's newest term as the leader.
 
-    def __init__(self, places: JobKeys) -> None:
-        self._places = places
+    A leader that goes on after a lost session knows the answers already and calls nobody.
+    """
+
+    def __init__(self, keys: JobKeys) -> None:
+        self._keys = keys
         self._term = self._number = 0
         self._awaited: set[Peer] = set()
 
@@ -417,139 +448,156 @@ class TakeoverRollCall:
         term: int,
         record: JobRecord | None,
         nodes: tuple[KeyValue, ...],
-        call: int,
-        own: int,
+        stored: int,
+        own_incarnation: int,
     ) -> bool:
-        """Look at what was read; return whether there is anybody to wait for.
+        """Look at what was read; return whether an answer is missing.
 
-        `call` is the number that is stored, and `own` the incarnation of the leader itself.
+        `stored` is the number of the stored roll call.
         """
         self._awaited = set()
         if record is None or record.job.outcome is not None or record.job.term >= term:
             return False
-        heard: dict[Peer, int] = {}
+        answered: dict[Peer, int] = {}
         for one in nodes:
-            peer, said = self._places.whose(one.key), unpack(NodeRecord, one.value)
-            if peer is not None and said is not None:
-                heard[peer] = said.call
-        if self._term != term:  # The number may be gone where some have heard it.
-            self._term, self._number = term, max([call, *heard.values()]) + 1
+            peer, report = self._keys.peer_of(one.key), unpack(NodeRecord, one.value)
+            if peer is not None and report is not None:
+                answered[peer] = report.call
+        if self._term != term:  # The stored number may be gone where some have answered it.
+            self._term, self._number = term, max([stored, *answered.values()]) + 1
         known = {(node.info.node, node.info.incarnation) for node in record.job.nodes.values()}
         self._awaited = {
-            peer for peer in known & heard.keys() if peer[1] != own and heard[peer] < self._number
+            peer
+            for peer in known & answered.keys()
+            if peer[1] != own_incarnation and answered[peer] < self._number
         }
         return bool(self._awaited)
 
-    def unsaid(self, call: int, lease: int) -> tuple[Op, ...]:
-        """Return what is to be stored so that the nodes hear the call, unless that is so."""
-        if call >= self._number:
+    def unstored(self, stored: int, lease: int) -> tuple[Op, ...]:
+        """Return what is to be stored for the nodes to see the call, unless it is stored."""
+        if stored >= self._number:
             return ()
-        return (Put(self._places.call, str(self._number).encode(), lease),)
+        return (Put(self._keys.roll_call, str(self._number).encode(), lease),)
 
     def is_answered(self, changes: tuple[Change, ...]) -> bool:
-        """Take in what nodes said, or that they are gone; return whether all are accounted for."""
+        """Take in answers and losses; return whether none is missing."""
         for change in changes:
-            peer = self._places.whose(change.key)
-            said = unpack(NodeRecord, change.value) if change.value is not None else None
-            if peer is not None and (said is None or said.call >= self._number):
+            peer = self._keys.peer_of(change.key)
+            report = unpack(NodeRecord, change.value) if change.value is not None else None
+            if peer is not None and (report is None or report.call >= self._number):
                 self._awaited.discard(peer)
         return not self._awaited
 
 
-# What the leader of a job does on etcd: reads the job, decides, and stores it: `Leadership`.
-#
-# ::
-#
-#     FOLLOWING ── elected (`core.etcd.election`) ──► LOADING ── all is read ──► LEADING
-#         ▲                                              │                          │
-#         └──────────── another leads, or etcd cannot be reached ───────────────────┘
-#
-# It is read again until it is known who of its nodes lives (`core.etcd.leader`).
-# What a leader decides counts once it is stored. It stores the job first and then what the nodes
-# are
-# told, each for itself; a successor finds out from the job what somebody was not told. Every write
-# does nothing once another leads, or if the job is not what it was when it was decided about: a
-# write
-# of which nobody knows what became may be carried out late. Whenever the outcome of a write is not
-# known, the session ends, and with the next one the leader, if it still is, reads everything again
-# and goes on from there.
-#
-# One write is under way at a time, and takes all that was decided meanwhile.
-
-
-JOB_KEEP_S = 600
-"""The lease of a job that nobody leads any more: so long its end is known, or it may be resumed."""
-JOB_KEEP_ALIVE_S = JOB_KEEP_S / 5
-STEPS_PER_LEASE = 5
+# The machine.
 
 
 class LeaderState(Enum):
-    """What a node is to the leadership."""
+    """Where a node is on its way to leading."""
 
     FOLLOWING = "following"
     LOADING = "loading"
     LEADING = "leading"
 
 
+class OwnStatusStored(msgspec.Struct, frozen=True):
+    """This node's own status was stored; the watch will report it later."""
+
+    report: NodeReported
+
+
+LeaderEvent = (
+    SessionUp
+    | LeaseReplaced
+    | SessionLost
+    | LeaderKeyChanged
+    | ResignRequested
+    | OwnStatusStored
+    | Tick
+    | RequestAnswered
+    | KeysChanged
+    | WatchEnded
+)
+LeaderEffect = EtcdEffect | FailSession
+
+
+# What a request under way is for.
+
+
+class _Load(msgspec.Struct, frozen=True):
+    """Read everything there is of the job."""
+
+
+class _RollCall(msgspec.Struct, frozen=True):
+    """Store the number of the takeover's roll call."""
+
+
+class _JobLease(msgspec.Struct, frozen=True):
+    """Get a lease for the job that was read."""
+
+    read: TxnDone
+    record: JobRecord | None
+
+
+class _Write(msgspec.Struct, frozen=True):
+    """Store decisions."""
+
+    has_job: bool
+
+
+class _HandOver(msgspec.Struct, frozen=True):
+    """Delete the leader's key."""
+
+
+class _KeepJob(msgspec.Struct, frozen=True):
+    """Renew the lease of the job."""
+
+
+_Purpose = _Load | _RollCall | _JobLease | _Write | _HandOver | _KeepJob
+
+
 class Leadership:
-    """One node's part in leading a job; `fail` is how it says that etcd cannot be relied on."""
+    """The machine of one node's part in leading a job."""
 
     def __init__(
         self,
         *,
-        asking: Asking,
-        places: JobKeys,
+        keys: JobKeys,
         run_id: str,
         name: str,
         lease_s: float,
-        fail: Callable[[Problem], list[EtcdEffect]],
+        numbers: Iterator[int],
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
-        self.post = LeaderState.FOLLOWING
-        self.lead: LedJob | None = None
+        self.state = LeaderState.FOLLOWING
+        self.led: LedJob | None = None
         self.ops_max = OPS_MAX
         self.is_observed = False
-        """Whether somebody wants to know of all decisions."""
-        self.writing: LeaderWrite | None = None
-        """What the newest transaction stores, if that is so."""
-        self.election = Election(
-            asking=asking, key=places.leader, name=name, won=self._load, lost=self._stop, fail=fail
-        )
-        self._asking = asking
-        self._places = places
+        """Whether `last_write` is wanted."""
+        self.last_write: LeaderWrite | None = None
+        self.election = Election(key=keys.leader, name=name, numbers=numbers)
+        self._keys = keys
         self._run_id = run_id
         self._lease_s = lease_s
-        self._fail = fail
+        self._numbers = numbers
         self._strict = strict
         self._make = rounds
-        self._roll = TakeoverRollCall(places)
-        self._own = 0
-        self._attempt = 0
+        self._takeover = TakeoverRollCall(keys)
+        self._own_incarnation = 0
+        self._requests: dict[int, _Purpose] = {}
         self._forget()
 
     def _forget(self) -> None:
-        self._attempt += 1  # Answers to what was asked before mean nothing from now on.
-        self.post = LeaderState.FOLLOWING
-        self.lead = None
+        self._requests.clear()  # Answers to what was sent before mean nothing from now on.
+        self.state = LeaderState.FOLLOWING
+        self.led = None
         self._job_lease = 0
         self._job_revision = 0  # Of the job as it is stored, 0 if it is not.
         self._kept_at = 0.0
-        self._nodes_watch = 0
-        self._there: set[Peer] = set()
-        self._unstored: PendingWrites | None = None
-        self._writing = False
-
-    # What the session says.
-
-    def own_said(self, now: float, status: Status, call: int) -> list[EtcdEffect]:
-        """Take in what this node itself has just stored, before the watch brings it."""
-        self._own = status.info.incarnation
-        if self.lead is None:
-            return []
-        self.lead.own = self._own
-        self._there.add((status.info.node, self._own))
-        return self._decided(self.lead.said(now, status, call))
+        self._watch = 0
+        self._alive: set[Peer] = set()
+        self._pending: PendingWrites | None = None
 
     @property
     def is_resigned(self) -> bool:
@@ -557,257 +605,267 @@ class Leadership:
         election = self.election
         return not (election.is_open or election.is_campaigning or election.term)
 
-    def resign(self) -> list[EtcdEffect]:
-        """Make way for another leader, and lead no more; `is_resigned` is true once that is so."""
-        self.election.is_open = False
-        waits = self.post is LeaderState.LOADING and self._nodes_watch
-        return self._hand_over() if waits else self._go_on()
-
-    def tick(self, now: float) -> list[EtcdEffect]:
-        """See what time has brought."""
-        lead = self.lead
-        if lead is None:
-            return []
-        doing = self._decided(lead.tick(now))
-        if now - self._kept_at >= JOB_KEEP_ALIVE_S:
-            self._kept_at = now
-            if lead.job.outcome is None:
-                doing.append(self._ask(KeepAlive(self._job_lease), self._job_kept))
-        return doing
+    def handle(self, now: float, event: LeaderEvent) -> list[LeaderEffect]:
+        """Take in one event; return what must now be done, in order."""
+        match event:
+            case RequestAnswered(number, answer):
+                purpose = self._requests.pop(number, None)
+                if purpose is None:
+                    return self._elect(now, event)
+                return self._answered(now, purpose, answer)
+            case KeysChanged(number, changes):
+                return self._nodes_changed(now, changes) if number == self._watch else []
+            case OwnStatusStored(report):
+                return self._own_status_stored(now, report)
+            case Tick():
+                return self._tick(now)
+            case WatchEnded(number, problem):
+                return [FailSession(problem)] if number == self._watch else []
+            case ResignRequested():
+                self.election.handle(now, event)
+                waits = self.state is LeaderState.LOADING and self._watch
+                return self._hand_over() if waits else self._go_on()
+            case _:
+                return self._elect(now, event)
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `tick` is wanted next, or None."""
-        if self.lead is None:
+        """Return when `Tick` is wanted next, or None."""
+        if self.led is None:
             return None
         at = self._kept_at + JOB_KEEP_ALIVE_S
-        deadline = self.lead.next_deadline(now)
+        deadline = self.led.next_deadline(now)
         return at if deadline is None else min(at, deadline)
+
+    def _elect(self, now: float, event: ElectionEvent) -> list[LeaderEffect]:
+        effects: list[LeaderEffect] = []
+        for effect in self.election.handle(now, event):
+            if isinstance(effect, TakeOffice):
+                effects += self._load()
+            elif isinstance(effect, LeaveOffice):
+                effects += self._stop()
+            else:
+                effects.append(effect)
+        return effects
+
+    def _answered(self, now: float, purpose: _Purpose, answer: Answer) -> list[LeaderEffect]:
+        if isinstance(answer, Problem):
+            # The lease is the job's: begin again, with another.
+            if answer.kind is ProblemKind.LEASE_GONE and isinstance(purpose, _RollCall | _Write):
+                return self._again()
+            return [FailSession(answer)]
+        match purpose:
+            case _Write(has_job):
+                assert isinstance(answer, TxnDone)
+                return self._written(now, answer, has_job=has_job)
+            case _Load():
+                assert isinstance(answer, TxnDone)
+                return self._loaded(now, answer)
+            case _RollCall():
+                assert isinstance(answer, TxnDone)
+                return [] if answer.succeeded else self._elect(now, LeadershipLost())
+            case _JobLease(read, record):
+                if isinstance(answer, KeptAlive) and answer.ttl_s <= 0:
+                    return [self._send(purpose, Grant(JOB_KEEP_S))]
+                if isinstance(answer, Granted):
+                    self._job_lease = answer.lease
+                return self._begin(now, read, record)
+            case _KeepJob():
+                assert isinstance(answer, KeptAlive)
+                return self._again() if answer.ttl_s <= 0 else []
+            case _HandOver():
+                return self._elect(now, LeadershipLost())
 
     # Taking over.
 
-    def _load(self) -> list[EtcdEffect]:
+    def _load(self) -> list[LeaderEffect]:
         self._forget()
-        self.post = LeaderState.LOADING
-        places = self._places
+        self.state = LeaderState.LOADING
+        keys = self._keys
         everything = Txn(
             (self.election.still(),),
-            (Get(places.job), Get(places.call), get_prefix(places.nodes), get_prefix(places.views)),
+            (Get(keys.job), Get(keys.roll_call), get_prefix(keys.nodes), get_prefix(keys.views)),
         )
-        return [self._ask(everything, self._loaded)]
+        return [self._send(_Load(), everything)]
 
-    def _loaded(self, now: float, answer: Answer) -> list[EtcdEffect]:
-        if isinstance(answer, Problem):
-            return self._fail(answer)
-        assert isinstance(answer, TxnDone)
-        if not answer.succeeded:
-            return self.election.step_down()  # Who leads instead, the watch tells.
+    def _loaded(self, now: float, read: TxnDone) -> list[LeaderEffect]:
+        if not read.succeeded:
+            return self._elect(now, LeadershipLost())  # The watch reports who leads instead.
         if not self.election.is_open:
             return self._hand_over()
-        found = answer.results[0]
-        self._job_revision = found[0].mod_revision if found else 0
-        record = unpack(JobRecord, found[0].value) if found else None
-        if found and record is None:
+        job, roll_call, nodes, _views = read.results
+        self._job_revision = job[0].mod_revision if job else 0
+        record = unpack(JobRecord, job[0].value) if job else None
+        if job and record is None:
             why = (
-                f"what lies at {self._places.job.decode()} is no job of this version of "
-                "Holdfast's: another program or version uses the same place"
+                f"{self._keys.job.decode()} does not hold a job of this version of Holdfast: "
+                "another program or version uses the same keys"
             )
-            return self._fail(Problem(ProblemKind.REFUSED, why))
-        number = roll_call_number(answer.results[1][0].value) if answer.results[1] else 0
-        if self._roll.waits(self.election.term, record, answer.results[2], number, self._own):
+            return [FailSession(Problem(ProblemKind.REFUSED, why))]
+        number = roll_call_number(roll_call[0].value) if roll_call else 0
+        term, own = self.election.term, self._own_incarnation
+        if self._takeover.waits(term, record, nodes, number, own):
             assert record is not None
-            return self._call_roll(answer.revision, self._roll.unsaid(number, record.lease))
+            return self._call_roll(read.revision, self._takeover.unstored(number, record.lease))
+        if record is None:
+            return [self._send(_JobLease(read, record), Grant(JOB_KEEP_S))]
+        self._job_lease = record.lease
+        if record.job.outcome is not None:  # Looking up how it ended does not make it last longer.
+            return self._begin(now, read, record)
+        return [self._send(_JobLease(read, record), KeepAlive(record.lease))]
 
-        def begin(now: float, lease: Answer) -> list[EtcdEffect]:
-            if isinstance(lease, KeptAlive) and lease.ttl_s <= 0:
-                return [self._ask(Grant(JOB_KEEP_S), begin)]
-            if isinstance(lease, Problem):
-                return self._fail(lease)
-            if isinstance(lease, Granted):
-                self._job_lease = lease.lease
-            return self._begin(now, answer, record)
-
-        if record is not None:
-            self._job_lease = record.lease
-            if record.job.outcome is not None:  # However often somebody asks how it ended.
-                return self._begin(now, answer, record)
-            return [self._ask(KeepAlive(record.lease), begin)]
-        return [self._ask(Grant(JOB_KEEP_S), begin)]
-
-    def _call_roll(self, revision: int, unsaid: tuple[Op, ...]) -> list[EtcdEffect]:
-        """Wait until it is known which of the job's nodes live; then read everything again."""
-        key = self._places.nodes
-        watch = self._asking.watch(key, end_of_prefix(key), revision + 1, self._roll_heard)
-        self._nodes_watch = watch.number
-        if not unsaid:
+    def _call_roll(self, revision: int, unstored: tuple[Op, ...]) -> list[LeaderEffect]:
+        """Wait until it is known which of the job's nodes are alive; then read everything again."""
+        watch = self._watch_nodes(revision)
+        if not unstored:
             return [watch]
-        return [watch, self._ask(Txn((self.election.still(),), unsaid), self._roll_called)]
+        return [watch, self._send(_RollCall(), Txn((self.election.still(),), unstored))]
 
-    def _roll_called(self, _now: float, answer: Answer) -> list[EtcdEffect]:
-        if isinstance(answer, Problem):
-            return self._again() if answer.kind is ProblemKind.LEASE_GONE else self._fail(answer)
-        assert isinstance(answer, TxnDone)
-        return [] if answer.succeeded else self.election.step_down()
-
-    def _roll_heard(self, _now: float, changes: tuple[Change, ...]) -> list[EtcdEffect]:
-        return self._again() if self._roll.is_answered(changes) else []
-
-    def _begin(self, now: float, answer: TxnDone, record: JobRecord | None) -> list[EtcdEffect]:
-        _job, call, nodes, views = answer.results
-        there: list[tuple[Status, int]] = []
+    def _begin(self, now: float, read: TxnDone, record: JobRecord | None) -> list[LeaderEffect]:
+        _job, roll_call, nodes, views = read.results
+        reports: list[NodeReported] = []
         for one in sorted(nodes, key=lambda one: one.create_revision):
-            said = unpack(NodeRecord, one.value)
-            if said is not None and said.status.run_id == self._run_id:
-                there.append((said.status, said.call))
-        alive = {(status.info.node, status.info.incarnation) for status, _ in there}
-        self.lead = lead = LedJob(
+            node = unpack(NodeRecord, one.value)
+            if node is not None and node.status.run_id == self._run_id:
+                reports.append(NodeReported(node.status, node.call))
+        alive = {(one.status.info.node, one.status.info.incarnation) for one in reports}
+        self.led = led = LedJob(
             now,
             inherit(record, alive, self.election.term, self._run_id, self._lease_s),
             step_s=self._lease_s / STEPS_PER_LEASE,
-            call=roll_call_number(call[0].value) if call else 0,
+            roll_call=roll_call_number(roll_call[0].value) if roll_call else 0,
             strict=self._strict,
             rounds=self._make,
         )
-        lead.own = self._own
-        lead.is_new = record is None or lead.job is not record.job
-        lead.decisions = [] if self.is_observed else None
-        self._unstored = unstored = PendingWrites(self._places, lead, self._job_lease, self.ops_max)
-        shown: dict[Peer, int] = {}
+        led.own_incarnation = self._own_incarnation
+        led.is_new = record is None or led.job is not record.job
+        led.decisions = [] if self.is_observed else None
+        self._pending = pending = PendingWrites(self._keys, led, self._job_lease, self.ops_max)
+        stored: dict[Peer, int] = {}
         for one in views:
-            peer = self._places.whose(one.key)
+            peer = self._keys.peer_of(one.key)
             view = unpack(View, one.value)
             if peer is None or peer not in alive:
-                unstored.remove(one.key)
+                pending.delete(one.key)
             elif view is not None:
-                shown[peer] = view.revision
-        self.post = LeaderState.LEADING
+                stored[peer] = view.revision
+        self.state = LeaderState.LEADING
         self._kept_at = now
-        self._there = alive
-        key = self._places.nodes
-        watch = self._asking.watch(key, end_of_prefix(key), answer.revision + 1, self._nodes_said)
-        self._nodes_watch = watch.number
-        told = lead.begin(now, there, shown, self._gone())
-        return [watch, *self._decided(told)]
+        self._alive = alive
+        watch = self._watch_nodes(read.revision)
+        return [watch, *self._decided(led.begin(now, reports, stored, self._lost_why()))]
 
-    def _stop(self) -> list[EtcdEffect]:
-        doing: list[EtcdEffect] = [*self._asking.unwatch(self._nodes_watch)]
+    def _watch_nodes(self, revision: int) -> StartWatch:
+        key = self._keys.nodes
+        self._watch = next(self._numbers)
+        return StartWatch(self._watch, key, end_of_prefix(key), revision + 1)
+
+    def _stop(self) -> list[LeaderEffect]:
+        effects: list[LeaderEffect] = [StopWatch(self._watch)] if self._watch else []
         self._forget()
-        return doing
+        return effects
 
-    def _again(self) -> list[EtcdEffect]:
+    def _again(self) -> list[LeaderEffect]:
         """Read everything again: what is stored is not what it was."""
         return self._stop() + self._load()
 
     # Leading.
 
-    def _nodes_said(self, now: float, changes: tuple[Change, ...]) -> list[EtcdEffect]:
-        lead, unstored = self.lead, self._unstored
-        assert lead is not None
-        assert unstored is not None
-        told: list[View] = []
+    def _own_status_stored(self, now: float, report: NodeReported) -> list[LeaderEffect]:
+        info = report.status.info
+        self._own_incarnation = info.incarnation
+        if self.led is None:
+            return []
+        self.led.own_incarnation = info.incarnation
+        self._alive.add((info.node, info.incarnation))
+        return self._decided(self.led.handle(now, report))
+
+    def _tick(self, now: float) -> list[LeaderEffect]:
+        if self.led is None:
+            return []
+        effects = self._decided(self.led.handle(now, Tick()))
+        if now - self._kept_at >= JOB_KEEP_ALIVE_S:
+            self._kept_at = now
+            if self.led.job.outcome is None:
+                effects.append(self._send(_KeepJob(), KeepAlive(self._job_lease)))
+        return effects
+
+    def _nodes_changed(self, now: float, changes: tuple[Change, ...]) -> list[LeaderEffect]:
+        led, pending = self.led, self._pending
+        if led is None or pending is None:
+            return self._again() if self._takeover.is_answered(changes) else []
+        views: list[View] = []
         lost: dict[Peer, NodeLost] = {}
         for change in changes:
-            peer = self._places.whose(change.key)
+            peer = self._keys.peer_of(change.key)
             if peer is None:
                 continue
             if change.value is None:
-                self._there.discard(peer)
-                unstored.forget(*peer)
-                lost[peer] = NodeLost(*peer, self._gone())
+                self._alive.discard(peer)
+                pending.forget(*peer)
+                lost[peer] = NodeLost(*peer, self._lost_why())
                 continue
             record = unpack(NodeRecord, change.value)
             if record is not None and record.status.run_id == self._run_id:
-                if peer in lost:  # It is back, and what it says comes after its loss.
-                    told += lead.lost(now, [*lost.values()])
+                if peer in lost:  # It is back, and its report comes after its loss.
+                    views += led.handle(now, NodesLost(tuple(lost.values())))
                     lost = {}
-                self._there.add(peer)
-                told += lead.said(now, record.status, record.call)
-        return self._decided(told + lead.lost(now, [*lost.values()]))
+                self._alive.add(peer)
+                views += led.handle(now, NodeReported(record.status, record.call))
+        return self._decided(views + led.handle(now, NodesLost(tuple(lost.values()))))
 
-    def _gone(self) -> str:
+    def _lost_why(self) -> str:
         return f"no sign of life for {self._lease_s:g} s, or it ended"
 
-    def _decided(self, told: list[View]) -> list[EtcdEffect]:
-        for view in told:
-            if (view.node, view.incarnation) in self._there:
-                assert self._unstored is not None
-                self._unstored.tell(view)
+    def _decided(self, views: list[View]) -> list[LeaderEffect]:
+        for view in views:
+            if (view.node, view.incarnation) in self._alive:
+                assert self._pending is not None
+                self._pending.add(view)
         return self._go_on()
 
-    def _go_on(self) -> list[EtcdEffect]:
-        """Store what there is to store, unless something is being stored; resign if that is all."""
-        election, lead = self.election, self.lead
-        if lead is None or self._writing:
+    def _go_on(self) -> list[LeaderEffect]:
+        """Store what is pending, unless a write is under way; resign if nothing is left."""
+        led, pending, is_open = self.led, self._pending, self.election.is_open
+        if led is None or pending is None or self._is_writing():
             return []
-        unstored = self._unstored
-        assert unstored is not None
-        if unstored.is_urgent or not (unstored.is_empty or not election.is_open):
-            return self._write(lead, unstored)
-        return [] if election.is_open else self._hand_over()
+        if pending.is_urgent or (is_open and not pending.is_empty):
+            return self._write(led, pending)
+        return [] if is_open else self._hand_over()
 
-    def _write(self, lead: LedJob, unstored: PendingWrites) -> list[EtcdEffect]:
-        ops, views = unstored.take()
-        self._writing = True
-        places = self._places
-        txn = Txn(self._fence(), tuple(ops), (Get(places.leader),))
-        stores_job = any(isinstance(op, Put) and op.key == places.job for op in ops)
-        if lead.decisions is not None:
-            self.writing = LeaderWrite(txn, lead, lead.decisions, views)
-            lead.decisions = []
+    def _is_writing(self) -> bool:
+        return any(isinstance(one, _Write | _HandOver) for one in self._requests.values())
 
-        def written(_now: float, answer: Answer) -> list[EtcdEffect]:
-            self._writing = False
-            if isinstance(answer, Problem):
-                if answer.kind is ProblemKind.LEASE_GONE:  # The job's: begin anew with another.
-                    return self._again()
-                return self._fail(answer)
-            assert isinstance(answer, TxnDone)
-            if not answer.succeeded:
-                return self._superseded(answer)
-            if stores_job:
-                self._job_revision = answer.revision
-            return self._go_on()
-
-        return [self._ask(txn, written)]
+    def _write(self, led: LedJob, pending: PendingWrites) -> list[LeaderEffect]:
+        ops, views = pending.take()
+        txn = Txn(self._fence(), tuple(ops), (Get(self._keys.leader),))
+        if led.decisions is not None:
+            self.last_write = LeaderWrite(txn, led, led.decisions, views)
+            led.decisions = []
+        has_job = any(isinstance(op, Put) and op.key == self._keys.job for op in ops)
+        return [self._send(_Write(has_job), txn)]
 
     def _fence(self) -> tuple[Compare, ...]:
         """Return what must hold for a write to be made."""
-        unchanged = Compare(self._places.job, Field.MOD, self._job_revision)
+        unchanged = Compare(self._keys.job, Field.MOD, self._job_revision)
         return self.election.still(), unchanged
 
-    def _superseded(self, answer: TxnDone) -> list[EtcdEffect]:
-        """Find out why a write was not made.
-
-        If this node still leads, it was overtaken by a write of its own of which it had given up
-        hope: etcd carries out what it was sent, however late.
-        """
+    def _written(self, now: float, answer: TxnDone, *, has_job: bool) -> list[LeaderEffect]:
+        if answer.succeeded:
+            if has_job:
+                self._job_revision = answer.revision
+            return self._go_on()
+        # If this node still leads, the write was overtaken by an earlier one of its own that it
+        # had given up: etcd carries out what it was sent, however late.
         leader = answer.results[0]
         if leader and leader[0].create_revision == self.election.term:
             return self._again()
-        return self.election.step_down()
+        return self._elect(now, LeadershipLost())
 
-    def _hand_over(self) -> list[EtcdEffect]:
-        """Take the leader's key away."""
-        self._writing = True
+    def _hand_over(self) -> list[LeaderEffect]:
+        delete = Txn((self.election.still(),), (Delete(self._keys.leader),))
+        return [self._send(_HandOver(), delete)]
 
-        def resigned(_now: float, answer: Answer) -> list[EtcdEffect]:
-            self._writing = False
-            if isinstance(answer, Problem):
-                return self._fail(answer)
-            return self.election.step_down()
-
-        return [self._ask(Txn((self.election.still(),), (Delete(self._places.leader),)), resigned)]
-
-    def _job_kept(self, _now: float, answer: Answer) -> list[EtcdEffect]:
-        if isinstance(answer, Problem):
-            return self._fail(answer)
-        if isinstance(answer, KeptAlive) and answer.ttl_s <= 0 and self.lead is not None:
-            return self._again()
-        return []
-
-    def _ask(
-        self, request: Request, then: Callable[[float, Answer], list[EtcdEffect]]
-    ) -> SendRequest:
-        attempt = self._attempt
-        return self._asking.ask(
-            request, lambda now, answer: then(now, answer) if attempt == self._attempt else []
-        )
+    def _send(self, purpose: _Purpose, request: Request) -> SendRequest:
+        number = next(self._numbers)
+        self._requests[number] = purpose
+        return SendRequest(number, request)

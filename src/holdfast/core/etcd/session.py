@@ -1,33 +1,74 @@
-"""What a session at etcd wants done, and what it tells the node: the effects of `EtcdSession`."""
+"""One node's session at etcd: its lease, its status, the views for it. The machine `EtcdSession`.
+
+To `core.session` it is a connection like one to a coordinator: it is opened, it carries the
+node's messages, it delivers views and acknowledgements, and it may be lost. Behind it are
+
+- the node's lease, which outlives the session: a node that is back in time is not missed;
+- the node's record, stored with each status; once it is stored the node gets an `Ack`;
+- two watches, on the views for this node and on what all nodes share (the leader, roll calls);
+- `core.etcd.leader`, since any node may have to lead.
+
+::
+
+    DOWN ── OpenRequested ──► OPENING: lease, then snapshot ──► UP
+     ▲                           │ a problem                     │ a problem, a watch ended
+     └───────────────────────────┴───────────────────────────────┘
+    LeaveRequested, and this node does not lead: ──► LEAVING: removes its keys ──► GONE
+
+A lease that ended while the node lives is replaced at once, and the status is stored again; what
+becomes of the node is the leader's decision. An etcd that answers but takes no writes is of no use,
+so after a refused write no session is up before a write was accepted. Statuses are stored in order,
+one at a time; no more than `UNSENT_MAX` wait.
+
+Use: perform the effects of each `handle` in order; bring each outcome back as the event with the
+same number; call it with `Tick` at `next_deadline`.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
+from enum import Enum
 
 import msgspec
 
 from holdfast.core.etcd.calls import (
     Answer,
-    Asking,
     Change,
     Compare,
     Delete,
     EtcdEffect,
+    EtcdEvent,
     Field,
     Get,
     Grant,
     Granted,
     KeepAlive,
     KeptAlive,
+    KeysChanged,
     Op,
     Problem,
     ProblemKind,
     Put,
+    Request,
+    RequestAnswered,
     Revoke,
     SendRequest,
+    StartWatch,
+    StopWatch,
+    Tick,
     Txn,
     TxnDone,
+    WatchEnded,
     end_of_prefix,
+)
+from holdfast.core.etcd.election import (
+    FailSession,
+    LeaderKeyChanged,
+    LeaseReplaced,
+    ResignRequested,
+    SessionLost,
+    SessionUp,
 )
 from holdfast.core.etcd.keys import (
     JobKeys,
@@ -38,24 +79,65 @@ from holdfast.core.etcd.keys import (
     roll_call_number,
     unpack,
 )
-from holdfast.core.etcd.leader import Leadership
+from holdfast.core.etcd.leader import Leadership, NodeReported, OwnStatusStored
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
 from holdfast.core.rounds import Rounds
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
 
+    from holdfast.core.etcd.leader import LeaderEvent
     from holdfast.core.rounds import Job
+
+RENEWALS_PER_LEASE = 3
+UNSENT_MAX = 8
+"""Statuses that wait to be stored. More come only if etcd is very slow; the oldest are dropped."""
+
+
+class SessionState(Enum):
+    """Where a session is."""
+
+    DOWN = "down"
+    OPENING = "opening"
+    UP = "up"
+    LEAVING = "leaving"
+    """The node removes what is its own; it never comes back."""
+    GONE = "gone"
+
+
+# Events, besides those of etcd (`core.etcd.calls`).
+
+
+class OpenRequested(msgspec.Struct, frozen=True):
+    """The node wants a session."""
+
+
+class DropRequested(msgspec.Struct, frozen=True):
+    """The node gives the session up; the lease stays for as long as it lasts."""
+
+
+class MessageSubmitted(msgspec.Struct, frozen=True):
+    """The node has a status to be stored, or shows that it is alive."""
+
+    message: Status | Heartbeat
+
+
+class LeaveRequested(msgspec.Struct, frozen=True):
+    """The node leaves the job for good."""
+
+
+SessionEvent = OpenRequested | DropRequested | MessageSubmitted | LeaveRequested | Tick | EtcdEvent
+
+# Effects, besides those for etcd.
 
 
 class ReportOpened(msgspec.Struct, frozen=True):
-    """The session is there."""
+    """Tell the node that the session is up."""
 
 
 class ReportClosed(msgspec.Struct, frozen=True):
-    """The session is gone, or could not be opened."""
+    """Tell the node that the session is lost, or could not be opened."""
 
     why: str
     permanent: bool = False
@@ -63,105 +145,73 @@ class ReportClosed(msgspec.Struct, frozen=True):
 
 
 class DeliverMessage(msgspec.Struct, frozen=True):
-    """Something for the node: what it is told, or that what it said is stored."""
+    """Give the node its view, or the acknowledgement of what it sent."""
 
     message: View | Ack
 
 
 class ReportLeft(msgspec.Struct, frozen=True):
-    """Nothing of this node is left in etcd."""
+    """Tell the node that nothing of it is left in etcd."""
 
 
 SessionEffect = EtcdEffect | ReportOpened | ReportClosed | DeliverMessage | ReportLeft
 
 
-# What a node takes out of etcd when it goes: what is its own, and the last one what was all's.
-#
-# Nodes may go at the same moment, and each of them would think that another is still there. So
-# each
-# takes itself out and looks in one transaction: exactly one finds nobody else. That one removes
-# what
-# the job does not need any more, unless somebody leads by then: a new job may have begun.
-#
-# What stays is a job that has come to its end, so that late nodes are told of it, on its own
-# lease.
-# One of which nobody is left, and not even its end, is nothing that a later job should find.
+# What a request under way is for.
 
 
-def leave(
-    asking: Asking, places: JobKeys, key: bytes, lease: int, left: Callable[[], list[Any]]
-) -> list[Any]:
-    """Return the first effects of a node's going; `left` returns the last ones.
-
-    `key` is where the node speaks, empty if it never did. Whatever goes wrong on the way, the
-    leases see to the rest.
-    """
-
-    def looked(_now: float, answer: Answer) -> list[Any]:
-        if not isinstance(answer, TxnDone):
-            return revoke([lease])
-        nodes, leader, job = answer.results[-3:]
-        if nodes or leader:
-            return revoke([lease])
-        record = unpack(JobRecord, job[0].value) if job else None
-        goes_on = record is not None and record.job.outcome is None
-        unneeded: list[Op] = [Delete(one, end_of_prefix(one)) for one in shared]
-        if goes_on:
-            unneeded.append(Delete(places.job))
-        fence = (
-            Compare(places.leader, Field.CREATE, 0),
-            Compare(places.job, Field.MOD, job[0].mod_revision if job else 0),
-        )
-
-        def swept(_now: float, answer: Answer) -> list[Any]:
-            done = isinstance(answer, TxnDone) and answer.succeeded
-            old = [record.lease] if record is not None and goes_on and done else []
-            return revoke([*old, lease])
-
-        return [asking.ask(Txn(fence, tuple(unneeded)), swept)]
-
-    def revoke(leases: list[int]) -> list[Any]:
-        rest = [one for one in leases if one]
-        if not rest:
-            return left()
-        return [asking.ask(Revoke(rest[0]), lambda _now, _answer: revoke(rest[1:]))]
-
-    shared = (places.views, places.store, places.shared)
-    own = [Delete(key), Delete(places.views + key[len(places.nodes) :])] if key else []
-    look = (get_prefix(places.nodes, keys_only=True), Get(places.leader), Get(places.job))
-    return [asking.ask(Txn((), (*own, *look)), looked)]
+class _OpenLease(msgspec.Struct, frozen=True):
+    """Get or renew the lease, to open the session."""
 
 
-# One node's session at etcd: a lease, what the node says, what it is told, and who leads.
-#
-# To `core.session` a session is a link like one to a coordinator: it is opened, it carries what
-# the node says, it brings views and signs of life, and it may be lost. Behind it:
-#
-# - the node's lease, which outlives the session: whoever comes back in time is not missed;
-# - the node's record, stored with each status. That it is stored is what `Ack` says;
-# - two watches, on what this node is told and on what all share (who leads, roll calls);
-# - `core.etcd.leader`, since any node may have to lead.
-#
-# ::
-#
-#     DOWN ── open ──► OPENING: lease, then look ──► UP
-#      ▲                  │ a problem                 │ a problem, a watch ended
-#      └──────────────────┴───────────────────────────┘
-#
-# A lease that ended while the node lives is replaced at once, and the node says its status again:
-# what becomes of that, the leader decides. An etcd that answers and takes no writes is of no use,
-# so
-# after a write that was refused no session is open before one was taken. Nothing waits here but
-# statements, in order, for the one before to be stored; and of those no more than `UNSAID_MAX`.
+class _Snapshot(msgspec.Struct, frozen=True):
+    """Read what is shared and the views for this node."""
 
 
-RENEWALS_PER_LEASE = 3
-UNSAID_MAX = 8
-"""Statements that wait to be stored; more come only if etcd is very slow, and older ones go."""
+class _Renew(msgspec.Struct, frozen=True):
+    """Renew the lease of an open session."""
+
+    lease: int
+
+
+class _ReplaceLease(msgspec.Struct, frozen=True):
+    """Get another lease for one that ended."""
+
+
+class _Store(msgspec.Struct, frozen=True):
+    """Store a status."""
+
+    status: Status
+    record: NodeRecord
+    key: bytes
+    lease: int
+
+
+class _Remove(msgspec.Struct, frozen=True):
+    """Delete what is this node's own, and look who is left."""
+
+    lease: int
+
+
+class _Sweep(msgspec.Struct, frozen=True):
+    """Delete what the job does not need any more."""
+
+    lease: int
+    job_lease: int
+    """To be revoked too, 0 if the job stays."""
+
+
+class _Revoke(msgspec.Struct, frozen=True):
+    """Revoke leases, one after the other."""
+
+    rest: tuple[int, ...]
+
+
+_Purpose = _OpenLease | _Snapshot | _Renew | _ReplaceLease | _Store | _Remove | _Sweep | _Revoke
 
 
 class EtcdSession:
-    """The machine of one node; the effects of each call are to be performed in order."""
+    """The machine of one node."""
 
     def __init__(
         self,
@@ -173,174 +223,174 @@ class EtcdSession:
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
-        self.is_up = False
-        self.places = JobKeys(prefix, run_id)
+        self.state = SessionState.DOWN
+        self.keys = JobKeys(prefix, run_id)
         self.address = ""
         """Where other nodes reach this one, if its own info does not say."""
         self._run_id = run_id
         self._node = info.node
         self._ttl_s = max(1, round(lease_s))
-        self._asking = Asking()
+        self._numbers = itertools.count(1)
+        self._requests: dict[int, _Purpose] = {}
+        self._views_watch = self._shared_watch = 0
         self._lease = 0
         self._renewed_at = 0.0
-        self._unsaid: deque[Status] = deque(maxlen=UNSAID_MAX)
+        self._unsent: deque[Status] = deque(maxlen=UNSENT_MAX)
         self._stored: Status | None = None
-        self._key = b""  # Where the stored status lies, and the revision that made it.
+        self._key = b""  # Of the stored status, and the revision that made it.
         self._key_revision = 0
-        self._doubted: Status | None = None  # Whether etcd takes it must be seen first.
-        self._call = 0
+        self._refused: Status | None = None  # No session is up before etcd accepts it.
+        self._roll_call = 0
         self._answer_due = False
-        self._putting = self._renewing = False
-        self._leaving = self._goes = False  # It is asked to go; it does, and never comes back.
+        self._leave_requested = False
         self.leadership = Leadership(
-            asking=self._asking,
-            places=self.places,
+            keys=self.keys,
             run_id=run_id,
             name=info.node,
             lease_s=lease_s,
-            fail=self._fail,
+            numbers=self._numbers,
             strict=strict,
             rounds=rounds,
         )
 
-    # What the node wants.
+    @property
+    def is_up(self) -> bool:
+        return self.state is SessionState.UP
 
-    def open(self) -> list[SessionEffect]:
-        """Begin a session, unless the node goes."""
-        if self._goes:
-            return [ReportClosed("this node leaves the job")]
-        if self._lease:
-            return [self._asking.ask(KeepAlive(self._lease), self._leased)]
-        return [self._asking.ask(Grant(self._ttl_s), self._leased)]
-
-    def drop(self) -> list[SessionEffect]:
-        """End the session without a word; the lease stays for as long as it lasts."""
-        if self._goes:
-            return []  # What is under way takes away what is its own.
-        self.is_up = False
-        self._putting = self._renewing = False
-        self._unsaid.clear()  # When there is a session again, the newest status says all.
-        return self._follow_up([*self.leadership.election.down(), *self._asking.forget()])
-
-    def send(self, now: float, message: Status | Heartbeat) -> list[SessionEffect]:
-        """Store what the node says, or show that it lives."""
-        if not self.is_up:
-            return []
-        if isinstance(message, Heartbeat):
-            return self._renew(now)
-        self._unsaid.append(message)
-        # A node that has much to say beats less, and a lease is not renewed by what is stored.
-        late = now - self._renewed_at >= self._ttl_s / RENEWALS_PER_LEASE
-        return self._put_next() + (self._renew(now) if late else [])
-
-    def _renew(self, now: float) -> list[SessionEffect]:
-        if self._renewing or not self._lease:
-            return []
-        self._renewing = True
-        self._renewed_at = now
-        lease = self._lease
-
-        def renewed(_now: float, answer: Answer) -> list[SessionEffect]:
-            self._renewing = False
-            if isinstance(answer, Problem):
-                return self._fail(answer)
-            assert isinstance(answer, KeptAlive)
-            if answer.ttl_s > 0:
-                return [DeliverMessage(self._ack())]
-            if lease != self._lease:
-                return []  # That it ended was heard before.
-            if not self._unsaid and not self._putting and self._stored is not None:
-                self._unsaid.append(self._stored)
-            return self._lease_again()
-
-        return [self._asking.ask(KeepAlive(lease), renewed)]
-
-    def leave(self) -> list[SessionEffect]:
-        """Hand over what this node leads, and take away what is its own; `ReportLeft` says when."""
-        self._leaving = True
-        return [*self.leadership.resign(), *self._leave_if_resigned()]
-
-    def tick(self, now: float) -> list[SessionEffect]:
-        """See what time has brought."""
-        return self._follow_up([*self.leadership.tick(now)])
+    def handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
+        """Take in one event; return what must now be done, in order."""
+        effects = self._handle(now, event)
+        return effects + self._leave_if_resigned(now) if self._leave_requested else effects
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `tick` is wanted next, or None."""
+        """Return when `Tick` is wanted next, or None."""
         return self.leadership.next_deadline(now)
 
-    # What etcd says.
+    def _handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
+        match event:
+            case RequestAnswered(number, answer):
+                purpose = self._requests.pop(number, None)
+                if purpose is None:
+                    return self._lead(now, event)
+                return self._answered(now, purpose, answer)
+            case KeysChanged(number, changes):
+                if number == self._views_watch:
+                    return [one for each in changes for one in self._deliver_view(each.value)]
+                if number == self._shared_watch:
+                    return self._shared_changed(now, changes)
+                return self._lead(now, event)
+            case MessageSubmitted(message):
+                return self._submit(now, message)
+            case Tick():
+                return self._lead(now, event)
+            case OpenRequested():
+                return self._open()
+            case DropRequested():
+                return self._drop(now)
+            case WatchEnded(number, problem):
+                # A new session looks at everything again.
+                if number in (self._views_watch, self._shared_watch):
+                    return self._fail(now, problem)
+                return self._lead(now, event)
+            case LeaveRequested():
+                self._leave_requested = True
+                return self._lead(now, ResignRequested())
 
-    def answered(self, now: float, number: int, answer: Answer) -> list[SessionEffect]:
-        """Take in an answer."""
-        return self._follow_up(self._asking.answered(now, number, answer))
+    def _answered(self, now: float, purpose: _Purpose, answer: Answer) -> list[SessionEffect]:
+        match purpose:
+            case _Store():
+                return self._store_answered(now, purpose, answer)
+            case _Renew(lease):
+                return self._renewed(now, lease, answer)
+            case _OpenLease():
+                return self._leased(now, answer)
+            case _Snapshot():
+                return self._opened(now, answer)
+            case _ReplaceLease():
+                return self._lease_replaced(now, answer)
+            case _Remove(lease):
+                return self._removed(lease, answer)
+            case _Sweep(lease, job_lease):
+                swept = isinstance(answer, TxnDone) and answer.succeeded
+                return self._revoke(job_lease if swept else 0, lease)
+            case _Revoke(rest):
+                return self._revoke(*rest)
 
-    def changed(self, now: float, number: int, changes: tuple[Change, ...]) -> list[SessionEffect]:
-        """Take in what a watch tells."""
-        return self._follow_up(self._asking.changed(now, number, changes))
-
-    def watch_ended(self, number: int, problem: Problem) -> list[SessionEffect]:
-        """Take in that a watch is over: begin a session anew, which looks at everything again."""
-        if not self._asking.is_watching(number):
-            return []
-        if problem.kind is ProblemKind.COMPACTED:
-            problem = Problem(ProblemKind.UNREACHABLE, f"a watch fell behind: {problem.why}")
-        return self._follow_up(self._fail(problem))
-
-    def _follow_up(self, effects: list[SessionEffect]) -> list[SessionEffect]:
-        return effects + self._leave_if_resigned() if self._leaving else effects
+    def _lead(self, now: float, event: LeaderEvent) -> list[SessionEffect]:
+        effects: list[SessionEffect] = []
+        for effect in self.leadership.handle(now, event):
+            if isinstance(effect, FailSession):
+                effects += self._fail(now, effect.problem)
+            else:
+                effects.append(effect)
+        return effects
 
     # Opening.
+
+    def _open(self) -> list[SessionEffect]:
+        if self.state in (SessionState.LEAVING, SessionState.GONE):
+            return [ReportClosed("this node leaves the job")]
+        self.state = SessionState.OPENING
+        lease = KeepAlive(self._lease) if self._lease else Grant(self._ttl_s)
+        return [self._send(_OpenLease(), lease)]
 
     def _leased(self, now: float, answer: Answer) -> list[SessionEffect]:
         self._renewed_at = now
         if isinstance(answer, KeptAlive) and answer.ttl_s <= 0:
             self._lease = 0
-            return self.open()
+            return self._open()
         if isinstance(answer, Problem):
-            return self._fail(answer)
+            return self._fail(now, answer)
         if isinstance(answer, Granted):
             self._lease = answer.lease
-        return [self._store(self._doubted)] if self._doubted is not None else self._look()
+        return [self._store(self._refused) if self._refused is not None else self._read()]
 
-    def _look(self) -> list[SessionEffect]:
-        look = Txn((), (get_prefix(self.places.shared), get_prefix(self._views)))
-        return [self._asking.ask(look, self._looked)]
+    def _read(self) -> SendRequest:
+        views = self.keys.views_of(self._node)
+        return self._send(_Snapshot(), Txn((), (get_prefix(self.keys.shared), get_prefix(views))))
 
-    def _looked(self, _now: float, answer: Answer) -> list[SessionEffect]:
+    def _opened(self, now: float, answer: Answer) -> list[SessionEffect]:
         if isinstance(answer, Problem):
-            return self._fail(answer)
+            return self._fail(now, answer)
         assert isinstance(answer, TxnDone)
-        self.is_up = True
+        self.state = SessionState.UP
+        shared, views = self.keys.shared, self.keys.views_of(self._node)
         after = answer.revision + 1
-        shared, views = self.places.shared, self._views
+        self._views_watch, self._shared_watch = next(self._numbers), next(self._numbers)
         effects: list[SessionEffect] = [
-            self._asking.watch(views, end_of_prefix(views), after, self._told),
-            self._asking.watch(shared, end_of_prefix(shared), after, self._shared_changed),
+            StartWatch(self._views_watch, views, end_of_prefix(views), after),
+            StartWatch(self._shared_watch, shared, end_of_prefix(shared), after),
             ReportOpened(),
         ]
         leader = None
         for one in answer.results[0]:
-            if one.key == self.places.leader:
+            if one.key == self.keys.leader:
                 leader = one
-            elif one.key == self.places.call:
-                self._hear_call(one.value)
-        effects += self.leadership.election.up(self._lease, leader)
+            elif one.key == self.keys.roll_call:
+                self._note_roll_call(one.value)
+        effects += self._lead(now, SessionUp(self._lease, leader))
         for one in answer.results[1]:
-            effects += self._hear_view(one.value)
+            effects += self._deliver_view(one.value)
         return effects
 
-    @property
-    def _views(self) -> bytes:
-        return self.places.views_of(self._node)
+    # The node's status.
 
-    # What the node says.
-
-    def _put_next(self) -> list[SessionEffect]:
-        """Store the next statement, or the last one again if a roll call wants it."""
-        if self._putting or not self._lease or not self.is_up:
+    def _submit(self, now: float, message: Status | Heartbeat) -> list[SessionEffect]:
+        if not self.is_up:
             return []
-        if self._unsaid:
-            status = self._unsaid.popleft()
+        if isinstance(message, Heartbeat):
+            return self._renew(now)
+        self._unsent.append(message)
+        # A node with much to report beats less, and storing a status does not renew its lease.
+        late = now - self._renewed_at >= self._ttl_s / RENEWALS_PER_LEASE
+        return self._store_next() + (self._renew(now) if late else [])
+
+    def _store_next(self) -> list[SessionEffect]:
+        """Store the next status, or the last one again if a roll call wants it."""
+        if self._awaits(_Store) or not self._lease or not self.is_up:
+            return []
+        if self._unsent:
+            status = self._unsent.popleft()
         elif self._answer_due and self._stored is not None:
             status = self._stored
         else:
@@ -349,130 +399,203 @@ class EtcdSession:
         return [self._store(status)]
 
     def _store(self, status: Status) -> SendRequest:
-        self._putting = True
-        lease = self._lease
-        record = NodeRecord(self._addressed(status), self._call)
-        key = self.places.node(status.info.node, status.info.incarnation)
-        # What is sent may be carried out late: then it must not undo what came after it.
-        ops: list[Op] = [Put(key, pack(record), lease)]
+        record = NodeRecord(self._with_address(status), self._roll_call)
+        key = self.keys.node(status.info.node, status.info.incarnation)
+        ops: list[Op] = [Put(key, pack(record), self._lease)]
         if self._key and self._key != key:
-            ops.append(Delete(self._key))  # It was this node's until it began anew.
-
+            ops.append(Delete(self._key))  # Of the incarnation before.
+        # A request may be carried out late: then it must not undo a later one.
         mine = Compare(key, Field.MOD, self._key_revision if self._key == key else 0)
+        purpose = _Store(status, record, key, self._lease)
+        return self._send(purpose, Txn((mine,), tuple(ops), (Get(key),)))
 
-        def put(now: float, answer: Answer) -> list[SessionEffect]:
-            self._putting = False
-            if isinstance(answer, Problem):
-                return self._not_stored(status, lease, answer)
-            assert isinstance(answer, TxnDone)
-            self._key = key
-            if not answer.succeeded:  # It went with its lease, or an earlier put came late.
-                self._key_revision = answer.results[0][0].mod_revision if answer.results[0] else 0
-                if not self.is_up:
-                    return [self._store(status)]
-                self._unsay(status)
-                return self._put_next()
-            self._stored, self._key_revision = status, answer.revision
-            self._doubted = None
-            if lease != self._lease:  # It went with its lease, whose end was heard of first.
-                self._unsay(status)
-                return self._put_next()
-            if not self.is_up:
-                return self._look()
-            effects: list[SessionEffect] = [DeliverMessage(self._ack())]
-            effects += self.leadership.own_said(now, record.status, record.call)
-            return effects + self._put_next()
+    def _store_answered(self, now: float, store: _Store, answer: Answer) -> list[SessionEffect]:
+        if isinstance(answer, Problem):
+            return self._not_stored(now, store, answer)
+        assert isinstance(answer, TxnDone)
+        self._key = store.key
+        if not answer.succeeded:  # It went with its lease, or an earlier one came late.
+            self._key_revision = answer.results[0][0].mod_revision if answer.results[0] else 0
+            return self._store_again(store.status)
+        self._stored, self._key_revision = store.status, answer.revision
+        self._refused = None
+        if store.lease != self._lease:  # It went with its lease, whose end was noticed first.
+            self._requeue(store.status)
+            return self._store_next()
+        if not self.is_up:
+            return [self._read()]
+        effects: list[SessionEffect] = [DeliverMessage(self._ack())]
+        report = NodeReported(store.record.status, store.record.call)
+        effects += self._lead(now, OwnStatusStored(report))
+        return effects + self._store_next()
 
-        return self._asking.ask(Txn((mine,), tuple(ops), (Get(key),)), put)
+    def _store_again(self, status: Status) -> list[SessionEffect]:
+        if not self.is_up:
+            return [self._store(status)]
+        self._requeue(status)
+        return self._store_next()
 
-    def _not_stored(self, status: Status, lease: int, problem: Problem) -> list[SessionEffect]:
+    def _not_stored(self, now: float, store: _Store, problem: Problem) -> list[SessionEffect]:
         if problem.kind is not ProblemKind.LEASE_GONE:
             if problem.kind is not ProblemKind.UNREACHABLE:
-                self._doubted = status
-            return self._fail(problem)
+                self._refused = store.status
+            return self._fail(now, problem)
         if not self.is_up:
             self._lease = 0
-            return self.open()
-        self._unsay(status)
-        return self._lease_again() if lease == self._lease else self._put_next()
+            return self._open()
+        self._requeue(store.status)
+        return self._replace_lease(now) if store.lease == self._lease else self._store_next()
 
-    def _unsay(self, status: Status) -> None:
+    def _requeue(self, status: Status) -> None:
         """Have a status stored after all, unless there are newer ones."""
-        if not self._unsaid:
-            self._unsaid.append(status)
+        if not self._unsent:
+            self._unsent.append(status)
 
-    def _addressed(self, status: Status) -> Status:
+    def _with_address(self, status: Status) -> Status:
         if status.info.address or not self.address:
             return status
         info = msgspec.structs.replace(status.info, address=self.address)
         return msgspec.structs.replace(status, info=info)
 
-    def _lease_again(self) -> list[SessionEffect]:
-        """Get another lease for one that ended; the node lives, whatever others had to think."""
-        self._lease = 0
-        effects: list[SessionEffect] = [*self.leadership.election.down()]
-        effects.append(self._asking.ask(Grant(self._ttl_s), self._leased_again))
-        return effects
-
-    def _leased_again(self, _now: float, answer: Answer) -> list[SessionEffect]:
-        if isinstance(answer, Problem):
-            return self._fail(answer)
-        assert isinstance(answer, Granted)
-        self._lease = answer.lease
-        return [*self.leadership.election.leased(self._lease), *self._put_next()]
-
     def _ack(self) -> Ack:
         stored = self._stored
-        info = stored.info if stored is not None else None
         return Ack(
             run_id=self._run_id,
             node=self._node,
-            incarnation=info.incarnation if info is not None else 0,
+            incarnation=stored.info.incarnation if stored is not None else 0,
             seq=stored.seq if stored is not None else -1,
         )
 
-    # What the node is told.
+    # The lease.
 
-    def _told(self, _now: float, changes: tuple[Change, ...]) -> list[SessionEffect]:
-        effects: list[SessionEffect] = []
-        for change in changes:
-            if change.value is not None:
-                effects += self._hear_view(change.value)
-        return effects
+    def _renew(self, now: float) -> list[SessionEffect]:
+        if self._awaits(_Renew) or not self._lease:
+            return []
+        self._renewed_at = now
+        return [self._send(_Renew(self._lease), KeepAlive(self._lease))]
 
-    def _hear_view(self, value: bytes) -> list[SessionEffect]:
-        view = unpack(View, value)
+    def _renewed(self, now: float, lease: int, answer: Answer) -> list[SessionEffect]:
+        if isinstance(answer, Problem):
+            return self._fail(now, answer)
+        assert isinstance(answer, KeptAlive)
+        if answer.ttl_s > 0:
+            return [DeliverMessage(self._ack())]
+        if lease != self._lease:
+            return []  # Its end was noticed before.
+        if not self._unsent and not self._awaits(_Store) and self._stored is not None:
+            self._unsent.append(self._stored)
+        return self._replace_lease(now)
+
+    def _replace_lease(self, now: float) -> list[SessionEffect]:
+        """Get another lease for one that ended: the node lives, whatever others had to conclude."""
+        self._lease = 0
+        effects = self._lead(now, SessionLost())
+        return [*effects, self._send(_ReplaceLease(), Grant(self._ttl_s))]
+
+    def _lease_replaced(self, now: float, answer: Answer) -> list[SessionEffect]:
+        if isinstance(answer, Problem):
+            return self._fail(now, answer)
+        assert isinstance(answer, Granted)
+        self._lease = answer.lease
+        return self._lead(now, LeaseReplaced(self._lease)) + self._store_next()
+
+    # Views and roll calls.
+
+    def _deliver_view(self, value: bytes | None) -> list[SessionEffect]:
+        view = unpack(View, value) if value is not None else None
         return [DeliverMessage(view)] if view is not None and view.run_id == self._run_id else []
 
-    def _shared_changed(self, _now: float, changes: tuple[Change, ...]) -> list[SessionEffect]:
+    def _shared_changed(self, now: float, changes: tuple[Change, ...]) -> list[SessionEffect]:
         effects: list[SessionEffect] = []
         for change in changes:
-            if change.key == self.places.leader:
-                effects += self.leadership.election.leader_changed(change)
-            elif change.key == self.places.call and change.value is not None:
-                self._hear_call(change.value)
-                effects += self._put_next()
+            if change.key == self.keys.leader:
+                effects += self._lead(now, LeaderKeyChanged(change))
+            elif change.key == self.keys.roll_call and change.value is not None:
+                self._note_roll_call(change.value)
+                effects += self._store_next()
         return effects
 
-    def _hear_call(self, value: bytes) -> None:
+    def _note_roll_call(self, value: bytes) -> None:
         number = roll_call_number(value)
-        if number > self._call:
-            self._call, self._answer_due = number, True
+        if number > self._roll_call:
+            self._roll_call, self._answer_due = number, True
 
-    # The end.
+    # The end of a session.
 
-    def _fail(self, problem: Problem) -> list[Any]:
+    def _drop(self, now: float) -> list[SessionEffect]:
+        if self.state in (SessionState.LEAVING, SessionState.GONE):
+            return []  # What is under way removes what is its own.
+        self.state = SessionState.DOWN
+        self._requests.clear()  # Answers to what was sent before mean nothing from now on.
+        self._unsent.clear()  # In the next session the newest status says all.
+        effects = self._lead(now, SessionLost())
+        effects += [StopWatch(one) for one in (self._views_watch, self._shared_watch) if one]
+        self._views_watch = self._shared_watch = 0
+        return effects + self._leave_if_resigned(now)
+
+    def _fail(self, now: float, problem: Problem) -> list[SessionEffect]:
         """End the session because etcd cannot be relied on."""
-        if problem.kind is not ProblemKind.UNREACHABLE and self._doubted is None:
-            self._doubted = self._stored
+        if problem.kind is ProblemKind.COMPACTED:
+            problem = Problem(ProblemKind.UNREACHABLE, f"a watch fell behind: {problem.why}")
+        if problem.kind is not ProblemKind.UNREACHABLE and self._refused is None:
+            self._refused = self._stored
         permanent = problem.kind in (ProblemKind.DENIED, ProblemKind.REFUSED)
-        return [*self.drop(), ReportClosed(problem.why, permanent)]
+        return [*self._drop(now), ReportClosed(problem.why, permanent)]
 
-    def _leave_if_resigned(self) -> list[SessionEffect]:
-        if not self._leaving or not self.leadership.is_resigned:
+    # Leaving. Nodes may leave at the same moment, and each would think that another is still
+    # there. So each removes its keys and looks in one transaction: exactly one finds nobody else.
+    # That one removes what the job does not need any more, unless there is a leader by then: a new
+    # job may have begun. A job that has come to its end stays on its own lease, so that late nodes
+    # can look it up; one that has not, and has no node left, is nothing a later job should find.
+    # Whatever goes wrong on the way, the leases see to the rest.
+
+    def _leave_if_resigned(self, now: float) -> list[SessionEffect]:
+        if not self._leave_requested or not self.leadership.is_resigned:
             return []
-        self._leaving = False
+        self._leave_requested = False
         lease, self._lease = self._lease, 0
-        effects = self.drop()  # Whatever else is under way, or fails, does not matter any more.
-        self._goes = True
-        return effects + leave(self._asking, self.places, self._key, lease, lambda: [ReportLeft()])
+        effects = self._drop(now)  # Whatever else is under way does not matter any more.
+        self.state = SessionState.LEAVING
+        keys, own = self.keys, list[Op]()
+        if self._key:
+            own = [Delete(self._key), Delete(keys.views + self._key[len(keys.nodes) :])]
+        look = (get_prefix(keys.nodes, keys_only=True), Get(keys.leader), Get(keys.job))
+        return [*effects, self._send(_Remove(lease), Txn((), (*own, *look)))]
+
+    def _removed(self, lease: int, answer: Answer) -> list[SessionEffect]:
+        if not isinstance(answer, TxnDone):
+            return self._revoke(lease)
+        nodes, leader, job = answer.results[-3:]
+        if nodes or leader:
+            return self._revoke(lease)
+        keys = self.keys
+        record = unpack(JobRecord, job[0].value) if job else None
+        unneeded: list[Op] = [
+            Delete(one, end_of_prefix(one)) for one in (keys.views, keys.store, keys.shared)
+        ]
+        job_lease = 0
+        if record is not None and record.job.outcome is None:
+            job_lease = record.lease
+            unneeded.append(Delete(keys.job))
+        fence = (
+            Compare(keys.leader, Field.CREATE, 0),
+            Compare(keys.job, Field.MOD, job[0].mod_revision if job else 0),
+        )
+        return [self._send(_Sweep(lease, job_lease), Txn(fence, tuple(unneeded)))]
+
+    def _revoke(self, *leases: int) -> list[SessionEffect]:
+        rest = [one for one in leases if one]
+        if rest:
+            return [self._send(_Revoke(tuple(rest[1:])), Revoke(rest[0]))]
+        self.state = SessionState.GONE
+        return [ReportLeft()]
+
+    # Requests.
+
+    def _send(self, purpose: _Purpose, request: Request) -> SendRequest:
+        number = next(self._numbers)
+        self._requests[number] = purpose
+        return SendRequest(number, request)
+
+    def _awaits(self, kind: type[_Purpose]) -> bool:
+        return any(type(one) is kind for one in self._requests.values())

@@ -11,15 +11,28 @@ from typing import TYPE_CHECKING
 from holdfast.core.etcd.calls import (
     Answer,
     Get,
+    KeysChanged,
     Request,
+    RequestAnswered,
     SendRequest,
     StartWatch,
     StopWatch,
     Txn,
     TxnDone,
+    WatchEnded,
 )
+from holdfast.core.etcd.calls import Tick as SessionTick
 from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
-from holdfast.core.etcd.session import DeliverMessage, ReportClosed, ReportLeft, ReportOpened
+from holdfast.core.etcd.session import (
+    DeliverMessage,
+    DropRequested,
+    LeaveRequested,
+    MessageSubmitted,
+    OpenRequested,
+    ReportClosed,
+    ReportLeft,
+    ReportOpened,
+)
 from holdfast.core.protocol import Status
 from holdfast.core.session import Connected, Disconnected, Tick
 from holdfast.testing.sim.agent import Agent
@@ -31,7 +44,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.etcd.calls import Answer, Change, Problem
     from holdfast.core.etcd.leader import LeaderWrite, LedJob
-    from holdfast.core.etcd.session import SessionEffect
+    from holdfast.core.etcd.session import SessionEffect, SessionEvent
     from holdfast.core.machine import Event
     from holdfast.core.protocol import Heartbeat, View
     from holdfast.core.rounds import Job
@@ -69,14 +82,14 @@ class EtcdAgent(Agent):
     @property
     def leads(self) -> bool:
         """Whether it is the leader of its job, as far as it knows."""
-        return self.session.leadership.lead is not None
+        return self.session.leadership.led is not None
 
     # What happens to it.
 
     def tick(self) -> None:
         """See what time has brought."""
         now = self.clock
-        self._do_all(self.session.tick(now))
+        self._do_all(self.session.handle(now, SessionTick()))
         if self.alive and not self._departs:
             self._perform(self.membership.handle(now, Tick()))
             if self.alive:
@@ -86,16 +99,16 @@ class EtcdAgent(Agent):
 
     def answered(self, parcel: tuple[int, Answer]) -> None:
         """Take in an answer of etcd."""
-        self._do_all(self.session.answered(self.clock, *parcel))
+        self._session_event(RequestAnswered(*parcel))
 
     def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
         """Take in what a watch tells."""
         number, _revision, changes = parcel
-        self._do_all(self.session.changed(self.clock, number, changes))
+        self._session_event(KeysChanged(number, changes))
 
     def watch_ended(self, parcel: tuple[int, Problem]) -> None:
         """Take note that a watch is over."""
-        self._do_all(self.session.watch_ended(*parcel))
+        self._session_event(WatchEnded(*parcel))
 
     def happens(self, event: Event) -> None:
         """Give the workers' machine an event, unless it has come to its end."""
@@ -109,13 +122,16 @@ class EtcdAgent(Agent):
         return self._place.life_of(view)
 
     def _send(self, message: Status | Heartbeat) -> None:
-        self._do_all(self.session.send(self.clock, message))
+        self._session_event(MessageSubmitted(message))
 
     def _open(self) -> None:
-        self._do_all(self.session.open())
+        self._session_event(OpenRequested())
 
     def _drop(self) -> None:
-        self._do_all(self.session.drop())
+        self._session_event(DropRequested())
+
+    def _session_event(self, event: SessionEvent) -> None:
+        self._do_all(self.session.handle(self.clock, event))
 
     def _do_all(self, effects: list[SessionEffect]) -> None:
         network = self._place.network
@@ -124,7 +140,7 @@ class EtcdAgent(Agent):
                 return
             match effect:
                 case SendRequest(number, request):
-                    self._place.expect(self.session.leadership.writing, request)
+                    self._place.expect(self.session.leadership.last_write, request)
                     network.ask(self, number, request)
                 case StartWatch(number, key, end, start_revision):
                     network.watch(self, number, key, end, start_revision)
@@ -148,7 +164,7 @@ class EtcdAgent(Agent):
         self._departs = True
         self.workers.vanish()
         self.after(LEAVE_S, self._go)
-        self._do_all(self.session.leave())
+        self._session_event(LeaveRequested())
 
     def _go(self, _arg: object = None) -> None:
         if self.alive:
@@ -284,7 +300,7 @@ class EtcdPlace:
             self.world.made(life, view)
 
     def _life(self, written: LeaderWrite) -> Life:
-        lead = written.lead
+        lead = written.led
         run_id = lead.job.run_id
         if lead not in self._life_of_lead:
             if lead.is_new or run_id not in self._life_of_job:

@@ -1,0 +1,471 @@
+"""Player of the machines on etcd: nodes of one job, each an `EtcdSession`, on one `SimEtcd`.
+
+Nothing happens by itself. A node's requests wait until etcd performs them, then the answers until
+the node takes them in, and so do the changes that watches saw. After every input all of that moves
+until nothing is left, but for what is held back::
+
+    new min=2 max=3 restarts=1 nodes=abc     a job's settings, and nodes that join one by one
+    join a / add a                           a node, with a session or without one
+    open a / drop a / leave a / crash a      its session; crash ends it without a word
+    reports a failed / beats a / again a     a status of another phase; a heartbeat; the last status
+    mute a / obeys a                         a mute node reports nothing by itself
+    stands down a / stands a                 whether it is willing to lead
+    rejoins a 55                             it begins anew as this incarnation
+    hold a requests,answers,changes          what waits from here on; `release a` moves it again
+    performs a 1 / answers a 1 / hears a     moves one of those by hand; the number counts from 0
+    loses a unreachable done                 its first request fails, performed all the same or not
+    late a                                   performs what was lost last
+    watch a 0 ends unreachable               counted in the order of their starts
+    lease of nodes/a/1 ends / pass 5         ends a lease; lets time pass, ending leases
+    wait 5                                   lets time pass with heartbeats and ticks
+    put shared/call 7 / delete job / full / room / compact
+    keys / job                               what is stored
+
+Several of these may be in one line, with `; ` between them.
+
+Below is all that happened: `a -> request` when etcd performs it, `a <- answer` when the node takes
+it in. The last line has each node's session, its leadership, and what it still waits to do.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import msgspec
+from many_nodes import SETTINGS, described, fields, number
+
+from fake_node import RUN, a_job_of, a_node
+from holdfast.core.etcd.calls import (
+    Answer,
+    Change,
+    Compare,
+    Delete,
+    Get,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    KeysChanged,
+    Op,
+    Problem,
+    ProblemKind,
+    Put,
+    Request,
+    RequestAnswered,
+    Revoke,
+    SendRequest,
+    StartWatch,
+    StopWatch,
+    Tick,
+    Txn,
+    TxnDone,
+    WatchEnded,
+)
+from holdfast.core.etcd.keys import JobKeys, JobRecord, NodeRecord, get_prefix, unpack
+from holdfast.core.etcd.leader import LeaderState
+from holdfast.core.etcd.session import (
+    DeliverMessage,
+    DropRequested,
+    EtcdSession,
+    LeaveRequested,
+    MessageSubmitted,
+    OpenRequested,
+    ReportClosed,
+    ReportLeft,
+    ReportOpened,
+    SessionEvent,
+)
+from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, Status, View
+from holdfast.testing.sim.etcd import SimEtcd
+
+if TYPE_CHECKING:
+    from holdfast.core.rounds import Job
+
+PREFIX = "/jobs"
+LEASE_S = 5.0
+STEPS_MAX = 10_000
+KEYS = JobKeys(PREFIX, RUN)
+QUEUES = ("requests", "answers", "changes")
+
+
+class EtcdNode:
+    """One node: its session, and all that is under way between it and etcd."""
+
+    def __init__(self, scene: EtcdPlayer, name: str, incarnation: int) -> None:
+        self.node = a_node(name, scene.settings, incarnation)
+        self.session = EtcdSession(
+            run_id=RUN, info=self.node.info, prefix=PREFIX, lease_s=LEASE_S, strict=True
+        )
+        self.obeys = True
+        self.held: set[str] = set()
+        self.requests: list[SendRequest] = []
+        self.answers: list[RequestAnswered] = []
+        self.changes: list[KeysChanged | WatchEnded] = []
+        self.lost: list[SendRequest] = []
+        self.watches: dict[int, int] = {}  # With their numbers at etcd.
+        self._scene = scene
+
+    def happens(self, event: SessionEvent) -> None:
+        scene = self._scene
+        scene.events.add(type(event))
+        effects = self.session.handle(scene.now, event)
+        scene.states.add(self.session.state)
+        for effect in effects:
+            scene.effects.add(type(effect))
+            match effect:
+                case SendRequest():
+                    self.requests.append(effect)
+                case StartWatch():
+                    self._watch(effect)
+                case StopWatch(number):
+                    self._scene.etcd.unsubscribe(self.watches.pop(number, -1))
+                case ReportOpened():
+                    self._log("session opened")
+                    if self.obeys:
+                        self.report()
+                case ReportClosed(why, permanent):
+                    self._log(f"session closed{' for good' if permanent else ''}: {why}")
+                case DeliverMessage(View() as view):
+                    self._log(f"view {view.term}.{view.revision}: {described(view)} ({view.why})")
+                    if self.obeys:
+                        self._obey(view)
+                case DeliverMessage(ack):
+                    self._log(f"ack of status {ack.seq} of {ack.incarnation}")
+                case ReportLeft():
+                    self._log("has left")
+
+    def _log(self, text: str) -> None:
+        self._scene.log.append(f"{self.node.name}: {text}")
+
+    def _watch(self, watch: StartWatch) -> None:
+        def saw(_revision: int, changes: tuple[Change, ...]) -> None:
+            self.changes.append(KeysChanged(watch.number, changes))
+
+        found = self._scene.etcd.subscribe(watch.key, watch.end, watch.start_revision, saw)
+        if isinstance(found, Problem):
+            self.changes.append(WatchEnded(watch.number, found))
+        else:
+            self.watches[watch.number] = found
+
+    def report(self, status: Status | None = None) -> None:
+        self.happens(MessageSubmitted(status or self.node.status()))
+
+    def _obey(self, view: View) -> None:
+        if not self.node.hear(view):
+            return
+        if view.role is NodeRole.FENCED:
+            self.node.begin_anew(self.node.info.incarnation + 100)
+            self.report()
+        elif self.node.follow():
+            self.report()
+
+    # What is under way.
+
+    def perform(self, index: int = 0) -> None:
+        sent = self.requests.pop(index)
+        self._scene.log.append(f"{self.node.name} -> {request_text(sent.request)}")
+        answer = self._scene.etcd.perform(self._scene.now, sent.request)
+        self.answers.append(RequestAnswered(sent.number, answer))
+
+    def take_answer(self, index: int = 0) -> None:
+        answered = self.answers.pop(index)
+        self._scene.log.append(f"{self.node.name} <- {answer_text(answered.answer)}")
+        self.happens(answered)
+
+    def hear(self) -> None:
+        self.happens(self.changes.pop(0))
+
+    def lose(self, kind: str, *, done: bool) -> None:
+        sent = self.requests.pop(0)
+        self.lost.append(sent)
+        if done:
+            self._scene.etcd.perform(self._scene.now, sent.request)
+        problem = Problem(ProblemKind(kind), f"it is {kind}")
+        self._scene.log.append(f"{self.node.name} <- {answer_text(problem)}")
+        self.happens(RequestAnswered(sent.number, problem))
+
+    def end_watch(self, index: int, kind: str) -> None:
+        number = [*self.watches][index]
+        self._scene.etcd.unsubscribe(self.watches.pop(number))
+        self.happens(WatchEnded(number, Problem(ProblemKind(kind), f"it is {kind}")))
+
+    def step(self) -> bool:
+        """Move the first that is not held back; return whether there was anything."""
+        for name, waiting, move in (
+            ("requests", self.requests, self.perform),
+            ("answers", self.answers, self.take_answer),
+            ("changes", self.changes, self.hear),
+        ):
+            if waiting and name not in self.held:
+                move()
+                return True
+        return False
+
+    def state(self) -> str:
+        leadership = self.session.leadership
+        words = [f"{self.node.name} {self.session.state.value}"]
+        if leadership.state is not LeaderState.FOLLOWING:
+            words.append(f"{leadership.state.value} {leadership.election.term}")
+        elif leadership.election.is_campaigning:
+            words.append("campaigning")
+        if self.requests or self.answers or self.changes:
+            counts = [len(self.requests), len(self.answers), len(self.changes)]
+            words.append("({}/{}/{} wait)".format(*counts))
+        return " ".join(words)
+
+
+class EtcdPlayer:
+    """One etcd and the nodes of one job."""
+
+    def __init__(self) -> None:
+        self.events: set[type] = set()
+        self.effects: set[type] = set()
+        self.states: set[object] = set()
+        self.begin(a_job_of(2, 2, max_restarts=1))
+
+    def begin(self, settings: JobSettings) -> None:
+        self.etcd = SimEtcd()
+        self.now = 0.0
+        self.settings = settings
+        self.nodes: dict[str, EtcdNode] = {}
+        self.log: list[str] = []
+        self.born = 0
+
+    def play(self, line: str) -> list[str]:
+        self.log = []
+        for part in line.split("; "):
+            answer = self.play_one(*shlex.split(part))
+            if answer:
+                return answer
+        return [*self.log, self.state()]
+
+    def play_one(self, verb: str, *words: str) -> list[str]:
+        if verb == "new":
+            given = fields([*words])
+            names = given.pop("nodes", "")
+            known = {SETTINGS[name]: number(text) for name, text in given.items()}
+            least, most = int(known.pop("min_nodes")), int(known.pop("max_nodes"))
+            self.begin(a_job_of(least, most, **known))
+            for name in names:
+                self.join(name)
+            self.log = []
+        elif verb in ("keys", "job"):
+            return self.keys() or ["nothing"] if verb == "keys" else [self.job()]
+        else:
+            self.do(verb, [*words])
+            self.run()
+        return []
+
+    def state(self) -> str:
+        return "; ".join(node.state() for node in self.nodes.values()) or "nobody"
+
+    def do(self, verb: str, words: list[str]) -> None:
+        match [verb, *words]:
+            case ["add" | "join", name]:
+                self.join(name) if verb == "join" else self.add(name)
+            case ["full" | "room"]:
+                self.etcd.full = verb == "full"
+            case ["compact"]:
+                for _ in range(3):
+                    self.etcd.perform(self.now, Txn((), (Put(b"/elsewhere", b""),)))
+                self.etcd.compact(self.etcd.revision)
+            case ["put", key, value]:
+                self.etcd.perform(
+                    self.now, Txn((), (Put(KEYS.root + key.encode(), value.encode()),))
+                )
+            case ["copy", key]:
+                found = self.read(KEYS.root + key.encode())
+                self.etcd.perform(self.now, Txn((), (Put(found.key, found.value, found.lease),)))
+            case ["delete", key]:
+                self.etcd.perform(self.now, Txn((), (Delete(KEYS.root + key.encode()),)))
+            case ["lease", "of", key, "ends"]:
+                self.etcd._end(self.read(KEYS.root + key.encode()).lease)
+            case ["pass", seconds]:
+                self.now += float(seconds)
+                self.etcd.expire(self.now)
+            case ["wait", seconds]:
+                self.wait(float(seconds))
+            case _:
+                self.do_to(self.nodes[words[-1] if verb == "stands" else words[0]], verb, words[1:])
+
+    def do_to(self, node: EtcdNode, verb: str, words: list[str]) -> None:
+        match [verb, *words]:
+            case ["open"]:
+                node.happens(OpenRequested())
+            case ["drop"]:
+                node.happens(DropRequested())
+            case ["leave"]:
+                node.happens(LeaveRequested())
+            case ["crash"]:
+                for number in node.watches.values():
+                    self.etcd.unsubscribe(number)
+                del self.nodes[node.node.name]
+            case ["tick", seconds]:
+                self.now += float(seconds)
+                node.happens(Tick())
+            case ["beats"]:
+                node.happens(MessageSubmitted(node.node.beat()))
+            case ["again"]:
+                node.report(node.node.last_status())
+            case ["reports"]:
+                node.report()
+            case ["reports", "failed"]:
+                node.report(node.node.fail())
+            case ["reports", phase]:
+                node.node.phase = NodePhase(phase)
+                node.report()
+            case ["rejoins", incarnation]:
+                node.node.begin_anew(int(incarnation))
+                node.report()
+            case ["at", address]:
+                node.session.address = address
+                node.node.info = msgspec.structs.replace(node.node.info, address="")
+            case ["portions", ops]:
+                node.session.leadership.ops_max = int(ops)
+            case ["mute" | "obeys"]:
+                node.obeys = verb == "obeys"
+            case ["stands", *_]:
+                node.session.leadership.election.is_open = words != [node.node.name]
+            case ["hold", names]:
+                node.held = {*names.split(",")}
+                assert node.held <= {*QUEUES}
+            case ["release"]:
+                node.held = set()
+            case ["performs", *index]:
+                node.perform(*map(int, index))
+            case ["answers", *index]:
+                node.take_answer(*map(int, index))
+            case ["hears"]:
+                node.hear()
+            case ["joins", "changes"]:
+                number = node.changes[0].number
+                merged = [one for each in node.changes for one in each.changes]  # type: ignore[union-attr]
+                node.changes[:] = [KeysChanged(number, tuple(merged))]
+            case ["loses", kind, *done]:
+                node.lose(kind, done=bool(done))
+            case ["late"]:
+                request = node.lost.pop(0).request
+                answer = self.etcd.perform(self.now, request)
+                self.log.append(f"late -> {request_text(request)} -> {answer_text(answer)}")
+            case ["watch", index, "ends", kind]:
+                node.end_watch(int(index), kind)
+            case _:
+                raise AssertionError(f"what is {verb!r} {words}?")
+
+    # What happens.
+
+    def add(self, name: str) -> EtcdNode:
+        self.born += 1
+        self.nodes[name] = EtcdNode(self, name, self.born)
+        return self.nodes[name]
+
+    def join(self, name: str) -> None:
+        self.add(name).happens(OpenRequested())
+        self.run()
+
+    def run(self) -> None:
+        """Move whatever is not held back until nothing is left."""
+        for _ in range(STEPS_MAX):
+            if not sum(node.step() for node in [*self.nodes.values()]):
+                return
+        raise AssertionError("it never ends")
+
+    def wait(self, seconds: float) -> None:
+        """Let time pass; only what matters is logged, not the heartbeats."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.5)
+            for node in [*self.nodes.values()]:
+                if node.session.is_up and "requests" not in node.held:
+                    before = len(self.log)
+                    node.happens(MessageSubmitted(node.node.beat()))
+                    self.run()
+                    if len(self.log) == before + 3:  # A request, its answer, an ack.
+                        del self.log[before:]
+            self.etcd.expire(self.now)
+            for node in [*self.nodes.values()]:
+                node.happens(Tick())
+            self.run()
+
+    # What is stored.
+
+    def read(self, key: bytes):  # type: ignore[no-untyped-def]
+        done = self.etcd.perform(self.now, Txn((), (Get(key),)))
+        assert isinstance(done, TxnDone)
+        return done.results[0][0]
+
+    def keys(self) -> list[str]:
+        done = self.etcd.perform(self.now, Txn((), (get_prefix(KEYS.root),)))
+        assert isinstance(done, TxnDone)
+        return [f"{short(one.key)}: {value_text(one.key, one.value)}" for one in done.results[0]]
+
+    def job(self) -> str:
+        return value_text(KEYS.job, self.read(KEYS.job).value)
+
+
+# As text.
+
+
+def short(key: bytes) -> str:
+    return key.removeprefix(KEYS.root).decode()
+
+
+def request_text(request: Request) -> str:
+    match request:
+        case Grant(ttl_s):
+            return f"grant {ttl_s} s"
+        case KeepAlive(lease):
+            return f"renew {lease}"
+        case Revoke(lease):
+            return f"revoke {lease}"
+        case Txn(compare, success, failure):
+            text = ", ".join(map(op_text, success))
+            if compare:
+                text = f"if {' and '.join(map(compare_text, compare))}: {text}"
+            return text + (f" else {', '.join(map(op_text, failure))}" if failure else "")
+
+
+def compare_text(compare: Compare) -> str:
+    return f"{short(compare.key)} {compare.field.value}={compare.equals!r}"
+
+
+def op_text(op: Op) -> str:
+    key = short(op.key) + ("*" if not isinstance(op, Put) and op.end else "")
+    if isinstance(op, Put):
+        return f"put {key} ({value_text(op.key, op.value)})"
+    return f"{'get' if isinstance(op, Get) else 'delete'} {key}"
+
+
+def value_text(key: bytes, value: bytes) -> str:
+    if key == KEYS.job and (record := unpack(JobRecord, value)):
+        return job_text(record.job)
+    if key.startswith(KEYS.nodes) and (node := unpack(NodeRecord, value)):
+        status = node.status
+        text = f"status {status.seq} {status.phase.value} {status.generation}"
+        return text + (f", call {node.call}" if node.call else "")
+    if key.startswith(KEYS.views) and (view := unpack(View, value)):
+        return f"{view.term}.{view.revision} {described(view)}"
+    return value.decode(errors="replace")
+
+
+def job_text(job: Job) -> str:
+    text = f"{job.phase.value} in term {job.term}, nodes {' '.join(job.nodes) or 'none'}"
+    if job.round >= 0:
+        members = " ".join(info.node for info in job.members)
+        text += f", round {job.round} of {members}, generation {job.generation}"
+    return text + f", {job.restarts} restarts" + (f" ({job.why})" if job.why else "")
+
+
+def answer_text(answer: Answer) -> str:
+    match answer:
+        case Granted(lease, _):
+            return f"lease {lease}"
+        case KeptAlive(ttl_s):
+            return f"{ttl_s} s" if ttl_s else "lease gone"
+        case TxnDone(revision, succeeded):
+            return f"{'done' if succeeded else 'not done'} at {revision}"
+        case Problem(kind, why):
+            return f"{kind.value}: {why}"
+        case _:
+            return "revoked"

@@ -1,0 +1,230 @@
+"""What the transcripts of `etcd_leader` do not show: limits of writes, waits, and broken jobs."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from fake_node import RUN, a_job_of, a_node
+from holdfast.core.etcd import leader
+from holdfast.core.etcd.calls import Delete, Grant, Op, Put, Tick, Txn, TxnDone
+from holdfast.core.etcd.keys import JobKeys, pack
+from holdfast.core.etcd.leader import (
+    OPS_MAX,
+    WRITE_BYTES_MAX,
+    LedJob,
+    NodeReported,
+    PendingWrites,
+)
+from holdfast.core.protocol import JobOutcome, JobSettings, NodeInfo, NodeRole, View
+from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds
+from holdfast.testing.sim.etcd import SimEtcd
+
+KEYS = JobKeys("/p", RUN)
+LEASE = 1001
+
+
+# Writes.
+
+
+def a_view(node: str, revision: int = 1, report: bytes = b"") -> View:
+    return View(
+        run_id=RUN,
+        node=node,
+        incarnation=1,
+        term=1,
+        revision=revision,
+        role=NodeRole.WAITING,
+        report=report,
+    )
+
+
+def pending() -> tuple[PendingWrites, LedJob]:
+    led = LedJob(0.0, Job(run_id=RUN), step_s=1.0)
+    return PendingWrites(KEYS, led, LEASE), led
+
+
+def take_all(some: PendingWrites) -> list[list[Op]]:
+    """Return all portions; etcd accepts each."""
+    portions = []
+    while not some.is_empty:
+        etcd = SimEtcd()
+        etcd.perform(0.0, Grant(60))
+        portions.append(some.take()[0])
+        assert isinstance(etcd.perform(0.0, Txn((), tuple(portions[-1]))), TxnDone)
+    return portions
+
+
+def test_no_portion_has_more_operations_than_etcd_accepts() -> None:
+    some, led = pending()
+    led.is_changed = True
+    for i in range(2 * OPS_MAX + 5):
+        some.add(a_view(f"n{i}"))
+    for i in range(OPS_MAX):
+        some.delete(KEYS.view(f"old{i}", 1))
+    assert [len(ops) for ops in take_all(some)] == [OPS_MAX, OPS_MAX, OPS_MAX, 6]
+
+
+def test_no_portion_has_more_bytes_than_etcd_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    some, led = pending()
+    draw = Random(3)
+    led.is_changed = True
+    led.job.report = draw.randbytes(WRITE_BYTES_MAX // 2)
+    for i in range(10):
+        some.add(a_view(f"n{i}", report=draw.randbytes(WRITE_BYTES_MAX // 4)))
+    portions = take_all(some)
+    sizes = [sum(len(op.value) for op in ops if isinstance(op, Put)) for ops in portions]
+    assert max(sizes) <= WRITE_BYTES_MAX
+    assert sum(map(len, portions)) == 11
+    # What is larger than a portion is written alone.
+    monkeypatch.setattr(leader, "WRITE_BYTES_MAX", 100)
+    led.is_changed = True
+    some.add(a_view("a"))
+    assert [[op.key for op in ops] for ops in take_all(some)] == [[KEYS.job], [KEYS.view("a", 1)]]
+
+
+def test_a_decision_made_meanwhile_is_written_before_the_views_that_are_left() -> None:
+    some, led = pending()
+    for i in range(OPS_MAX + 5):
+        some.add(a_view(f"n{i}"))
+    some.take()
+    led.is_changed = True
+    some.add(a_view(f"n{OPS_MAX + 1}", 2))
+    ops, views = some.take()
+    assert ops[0].key == KEYS.job
+    assert [view.revision for view in views if view.node == f"n{OPS_MAX + 1}"] == [2]
+
+
+def test_the_view_of_a_node_that_is_gone_and_back() -> None:
+    some, _ = pending()
+    some.add(a_view("a"))
+    some.forget("a", 1)
+    assert not some.is_urgent
+    assert some.take() == ([Delete(KEYS.view("a", 1))], [])
+    some.forget("a", 1)
+    some.add(a_view("a"))
+    # etcd refuses to put and to delete one key in one transaction.
+    assert take_all(some) == [[Put(KEYS.view("a", 1), pack(a_view("a")), LEASE)]]
+
+
+# Decisions.
+
+
+class Led:
+    """A leader's job, and nodes that do as their views say."""
+
+    def __init__(self, names: str, settings: JobSettings, **more: object) -> None:
+        self.led = LedJob(0.0, Job(run_id=RUN), step_s=1.0, **more)  # type: ignore[arg-type]
+        self.nodes = {name: a_node(name, settings, i) for i, name in enumerate(names, 1)}
+        for name in names:
+            self.answer(name)
+
+    def report(self, status: object, roll_call: int = 0) -> list[View]:
+        return self.deliver(self.led.handle(0.0, NodeReported(status, roll_call)))  # type: ignore[arg-type]
+
+    def answer(self, name: str) -> list[View]:
+        return self.report(self.nodes[name].status(), self.led.roll_call)
+
+    def lose(self, *names: str) -> list[View]:
+        lost = [NodeLost(name, self.nodes[name].info.incarnation, "silence") for name in names]
+        return self.deliver(self.led.handle(0.0, NodesLost(tuple(lost))))
+
+    def deliver(self, views: list[View]) -> list[View]:
+        for view in views:
+            node = self.nodes[view.node]
+            if node.hear(view) and node.follow():
+                self.report(node.status())
+        return views
+
+
+def test_each_member_is_looked_at_once_for_a_roll_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+    is_awaited = LedJob._is_awaited
+
+    def counted(led: LedJob, info: NodeInfo) -> bool:
+        looked_at.append(info)
+        return is_awaited(led, info)
+
+    monkeypatch.setattr(LedJob, "_is_awaited", counted)
+    names = "abcdefghijklmnopqrst"
+    one = Led(names, a_job_of(20, 20, max_restarts=3))
+    one.report(one.nodes["a"].fail())
+    for name in names[1:]:
+        one.answer(name)
+    assert one.led.job.generation == 1
+    assert len(looked_at) == len(names)
+
+
+def test_a_failure_of_the_last_generation_is_no_answer_in_this_one() -> None:
+    one = Led("abc", a_job_of(1, 4, max_restarts=3, settle_s=0.5))
+    one.led.handle(0.0, Tick())
+    one.deliver(one.led.handle(1.0, Tick()))
+    one.report(one.nodes["a"].fail())
+    one.lose("b")  # The failure of `a` waits for an answer of `c`.
+    assert one.led.job.generation == 1
+    one.report(one.nodes["c"].fail())
+    assert one.led.job.generation == 1
+    one.answer("a")
+    assert one.led.job.generation == 2
+
+
+def test_the_failure_of_a_node_that_is_lost_itself_is_dropped() -> None:
+    one = Led("abc", a_job_of(2, 3, max_restarts=3))
+    one.report(one.nodes["a"].fail())
+    one.lose("a")
+    one.answer("b")
+    one.answer("c")
+    assert (one.led.job.generation, one.led.job.restarts) == (1, 0)
+
+
+def test_a_node_that_comes_before_the_report_of_the_end_gets_it_too() -> None:
+    one = Led("ab", a_job_of(2, 2))
+    one.report(one.nodes["a"].fail(), roll_call=0)
+    one.answer("b")
+    assert one.led.job.outcome is JobOutcome.FAILED
+    assert not one.led.job.final
+    one.nodes["z"] = a_node("z", a_job_of(2, 2), 9)
+    one.answer("z")
+    one.nodes["a"].report = b"the whole report"
+    views = one.report(one.nodes["a"].status())
+    assert [view.report for view in views if view.node == "z"] == [b"the whole report"]
+    assert one.led.is_changed
+
+
+def test_a_wait_counts_only_while_the_leader_is_awake() -> None:
+    one = Led("ab", a_job_of(1, 3, settle_s=2.5))
+    led = one.led
+    assert led.next_deadline(0.0) == pytest.approx(1.0)
+    assert led.handle(100.0, Tick()) == []  # Of a long absence one step counts.
+    assert led.next_deadline(100.0) == pytest.approx(101.0)
+    assert led.handle(101.0, Tick()) == []
+    assert led.next_deadline(101.0) == pytest.approx(101.5)
+    assert {view.role for view in led.handle(101.5, Tick())} == {NodeRole.MEMBER}
+    assert led.next_deadline(101.5) is None
+
+
+def test_only_what_must_outlast_the_leader_is_stored() -> None:
+    one = Led("abc", a_job_of(2, 3, max_restarts=3))
+    one.led.is_changed = False
+    one.answer("a")
+    one.report(one.nodes["c"].fail())
+    assert one.lose() == []
+    assert not one.led.is_changed
+    one.answer("a")
+    one.answer("b")
+    assert one.led.is_changed
+
+
+class Broken(Rounds):
+    def check(self) -> None:
+        if len(self.job.nodes) > 1:
+            raise ValueError("too many")
+
+
+def test_a_job_that_breaks_an_invariant_is_closed() -> None:
+    one = Led("ab", a_job_of(2, 3), rounds=Broken)
+    assert one.led.broken == "ValueError: too many"
+    assert (one.led.job.phase, one.led.is_changed) == (JobPhase.CLOSED, True)
+    with pytest.raises(ValueError, match="too many"):
+        Led("ab", a_job_of(2, 3), rounds=Broken, strict=True)
