@@ -57,7 +57,6 @@ from holdfast.core.etcd.calls import (
     SendRequest,
     StartWatch,
     StopWatch,
-    Tick,
     Txn,
     TxnDone,
     WatchEnded,
@@ -76,6 +75,7 @@ from holdfast.core.etcd.session import (
     ReportOpened,
     SessionEvent,
 )
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, Status, View
 from holdfast.testing.sim.etcd import SimEtcd
 
@@ -303,7 +303,7 @@ class EtcdPlayer:
                 del self.nodes[node.node.name]
             case ["tick", seconds]:
                 self.now += float(seconds)
-                node.happens(Tick())
+                node.happens(TICK)
             case ["beats"]:
                 node.happens(MessageSubmitted(node.node.beat()))
             case ["again"]:
@@ -385,7 +385,7 @@ class EtcdPlayer:
                         del self.log[before:]
             self.etcd.expire(self.now)
             for node in [*self.nodes.values()]:
-                node.happens(Tick())
+                node.happens(TICK)
             self.run()
 
     # What is stored.

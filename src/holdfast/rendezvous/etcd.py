@@ -27,7 +27,6 @@ from holdfast.core.etcd.calls import (
     SendRequest,
     StartWatch,
     StopWatch,
-    Tick,
     Txn,
     WatchEnded,
 )
@@ -44,6 +43,7 @@ from holdfast.core.etcd.session import (
     ReportOpened,
     SessionEvent,
 )
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import NodeRole
 from holdfast.core.rounds import Rounds
 from holdfast.core.session import SessionTimeouts
@@ -397,7 +397,7 @@ class EtcdDialer:
 
     def _tick(self) -> None:
         self._timer = None
-        self._happened(Tick())
+        self._happened(TICK)
 
 
 # An agent's connection to a job that lies on etcd: `EtcdConnection`.

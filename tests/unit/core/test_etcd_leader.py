@@ -8,7 +8,7 @@ import pytest
 
 from fake_node import RUN, a_job_of, a_node
 from holdfast.core.etcd import leader
-from holdfast.core.etcd.calls import Delete, Grant, Op, Put, Tick, Txn, TxnDone
+from holdfast.core.etcd.calls import Delete, Grant, Op, Put, Txn, TxnDone
 from holdfast.core.etcd.keys import JobKeys, pack
 from holdfast.core.etcd.leader import (
     OPS_MAX,
@@ -17,6 +17,7 @@ from holdfast.core.etcd.leader import (
     NodeReported,
     PendingWrites,
 )
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import JobOutcome, JobSettings, NodeInfo, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds
 from holdfast.testing.sim.etcd import SimEtcd
@@ -158,8 +159,8 @@ def test_each_member_is_looked_at_once_for_a_roll_call(monkeypatch: pytest.Monke
 
 def test_a_failure_of_the_last_generation_is_no_answer_in_this_one() -> None:
     one = Led("abc", a_job_of(1, 4, max_restarts=3, settle_s=0.5))
-    one.led.handle(0.0, Tick())
-    one.deliver(one.led.handle(1.0, Tick()))
+    one.led.handle(0.0, TICK)
+    one.deliver(one.led.handle(1.0, TICK))
     one.report(one.nodes["a"].fail())
     one.lose("b")  # The failure of `a` waits for an answer of `c`.
     assert one.led.job.generation == 1
@@ -187,7 +188,8 @@ def test_a_node_that_comes_before_the_report_of_the_end_gets_it_too() -> None:
     one.nodes["z"] = a_node("z", a_job_of(2, 2), 9)
     one.answer("z")
     one.nodes["a"].report = b"the whole report"
-    views = one.report(one.nodes["a"].status())
+    one.report(one.nodes["a"].status())
+    views = [view for s in range(1, 99) for view in one.led.handle(float(s), TICK)]
     assert [view.report for view in views if view.node == "z"] == [b"the whole report"]
     assert one.led.is_changed
 
@@ -196,11 +198,11 @@ def test_a_wait_counts_only_while_the_leader_is_awake() -> None:
     one = Led("ab", a_job_of(1, 3, settle_s=2.5))
     led = one.led
     assert led.next_deadline(0.0) == pytest.approx(1.0)
-    assert led.handle(100.0, Tick()) == []  # Of a long absence one step counts.
+    assert led.handle(100.0, TICK) == []  # Of a long absence one step counts.
     assert led.next_deadline(100.0) == pytest.approx(101.0)
-    assert led.handle(101.0, Tick()) == []
+    assert led.handle(101.0, TICK) == []
     assert led.next_deadline(101.0) == pytest.approx(101.5)
-    assert {view.role for view in led.handle(101.5, Tick())} == {NodeRole.MEMBER}
+    assert {view.role for view in led.handle(101.5, TICK)} == {NodeRole.MEMBER}
     assert led.next_deadline(101.5) is None
 
 

@@ -14,6 +14,8 @@ from enum import Enum
 
 import msgspec
 
+from holdfast.core.machine import Effect, Event
+
 
 def end_of_prefix(prefix: bytes) -> bytes:
     """Return the `end` of the range of all keys that begin with `prefix`."""
@@ -180,14 +182,14 @@ class Change(msgspec.Struct, frozen=True):
 # Effects of the machines. Numbers are unique in one session.
 
 
-class SendRequest(msgspec.Struct, frozen=True):
+class SendRequest(Effect):
     """Send a request; its answer, or why there is none, comes back as `RequestAnswered`."""
 
     number: int
     request: Request
 
 
-class StartWatch(msgspec.Struct, frozen=True):
+class StartWatch(Effect):
     """Report every change in a range from a revision on, as `KeysChanged` of this number."""
 
     number: int
@@ -196,7 +198,7 @@ class StartWatch(msgspec.Struct, frozen=True):
     start_revision: int
 
 
-class StopWatch(msgspec.Struct, frozen=True):
+class StopWatch(Effect):
     """Report no more changes; a watch that has ended already is fine."""
 
     number: int
@@ -207,25 +209,21 @@ EtcdEffect = SendRequest | StartWatch | StopWatch
 # Events for the machines.
 
 
-class Tick(msgspec.Struct, frozen=True):
-    """A deadline may have come."""
-
-
-class RequestAnswered(msgspec.Struct, frozen=True):
+class RequestAnswered(Event):
     """A request was answered; it is ignored if nobody waits for it any more."""
 
     number: int
     answer: Answer
 
 
-class KeysChanged(msgspec.Struct, frozen=True):
+class KeysChanged(Event):
     """A watch saw changes, in order."""
 
     number: int
     changes: tuple[Change, ...]
 
 
-class WatchEnded(msgspec.Struct, frozen=True):
+class WatchEnded(Event):
     """A watch ended by itself; no `KeysChanged` of this number follows."""
 
     number: int

@@ -17,8 +17,6 @@ key says which node and which lease made it.
 
 from __future__ import annotations
 
-import msgspec
-
 from holdfast.core.etcd.calls import (
     Answer,
     Change,
@@ -34,6 +32,7 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
+from holdfast.core.machine import Effect, Event, Story
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,34 +42,34 @@ if TYPE_CHECKING:
 # Events.
 
 
-class SessionUp(msgspec.Struct, frozen=True):
+class SessionUp(Event):
     """The session opened with this lease, and found this leader."""
 
     lease: int
     leader: KeyValue | None
 
 
-class LeaseReplaced(msgspec.Struct, frozen=True):
+class LeaseReplaced(Event):
     """The lease ended; this is the new one."""
 
     lease: int
 
 
-class SessionLost(msgspec.Struct, frozen=True):
+class SessionLost(Event):
     """The session or its lease is gone."""
 
 
-class LeaderKeyChanged(msgspec.Struct, frozen=True):
+class LeaderKeyChanged(Event):
     """The watch saw a change of the leader's key."""
 
     change: Change
 
 
-class LeadershipLost(msgspec.Struct, frozen=True):
+class LeadershipLost(Event):
     """A transaction showed that this node does not lead any more, or it gave the key back."""
 
 
-class ResignRequested(msgspec.Struct, frozen=True):
+class ResignRequested(Event):
     """This node is to lead no more."""
 
 
@@ -87,17 +86,17 @@ ElectionEvent = (
 # Effects.
 
 
-class TakeOffice(msgspec.Struct, frozen=True):
+class TakeOffice(Effect):
     """This node leads now, with this term."""
 
     term: int
 
 
-class LeaveOffice(msgspec.Struct, frozen=True):
+class LeaveOffice(Effect):
     """This node led, and does not any more."""
 
 
-class FailSession(msgspec.Struct, frozen=True):
+class FailSession(Effect):
     """End the session: etcd cannot be relied on."""
 
     problem: Problem
@@ -119,13 +118,21 @@ class Election:
         self._numbers = numbers
         self._lease = 0
         self._campaign = 0  # The number of the request under way, or 0.
+        self.story = Story("election", node=name)
 
     @property
     def is_campaigning(self) -> bool:
         return self._campaign != 0
 
-    def handle(self, now: float, event: ElectionEvent) -> list[ElectionEffect]:
+    def handle(self, now: float, event: ElectionEvent, cause: str = "") -> list[ElectionEffect]:
         """Take in one event; return what must now be done, in order."""
+        state = f"term {self.term}" if self.term else "campaigning" if self._campaign else "idle"
+        effects = self._handle(event)
+        if effects:
+            self.story.record(now, state, event, effects, cause)
+        return effects
+
+    def _handle(self, event: ElectionEvent) -> list[ElectionEffect]:
         match event:
             case LeaderKeyChanged(change):
                 return self._leader_changed(change)

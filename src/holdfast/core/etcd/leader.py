@@ -57,7 +57,6 @@ from holdfast.core.etcd.calls import (
     SendRequest,
     StartWatch,
     StopWatch,
-    Tick,
     Txn,
     TxnDone,
     WatchEnded,
@@ -86,8 +85,10 @@ from holdfast.core.etcd.keys import (
     unpack,
 )
 from holdfast.core.liveness import AttendedClock
+from holdfast.core.machine import TICK, Event, Story, Tick
 from holdfast.core.protocol import Heartbeat, NodeInfo, NodePhase, Status, View
-from holdfast.core.rounds import Event, Job, JobPhase, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.rounds import Event as JobEvent
+from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds, WaitEnded
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ OPS_MAX = 100  # Operations in one transaction; etcd's default limit is 128.
 WRITE_BYTES_MAX = 1_000_000  # In one transaction; etcd's default limit is 1.5 MiB.
 
 
-class NodeReported(msgspec.Struct, frozen=True):
+class NodeReported(Event):
     """A node stored its status, and with it the number of the last roll call it has seen."""
 
     status: Status
@@ -138,7 +139,7 @@ class LedJob:
         """Which invariant the job broke, for which it was closed."""
         self.is_changed = False
         """Whether the job must be stored; whoever does so resets it."""
-        self.decisions: list[tuple[Event, Job]] | None = None
+        self.decisions: list[tuple[JobEvent, Job]] | None = None
         """Events and the job after each, for an observer that empties it; None without one."""
         self._strict = strict
         self._make = rounds
@@ -295,7 +296,7 @@ class LedJob:
 
     # The job.
 
-    def _decide(self, now: float, event: Event) -> list[View]:
+    def _decide(self, now: float, event: JobEvent) -> list[View]:
         before = self._mark()
         try:
             views = self.rounds.handle(event)
@@ -341,7 +342,7 @@ class LeaderWrite(msgspec.Struct, frozen=True):
 
     txn: Txn
     led: LedJob
-    decisions: list[tuple[Event, Job]]
+    decisions: list[tuple[JobEvent, Job]]
     views: list[View]
 
 
@@ -500,7 +501,7 @@ class LeaderState(Enum):
     LEADING = "leading"
 
 
-class OwnStatusStored(msgspec.Struct, frozen=True):
+class OwnStatusStored(Event):
     """This node's own status was stored; the watch will report it later."""
 
     report: NodeReported
@@ -577,6 +578,7 @@ class Leadership:
         """Whether `last_write` is wanted."""
         self.last_write: LeaderWrite | None = None
         self.election = Election(key=keys.leader, name=name, numbers=numbers)
+        self.story = Story("leader", node=name)
         self._keys = keys
         self._run_id = run_id
         self._lease_s = lease_s
@@ -585,6 +587,7 @@ class Leadership:
         self._make = rounds
         self._takeover = TakeoverRollCall(keys)
         self._own_incarnation = 0
+        self._cause = ""
         self._requests: dict[int, _Purpose] = {}
         self._forget()
 
@@ -605,8 +608,16 @@ class Leadership:
         election = self.election
         return not (election.is_open or election.is_campaigning or election.term)
 
-    def handle(self, now: float, event: LeaderEvent) -> list[LeaderEffect]:
+    def handle(self, now: float, event: LeaderEvent, cause: str = "") -> list[LeaderEffect]:
         """Take in one event; return what must now be done, in order."""
+        state = self.state
+        self._cause = cause
+        effects = self._handle(now, event)
+        if effects or self.state is not state:
+            self.story.record(now, state, event, effects, cause)
+        return effects
+
+    def _handle(self, now: float, event: LeaderEvent) -> list[LeaderEffect]:
         match event:
             case RequestAnswered(number, answer):
                 purpose = self._requests.pop(number, None)
@@ -622,7 +633,7 @@ class Leadership:
             case WatchEnded(number, problem):
                 return [FailSession(problem)] if number == self._watch else []
             case ResignRequested():
-                self.election.handle(now, event)
+                self.election.handle(now, event, self._cause)
                 waits = self.state is LeaderState.LOADING and self._watch
                 return self._hand_over() if waits else self._go_on()
             case _:
@@ -638,7 +649,7 @@ class Leadership:
 
     def _elect(self, now: float, event: ElectionEvent) -> list[LeaderEffect]:
         effects: list[LeaderEffect] = []
-        for effect in self.election.handle(now, event):
+        for effect in self.election.handle(now, event, self._cause):
             if isinstance(effect, TakeOffice):
                 effects += self._load()
             elif isinstance(effect, LeaveOffice):
@@ -782,7 +793,7 @@ class Leadership:
     def _tick(self, now: float) -> list[LeaderEffect]:
         if self.led is None:
             return []
-        effects = self._decided(self.led.handle(now, Tick()))
+        effects = self._decided(self.led.handle(now, TICK))
         if now - self._kept_at >= JOB_KEEP_ALIVE_S:
             self._kept_at = now
             if self.led.job.outcome is None:

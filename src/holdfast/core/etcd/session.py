@@ -56,7 +56,6 @@ from holdfast.core.etcd.calls import (
     SendRequest,
     StartWatch,
     StopWatch,
-    Tick,
     Txn,
     TxnDone,
     WatchEnded,
@@ -80,6 +79,7 @@ from holdfast.core.etcd.keys import (
     unpack,
 )
 from holdfast.core.etcd.leader import Leadership, NodeReported, OwnStatusStored
+from holdfast.core.machine import Effect, Event, Story, Tick
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
 from holdfast.core.rounds import Rounds
 
@@ -109,21 +109,21 @@ class SessionState(Enum):
 # Events, besides those of etcd (`core.etcd.calls`).
 
 
-class OpenRequested(msgspec.Struct, frozen=True):
+class OpenRequested(Event):
     """The node wants a session."""
 
 
-class DropRequested(msgspec.Struct, frozen=True):
+class DropRequested(Event):
     """The node gives the session up; the lease stays for as long as it lasts."""
 
 
-class MessageSubmitted(msgspec.Struct, frozen=True):
+class MessageSubmitted(Event):
     """The node has a status to be stored, or shows that it is alive."""
 
     message: Status | Heartbeat
 
 
-class LeaveRequested(msgspec.Struct, frozen=True):
+class LeaveRequested(Event):
     """The node leaves the job for good."""
 
 
@@ -132,11 +132,11 @@ SessionEvent = OpenRequested | DropRequested | MessageSubmitted | LeaveRequested
 # Effects, besides those for etcd.
 
 
-class ReportOpened(msgspec.Struct, frozen=True):
+class ReportOpened(Effect):
     """Tell the node that the session is up."""
 
 
-class ReportClosed(msgspec.Struct, frozen=True):
+class ReportClosed(Effect):
     """Tell the node that the session is lost, or could not be opened."""
 
     why: str
@@ -144,13 +144,13 @@ class ReportClosed(msgspec.Struct, frozen=True):
     """Trying again does not help."""
 
 
-class DeliverMessage(msgspec.Struct, frozen=True):
+class DeliverMessage(Effect):
     """Give the node its view, or the acknowledgement of what it sent."""
 
     message: View | Ack
 
 
-class ReportLeft(msgspec.Struct, frozen=True):
+class ReportLeft(Effect):
     """Tell the node that nothing of it is left in etcd."""
 
 
@@ -243,6 +243,8 @@ class EtcdSession:
         self._roll_call = 0
         self._answer_due = False
         self._leave_requested = False
+        self._cause = ""
+        self.story = Story("etcd session", node=info.node)
         self.leadership = Leadership(
             keys=self.keys,
             run_id=run_id,
@@ -257,10 +259,16 @@ class EtcdSession:
     def is_up(self) -> bool:
         return self.state is SessionState.UP
 
-    def handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
+    def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
         """Take in one event; return what must now be done, in order."""
+        state = self.state
+        self._cause = cause
         effects = self._handle(now, event)
-        return effects + self._leave_if_resigned(now) if self._leave_requested else effects
+        if self._leave_requested:
+            effects += self._leave_if_resigned(now)
+        if effects and not _is_renewal(event):
+            self.story.record(now, state, event, effects, cause)
+        return effects
 
     def next_deadline(self, now: float) -> float | None:
         """Return when `Tick` is wanted next, or None."""
@@ -318,7 +326,7 @@ class EtcdSession:
 
     def _lead(self, now: float, event: LeaderEvent) -> list[SessionEffect]:
         effects: list[SessionEffect] = []
-        for effect in self.leadership.handle(now, event):
+        for effect in self.leadership.handle(now, event, self._cause):
             if isinstance(effect, FailSession):
                 effects += self._fail(now, effect.problem)
             else:
@@ -599,3 +607,14 @@ class EtcdSession:
 
     def _awaits(self, kind: type[_Purpose]) -> bool:
         return any(type(one) is kind for one in self._requests.values())
+
+
+def _is_renewal(event: SessionEvent) -> bool:
+    """Whether the event is a heartbeat, or the answer to one: nothing for a story."""
+    if isinstance(event, MessageSubmitted):
+        return isinstance(event.message, Heartbeat)
+    return (
+        isinstance(event, RequestAnswered)
+        and isinstance(event.answer, KeptAlive)
+        and event.answer.ttl_s > 0
+    )

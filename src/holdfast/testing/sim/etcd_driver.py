@@ -21,7 +21,6 @@ from holdfast.core.etcd.calls import (
     TxnDone,
     WatchEnded,
 )
-from holdfast.core.etcd.calls import Tick as SessionTick
 from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
 from holdfast.core.etcd.session import (
     DeliverMessage,
@@ -33,6 +32,7 @@ from holdfast.core.etcd.session import (
     ReportLeft,
     ReportOpened,
 )
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import Status
 from holdfast.core.session import Connected, Disconnected, Tick
 from holdfast.testing.sim.agent import Agent
@@ -89,7 +89,7 @@ class EtcdAgent(Agent):
     def tick(self) -> None:
         """See what time has brought."""
         now = self.clock
-        self._do_all(self.session.handle(now, SessionTick()))
+        self._do_all(self.session.handle(now, TICK))
         if self.alive and not self._departs:
             self._perform(self.membership.handle(now, Tick()))
             if self.alive:
