@@ -23,7 +23,8 @@ from holdfast.wire.messages import Message, decode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
+    from holdfast.coordinator.agent_connection import JoinRefused
+    from holdfast.core.coordinated_supervision import CoordinatorLost
 
 PATIENCE_S = 20.0  # Only a test that fails waits for so long.
 LOCAL = "127.0.0.1"
@@ -43,7 +44,7 @@ def node(
         "run_id": "job",
         "info": NodeInfo(node=name, incarnation=draw_incarnation()),
         "settings": JobSettings(min_nodes=nodes, max_nodes=nodes, max_restarts=3),
-        "times": SessionTimeouts(),
+        "timeouts": SessionTimeouts(),
         "is_host": False,
         "token": None,
         "tls": None,

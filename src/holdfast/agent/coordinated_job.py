@@ -11,7 +11,7 @@ import time
 
 from holdfast import console
 from holdfast.agent.spec import place_workers
-from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
+from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.supervision import State
@@ -88,9 +88,9 @@ class CoordinatedJob:
                         self._handler.serve_workers(news)
                     self._tell(now, news)
                     events.append(coordinated_supervision.ViewReceived(news))
-                case CoordinatorLost():
+                case coordinated_supervision.CoordinatorLost():
                     self._unreachable = self._handler.describe_loss(news)
-                    events.append(coordinated_supervision.CoordinatorLost(news.why))
+                    events.append(news)
                 case JoinRefused(why):
                     raise RendezvousConnectionError(self._handler.describe_refusal(why))
         # What was just told may be what was waited for; the machine has yet to take it in.
@@ -156,9 +156,9 @@ class CoordinatedJob:
                 problem = self._connection.problem()
                 if problem:  # Nobody else hears of it for now, and perhaps never.
                     console.error(f"{failure.summary}; what follows is open: {problem}")
-                self._connection.say(NodePhase.FAILED, generation, failure, report)
+                self._connection.report(NodePhase.FAILED, generation, failure, report)
             case coordinated_supervision.ReportStatus(phase, generation):
-                self._connection.say(phase, generation)
+                self._connection.report(phase, generation)
             case coordinated_supervision.Rejoin():
                 self._connection.rejoin()
 

@@ -95,17 +95,13 @@ def execute(args: argparse.Namespace) -> None:
     """Coordinate until a signal comes, which is raised as `SignalException`."""
     from holdfast import console
     from holdfast.coordinator.agent_connection import warn_if_open
-    from holdfast.net.descriptors import raise_descriptor_limit
     from holdfast.net.endpoints import parse_rendezvous_endpoint
-    from holdfast.net.listening import try_bind
+    from holdfast.net.listening import raise_descriptor_limit, try_bind
     from holdfast.net.tls import TlsFiles
     from holdfast.net.token import load_token
 
     console.check_level()
-    try:
-        host, port = parse_rendezvous_endpoint(args.endpoint, DEFAULT_PORT)
-    except UsageError as error:
-        raise UsageError(str(error).replace("--rdzv-endpoint", "--endpoint")) from None
+    host, port = parse_rendezvous_endpoint(args.endpoint, DEFAULT_PORT, flag="--endpoint")
     config = _config(args)
     token = load_token(os.environ, config.token_file)
     tls = None
@@ -141,7 +137,7 @@ def _serve(
     import signal
 
     from holdfast.coordinator.server import CoordinatorServer
-    from holdfast.net.addresses import written
+    from holdfast.net.endpoints import format_endpoint
     from holdfast.processes.signals import SignalException, in_words
 
     async def serve() -> signal.Signals:
@@ -165,7 +161,9 @@ def _serve(
         )
         port = listener.getsockname()[1]
         secured = [name for name, there in (("a token", token), ("TLS", tls)) if there]
-        tell(f"coordinating at {written(host, port)}, with {' and '.join(secured) or 'no token'}")
+        tell(
+            f"coordinating at {format_endpoint(host, port)}, with {' and '.join(secured) or 'no token'}"
+        )
         _announce(args.ready_fd, port)
         doubting = loop.create_task(warn_of_name(host, port))  # Name servers take their time.
         signum = await stopped
@@ -190,7 +188,7 @@ async def warn_of_name(host: str, port: int) -> None:
 
     try:
         async with asyncio.timeout(RESOLVE_S):
-            found = await addresses.find_soon(host, port)
+            found = await addresses.resolve_async(host, port)
     except TimeoutError:
         why = f"cannot be resolved here: no answer within {RESOLVE_S:g} s"
     except OSError as error:

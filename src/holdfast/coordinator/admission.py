@@ -114,11 +114,11 @@ class Acceptor:
                 return
             connection.setblocking(False)  # noqa: FBT003 (the name says it)
             try:
-                here = addresses.plain(str(connection.getsockname()[0]))
+                here = addresses.unmapped(str(connection.getsockname()[0]))
             except OSError:
                 connection.close()
                 continue
-            peer = self._make_peer(addresses.plain(str(where[0])), here)
+            peer = self._make_peer(addresses.unmapped(str(where[0])), here)
             self._half_open[peer] = now
             self.spawn(self._connect(peer, connection))
 

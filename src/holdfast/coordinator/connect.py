@@ -1,9 +1,9 @@
 """From an endpoint to a connection on which both sides have proven what they must.
 
-`CoordinatorConnector` is what all clients of one loop share: where to connect, and with which token and
-certificates. `ClientConnection` is one connection. Every way it can fail ends up in one line for a person, and
-in whether trying again can help: a wrong token does not get right by waiting, a coordinator that is
-not there yet may come.
+`CoordinatorConnector` is what all clients of one loop share: where to connect, and with which token
+and certificates. `ClientConnection` is one connection. Every way it can fail ends in one line for
+the user, and in whether retrying can help: a wrong token does not get right by waiting, a
+coordinator that is not there yet may come.
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
-from holdfast.net import addresses
-from holdfast.net import tls as wire_tls
+from holdfast.net import addresses, tls
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError, quoted
-from holdfast.wire.frames import (
-    FRAME_BYTES_MAX,
-    HANDSHAKE_FRAME_BYTES_MAX,
-    FrameReader,
-    encode_frame,
-)
-from holdfast.wire.handshake import ClientHandshake, check_server_bytes, explain_silent_close
+from holdfast.wire.frames import FrameReader, encode_frame
+from holdfast.wire.handshake import ClientHandshake
+from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, Message, decode, decode_handshake
+from holdfast.wire.sniff import check_server_bytes, explain_silent_close
 
 if TYPE_CHECKING:
     import socket
@@ -34,22 +30,22 @@ if TYPE_CHECKING:
 CONNECT_S = 3.0
 HANDSHAKE_S = 10.0
 MUTE_S = 1.0
-"""A connection that was taken and on which nothing came for so long is worth a word, since most
+"""A connection that was accepted and brought nothing for so long is worth a word, since most
 coordinators answer in milliseconds. It is waited for until `HANDSHAKE_S` all the same."""
 READ_BYTES = 256 * 1024
-DIALS_MAX = 512
+CONNECTING_MAX = 512
 """Connections that all clients of one loop open at a time. More would only make each take longer,
 until the coordinator drops those that do not get on with their handshake."""
 
 MUTE = "it takes the connection but does not answer: no coordinator, or one that is stopped"
-NOT_CONTENT = (
+NO_CERTIFICATE = (
     "it closed the connection after the TLS handshake, without an answer: it wants a certificate "
     "that its tls_ca has signed (set tls_cert and tls_key here), or it is no coordinator"
 )
 
 
 class ConnectFailed(Exception):
-    """A connection could not be made or kept; `str` is one line that says why."""
+    """A connection could not be made or kept; `why` is one line."""
 
     def __init__(self, why: str, *, permanent: bool = False) -> None:
         super().__init__(why)
@@ -61,25 +57,25 @@ class ClientConnection(asyncio.BufferedProtocol):
     """One connection to the coordinator: `ready` is done once the handshake is.
 
     `on_message` gets every message after that, `on_closed` the reason when it ends, once; not if
-    `drop` ended it.
+    `abort` ended it.
     """
 
     __slots__ = (
-        "_buffer", "_handshake", "_heard", "_open", "_reader", "_tls", "_transport", "ended",
+        "_buffer", "_handshake", "_has_tls", "_heard", "_open", "_reader", "_transport", "ended",
         "on_closed", "on_message", "problem", "ready",
     )  # fmt: skip
 
-    def __init__(self, dialer: CoordinatorConnector) -> None:
+    def __init__(self, connector: CoordinatorConnector) -> None:
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
         self.ended: asyncio.Future[None] = loop.create_future()
         self.on_message: Callable[[Message], None] | None = None
         self.on_closed: Callable[[str], None] | None = None
         self.problem: ConnectFailed | None = None
-        self._buffer = dialer.read_buffer
-        self._tls = dialer.has_tls
+        self._buffer = connector.read_buffer
+        self._has_tls = connector.has_tls
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
-        self._handshake: ClientHandshake | None = ClientHandshake(dialer.token)
+        self._handshake: ClientHandshake | None = ClientHandshake(connector.token)
         self._transport: asyncio.Transport | None = None
         self._heard = False
         self._open = True
@@ -91,22 +87,49 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def is_mute(self) -> bool:
-        """Whether the other side has not said a word that is for us."""
+        """Whether the other side has sent nothing yet."""
         return not self._heard
 
+    # For the owner.
+
+    def send(self, message: Message) -> None:
+        """Send a message; one that cannot be sent any more is lost, as its connection is."""
+        self.send_bytes(encode_frame(message))
+
+    def send_bytes(self, frames: bytes) -> None:
+        if self._open and self._transport is not None:
+            self._transport.write(frames)
+
+    def abort(self) -> bool:
+        """End the connection now; return whether there was one."""
+        self._open = False
+        if self._transport is None:
+            return False
+        self._transport.abort()
+        return True
+
+    def close(self, why: str = "") -> None:
+        """End the connection once everything is sent; `ended` is done then."""
+        if self._transport is None:
+            return
+        if self.is_open:
+            self._transport.write(encode_frame(Goodbye(why=why)))
+        self._open = False
+        self._transport.close()
+
+    # For asyncio.
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake."""
         assert isinstance(transport, asyncio.Transport)
         assert self._handshake is not None
         self._transport = transport
         transport.write(self._handshake.start())
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
-        """Lend the buffer that all links of the loop share."""
+        """Lend the buffer that all connections of the loop share."""
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take in what was read."""
         if not self._open:
             return
         data = self._buffer[:nbytes]
@@ -125,48 +148,21 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._end(ConnectFailed(f"the coordinator sent something else than messages: {error}"))
 
     def eof_received(self) -> bool:
-        """Close when the coordinator has closed its half."""
-        return False
+        return False  # Close this half too.
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Say why, unless it was us."""
         if self._open:
             self._end(self._loss(exc))
         if not self.ended.done():
             self.ended.set_result(None)
 
-    def say(self, message: Message) -> None:
-        """Send a message."""
-        self.send(encode_frame(message))
-
-    def send(self, frame: bytes) -> None:
-        """Send a frame; one that cannot be sent any more is lost, as its connection is."""
-        if self._open and self._transport is not None:
-            self._transport.write(frame)
-
-    def drop(self) -> bool:
-        """End the connection now; return whether there was one."""
-        self._open = False
-        if self._transport is None:
-            return False
-        self._transport.abort()
-        return True
-
-    def close(self, why: str = "") -> None:
-        """End the connection once everything is sent; `ended` is done then."""
-        if self._transport is None:
-            return
-        if self._open and self._handshake is None:
-            self._transport.write(encode_frame(Goodbye(why=why)))
-        self._open = False
-        self._transport.close()
-
     def _take(self, bodies: list[bytes]) -> None:
         for body in bodies:
             if self._handshake is not None:
-                self._shake(self._handshake, body)
+                self._shake_hands(self._handshake, body)
             elif type(message := decode(body)) is Goodbye:
-                self._end(ConnectFailed(quoted(message.why) or "the coordinator closed the link"))
+                why = quoted(message.why) or "the coordinator closed the connection"
+                self._end(ConnectFailed(why))
             elif self.on_message is not None:
                 self.on_message(message)
             if not self._open:
@@ -174,7 +170,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if bodies and self._reader.buffered_bytes:
             self._take(self._reader.feed(b""))
 
-    def _shake(self, handshake: ClientHandshake, body: bytes) -> None:
+    def _shake_hands(self, handshake: ClientHandshake, body: bytes) -> None:
         reply = handshake.receive(decode_handshake(body))
         if reply:
             assert self._transport is not None
@@ -187,12 +183,14 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def _loss(self, exc: Exception | None) -> ConnectFailed:
         if self._handshake is None:
-            return ConnectFailed(f"the connection broke: {_words(exc)}" if exc else "it was closed")
-        if exc is not None and self._tls and is_tls_fault(exc):
-            return ConnectFailed(wire_tls.explain_failure(exc), permanent=True)
+            why = f"the connection broke: {_describe(exc)}" if exc else "it was closed"
+            return ConnectFailed(why)
+        if exc is not None and self._has_tls and _is_tls_fault(exc):
+            return ConnectFailed(tls.explain_failure(exc), permanent=True)
         if not self._heard:
-            # Over TLS there is a transport only once this side is content with the other.
-            return ConnectFailed(NOT_CONTENT if self._tls else explain_silent_close(tls=False))
+            # Over TLS there is a transport only once this side accepts the other's certificate.
+            why = NO_CERTIFICATE if self._has_tls else explain_silent_close(tls=False)
+            return ConnectFailed(why)
         return ConnectFailed("the connection was closed during the handshake")
 
     def _end(self, problem: ConnectFailed) -> None:
@@ -207,10 +205,10 @@ class ClientConnection(asyncio.BufferedProtocol):
 
 
 class CoordinatorConnector:
-    """Where the coordinator is and how to talk to it; belongs to one loop.
+    """Where the coordinator is and how to connect to it; belongs to one loop.
 
     `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
-    returns true, somebody does now, and it is tried again at once.
+    returns true, somebody does now, and the connection is tried again at once.
     """
 
     def __init__(
@@ -228,80 +226,75 @@ class CoordinatorConnector:
         self.token = token
         self.has_tls = tls is not None
         self.read_buffer = memoryview(bytearray(READ_BYTES))
-        self.doubt = ""
-        """What is wrong, it seems, with the attempt that is under way; any thread may ask."""
+        self.suspicion = ""
+        """What seems wrong with the attempt that is under way; any thread may look."""
         self._tls = tls
         self._server_name = server_name or host
         self._when_refused = when_refused
-        self._turns = asyncio.Semaphore(DIALS_MAX)
+        self._turns = asyncio.Semaphore(CONNECTING_MAX)
 
-    async def dial(self) -> ClientConnection:
-        """Return a link whose handshake is done, or raise `ConnectFailed`."""
+    async def connect(self) -> ClientConnection:
+        """Return a connection whose handshake is done, or raise `ConnectFailed`."""
         async with self._turns:
-            return await self._dial()
+            try:
+                found = await addresses.resolve_async(self.host, self.port)
+            except OSError as error:
+                raise ConnectFailed(f"{self.host} cannot be resolved: {_describe(error)}") from None
+            try:
+                connected = await self._connect_first(found)
+            except OSError as error:
+                raise ConnectFailed(_describe(error)) from None
+            return await self._shake_hands(connected)
 
-    async def _dial(self) -> ClientConnection:
-        try:
-            found = await addresses.find_soon(self.host, self.port)
-        except OSError as error:
-            raise ConnectFailed(f"{self.host} cannot be resolved: {_words(error)}") from None
-        try:
-            connection = await addresses.connect_first(found, CONNECT_S)
-        except ConnectionRefusedError:
-            if self._when_refused is None or not self._when_refused(found):
-                raise ConnectFailed("connection refused") from None
-            connection = await self._connect_again(found)
-        except OSError as error:
-            raise ConnectFailed(_words(error)) from None
-        return await self._talk(connection)
-
-    async def _connect_again(self, found: list[Address]) -> socket.socket:
+    async def _connect_first(self, found: list[Address]) -> socket.socket:
         try:
             return await addresses.connect_first(found, CONNECT_S)
-        except OSError as error:
-            raise ConnectFailed(_words(error)) from None
+        except ConnectionRefusedError:
+            if self._when_refused is None or not self._when_refused(found):
+                raise
+            return await addresses.connect_first(found, CONNECT_S)
 
-    async def _talk(self, connection: socket.socket) -> ClientConnection:
+    async def _shake_hands(self, connected: socket.socket) -> ClientConnection:
         loop = asyncio.get_running_loop()
-        link = ClientConnection(self)
-        is_made = False
-        mute = loop.call_later(MUTE_S, self._tell_mute, link)
+        connection = ClientConnection(self)
+        is_ready = False
+        suspecting = loop.call_later(MUTE_S, self._suspect, connection)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
                 await loop.create_connection(
-                    lambda: link,
-                    sock=connection,
+                    lambda: connection,
+                    sock=connected,
                     ssl=self._tls,
                     server_hostname=self._server_name if self._tls is not None else None,
                 )
-                await link.ready
-            if link.problem is not None:  # It was over before anybody could look at it.
-                raise link.problem
-            is_made = True
+                await connection.ready
+            if connection.problem is not None:  # It was over before anybody could look at it.
+                raise connection.problem
+            is_ready = True
         except ConnectFailed:
             raise
         except TimeoutError:
             slow = f"no handshake within {HANDSHAKE_S:g} s"
-            raise ConnectFailed(MUTE if link.is_mute else slow) from None
+            raise ConnectFailed(MUTE if connection.is_mute else slow) from None
         except OSError as error:
-            if self.has_tls and is_tls_fault(error):
-                raise ConnectFailed(wire_tls.explain_failure(error), permanent=True) from None
+            if self.has_tls and _is_tls_fault(error):
+                raise ConnectFailed(tls.explain_failure(error), permanent=True) from None
             raise ConnectFailed(explain_silent_close(tls=self.has_tls)) from None
         finally:
-            mute.cancel()
-            self.doubt = ""
-            # Also one that opened just when it was given up: nobody else knows of it.
-            if not is_made and not link.drop():
-                connection.close()
-        return link
+            suspecting.cancel()
+            self.suspicion = ""
+            # Also one that became ready just when it was given up: nobody else knows of it.
+            if not is_ready and not connection.abort():
+                connected.close()
+        return connection
 
-    def _tell_mute(self, link: ClientConnection) -> None:
-        if link.is_mute:
-            self.doubt = MUTE
+    def _suspect(self, connection: ClientConnection) -> None:
+        if connection.is_mute:
+            self.suspicion = MUTE
 
 
-def is_tls_fault(error: Exception) -> bool:
-    """Whether the two sides did speak, and TLS itself says what is wrong."""
+def _is_tls_fault(error: Exception) -> bool:
+    """Whether the two sides did talk, and TLS itself says what is wrong."""
     import ssl
 
     return isinstance(error, ssl.SSLError) and not isinstance(
@@ -309,9 +302,12 @@ def is_tls_fault(error: Exception) -> bool:
     )
 
 
-def _words(error: Exception | None) -> str:
+def _describe(error: Exception | None) -> str:
     """Return an error of the system as a person reads it."""
-    number = getattr(error, "errno", None) or 0
-    # Where there is a number asyncio says something of its own; below 0 are a resolver's.
-    text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+    number = (error.errno or 0) if isinstance(error, OSError) else 0
+    # Where there is a number asyncio words it differently; below 0 are a resolver's.
+    if number > 0:
+        text = os.strerror(number)
+    else:
+        text = (error.strerror if isinstance(error, OSError) else None) or str(error)
     return quoted(text[:1].lower() + text[1:])

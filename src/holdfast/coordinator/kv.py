@@ -1,12 +1,14 @@
-"""The small store that the nodes of a job share through their coordinator.
+"""The small store that the nodes of a job share through their coordinator: server and client.
 
 Each job has scopes (a round, a generation), and each scope keys of its own. It is meant for ranks,
-addresses and the like, not for data: there is a limit on everything, and a call beyond one is
-answered with the reason. What a coordinator that died had in it is gone; a call that waits for a
-key is asked again by the client and waits on.
+addresses and the like, not for data: everything has a limit, and a call beyond one is answered with
+the reason. It is lost with the coordinator; a call that waits for a key is then sent again by the
+client, and waits on.
 
-It reads no clock and no socket: the server brings the calls and the time, and sends the answers. A
-caller is any value that can be a key; answers come back with it.
+::
+
+    KeyValueStore ── StoreCalls ══ wire ══ CoordinatorServer ── JobStores ── one KeySpace per scope
+    (blocking)       (in the loop)                              (no clock, no socket)
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from holdfast.store.key_space import KeySpace, RequestRejected, StoreFull
 from holdfast.store.memory import as_bytes
 from holdfast.wire.errors import WireError
 from holdfast.wire.frames import encode_frame
@@ -36,77 +39,46 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from datetime import timedelta
 
-
-KEYS_MAX = 100_000
-"""Keys of one job. Each costs about 200 bytes besides its name and value."""
-
 BYTES_MAX = 64 * 1024 * 1024
-"""Names and values of one job together, and the names that calls wait for."""
-
+"""Keys and values of one job together, and the keys that calls wait for."""
 TOTAL_BYTES_MAX = 4 * BYTES_MAX
 """The same of all jobs together: what the coordinator's process may grow by."""
-
 WAITED_KEY_BYTES = 256
 """What it costs to wait for a key, besides its name."""
-
 SCOPES_MAX = 10_000
-"""Scopes of one job. Of more, those that nobody has used for longest are dropped."""
-
+"""Scopes of one job. Of more, the least recently used are dropped."""
 WAITING_MAX = 100_000
 """Calls of one job that wait for a key."""
-
 MISSING_SHOWN_MAX = 5
 
-_LOOKS = ("check", "num_keys", "delete")
+_READS = ("check", "num_keys", "delete")
 
 Caller = Hashable
 Answers = list[tuple[Caller, StoreResult]]
 
 
-class Waiting(msgspec.Struct, eq=False):
-    """A call whose keys do not all have values yet."""
-
-    caller: Caller
-    call: StoreCall
-    deadline: float
-    missing: set[str]
-    done: bool = False
-
-
-class Scope:
-    """The keys of one scope, and who waits for which."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self.waiting: dict[str, set[Waiting]] = {}
-
-
-class JobKeys:
-    """All scopes of one job."""
-
-    def __init__(self) -> None:
-        self.scopes: OrderedDict[str, Scope] = OrderedDict()  # The last used is the last.
-        self.keys = 0
-        self.bytes = 0
-        self.waiting = 0
+# The server's side.
 
 
 class JobStores:
-    """The stores of all jobs of a coordinator."""
+    """The stores of all jobs of a coordinator.
+
+    The server brings the calls and the time, and sends the answers. A caller is any value that can
+    be a key; answers come back with it.
+    """
 
     def __init__(
         self,
         *,
-        keys_max: int = KEYS_MAX,
         bytes_max: int = BYTES_MAX,
         total_bytes_max: int = TOTAL_BYTES_MAX,
         waiting_max: int = WAITING_MAX,
     ) -> None:
-        self._jobs: dict[str, JobKeys] = {}
-        self._waiting_of: dict[Caller, set[Waiting]] = {}
-        self._deadlines: list[tuple[float, int, Waiting]] = []  # A heap; some are done already.
+        self._jobs: dict[str, _Job] = {}
+        self._waits: dict[int, _Wait] = {}
+        self._waits_of: dict[Caller, set[int]] = {}
+        self._deadlines: list[tuple[float, int]] = []  # A heap; some are answered already.
         self._count = 0
-        self._keys_max = keys_max
         self._bytes = 0
         self._bytes_max = bytes_max
         self._total_bytes_max = total_bytes_max
@@ -114,65 +86,39 @@ class JobStores:
 
     def call(self, now: float, caller: Caller, call: StoreCall) -> Answers:
         """Take a call; return its answer if there is one yet, and those it brings to others."""
-        job = self._jobs.setdefault(call.run_id, JobKeys())
-        dropped: Answers = []
+        job = self._jobs.setdefault(call.run_id, _Job())
+        answers: Answers = []
         scope = job.scopes.get(call.scope)
         if scope is not None:
             job.scopes.move_to_end(call.scope)
         else:
-            scope = Scope()
-            if call.op not in _LOOKS:  # To look is no reason to drop another.
+            scope = _Scope()
+            if call.op not in _READS:  # To look is no reason to drop another.
                 while len(job.scopes) >= SCOPES_MAX:
-                    dropped += self._drop_oldest(job, f"the job has over {SCOPES_MAX} scopes")
+                    answers += self._drop_oldest(job, f"the job has over {SCOPES_MAX} scopes")
                 job.scopes[call.scope] = scope
-        return dropped + self._do(now, job, scope, caller, call)
-
-    def _do(
-        self, now: float, job: JobKeys, scope: Scope, caller: Caller, call: StoreCall
-    ) -> Answers:
-        op = call.op
-        if op in ("get", "wait"):
-            return self._await(now, job, scope, caller, call)
-        if op == "check":
-            return [(caller, _flag(call, all(key in scope.values for key in call.keys)))]
-        if op == "num_keys":
-            return [(caller, StoreResult(id=call.id, ok=True, amount=len(scope.values)))]
-        if len(call.keys) != 1:
-            return [(caller, _rejected(call, f"{op} takes one key"))]
-        key = call.keys[0]
-        if op == "delete":
-            return [(caller, _flag(call, self._delete(job, scope, key)))]
-        return self._change(job, scope, caller, call, key)
-
-    def _change(
-        self, job: JobKeys, scope: Scope, caller: Caller, call: StoreCall, key: str
-    ) -> Answers:
-        """Do what gives a key a value: set, add, compare_set."""
-        current = scope.values.get(key)
-        value, total, swapped = call.value, 0, call.op == "compare_set"
-        if swapped and current != call.expected and (current or call.expected):
-            held = call.expected if current is None else current
-            return [(caller, StoreResult(id=call.id, ok=True, value=held, amount=0))]
-        if call.op == "add":
-            try:
-                total = int(current or b"0") + call.amount
-            except ValueError:
-                return [(caller, _rejected(call, f"{key} is not a number"))]
-            if not -(2**63) <= total < 2**63:
-                return [(caller, _rejected(call, f"{key} would not fit into 64 bits"))]
-            value = str(total).encode()
-        problem = self._put(job, scope, key, value)
-        if problem:
-            return [(caller, _rejected(call, problem))]
-        answer = StoreResult(
-            id=call.id, ok=True, value=value if swapped else b"", amount=1 if swapped else total
-        )
-        return [(caller, answer), *self._wake(scope, key)]
+        held = scope.bytes_held
+        scope.bytes_max = held + self._room(job)
+        try:
+            result = self._perform(now, job, scope, caller, call)
+        except StoreFull:
+            result = _rejected(call, self._full(job))
+        except RequestRejected as problem:
+            result = _rejected(call, f"{call.keys[0]}: {problem}")
+        self._take(job, scope.bytes_held - held)
+        if result is not None:
+            answers.append((caller, result))
+        woken, scope.woken = scope.woken, []
+        for number in woken:
+            wait = self._waits[number]
+            self._forget(wait)
+            answers.append((wait.caller, _found(scope, wait.call)))
+        return answers
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is wanted next, or None while nobody waits."""
         deadlines = self._deadlines
-        while deadlines and deadlines[0][2].done:
+        while deadlines and deadlines[0][1] not in self._waits:
             heapq.heappop(deadlines)
         return deadlines[0][0] if deadlines else None
 
@@ -180,128 +126,150 @@ class JobStores:
         """Answer those whose time is over."""
         answers: Answers = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
-            one = self._deadlines[0][2]
-            self._forget(one)
-            answers.append((one.caller, _timed_out(one)))
+            wait = self._waits[self._deadlines[0][1]]
+            answers.append((wait.caller, _timed_out(self._cancel(wait), wait.call)))
         return answers
 
     def forget_caller(self, caller: Caller) -> None:
-        """Drop the calls of somebody who is gone."""
-        for one in tuple(self._waiting_of.get(caller, ())):
-            self._forget(one)
+        """Drop the calls of a caller that is gone."""
+        for number in tuple(self._waits_of.get(caller, ())):
+            self._cancel(self._waits[number])
 
     def keep_only(self, run_ids: Container[str]) -> Answers:
-        """Forget the stores of all other jobs, and tell those who still wait there."""
+        """Forget the stores of all other jobs; return the answers to those who still wait there."""
         answers: Answers = []
         for run_id in [run_id for run_id in self._jobs if run_id not in run_ids]:
-            job = self._jobs[run_id]
-            while job.scopes:
-                answers += self._drop_oldest(job, "the job is over")
+            while self._jobs[run_id].scopes:
+                answers += self._drop_oldest(self._jobs[run_id], "the job is over")
             del self._jobs[run_id]
         return answers
 
-    def _drop_oldest(self, job: JobKeys, why: str) -> Answers:
-        """Drop the scope that was not used for longest; return what those who wait there hear."""
+    def _perform(
+        self, now: float, job: _Job, scope: _Scope, caller: Caller, call: StoreCall
+    ) -> StoreResult | None:
+        keys = [key.encode() for key in call.keys]
+        match call.op:
+            case "check":
+                return StoreResult(id=call.id, ok=True, amount=int(scope.has(keys)))
+            case "num_keys":
+                return StoreResult(id=call.id, ok=True, amount=len(scope))
+            case "wait":
+                return self._wait(now, job, scope, caller, call, keys)
+        if len(keys) != 1:
+            return _rejected(call, f"{call.op} takes one key")
+        (key,) = keys
+        value, amount = b"", 0
+        match call.op:
+            case "get":
+                return self._wait(now, job, scope, caller, call, keys)
+            case "set":
+                scope.set(key, call.value)
+            case "add":
+                amount = scope.add(key, call.amount)
+            case "compare_set":
+                value = bytes(scope.compare_set(key, call.expected, call.value))
+            case "append":
+                if len(scope.get(key)) + len(call.value) > STORE_VALUE_BYTES_MAX:
+                    raise RequestRejected(f"the value would be over {STORE_VALUE_BYTES_MAX} bytes")
+                scope.append(key, call.value)
+            case "delete":
+                amount = int(scope.delete(key))
+        return StoreResult(id=call.id, ok=True, value=value, amount=amount)
+
+    def _wait(
+        self,
+        now: float,
+        job: _Job,
+        scope: _Scope,
+        caller: Caller,
+        call: StoreCall,
+        keys: list[bytes],
+    ) -> StoreResult | None:
+        if scope.has(keys):
+            return _found(scope, call)
+        if call.timeout_s <= 0:
+            return _timed_out(scope, call)
+        if job.waiting >= self._waiting_max:
+            return _rejected(call, f"{self._waiting_max} calls wait already")
+        if _cost_of(call) > self._room(job):
+            return _rejected(call, self._full(job))
+        self._count += 1
+        scope.wait(self._count, keys)
+        scope.waits.add(self._count)
+        self._waits[self._count] = wait = _Wait(self._count, caller, call)
+        self._waits_of.setdefault(caller, set()).add(wait.number)
+        heapq.heappush(self._deadlines, (now + call.timeout_s, wait.number))
+        job.waiting += 1
+        self._take(job, _cost_of(call))
+        return None
+
+    def _cancel(self, wait: _Wait) -> _Scope:
+        """End a wait that was not answered; return the keys it was about."""
+        job = self._jobs[wait.call.run_id]
+        scope = job.scopes[wait.call.scope]
+        held = scope.bytes_held
+        scope.cancel(wait.number)
+        self._take(job, scope.bytes_held - held)
+        self._forget(wait)
+        return scope
+
+    def _forget(self, wait: _Wait) -> None:
+        job = self._jobs[wait.call.run_id]
+        job.scopes[wait.call.scope].waits.discard(wait.number)
+        job.waiting -= 1
+        self._take(job, -_cost_of(wait.call))
+        del self._waits[wait.number]
+        numbers = self._waits_of[wait.caller]
+        numbers.discard(wait.number)
+        if not numbers:
+            del self._waits_of[wait.caller]
+        if len(self._deadlines) > 2 * self._waiting_max:
+            self._deadlines = [one for one in self._deadlines if one[1] in self._waits]
+            heapq.heapify(self._deadlines)
+
+    def _drop_oldest(self, job: _Job, why: str) -> Answers:
+        """Drop the least recently used scope; return the answers to those who wait there."""
         name, scope = next(iter(job.scopes.items()))
         answers: Answers = []
-        for one in {one for ones in scope.waiting.values() for one in ones}:
-            self._forget(one)
-            answers.append((one.caller, _rejected(one.call, why)))
-        for key in tuple(scope.values):
-            self._delete(job, scope, key)
+        for wait in [self._waits[number] for number in scope.waits]:
+            self._cancel(wait)
+            answers.append((wait.caller, _rejected(wait.call, why)))
+        self._take(job, -scope.bytes_held)
         del job.scopes[name]
         return answers
 
-    def _take_room(self, job: JobKeys, more: int) -> str:
-        """Count bytes, less or more; return what is against it."""
-        if more > 0:
-            if job.bytes + more > self._bytes_max:
-                return f"the job's store is full: {self._bytes_max} bytes"
-            if self._bytes + more > self._total_bytes_max:
-                return f"the stores of all jobs are full: {self._total_bytes_max} bytes"
+    def _room(self, job: _Job) -> int:
+        return max(0, min(self._bytes_max - job.bytes, self._total_bytes_max - self._bytes))
+
+    def _take(self, job: _Job, more: int) -> None:
         job.bytes += more
         self._bytes += more
-        return ""
 
-    def _await(
-        self, now: float, job: JobKeys, scope: Scope, caller: Caller, call: StoreCall
-    ) -> Answers:
-        if call.op == "get" and len(call.keys) != 1:
-            return [(caller, _rejected(call, "get takes one key"))]
-        missing = {key for key in call.keys if key not in scope.values}
-        if not missing:
-            return [(caller, _found(scope, call))]
-        one = Waiting(caller, call, now + call.timeout_s, missing)
-        if call.timeout_s <= 0:
-            return [(caller, _timed_out(one))]
-        if job.waiting >= self._waiting_max:
-            return [(caller, _rejected(call, f"{self._waiting_max} calls wait already"))]
-        problem = self._take_room(job, _cost_of(call))
-        if problem:
-            return [(caller, _rejected(call, problem))]
-        job.waiting += 1
-        self._count += 1
-        self._waiting_of.setdefault(caller, set()).add(one)
-        heapq.heappush(self._deadlines, (one.deadline, self._count, one))
-        for key in missing:
-            scope.waiting.setdefault(key, set()).add(one)
-        return []
+    def _full(self, job: _Job) -> str:
+        if self._bytes_max - job.bytes <= self._total_bytes_max - self._bytes:
+            return f"the job's store is full: {self._bytes_max} bytes"
+        return f"the stores of all jobs are full: {self._total_bytes_max} bytes"
 
-    def _put(self, job: JobKeys, scope: Scope, key: str, value: bytes) -> str:
-        """Give a key a value; return what is against it."""
-        current = scope.values.get(key)
-        more = len(value) - len(current) if current is not None else len(value) + len(key)
-        if current is None and job.keys >= self._keys_max:
-            return f"the job's store is full: {self._keys_max} keys"
-        problem = self._take_room(job, more)
-        if problem:
-            return problem
-        job.keys += current is None
-        scope.values[key] = value
-        return ""
 
-    def _delete(self, job: JobKeys, scope: Scope, key: str) -> bool:
-        value = scope.values.pop(key, None)
-        if value is None:
-            return False
-        job.keys -= 1
-        self._take_room(job, -len(value) - len(key))
-        return True
+class _Scope(KeySpace):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: set[int] = set()
 
-    def _wake(self, scope: Scope, key: str) -> Answers:
-        """Answer those who waited for this key last."""
-        answers: Answers = []
-        for one in scope.waiting.pop(key, ()):
-            one.missing.discard(key)
-            # A key that was there when the call came may have been deleted since.
-            one.missing.update(other for other in one.call.keys if other not in scope.values)
-            if one.missing:
-                for other in one.missing:
-                    scope.waiting.setdefault(other, set()).add(one)
-                continue
-            self._forget(one)
-            answers.append((one.caller, _found(scope, one.call)))
-        return answers
 
-    def _forget(self, one: Waiting) -> None:
-        job = self._jobs[one.call.run_id]
-        job.waiting -= 1
-        self._take_room(job, -_cost_of(one.call))
-        one.done = True
-        mine = self._waiting_of[one.caller]
-        mine.discard(one)
-        if not mine:
-            del self._waiting_of[one.caller]
-        waiting = job.scopes[one.call.scope].waiting
-        for key in one.call.keys:
-            others = waiting.get(key)
-            if others is not None:
-                others.discard(one)
-                if not others:
-                    del waiting[key]
-        if len(self._deadlines) > 2 * self._waiting_max:
-            self._deadlines = [entry for entry in self._deadlines if not entry[2].done]
-            heapq.heapify(self._deadlines)
+class _Job:
+    def __init__(self) -> None:
+        self.scopes: OrderedDict[str, _Scope] = OrderedDict()  # The last used is the last.
+        self.bytes = 0
+        self.waiting = 0
+
+
+class _Wait(msgspec.Struct, frozen=True):
+    """A call whose keys do not all have values yet, under the number its key space knows it by."""
+
+    number: int
+    caller: Caller
+    call: StoreCall
 
 
 def _cost_of(call: StoreCall) -> int:
@@ -309,61 +277,49 @@ def _cost_of(call: StoreCall) -> int:
     return sum(map(len, call.keys)) + WAITED_KEY_BYTES * len(call.keys)
 
 
-def _found(scope: Scope, call: StoreCall) -> StoreResult:
-    value = scope.values[call.keys[0]] if call.op == "get" else b""
+def _found(scope: _Scope, call: StoreCall) -> StoreResult:
+    value = bytes(scope.get(call.keys[0].encode())) if call.op == "get" else b""
     return StoreResult(id=call.id, ok=True, value=value)
-
-
-def _flag(call: StoreCall, yes: bool) -> StoreResult:
-    return StoreResult(id=call.id, ok=True, amount=int(yes))
 
 
 def _rejected(call: StoreCall, why: str) -> StoreResult:
     return StoreResult(id=call.id, ok=False, why=clip(why, WHY_CHARS_MAX))
 
 
-def _timed_out(one: Waiting) -> StoreResult:
-    """Say so by `amount`: 1 marks an answer that came of time alone."""
-    keys = sorted(one.missing)
-    named = ", ".join(keys[:MISSING_SHOWN_MAX])
-    if len(keys) > MISSING_SHOWN_MAX:
-        named += f", and {len(keys) - MISSING_SHOWN_MAX} more"
-    why = f"no value came within {one.call.timeout_s:g} s for: {named}"
-    return StoreResult(id=one.call.id, ok=False, amount=1, why=clip(why, WHY_CHARS_MAX))
+def _timed_out(scope: _Scope, call: StoreCall) -> StoreResult:
+    missing = sorted(key for key in set(call.keys) if not scope.has((key.encode(),)))
+    named = ", ".join(missing[:MISSING_SHOWN_MAX])
+    if len(missing) > MISSING_SHOWN_MAX:
+        named += f", and {len(missing) - MISSING_SHOWN_MAX} more"
+    why = f"no value within {call.timeout_s:g} s for: {named}"
+    return StoreResult(id=call.id, ok=False, timed_out=True, why=clip(why, WHY_CHARS_MAX))
 
 
-# Calls of one node to its job's store, on their way: who waits for which answer.
-#
-# A call whose repetition changes nothing is sent again when the link comes back, so that a node
-# which
-# waits for a key does not notice a coordinator that was gone for a moment. The others (`add` and
-# the
-# like) may have been done or not when the link broke, and fail. Runs in the client's loop.
-
+# The client's side.
 
 PENDING_MAX = 10_000
 REPEATABLE = frozenset({"set", "get", "wait", "check", "num_keys"})
-
-
-class Pending(msgspec.Struct, eq=False):
-    """A call without an answer."""
-
-    call: StoreCall
-    answer: Future[StoreResult]
-    sent: bool = False
+DEFAULT_TIMEOUT_S = 300.0
+SLACK_S = 1.0  # The coordinator says itself when a wait is over; this is for its answer to arrive.
 
 
 class StoreCalls:
-    """The calls of one node; `send` returns whether the link is up."""
+    """The calls of one node that wait for their answers; runs in the connection's loop.
 
-    def __init__(self, send: Callable[[bytes], bool]) -> None:
+    A call whose repetition changes nothing is sent again when the connection is back, so that a
+    node which waits for a key does not notice a coordinator that was gone for a moment. The others
+    (`add` and the like) may have been done or not when the connection broke, and fail. `send`
+    returns whether there is a connection.
+    """
+
+    def __init__(self, send: Callable[[StoreCall], bool]) -> None:
         self._send = send
-        self._pending: dict[int, Pending] = {}
+        self._pending: dict[int, _Pending] = {}
         self._count = 0
         self._over = ""
 
     def begin(self, call: StoreCall, answer: Future[StoreResult]) -> None:
-        """Send a call, now or when the link is up; `answer` gets its result or an error."""
+        """Send a call, now or when there is a connection; `answer` gets its result or an error."""
         if self._over:
             _fail(answer, ConnectionError(self._over))
             return
@@ -371,17 +327,16 @@ class StoreCalls:
             _fail(answer, RuntimeError(f"{PENDING_MAX} calls to the store wait already"))
             return
         self._count += 1
-        one = Pending(msgspec.structs.replace(call, id=self._count), answer)
+        one = _Pending(msgspec.structs.replace(call, id=self._count), answer)
         try:
-            frame = encode_frame(one.call)
+            encode_frame(one.call)
         except WireError as error:
             _fail(answer, ValueError(str(error)))
             return
         self._pending[self._count] = one
-        one.sent = self._send(frame)
+        one.sent = self._send(one.call)
 
     def answered(self, result: StoreResult) -> None:
-        """Hand an answer to whoever waits for it."""
         one = self._pending.pop(result.id, None)
         if one is not None and one.answer.set_running_or_notify_cancel():
             one.answer.set_result(result)
@@ -393,13 +348,13 @@ class StoreCalls:
                 del self._pending[number]
                 return
 
-    def link_up(self) -> None:
+    def connected(self) -> None:
         """Send what could not be sent, or was not answered."""
         for one in self._pending.values():
             if not one.sent:
-                one.sent = self._send(encode_frame(one.call))
+                one.sent = self._send(one.call)
 
-    def link_down(self) -> None:
+    def disconnected(self) -> None:
         """Fail the calls that must not be made twice."""
         for number, one in tuple(self._pending.items()):
             if one.sent and one.call.op not in REPEATABLE:
@@ -416,96 +371,73 @@ class StoreCalls:
             _fail(one.answer, ConnectionError(why))
 
 
+class _Pending(msgspec.Struct, eq=False):
+    call: StoreCall
+    answer: Future[StoreResult]
+    sent: bool = False
+
+
 def _fail(answer: Future[StoreResult], error: Exception) -> None:
     if answer.set_running_or_notify_cancel():
         answer.set_exception(error)
 
 
-# The store of a job as code that blocks uses it: `KeyValueStore`, over the node's connection.
-#
-# It means by each call what `holdfast.store.interface` says. A key that does not get a value in
-# time
-# is a `TimeoutError` that names it; a coordinator that cannot be reached in time is a
-# `ConnectionError` that names the endpoint.
-
-
-DEFAULT_TIMEOUT_S = 300.0
-SLACK_S = 1.0  # The coordinator says itself when a wait is over; this is for its words to come.
-
-
-class Calling(Protocol):
-    """What makes the calls: a `NodeConnection`."""
+class CallsStore(Protocol):
+    """What carries the calls of a `KeyValueStore`: a connection to the coordinator."""
 
     run_id: str
 
-    def begin_call(self, call: StoreCall) -> Future[StoreResult]:
-        """Send a call."""
-
-    def forget_call(self, answer: Future[StoreResult]) -> None:
-        """Stop waiting for an answer."""
-
-    def problem(self) -> str:
-        """Return why there is no link, or nothing."""
-
     @property
-    def where(self) -> str:
-        """The coordinator's endpoint."""
+    def where(self) -> str: ...
+
+    def begin_call(self, call: StoreCall) -> Future[StoreResult]: ...
+
+    def forget_call(self, answer: Future[StoreResult]) -> None: ...
+
+    def problem(self) -> str: ...
 
 
 class KeyValueStore:
-    """The keys of one scope of a job."""
+    """The keys of one scope of a job, for code that blocks; see `holdfast.store.interface`.
 
-    def __init__(self, calling: Calling, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        self._calling = calling
+    A key that does not get a value in time is a `TimeoutError` that names it; a coordinator that
+    cannot be reached in time is a `ConnectionError` that names the endpoint.
+    """
+
+    def __init__(
+        self, connection: CallsStore, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        self._connection = connection
         self._scope = scope
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key a value."""
-        self._ask("set", [key], as_bytes(value))
+        self._call("set", [key], as_bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Return a key's value, waiting for it to have one."""
-        return self._ask("get", [key]).value
+        return self._call("get", [key]).value
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, 0 at first, and return what it is now."""
-        return self._ask("add", [key], amount=amount).amount
+        return self._call("add", [key], amount=amount).amount
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys have values; raise `TimeoutError` naming those that have none."""
         limit_s = self._timeout_s if timeout is None else timeout.total_seconds()
-        self._ask("wait", keys, timeout_s=limit_s)
+        self._call("wait", keys, timeout_s=limit_s)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys have values."""
-        return bool(self._ask("check", keys).amount)
+        return bool(self._call("check", keys).amount)
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set a key if it has the expected value; return the value that it has afterwards.
-
-        A missing key is set if nothing is expected; if something is, that is returned.
-        """
-        return self._ask("compare_set", [key], as_bytes(desired), as_bytes(expected)).value
+        return self._call("compare_set", [key], as_bytes(desired), as_bytes(expected)).value
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Put a value after the one that a key has."""
-        more = as_bytes(value)
-        held = b""
-        while True:
-            answer = self._ask("compare_set", [key], held + more, held)
-            if answer.amount:
-                return
-            # What is held, or what was expected if the key has gone in between.
-            held = b"" if answer.value == held else answer.value
+        self._call("append", [key], as_bytes(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all keys, waiting for each to have one."""
         answers = [self._begin("get", [key], timeout_s=self._timeout_s) for key in keys]
         return [self._outcome(one, [key]).value for one, key in zip(answers, keys, strict=True)]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Give each key its value."""
         answers = [
             self._begin("set", [key], as_bytes(value))
             for key, value in zip(keys, values, strict=True)
@@ -514,14 +446,12 @@ class KeyValueStore:
             self._outcome(one, [key])
 
     def delete_key(self, key: str) -> bool:
-        """Take a key's value away; return whether it had one."""
-        return bool(self._ask("delete", [key]).amount)
+        return bool(self._call("delete", [key]).amount)
 
     def num_keys(self) -> int:
-        """Return how many keys of this scope have values."""
-        return self._ask("num_keys", []).amount
+        return self._call("num_keys", []).amount
 
-    def _ask(
+    def _call(
         self,
         op: StoreOp,
         keys: Sequence[str],
@@ -548,7 +478,7 @@ class KeyValueStore:
         _check(keys, value, expected)
         call = StoreCall(
             id=0,
-            run_id=self._calling.run_id,
+            run_id=self._connection.run_id,
             scope=self._scope,
             op=op,
             keys=tuple(keys),
@@ -557,7 +487,7 @@ class KeyValueStore:
             amount=amount,
             timeout_s=min(max(0.0, timeout_s), STORE_TIMEOUT_S_MAX),
         )
-        return self._calling.begin_call(call)
+        return self._connection.begin_call(call)
 
     def _outcome(
         self, answer: Future[StoreResult], keys: Sequence[str], limit_s: float | None = None
@@ -566,21 +496,22 @@ class KeyValueStore:
         try:
             result = answer.result(limit_s + SLACK_S)
         except TimeoutError:
-            self._calling.forget_call(answer)
-            problem = self._calling.problem()
+            self._connection.forget_call(answer)
+            problem = self._connection.problem()
             if problem:
                 raise ConnectionError(problem) from None
             raise TimeoutError(f"no answer within {limit_s:g} s about: {', '.join(keys)}") from None
         except ConnectionError as error:
-            raise ConnectionError(f"coordinator at {self._calling.where}: {error}") from None
+            raise ConnectionError(f"coordinator at {self._connection.where}: {error}") from None
         if result.ok:
             return result
-        if result.amount:
+        if result.timed_out:
             raise TimeoutError(result.why)
-        raise RuntimeError(f"store of {self._calling.run_id!r}: {result.why}")
+        raise RuntimeError(f"store of {self._connection.run_id!r}: {result.why}")
 
 
 def _check(keys: Sequence[str], value: bytes, expected: bytes) -> None:
+    """Raise for what no coordinator takes."""
     if len(keys) > STORE_KEYS_MAX:
         raise ValueError(f"{len(keys)} keys are over {STORE_KEYS_MAX}")
     for key in keys:

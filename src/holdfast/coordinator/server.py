@@ -12,7 +12,6 @@ what a peer does: a peer that misbehaves loses its own connection.
 from __future__ import annotations
 
 import asyncio
-import resource
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,6 +24,7 @@ from holdfast.coordinator.server_connection import READ_BYTES, NodeKey, ServerCo
 from holdfast.core.coordinator import CoordinatorMachine
 from holdfast.core.protocol import Ack, Heartbeat, NodePhase, NodeRole, Status, View
 from holdfast.core.rounds import JobPhase
+from holdfast.net.listening import descriptor_limit
 from holdfast.wire.errors import BadMessage, quoted
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import refusal
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import socket
     import ssl
     from collections.abc import Callable, Iterable
-
-    from holdfast.coordinator.server_connection import NodeKey
 
 
 CONNECTIONS_MAX = 65_536
@@ -396,8 +394,7 @@ def _sendable(view: View) -> View:
 
 def _descriptors_max() -> int:
     """Return how many connections this process may have, unfinished ones included."""
-    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(16, soft - SPARE_DESCRIPTORS) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX
+    return max(16, descriptor_limit() - SPARE_DESCRIPTORS)
 
 
 # Failures that nodes have told of wait until everything else that has come has been read.

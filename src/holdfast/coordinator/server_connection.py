@@ -19,8 +19,9 @@ from holdfast.net import addresses
 from holdfast.net.tls import explain_failure
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameReader
-from holdfast.wire.handshake import ServerHandshake, check_client_bytes, refusal
+from holdfast.wire.handshake import ServerHandshake, refusal
 from holdfast.wire.messages import Message, decode, decode_handshake
+from holdfast.wire.sniff import check_client_bytes
 
 if TYPE_CHECKING:
     import socket

@@ -50,9 +50,11 @@ class ViewReceived(Event):
 
 
 class CoordinatorLost(Event):
-    """The coordinator stayed away past the limit."""
+    """The coordinator stayed away past the limit, or this side of the connection is broken."""
 
     why: str
+    """Without the endpoint, which whoever tells the user adds."""
+    away_s: float = 0.0
 
 
 class ReportStatus(Effect):

@@ -17,6 +17,7 @@ from holdfast.core.etcd.calls import ProblemKind
 from holdfast.errors import EnvironmentProblem
 from holdfast.etcd.protocol import SAID_CHARS_MAX, TLS_ONLY
 from holdfast.net import addresses
+from holdfast.net.endpoints import format_endpoint
 from holdfast.wire.errors import quoted
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class HttpConnection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         address = transport.get_extra_info("sockname")
-        self.local_address = addresses.plain(str(address[0])) if address else ""
+        self.local_address = addresses.unmapped(str(address[0])) if address else ""
 
     def data_received(self, data: bytes) -> None:
         """Take in some of an answer."""
@@ -365,12 +366,12 @@ async def open_connection(
     try:
         async with asyncio.timeout(limit_s):
             try:
-                found = await addresses.find_soon(host, port)
+                found = await addresses.resolve_async(host, port)
             except OSError as error:
                 raise ConnectionProblem(f"it cannot be resolved: {words_of(error)}") from None
             connected = await addresses.connect_first(found, limit_s, _set_options)
             late = "it takes connections, but there was no TLS handshake"
-            return await _wrap(connected, addresses.written(host, port), tls, server_name or host)
+            return await _wrap(connected, format_endpoint(host, port), tls, server_name or host)
     except TimeoutError:
         raise ConnectionProblem(f"{late} within {limit_s:.3g} s") from None
     except ssl.SSLError as error:

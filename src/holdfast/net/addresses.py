@@ -1,14 +1,12 @@
-"""Addresses as this package needs them: found for an endpoint, connected to, and written.
+"""Addresses: resolved from a host and a port, classified, and connected to.
 
-The one thing to know: names are only ever resolved forwards. Nobody asks who an address belongs to,
-and nobody guesses from a host's own name where it can be reached.
+Names are only ever resolved forwards. Nobody asks who an address belongs to, and nobody guesses
+from a host's own name where it can be reached.
 """
 
 from __future__ import annotations
 
-import asyncio
 import errno
-import ipaddress
 import socket
 import threading
 from functools import lru_cache
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
 LOCALHOST = "localhost"
 
 # This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
-_NOT_ASKED = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
+_NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 class Address(NamedTuple):
@@ -35,25 +33,44 @@ class Address(NamedTuple):
         return str(self.sockaddr[0])
 
 
-def find(host: str, port: int) -> list[Address]:
-    """Return where an endpoint may be, or raise `OSError`. This may wait for a name server.
+# Resolving.
+
+
+def resolve(host: str, port: int) -> list[Address]:
+    """Return the addresses of an endpoint, or raise `OSError`. This may wait for a name server.
 
     IPv4 comes first for a loopback name: that is what most programs on this host will use.
     """
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except ValueError:  # It has a zero in it, or is no name in any encoding.
+        raise OSError("the name cannot be resolved") from None
     addresses = list(dict.fromkeys(Address(family, where) for family, _, _, _, where in found))
     if names_loopback(host):
         addresses.sort(key=lambda one: one.family != socket.AF_INET)
     return addresses
 
 
-async def find_soon(host: str, port: int) -> list[Address]:
-    """Do as `find` does without making anybody wait: only names need a thread.
+def resolve_within(host: str, port: int, timeout_s: float) -> list[Address]:
+    """Do as `resolve` does, but wait no longer than `timeout_s`; then raise `TimeoutError`."""
+    if is_ip(host):
+        return resolve(host, port)
+    answers: list[list[Address] | Exception] = []
+    thread = _resolve_in_thread(host, port, answers.append)
+    thread.join(min(timeout_s, threading.TIMEOUT_MAX))
+    if not answers:
+        raise TimeoutError("the name server does not answer")
+    if isinstance(answers[0], Exception):
+        raise answers[0]
+    return answers[0]
 
-    It is a daemon thread, because a name server may take longer to answer than this process lives.
-    """
-    if as_ip(host) is not None:
-        return find(host, port)
+
+async def resolve_async(host: str, port: int) -> list[Address]:
+    """Do as `resolve` does without blocking the loop."""
+    import asyncio
+
+    if is_ip(host):
+        return resolve(host, port)
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[list[Address]] = loop.create_future()
 
@@ -65,30 +82,34 @@ async def find_soon(host: str, port: int) -> list[Address]:
         else:
             answer.set_result(found)
 
-    def look() -> None:
-        try:
-            found: list[Address] | Exception = find(host, port)
-        except Exception as error:  # noqa: BLE001 (whatever it is belongs to whoever asked)
-            found = error
+    def post(found: list[Address] | Exception) -> None:
         try:
             loop.call_soon_threadsafe(deliver, found)
         except RuntimeError:
             pass  # The loop is closed: nobody waits for this any more.
 
-    threading.Thread(target=look, name="holdfast-resolve", daemon=True).start()
+    _resolve_in_thread(host, port, post)
     return await answer
 
 
-@lru_cache(maxsize=1024)
-def as_ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address that a text is, or None if it is a name.
+def _resolve_in_thread(
+    host: str, port: int, deliver: Callable[[list[Address] | Exception], None]
+) -> threading.Thread:
+    """Resolve in a daemon thread: a name server may take longer than this process lives."""
 
-    Remembered, because thousands of connections ask about the same few addresses.
-    """
-    try:
-        return ipaddress.ip_address(host)
-    except ValueError:
-        return None
+    def work() -> None:
+        try:
+            found: list[Address] | Exception = resolve(host, port)
+        except Exception as error:  # noqa: BLE001 (whatever it is belongs to the caller)
+            found = error
+        deliver(found)
+
+    thread = threading.Thread(target=work, name="holdfast-resolve", daemon=True)
+    thread.start()
+    return thread
+
+
+# Classifying.
 
 
 def names_loopback(host: str) -> bool:
@@ -96,47 +117,67 @@ def names_loopback(host: str) -> bool:
 
     A host's own name does not, although `/etc/hosts` often maps it to 127.0.1.1.
     """
-    ip = as_ip(host)
-    if ip is not None:
-        return unmapped(ip).is_loopback
+    if is_ip(host):
+        return is_loopback(host)
     return host.lower() == LOCALHOST or host.lower().endswith("." + LOCALHOST)
+
+
+def is_ip(host: str) -> bool:
+    """Whether a host is given as an address, not as a name."""
+    return _packed(host) is not None
 
 
 def is_loopback(address: str) -> bool:
     """Whether an address means another machine to everybody else."""
-    ip = as_ip(address)
-    return ip is not None and unmapped(ip).is_loopback
+    packed = _packed(address)
+    return packed is not None and (packed == _LOOPBACK_6 or (len(packed) == 4 and packed[0] == 127))
 
 
-def plain(address: str) -> str:
+def is_unspecified(address: str) -> bool:
+    """Whether an address stands for all of this machine's: `0.0.0.0` or `::`."""
+    packed = _packed(address)
+    return packed is not None and not any(packed)
+
+
+def unmapped(address: str) -> str:
     """Return an address as the other nodes use it: IPv4 as such, also where it came in as IPv6."""
-    if not address.startswith("::ffff:"):
-        return address
-    ip = as_ip(address)
-    return str(unmapped(ip)) if ip is not None else address
+    packed = _packed(address) if address.startswith("::ffff:") else None
+    is_mapped = packed is not None and len(packed) == 4
+    return socket.inet_ntop(socket.AF_INET, packed) if packed and is_mapped else address
 
 
-def unmapped(
-    ip: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the IPv4 address that an IPv6 address stands for, if it does."""
-    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-    return mapped or ip
+_LOOPBACK_6 = bytes(15) + b"\1"
+_MAPPED = bytes(10) + b"\xff\xff"
 
 
-def written(host: str, port: int) -> str:
-    """Return an endpoint as a person writes it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+@lru_cache(maxsize=1024)
+def _packed(host: str) -> bytes | None:
+    """Return an address as bytes, a mapped one as the IPv4 address it stands for; None for a name.
+
+    Remembered, because thousands of connections come from the same few addresses.
+    """
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            packed = socket.inet_pton(family, host.partition("%")[0])
+        except (OSError, ValueError):  # ValueError: a null character.
+            continue
+        return packed[12:] if packed.startswith(_MAPPED) else packed
+    return None
+
+
+# Connecting.
 
 
 async def connect_first(
-    found: list[Address], limit_s: float, prepare: Callable[[socket.socket], None] | None = None
+    addresses: list[Address], limit_s: float, prepare: Callable[[socket.socket], None] | None = None
 ) -> socket.socket:
     """Return a connection to the first address that takes one, within a limit for all of them."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
-    share_s = limit_s / max(1, len(found))
+    share_s = limit_s / max(1, len(addresses))
     problems: list[OSError] = []
-    for one in found:
+    for one in addresses:
         connection = socket.socket(one.family, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)  # noqa: FBT003 (the name says it)
@@ -144,6 +185,7 @@ async def connect_first(
                 prepare(connection)
             async with asyncio.timeout(share_s):
                 await loop.sock_connect(connection, one.sockaddr)
+            check_not_itself(connection)
             return connection
         except TimeoutError:
             connection.close()
@@ -157,9 +199,15 @@ async def connect_first(
     raise _worst(problems)
 
 
+def check_not_itself(connection: socket.socket) -> None:
+    """Raise for a socket that the kernel gave the very port that nobody listens at."""
+    if connection.getsockname() == connection.getpeername():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
+
+
 def _worst(problems: list[OSError]) -> OSError:
     """Return what says most: that nobody listens only if that is true wherever one could ask."""
-    asked = [one for one in problems if one.errno not in _NOT_ASKED]
-    refused = [one for one in asked if isinstance(one, ConnectionRefusedError)]
-    others = [one for one in asked if one not in refused]
+    tried = [one for one in problems if one.errno not in _NO_ROUTE]
+    refused = [one for one in tried if isinstance(one, ConnectionRefusedError)]
+    others = [one for one in tried if one not in refused]
     return next(iter(others or refused or problems), OSError("it has no address"))

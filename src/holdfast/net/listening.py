@@ -1,40 +1,112 @@
-"""Who coordinates: whoever can bind the endpoint.
+"""Listening sockets: where to bind, who may, and who has the port otherwise.
 
-The one thing to know: nothing is guessed from host names. An endpoint is this machine's if all its
-addresses are, which the kernel knows. One that says loopback is listened at on loopback alone, so
-that nobody else can reach it; any other on all addresses, because `/etc/hosts` often maps a host's
-own name to 127.0.1.1, where no other node would find it.
+An endpoint is this machine's if all its addresses are, which the kernel knows; nothing is guessed
+from host names. One that says loopback is listened at on loopback alone, so that nobody else can
+reach it; any other on every address, because `/etc/hosts` often maps a host's own name to
+127.0.1.1, where no other node would find it.
 
-A socket that comes back listens already. Otherwise two agents could both bind the port, and only
+A socket that is returned listens already. Otherwise two agents could both bind the port, and only
 one of them would later learn that it is too late.
 """
 
 from __future__ import annotations
 
+import _socket  # The wrapper around it costs start-up time; see `listen`.
 import errno
 import os
-import socket
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.net import addresses
-from holdfast.net.addresses import Address
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterable
+    from typing import Any
+
+    from holdfast.net.addresses import Address
 
 BACKLOG = 4096  # Connections that wait to be accepted; the kernel has a limit of its own besides.
+DESCRIPTORS_MAX = 1 << 20  # What is asked for at most; each connection needs one.
+
+
+# Binding.
+
+
+def everywhere(port: int) -> list[tuple[int, Any]]:
+    """Return where to listen for everybody: IPv6 covers IPv4 too, where there is IPv6."""
+    return [
+        (_socket.AF_INET6, ("::", port, 0, 0)),
+        (_socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
+    ]
+
+
+def bind(
+    candidates: Iterable[tuple[int, Any]], backlog: int | None = None, *, reuse: bool = True
+) -> _socket.socket:
+    """Return a socket bound to the first candidate that works, listening if there is a `backlog`.
+
+    Raises the last `OSError`. A port in use ends the search: elsewhere it might work, but that is
+    where the others look first. With `reuse`, connections of a process that is gone do not keep the
+    next from the port.
+    """
+    problem = OSError("it has no address here")
+    for family, address in candidates:
+        try:
+            bound = _socket.socket(family, _socket.SOCK_STREAM)
+        except OSError as error:
+            problem = error
+            continue
+        try:
+            if reuse:
+                bound.setsockopt(_socket.SOL_SOCKET, _socket.SO_REUSEADDR, 1)
+            if family == _socket.AF_INET6:
+                only = int(address[0] != "::")
+                bound.setsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY, only)
+            bound.bind(address)
+            if backlog is not None:
+                bound.listen(backlog)
+        except OSError as error:
+            bound.close()
+            problem = error
+            if error.errno == errno.EADDRINUSE:
+                break
+        else:
+            return bound
+    raise problem
+
+
+def listen(candidates: Iterable[tuple[int, Any]], backlog: int = BACKLOG) -> socket.socket:
+    """Do as `bind` does, and return a socket of the `socket` module that does not block."""
+    import socket
+
+    listener = socket.socket(fileno=bind(candidates, backlog).detach())
+    listener.setblocking(False)  # noqa: FBT003 (the name says it)
+    return listener
+
+
+def candidates_of(host: str, port: int) -> list[tuple[int, Any]]:
+    """Return where to listen for an endpoint that is this machine's, the best first."""
+    from holdfast.net import addresses
+
+    return [*addresses.resolve(host, port)] if addresses.names_loopback(host) else everywhere(port)
+
+
+# Who coordinates: whoever can bind the endpoint.
 
 
 def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None:
     """Return a listening socket if this process is to coordinate, else None: be a client.
 
-    `is_host` is what the person said: True coordinates here or raises `EnvironmentProblem`, False
+    `is_host` is what the user said: True coordinates here or raises `EnvironmentProblem`, False
     never does, None does if the endpoint is this machine's and nobody else here was quicker. This
     may wait for a name server, if that has anything to say about where to listen.
     """
-    if is_host is False:
-        return None
+    from holdfast.net import addresses
+
     if is_host and not addresses.names_loopback(host):
         return bind_one_of(host, port, [], is_host)
     try:
-        found = addresses.find(host, port)
+        found = addresses.resolve(host, port) if is_host is not False else []
     except OSError:
         found = []  # A service's name may not be known yet; its host says that it is it.
     return bind_one_of(host, port, found, is_host)
@@ -44,40 +116,41 @@ def bind_one_of(
     host: str, port: int, found: list[Address], is_host: bool | None
 ) -> socket.socket | None:
     """Do as `try_bind` does, with an endpoint whose addresses are known."""
+    from holdfast.net import addresses
+
     if is_host is False:
         return None
     ours = bool(found) and all(is_local(one) for one in found)
     if not ours and not is_host:
         return None
-    candidates = found if ours and addresses.names_loopback(host) else _wildcards(port)
-    problem: OSError | None = None
-    for one in candidates:
-        try:
-            return _listen_at(one)
-        except OSError as error:
-            problem = error
-            if error.errno == errno.EADDRINUSE:
-                break  # Elsewhere it might work, but that is where the others look first.
-    if problem is not None and problem.errno == errno.EADDRINUSE and not is_host:
-        return None
-    raise _refusal(host, port, problem)
+    candidates = found if ours and addresses.names_loopback(host) else everywhere(port)
+    try:
+        return listen(candidates)
+    except OSError as problem:
+        if problem.errno == errno.EADDRINUSE and not is_host:
+            return None
+        raise _refusal(host, port, problem) from None
 
 
 def is_local(address: Address) -> bool:
     """Whether an address is one of this machine's."""
-    ip = addresses.as_ip(address.ip)
-    if addresses.is_loopback(address.ip) or (ip is not None and ip.is_unspecified):
+    import socket
+
+    from holdfast.net import addresses
+
+    if addresses.is_loopback(address.ip) or addresses.is_unspecified(address.ip):
         return True
+    where, *rest = address.sockaddr
     with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.bind((address.sockaddr[0], 0, *address.sockaddr[2:]))
+            probe.bind((where, 0, *rest[1:]))
         except OSError:
             return False
     # Where `ip_nonlocal_bind` is set any address can be bound; but only to an address of its own
     # does a machine talk from that same address. Nothing is sent.
     with socket.socket(address.family, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect((address.sockaddr[0], 9, *address.sockaddr[2:]))
+            probe.connect((where, 9, *rest[1:]))
         except OSError:
             return False
         return _without_zone(str(probe.getsockname()[0])) == _without_zone(address.ip)
@@ -87,53 +160,27 @@ def _without_zone(ip: str) -> str:
     return ip.partition("%")[0]
 
 
-def _wildcards(port: int) -> list[Address]:
-    """Return where to listen for everybody, the best first."""
-    ipv4 = Address(socket.AF_INET, ("0.0.0.0", port))  # noqa: S104 (all nodes must reach it)
-    ipv6 = Address(socket.AF_INET6, ("::", port, 0, 0))
-    return [ipv6, ipv4] if socket.has_dualstack_ipv6() else [ipv4]
+def _refusal(host: str, port: int, problem: OSError) -> EnvironmentProblem:
+    from holdfast.net.endpoints import format_endpoint
 
-
-def _listen_at(address: Address) -> socket.socket:
-    listener = socket.socket(address.family, socket.SOCK_STREAM)
-    try:
-        # Connections of a coordinator that is gone must not keep the next from the port.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if address.family == socket.AF_INET6:
-            wildcard = address.ip == "::"
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if wildcard else 1)
-        listener.bind(address.sockaddr)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)  # noqa: FBT003 (the name says it)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
-
-
-def _refusal(host: str, port: int, problem: OSError | None) -> EnvironmentProblem:
-    where = addresses.written(host, port)
-    if problem is not None and problem.errno == errno.EADDRINUSE:
+    where = format_endpoint(host, port)
+    if problem.errno == errno.EADDRINUSE:
         owner = owner_of(port)
         return EnvironmentProblem(
             f"cannot coordinate at {where}: port {port} is in use"
             + (f" by {owner}" if owner else ""),
             hint="free it, choose another port, or port 0 for any that is free",
         )
-    if problem is not None and problem.errno in (errno.EACCES, errno.EPERM):
+    if problem.errno in (errno.EACCES, errno.EPERM):
         return EnvironmentProblem(
             f"cannot coordinate at {where}: port {port} is not allowed to this user",
             hint="choose a port from 1024 on, or port 0 for any that is free",
         )
-    why = problem.strerror or str(problem) if problem is not None else "no address"
-    return EnvironmentProblem(f"cannot coordinate at {where}: {why}")
+    return EnvironmentProblem(f"cannot coordinate at {where}: {problem.strerror or problem}")
 
 
-# Who listens at a port of this machine, as far as this user may know.
-#
-# It reads `/proc`: the kernel's table of sockets has the inode of each, and the descriptors of a
-# process show whose it is. Of other users' processes nothing can be seen; then nothing is said.
-
+# Who has a port, as far as this user may know: the kernel's table of sockets has the inode of each,
+# and the descriptors of a process show whose it is. Other users' processes cannot be seen.
 
 LISTENING = "0A"
 COMMAND_CHARS_MAX = 80
@@ -141,11 +188,8 @@ COMMAND_CHARS_MAX = 80
 
 def owner_of(port: int) -> str:
     """Return who has the port (`pid 17, python train.py`), or nothing if that cannot be seen."""
-    inodes = _listening_inodes(port)
-    if not inodes:
-        return ""
-    wanted = {f"socket:[{inode}]" for inode in inodes}
-    for name in os.listdir("/proc"):
+    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    for name in os.listdir("/proc") if wanted else ():
         if name.isdigit() and _has_one(int(name), wanted):
             command = _command(int(name))
             return f"pid {name}, {command}" if command else f"pid {name}"
@@ -154,7 +198,6 @@ def owner_of(port: int) -> str:
 
 def _listening_inodes(port: int) -> set[str]:
     found: set[str] = set()
-    ending = f":{port:04X}"
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table) as lines:
@@ -165,7 +208,7 @@ def _listening_inodes(port: int) -> set[str]:
         found |= {
             row[9]
             for row in rows
-            if len(row) > 9 and row[1].endswith(ending) and row[3] == LISTENING
+            if len(row) > 9 and row[1].endswith(f":{port:04X}") and row[3] == LISTENING
         }
     return found
 
@@ -192,3 +235,31 @@ def _command(pid: int) -> str:
         return ""
     text = "".join(one if one.isprintable() else "?" for one in text)
     return text if len(text) <= COMMAND_CHARS_MAX else text[: COMMAND_CHARS_MAX - 3] + "..."
+
+
+# How many connections a process may have. The usual soft limit of descriptors is 1024, for the sake
+# of programs that use `select`; the hard limit is far above it. Workers are not changed by raising
+# it: they get their limits from the keeper, which has those that the agent was started with.
+
+
+def descriptor_limit() -> int:
+    """Return how many descriptors this process may have now."""
+    import resource
+
+    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
+
+
+def raise_descriptor_limit() -> bool:
+    """Allow as many as the machine does; return whether these are more than before."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return False
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError):
+        return False  # Something forbids it, such as a filter of system calls.
+    return True

@@ -31,12 +31,13 @@ import msgspec
 
 from holdfast import console
 from holdfast.coordinator.agent_connection import (
-    CoordinatorLost,
     JoinRefused,
     Mailbox,
     News,
+    clip_failure,
     draw_incarnation,
 )
+from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.rounds import Job
@@ -61,7 +62,7 @@ from holdfast.rendezvous.handler import (
 from holdfast.rendezvous.participant import ATTEND_S, Participant, PolledStanding
 from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 from holdfast.store.prefix import PrefixStore
-from holdfast.wire.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX, clip
+from holdfast.wire.limits import REPORT_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -622,24 +623,21 @@ class SharedConnection:
         """Return what is new since the last call."""
         return self._box.take()
 
-    def say(
+    def report(
         self,
         phase: NodePhase,
         generation: int,
         failure: Failure | None = None,
         report: bytes = b"",
+        *,
+        cause: str = "",  # noqa: ARG002 (the state has no room for it)
     ) -> None:
-        """Tell all nodes what this one does now."""
         if failure is not None:
-            failure = msgspec.structs.replace(
-                failure,
-                summary=clip(failure.summary, SUMMARY_CHARS_MAX),
-                host=clip(failure.host, NAME_CHARS_MAX),
-            )
+            failure = clip_failure(failure)
         report = report[:REPORT_BYTES_MAX]
         self._attendant.ask(lambda: self._mate.say(phase, generation, failure, report))
 
-    def rejoin(self) -> int:
+    def rejoin(self, *, cause: str = "") -> int:  # noqa: ARG002 (as above)
         """Begin anew as another incarnation, after this one was fenced; return its number."""
         incarnation = draw_incarnation()
         with self._changed:
@@ -668,7 +666,7 @@ class SharedConnection:
             view = outlook.view
             if view is not None and view is not self.view and self._is_mine(view):
                 self.view = view
-                self._box.put_view(view)
+                self._box.put(view)
             self._is_there = problem is None
             if problem is None:
                 self._since = self._clock.look(time.monotonic())
@@ -707,7 +705,7 @@ class SharedConnection:
     def _give_up(self, news: CoordinatorLost | JoinRefused) -> None:
         if not self._given_up:  # Once, and for good.
             self._given_up = True
-            self._box.put_fault(news)
+            self._box.put(news)
 
 
 PATIENCE_S = 60.0

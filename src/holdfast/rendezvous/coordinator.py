@@ -14,15 +14,14 @@ import time
 from holdfast.coordinator.agent_connection import (
     AgentConnection,
     CoordinatorConnection,
-    CoordinatorLost,
     JoinRefused,
     draw_incarnation,
 )
+from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import JobSettings, NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
-from holdfast.net.addresses import written
-from holdfast.net.endpoints import parse_rendezvous_endpoint
+from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoint
 from holdfast.net.tls import TlsFiles
 from holdfast.net.token import load_token
 from holdfast.rendezvous import config, errors
@@ -104,7 +103,7 @@ class CoordinatorHandler(CoordinatedRendezvousHandler):
     @property
     def endpoint(self) -> str:
         """The coordinator's endpoint as text."""
-        return self._connection.where if self._connection else written(*self._address())
+        return self._connection.where if self._connection else format_endpoint(*self._address())
 
     def enter(
         self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
@@ -140,7 +139,7 @@ class CoordinatorHandler(CoordinatedRendezvousHandler):
         """Return a connection that is started."""
         conf = self._config
         token = load_token(os.environ, conf.token_file)
-        times = SessionTimeouts(
+        timeouts = SessionTimeouts(
             beat_s=conf.keep_alive_interval,
             silence_s=conf.lost_after_s,
             away_s=conf.coordinator_timeout,
@@ -159,7 +158,7 @@ class CoordinatorHandler(CoordinatedRendezvousHandler):
             run_id=self._params.run_id,
             info=info,
             settings=settings,
-            times=times,
+            timeouts=timeouts,
             is_host=conf.is_host,
             token=token,
             tls=tls,
@@ -181,7 +180,7 @@ class CoordinatorHandler(CoordinatedRendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until this node is in a round that it was not in before, and return it."""
         connection = self.enter()
-        connection.say(NodePhase.READY, self._generation)
+        connection.report(NodePhase.READY, self._generation)
         deadline = time.monotonic() + self._config.join_timeout
         while True:
             view = connection.view
@@ -190,7 +189,7 @@ class CoordinatorHandler(CoordinatedRendezvousHandler):
             self._await_news(connection, deadline)
         assert view is not None
         self._generation = view.generation
-        connection.say(NodePhase.RUNNING, view.generation)
+        connection.report(NodePhase.RUNNING, view.generation)
         return self.info_of(view)
 
     def serve_workers(self, view: View) -> None:
@@ -213,7 +212,7 @@ class CoordinatorHandler(CoordinatedRendezvousHandler):
 
     def set_closed(self) -> None:
         """End the job for all nodes."""
-        self.enter().say(NodePhase.CLOSING, self._generation)
+        self.enter().report(NodePhase.CLOSING, self._generation)
 
     def num_nodes_waiting(self) -> int:
         """Return how many nodes this one should make room for; 1 also if its round is broken."""

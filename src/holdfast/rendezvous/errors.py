@@ -24,7 +24,7 @@ from holdfast.errors import EnvironmentProblem, HoldfastError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.coordinator.agent_connection import CoordinatorLost
+    from holdfast.core.coordinated_supervision import CoordinatorLost
     from holdfast.core.protocol import View
 
 

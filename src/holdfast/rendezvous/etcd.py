@@ -54,6 +54,7 @@ from holdfast.rendezvous import config
 from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
+from holdfast.wire.messages import StoreCall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -223,19 +224,17 @@ class EtcdLink:
         self.problem: ConnectFailed | None = None
         self._dialer = dialer
 
-    def say(self, message: Status | Heartbeat) -> None:
-        """Store what the node says, or show that it lives."""
+    def send(self, message: Status | Heartbeat | StoreCall) -> None:
+        """Store the node's status, or renew its lease."""
+        assert not isinstance(message, StoreCall)  # The agents' store is in etcd itself.
         self._dialer.send(self, message)
-
-    def send(self, frame: bytes) -> None:
-        """Do nothing: the agents' store is in etcd itself, and gets no frames."""
 
     def close(self, why: str = "") -> None:
         """End the session; what was said is stored already."""
         del why
-        self.drop()
+        self.abort()
 
-    def drop(self) -> bool:
+    def abort(self) -> bool:
         """End the session now."""
         self._dialer.drop(self)
         if not self.ended.done():
@@ -249,6 +248,7 @@ class EtcdDialer:
     def __init__(self, etcd: AsyncEtcdClient, session: EtcdSession, lease_s: float) -> None:
         self._etcd = etcd
         self._session = session
+        self.suspicion = ""
         self._limit_s = lease_s / CALLS_PER_LEASE
         self._loop = asyncio.get_running_loop()
         self._link: EtcdLink | None = None
@@ -258,7 +258,7 @@ class EtcdDialer:
         self._left = asyncio.Event()
         self._early: list[Ack | View] = []
 
-    async def dial(self) -> EtcdLink:
+    async def connect(self) -> EtcdLink:
         """Return the link of a session that is open, or raise `ConnectFailed`."""
         link = self._link = EtcdLink(self)
         self._early = []
@@ -423,10 +423,10 @@ class EtcdConnection(AgentConnection):
         run_id: str,
         info: NodeInfo,
         settings: JobSettings,
-        times: SessionTimeouts,
+        timeouts: SessionTimeouts,
         lease_s: float,
     ) -> None:
-        super().__init__(run_id=run_id, info=info, settings=settings, times=times)
+        super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
         self._etcd_settings = etcd
         self._prefix = prefix
         self._lease_s = lease_s
@@ -440,11 +440,6 @@ class EtcdConnection(AgentConnection):
     def where(self) -> str:
         """The endpoints as a person writes them."""
         return self._etcd_settings.where
-
-    def start(self) -> None:
-        """Connect; raises `UsageError` or `EnvironmentProblem` for what cannot work."""
-        self._check()
-        self._launch(self._begin())
 
     def store(self, scope: str) -> EtcdStore:
         """Return the store of this job's nodes; scopes know nothing of each other's keys."""
@@ -468,22 +463,21 @@ class EtcdConnection(AgentConnection):
 
     # In the thread.
 
-    async def _begin(self) -> None:
+    async def _begin(self) -> EtcdDialer:
         from holdfast.etcd.async_client import AsyncEtcdClient
 
-        loop = asyncio.get_running_loop()
         self._etcd = etcd = AsyncEtcdClient(self._etcd_settings)
         self._session = EtcdSession(
             run_id=self.run_id, info=self._info, prefix=self._prefix, lease_s=self._lease_s
         )
         self._dialer = EtcdDialer(etcd, self._session, self._lease_s)
-        self._connect(loop.time(), self._dialer)
+        return self._dialer
 
     async def _end(self, drain_s: float) -> None:
         if self._dialer is not None:
             await self._dialer.leave(drain_s)
-        if self._client is not None:
-            await self._client.close()
+        if self._driver is not None:
+            await self._driver.close()
         if self._dialer is not None:
             await self._dialer.close()
         if self._etcd is not None:
@@ -556,7 +550,7 @@ class EtcdHandler(CoordinatorHandler):
 
     def _connect(self, info: NodeInfo, settings: JobSettings) -> EtcdConnection:
         conf, lease_s = self._config, self.lease_s
-        times = SessionTimeouts(
+        timeouts = SessionTimeouts(
             beat_s=lease_s / BEATS_PER_LEASE,
             silence_s=lease_s,
             away_s=conf.coordinator_timeout,
@@ -568,7 +562,7 @@ class EtcdHandler(CoordinatorHandler):
             run_id=self._params.run_id,
             info=info,
             settings=settings,
-            times=times,
+            timeouts=timeouts,
             lease_s=lease_s,
         )
         connection.start()

@@ -41,6 +41,13 @@ class RequestRejected(Exception):
     """The key space does not do that; nothing has changed. The client is to be closed."""
 
 
+class StoreFull(RequestRejected):
+    """There is no room for it."""
+
+    def __init__(self, bytes_max: int) -> None:
+        super().__init__(f"the store is full: it holds {bytes_max} bytes at most")
+
+
 class _MultiKeyWait:
     """A wait for more than one key, until none is missing."""
 
@@ -70,7 +77,7 @@ class KeySpace:
         self.woken: list[int] = []
         """Who is to be told that what they waited for is here. The caller empties it."""
         self.bytes_held = 0
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._values: dict[bytes, bytes | bytearray] = {}
         self._queues: dict[bytes, deque[bytes]] = {}  # None of them is empty.
         # Every client that waits, and for what: one key, several, or the others at a barrier.
@@ -369,8 +376,8 @@ class KeySpace:
 
     def _hold(self, more: int) -> None:
         held = self.bytes_held + more
-        if more > 0 and held > self._bytes_max:
-            raise RequestRejected(f"the store is full: it holds {self._bytes_max} bytes at most")
+        if more > 0 and held > self.bytes_max:
+            raise StoreFull(self.bytes_max)
         self.bytes_held = held
 
 

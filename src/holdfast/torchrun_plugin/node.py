@@ -92,12 +92,12 @@ class PluginNode(CoordinatorHandler):
         """Tell that all workers of this node ended well."""
         assert self.round is not None
         self.is_done = True
-        self.enter().say(NodePhase.SUCCEEDED, self.round.generation)
+        self.enter().report(NodePhase.SUCCEEDED, self.round.generation)
 
     def say_failed(self, failure: Failure) -> None:
         """Tell that this node's workers failed for good, which ends the job."""
         if self.round is not None:
-            self.enter().say(NodePhase.FAILED, self.round.generation, failure)
+            self.enter().report(NodePhase.FAILED, self.round.generation, failure)
 
     def stay_while_needed(self) -> None:
         """Wait for the end of the job if its nodes or their workers depend on this process."""
@@ -172,7 +172,7 @@ class RoundKeys(KeyValueStore):
         limit_s = self._timeout_s if limit_s is None else limit_s
         if self._look_on(answer, limit_s):
             return super()._outcome(answer, keys, limit_s)
-        problem = self._calling.problem()
+        problem = self._connection.problem()
         if problem:
             raise ConnectionError(problem)
         raise TimeoutError(f"no answer within {limit_s:g} s about: {', '.join(keys)}")
@@ -189,7 +189,7 @@ class RoundKeys(KeyValueStore):
             rest = deadline - time.monotonic()
             fate = self._node.fate()
             if fate or rest <= 0 or is_enough():
-                self._calling.forget_call(answer)
+                self._connection.forget_call(answer)
                 if fate:
                     raise RoundOver(fate)
                 return False

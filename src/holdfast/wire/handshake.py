@@ -39,7 +39,6 @@ from holdfast.wire.messages import (
     Refusal,
     Welcome,
 )
-from holdfast.wire.sniff import check_client_bytes, check_server_bytes, explain_silent_close
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +50,6 @@ __all__ = [
     "HandshakeRefused",
     "NotOurProtocol",
     "ServerHandshake",
-    "check_client_bytes",
-    "check_server_bytes",
-    "explain_silent_close",
     "refusal",
 ]
 

@@ -118,7 +118,9 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     why: Words = ""
 
 
-StoreOp = Literal["set", "get", "add", "check", "wait", "compare_set", "delete", "num_keys"]
+StoreOp = Literal[
+    "set", "get", "add", "check", "wait", "compare_set", "append", "delete", "num_keys"
+]
 STORE_OPS: tuple[StoreOp, ...] = get_args(StoreOp)
 
 
@@ -144,6 +146,8 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
     ok: bool
     value: StoreValue = b""
     amount: Int64 = 0
+    timed_out: bool = False
+    """Why it is not `ok`: no value came in time. Else it was refused."""
     why: Words = ""
 
 

@@ -10,9 +10,9 @@ import pytest
 from holdfast import console
 from holdfast.agent.coordinated_job import WAIT_NOTICE_AFTER_S, CoordinatedJob
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
-from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
+from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
-from holdfast.core.coordinated_supervision import CoordinatedSupervision
+from holdfast.core.coordinated_supervision import CoordinatedSupervision, CoordinatorLost
 from holdfast.core.protocol import NodePhase, NodeRole, View
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 
@@ -47,7 +47,7 @@ class Told:
                 self.view = one
         return taken
 
-    def say(self, phase: NodePhase, *_: object) -> None:
+    def report(self, phase: NodePhase, *_: object) -> None:
         self.said.append(phase)
 
     def problem(self) -> str:
@@ -218,7 +218,7 @@ def test_a_node_that_the_others_need_waits_for_them_without_a_limit(
 
 def test_a_coordinator_that_stayed_away(node: Node) -> None:
     assert node.hear(1.0, CoordinatorLost("connection refused", 60.0)) == [
-        coordinated_supervision.CoordinatorLost("connection refused")
+        coordinated_supervision.CoordinatorLost("connection refused", 60.0)
     ]
     assert node.machine.state is supervision.State.DONE
     assert str(node.team.error(supervision.Outcome.COORDINATOR_LOST)) == "away for 60 s"

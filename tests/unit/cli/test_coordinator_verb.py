@@ -36,9 +36,9 @@ def test_it_says_where_it_is_and_what_becomes_of_jobs() -> None:
     with Coordinator(LOOPBACK) as coordinator:
         with started(first := node(coordinator.port, "a", nodes=1)):
             until(first, member)
-            first.say(NodePhase.FAILED, 0)
+            first.report(NodePhase.FAILED, 0)
             until(first, lambda view: view.generation == 1)
-            first.say(NodePhase.SUCCEEDED, 1)
+            first.report(NodePhase.SUCCEEDED, 1)
             until(first, lambda view: view.final)
         said, errors = coordinator.end(signal.SIGTERM)
     assert said.splitlines() == [
@@ -94,7 +94,7 @@ def test_a_name_that_is_not_this_machine_s_is_warned_of(
             await asyncio.Event().wait()
         return [Address(socket.AF_INET, (found, port))]
 
-    monkeypatch.setattr(addresses, "find_soon", find)
+    monkeypatch.setattr(addresses, "resolve_async", find)
     if found == "never":
         monkeypatch.setattr(verb, "RESOLVE_S", 0.01)
     asyncio.run(verb.warn_of_name("head", 1))

@@ -11,7 +11,6 @@ from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.protocol import JobSettings, NodeInfo, Status
 from holdfast.net.listening import try_bind
-from holdfast.wire.frames import encode_frame
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
@@ -39,7 +38,7 @@ class Served:
         self.dialer = CoordinatorConnector("127.0.0.1", self.port)
 
     async def link(self) -> Talk:
-        return Talk(await self.dialer.dial())
+        return Talk(await self.dialer.connect())
 
     def silent(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port))
@@ -55,7 +54,7 @@ class Talk:
         link.on_closed = self.said.put_nowait
 
     def say(self, message: Message) -> None:
-        self.link.send(encode_frame(message))
+        self.link.send(message)
 
     async def hear(self) -> Any:
         async with asyncio.timeout(LIMIT_S):

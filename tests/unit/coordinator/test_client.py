@@ -4,9 +4,10 @@ import asyncio
 import random
 from typing import TYPE_CHECKING, Any
 
-from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused, SessionDriver
+from holdfast.coordinator.agent_connection import JoinRefused, SessionDriver
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
+from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, View
 from holdfast.core.session import ConnectionState, Session, SessionTimeouts
 from holdfast.net.listening import try_bind
@@ -27,7 +28,6 @@ class Node:
         dialer: CoordinatorConnector,
         name: str = "a",
         nodes: int = 1,
-        doubt: Callable[[], str] = str,
         **times: float,
     ) -> None:
         self.told: list[View | CoordinatorLost | JoinRefused] = []
@@ -42,10 +42,7 @@ class Node:
                 draw=random.random,
             ),
             dialer,
-            on_view=self._take,
-            on_gave_up=self._take,
-            on_refused=self._take,
-            doubt=doubt,
+            self._take,
         )
         self.client.start()
 
@@ -91,7 +88,7 @@ def test_a_hundred_nodes_in_one_loop_and_no_thread() -> None:
         nodes = [Node(dialer, f"node {number}", 100) for number in range(100)]
         ranks = [(await one.until(member)).rank for one in nodes]
         assert sorted(ranks) == list(range(100))
-        nodes[7].client.say(NodePhase.FAILED, 0)
+        nodes[7].client.report(NodePhase.FAILED, 0)
         for one in nodes:
             await one.until(lambda view: view.generation == 1)
         await asyncio.gather(*(one.client.close() for one in nodes))
@@ -109,7 +106,7 @@ def test_a_node_comes_back_when_the_coordinator_does() -> None:
         first = await node.until(member)
         assert node.client.down_since is None
         await server.stop()
-        await soon(lambda: node.client.membership.last_problem == "connection refused")
+        await soon(lambda: node.client.session.last_problem == "connection refused")
         assert node.client.down_since is not None
         server = serve(listening(port))
         again = await node.until(lambda view: view.term > first.term)
@@ -136,7 +133,7 @@ def test_a_refusal_is_final_for_a_newcomer_only() -> None:
         refused = await newcomer.until(lambda news: isinstance(news, JoinRefused))
         assert "wants a token" in refused.why
         assert newcomer.client.refused
-        await soon(lambda: "wants a token" in node.client.membership.last_problem)
+        await soon(lambda: "wants a token" in node.client.session.last_problem)
         await other.stop()
         server = serve(listening(port))
         await node.until(lambda news: member(news) and news.term == 2)
@@ -170,7 +167,8 @@ def test_who_gives_up_in_the_middle_of_an_attempt_says_what_seems_wrong_with_it(
     async def work() -> None:
         with listening() as silent:
             dialer = CoordinatorConnector("127.0.0.1", silent.getsockname()[1])
-            node = Node(dialer, doubt=lambda: "it is mute", first_contact_s=0.02)
+            node = Node(dialer, first_contact_s=0.02)
+            dialer.suspicion = "it is mute"
             gave_up = await node.until(lambda news: isinstance(news, CoordinatorLost))
             assert gave_up.why == node.client.last_problem == "it is mute"
             await node.client.close()
@@ -185,7 +183,7 @@ def test_a_failure_of_any_length_can_be_said() -> None:
         node = Node(CoordinatorConnector("127.0.0.1", listener.getsockname()[1]))
         await node.until(member)
         failure = Failure(node="a", host="h\n" * 1000, summary="s" * 10_000, retryable=False)
-        node.client.say(NodePhase.FAILED, 0, failure, b"r" * (REPORT_BYTES_MAX + 1))
+        node.client.report(NodePhase.FAILED, 0, failure, b"r" * (REPORT_BYTES_MAX + 1))
         view = await node.until(lambda view: view.role is NodeRole.CLOSED and view.final)
         assert len(view.failure.summary) == SUMMARY_CHARS_MAX
         assert len(view.report) == REPORT_BYTES_MAX
@@ -214,9 +212,9 @@ def test_closing_while_connecting_leaves_nothing() -> None:
     async def work() -> None:
         with listening() as silent:
             node = Node(CoordinatorConnector("127.0.0.1", silent.getsockname()[1]))
-            await soon(lambda: node.client.membership.link is ConnectionState.OPENING)
+            await soon(lambda: node.client.session.link is ConnectionState.OPENING)
             await node.client.close()
-            node.client.say(NodePhase.READY, -1)
+            node.client.report(NodePhase.READY, -1)
             assert node.told == []
 
     asyncio.run(work())

@@ -31,7 +31,7 @@ async def problem_with(answer: Callable[[asyncio.StreamWriter], None]) -> Connec
     async with server:
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ConnectFailed) as caught:
-            await CoordinatorConnector(LOCAL, port).dial()
+            await CoordinatorConnector(LOCAL, port).connect()
         return caught.value
 
 
@@ -62,7 +62,7 @@ def test_a_server_that_says_nothing_is_not_waited_for_for_ever(
         dialer = silent.getsockname()[1]
 
         async def dial() -> ClientConnection:
-            return await CoordinatorConnector(LOCAL, dialer).dial()
+            return await CoordinatorConnector(LOCAL, dialer).connect()
 
         with pytest.raises(ConnectFailed, match="takes the connection but does not answer"):
             asyncio.run(dial())
@@ -77,11 +77,11 @@ def test_while_a_server_says_nothing_the_likely_reason_can_be_asked_for(
     async def work() -> None:
         with socket.create_server((LOCAL, 0)) as silent:
             dialer = CoordinatorConnector(LOCAL, silent.getsockname()[1])
-            task = asyncio.create_task(dialer.dial())
-            await soon(lambda: dialer.doubt == connect.MUTE)
+            task = asyncio.create_task(dialer.connect())
+            await soon(lambda: dialer.suspicion == connect.MUTE)
             task.cancel()
             await asyncio.wait([task])
-            assert dialer.doubt == ""
+            assert dialer.suspicion == ""
 
     run(work())
 
@@ -102,7 +102,7 @@ def test_a_link_that_opens_just_when_it_is_given_up_is_closed(
 
     async def work() -> None:
         async with serving() as served:
-            dialing_tasks.append(asyncio.create_task(served.dialer.dial()))
+            dialing_tasks.append(asyncio.create_task(served.dialer.connect()))
             with pytest.raises(asyncio.CancelledError):
                 await dialing_tasks[0]
             await soon(lambda: served.server.connections == 0)
@@ -115,7 +115,7 @@ def test_nobody_there() -> None:
         bound.bind((LOCAL, 0))  # And does not listen.
 
         async def dial() -> ClientConnection:
-            return await CoordinatorConnector(LOCAL, bound.getsockname()[1]).dial()
+            return await CoordinatorConnector(LOCAL, bound.getsockname()[1]).connect()
 
         with pytest.raises(ConnectFailed, match=r"^connection refused$") as caught:
             asyncio.run(dial())
@@ -137,7 +137,7 @@ def test_who_is_refused_may_make_somebody_listen(monkeypatch: pytest.MonkeyPatch
         async def dial() -> ClientConnection:
             return await CoordinatorConnector(
                 LOCAL, bound.getsockname()[1], when_refused=when_refused
-            ).dial()
+            ).connect()
 
         with pytest.raises(ConnectFailed, match="does not answer"):
             asyncio.run(dial())
@@ -148,10 +148,10 @@ def test_a_name_that_cannot_be_resolved(monkeypatch: pytest.MonkeyPatch) -> None
     async def unknown(_host: str, _port: int) -> list[Address]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(addresses, "find_soon", unknown)
+    monkeypatch.setattr(addresses, "resolve_async", unknown)
 
     async def dial() -> ClientConnection:
-        return await CoordinatorConnector("nowhere", 1).dial()
+        return await CoordinatorConnector("nowhere", 1).connect()
 
     with pytest.raises(
         ConnectFailed, match="nowhere cannot be resolved: name or service not known"
@@ -168,11 +168,11 @@ def test_the_next_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
         async def find(_host: str, _port: int) -> list[Address]:
             return found
 
-        monkeypatch.setattr(addresses, "find_soon", find)
+        monkeypatch.setattr(addresses, "resolve_async", find)
         monkeypatch.setattr(connect, "HANDSHAKE_S", 0.02)
 
         async def dial() -> ClientConnection:
-            return await CoordinatorConnector("both", 1).dial()
+            return await CoordinatorConnector("both", 1).connect()
 
         with pytest.raises(ConnectFailed, match="does not answer"):
             asyncio.run(dial())

@@ -13,7 +13,7 @@ from certificates import make_ca
 from holdfast import console
 from holdfast.coordinator import agent_connection, connect
 from holdfast.coordinator import agent_connection as module
-from holdfast.coordinator.agent_connection import CoordinatorLost
+from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, View
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.etcd.process import hold_port
@@ -45,7 +45,7 @@ def test_the_descriptor_is_readable_while_there_is_news() -> None:
         until(one, member)
         one.take()
         assert select.select([one], [], [], 0)[0] == []
-        one.say(NodePhase.FAILED, 0)
+        one.report(NodePhase.FAILED, 0)
         assert select.select([one], [], [], 20)[0] == [one]
         assert select.select([one], [], [], 0)[0] == [one]
         (view,) = one.take()
@@ -58,7 +58,7 @@ def test_several_views_are_one_the_newest() -> None:
     with started(one := one_node()):
         until(one, member)
         for generation in range(3):
-            one.say(NodePhase.FAILED, generation)
+            one.report(NodePhase.FAILED, generation)
             eventually(lambda g=generation: one.view is not None and one.view.generation == g + 1)  # type: ignore[misc]
         (view,) = one.take()
         assert isinstance(view, View)
@@ -76,7 +76,7 @@ def test_closing_leaves_no_thread() -> None:
     one.close()
     assert ours() == []
     assert one.take() == []
-    one.say(NodePhase.READY, 0)
+    one.report(NodePhase.READY, 0)
     assert not one.leave(1)
 
 
@@ -104,7 +104,7 @@ def test_a_bug_in_the_thread_is_told() -> None:
         news = fault(one)
         assert isinstance(news, CoordinatorLost)
         assert "ZeroDivisionError" in news.why
-        one.say(NodePhase.FAILED, 0)
+        one.report(NodePhase.FAILED, 0)
         until(one, lambda view: view.generation == 1)  # And it goes on.
 
 
@@ -112,7 +112,7 @@ def test_a_view_for_the_incarnation_before_is_not_shown() -> None:
     with started(one := one_node()):
         old = until(one, member)
         new = one.rejoin()
-        one._told(old)
+        one._deliver(old)
         assert one.view is not old
         assert until(one, lambda view: view.incarnation == new).role in (
             NodeRole.MEMBER,
@@ -226,7 +226,7 @@ def test_a_node_whose_job_is_over_does_not_take_over(port: int) -> None:
     with started(first, second):
         for one in (first, second):
             until(one, member)
-            one.say(NodePhase.SUCCEEDED, 0)
+            one.report(NodePhase.SUCCEEDED, 0)
         for one in (first, second):
             until(one, lambda view: view.final)
         first.close(drain_s=0)

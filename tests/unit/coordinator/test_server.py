@@ -41,7 +41,7 @@ def test_a_lost_connection_is_a_lost_node() -> None:
             second.say(status("b", settings=settings))
             while (await first.hear()).size != 2:
                 pass
-            second.link.drop()
+            second.link.abort()
             view = await first.hear()
             assert (view.size, view.why) == (1, "b was lost: its connection closed")
 
@@ -154,7 +154,7 @@ def test_who_asks_again_before_the_answer_loses_the_connection() -> None:
             for number in range(3):
                 talk.say(StatusRequest(id=number))
                 assert (await talk.hear()).id == number
-            talk.link.send(encode_frame(StatusRequest(id=3)) * 2)
+            talk.link.send_bytes(encode_frame(StatusRequest(id=3)) * 2)
             assert isinstance(await talk.hear(), str)
             assert "asks again before it has taken the answer" in served.complaints[0]
 
@@ -224,7 +224,7 @@ def test_a_node_that_has_not_heard_of_the_end_is_waited_for() -> None:
                 pass
             second.say(status("b", nodes=2, seq=2, phase=NodePhase.SUCCEEDED, generation=0))
             await soon(lambda: second.said.qsize() >= 2)
-            second.link.drop()
+            second.link.abort()
             await soon(lambda: served.server.connections == 1)
             first.say(status("a", nodes=2, seq=2, phase=NodePhase.SUCCEEDED, generation=0))
             assert (await first.hear()).final

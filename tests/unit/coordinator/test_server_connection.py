@@ -34,7 +34,7 @@ def test_what_is_told_at_one_moment_goes_out_in_one_write(monkeypatch: pytest.Mo
             both = encode_frame(status("a")) + encode_frame(
                 StoreCall(id=1, run_id="job", op="num_keys")
             )
-            talk.link.send(both)
+            talk.link.send_bytes(both)
             await soon(lambda: bool(written))
             assert len(written) == 1
 
@@ -124,8 +124,8 @@ def test_who_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
             await soon(lambda: served.server.connections == 1)
             assert "does not read what it is sent" in served.complaints[0]
             assert served.server.connections == 1
-            talk.link.drop()
-            other.link.drop()
+            talk.link.abort()
+            other.link.abort()
 
     run(work())
 
@@ -146,7 +146,7 @@ def test_what_is_posted_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> Non
                 frames += 1
             assert frames < 100
             assert "does not read what it is sent" in served.complaints[0]
-            talk.link.drop()
+            talk.link.abort()
 
     run(work())
 
@@ -169,7 +169,7 @@ def test_who_goes_in_the_middle_of_tls_is_forgotten(tmp_path: Path) -> None:
             dialer = CoordinatorConnector(
                 "127.0.0.1", served.port, tls=trusting, server_name="localhost"
             )
-            talk = Talk(await dialer.dial())
+            talk = Talk(await dialer.connect())
             for number in range(3):
                 talk.say(StatusRequest(id=number))
                 assert (await talk.hear()).id == number
@@ -211,7 +211,7 @@ def test_who_does_not_take_the_last_words_is_dropped_in_the_end(
             assert not peer.is_open
             monkeypatch.setattr(server, "IDLE_S", 0.05)
             await soon(lambda: served.server.connections == 0)
-            talk.link.drop()
+            talk.link.abort()
 
     run(work())
 
@@ -219,7 +219,7 @@ def test_who_does_not_take_the_last_words_is_dropped_in_the_end(
 def test_whoever_says_goodbye_is_closed_without_a_word() -> None:
     async def work() -> None:
         async with serving() as served:
-            talk = Talk(await served.dialer.dial())
+            talk = Talk(await served.dialer.connect())
             talk.say(Goodbye(why="done"))
             assert isinstance(await talk.hear(), str)
             assert served.complaints == []

@@ -70,7 +70,7 @@ def test_an_address_that_does_not_answer_leaves_time_for_the_next(
             async def find_two(_host: str, _port: int) -> list[Address]:
                 return [Address(socket.AF_INET, (LOCAL, one)) for one in (blocked, port)]
 
-            monkeypatch.setattr(addresses, "find_soon", find_two)
+            monkeypatch.setattr(addresses, "resolve_async", find_two)
             connection = await open_connection("two", 1, limit_s=1.0)
             connection.abort("done")
             await connection.ended

@@ -33,25 +33,20 @@ def test_everything_else_is_for_others_too(host: str) -> None:
 
 
 def test_ipv4_that_came_in_as_ipv6_is_ipv4_again() -> None:
-    assert addresses.plain("::ffff:10.1.2.3") == "10.1.2.3"
-    assert addresses.plain("10.1.2.3") == "10.1.2.3"
-    assert addresses.plain("fd00::2") == "fd00::2"
-
-
-def test_endpoints_are_written_so_that_they_can_be_read_again() -> None:
-    assert addresses.written("head", 29400) == "head:29400"
-    assert addresses.written("::1", 1) == "[::1]:1"
+    assert addresses.unmapped("::ffff:10.1.2.3") == "10.1.2.3"
+    assert addresses.unmapped("10.1.2.3") == "10.1.2.3"
+    assert addresses.unmapped("fd00::2") == "fd00::2"
 
 
 def test_loopback_is_found_with_ipv4_first() -> None:
-    found = addresses.find("localhost", 80)
+    found = addresses.resolve("localhost", 80)
     assert found[0].family == socket.AF_INET
     assert found[0].ip == "127.0.0.1"
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
 def test_the_loop_is_not_kept_waiting(host: str) -> None:
-    assert asyncio.run(addresses.find_soon(host, 80)) == addresses.find(host, 80)
+    assert asyncio.run(addresses.resolve_async(host, 80)) == addresses.resolve(host, 80)
 
 
 def test_a_name_that_is_unknown_is_an_error_of_whoever_asked(
@@ -62,7 +57,7 @@ def test_a_name_that_is_unknown_is_an_error_of_whoever_asked(
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     with pytest.raises(socket.gaierror, match="not known"):
-        asyncio.run(addresses.find_soon("nowhere", 80))
+        asyncio.run(addresses.resolve_async("nowhere", 80))
 
 
 @pytest.mark.parametrize("call", ["getfqdn(", "gethostbyaddr(", "getnameinfo("])

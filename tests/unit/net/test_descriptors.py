@@ -23,7 +23,7 @@ store.close()
 """
 LIMITS = """
 import resource
-from holdfast.net.descriptors import DESCRIPTORS_MAX, descriptor_limit, raise_descriptor_limit
+from holdfast.net.listening import DESCRIPTORS_MAX, descriptor_limit, raise_descriptor_limit
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
 assert descriptor_limit() == 100
 assert raise_descriptor_limit()

@@ -29,7 +29,7 @@ def test_loopback_is_bound_on_loopback_alone(host: str, there: str) -> None:
 def test_a_name_of_this_host_is_bound_on_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although it resolves to an address of loopback, as Debian's `/etc/hosts` has it."""
     monkeypatch.setattr(
-        addresses, "find", lambda _host, port: [Address(socket.AF_INET, ("127.0.1.1", port))]
+        addresses, "resolve", lambda _host, port: [Address(socket.AF_INET, ("127.0.1.1", port))]
     )
     listener = try_bind("my-own-name", 0, None)
     assert listener is not None
@@ -60,7 +60,7 @@ def test_the_person_may_say_so_before_the_name_is_known(monkeypatch: pytest.Monk
     def unknown(_host: str, _port: int) -> list[Address]:
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(addresses, "find", unknown)
+    monkeypatch.setattr(addresses, "resolve", unknown)
     assert try_bind("service", 0, None) is None
     listener = try_bind("service", 0, is_host=True)
     assert listener is not None
@@ -73,7 +73,7 @@ def test_a_coordinator_does_not_wait_for_a_name_server_to_listen_for_everybody(
     def never(_host: str, _port: int) -> list[Address]:
         pytest.fail("it asks")
 
-    monkeypatch.setattr(addresses, "find", never)
+    monkeypatch.setattr(addresses, "resolve", never)
     listener = try_bind("service", 0, is_host=True)
     assert listener is not None
     listener.close()
@@ -81,7 +81,7 @@ def test_a_coordinator_does_not_wait_for_a_name_server_to_listen_for_everybody(
 
 def test_the_person_may_say_that_it_is_not_served_here() -> None:
     assert try_bind("localhost", 0, is_host=False) is None
-    assert bind_one_of("localhost", 0, addresses.find("localhost", 0), is_host=False) is None
+    assert bind_one_of("localhost", 0, addresses.resolve("localhost", 0), is_host=False) is None
 
 
 def test_only_the_first_of_a_machine_binds() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from holdfast.coordinator.agent_connection import CoordinatorLost
+from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import NodeRole, View
 from holdfast.rendezvous import errors
 

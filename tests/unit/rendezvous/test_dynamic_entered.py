@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.coordinator.agent_connection import CoordinatorLost
+from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import JobOutcome, NodeRole, View
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.rendezvous.backend import DynamicRendezvousHandler, decode

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fake_node import RUN, a_job_of
-from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused, SessionDriver
+from holdfast.coordinator.agent_connection import JoinRefused, SessionDriver
 from holdfast.coordinator.connect import ConnectFailed
+from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
@@ -99,9 +100,7 @@ class Node:
                 draw=lambda: 0.5,
             ),
             self.dialer,
-            on_view=self.told.put_nowait,
-            on_gave_up=self.told.put_nowait,
-            on_refused=self.told.put_nowait,
+            self.told.put_nowait,
         )
 
     async def next(self, kind: type[View | CoordinatorLost | JoinRefused]) -> Any:
@@ -138,7 +137,7 @@ def test_a_leader_that_is_refused_again_and_again_gives_up_in_words() -> None:
             pass
         etcd.too_large = node.session.keys.job
         before = etcd.calls
-        node.client.say(NodePhase.FAILED, 0)
+        node.client.report(NodePhase.FAILED, 0)
         gave_up = await node.next(CoordinatorLost)
         assert gave_up.why == "the request is too large"
         assert etcd.calls - before < 200, "it would be thousands without a pause"
@@ -153,11 +152,11 @@ def test_a_session_that_ends_before_anybody_could_look_at_it_is_a_problem() -> N
         etcd.watches_end = True
         node = Node(etcd)
         with pytest.raises(ConnectFailed, match="the watch ended"):
-            await node.dialer.dial()
+            await node.dialer.connect()
         etcd.watches_end = False
-        link = await node.dialer.dial()
+        link = await node.dialer.connect()
         assert link.problem is None
-        link.drop()
+        link.abort()
         await node.end()
 
     asyncio.run(work())

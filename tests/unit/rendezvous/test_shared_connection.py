@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.coordinator.agent_connection import CoordinatorLost, JoinRefused
+from holdfast.coordinator.agent_connection import JoinRefused
+from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import (
     Failure,
     JobOutcome,
@@ -86,7 +87,7 @@ class Place:
         )
         self.connections.append(connection)
         connection.start()
-        connection.say(NodePhase.READY, -1)
+        connection.report(NodePhase.READY, -1)
         return connection
 
     def job(self) -> Job:
@@ -138,8 +139,8 @@ def test_nodes_are_told_of_their_round_and_of_its_end(place: Place) -> None:
     one, other = place.enter("a", 2), place.enter("b", 2)
     assert {told(each, is_member).rank for each in (one, other)} == {0, 1}
     for each in (one, other):
-        each.say(NodePhase.RUNNING, 0)
-        each.say(NodePhase.SUCCEEDED, 0)
+        each.report(NodePhase.RUNNING, 0)
+        each.report(NodePhase.SUCCEEDED, 0)
     for each in (one, other):
         end = told(each, lambda view: view.final)
         assert end.outcome is JobOutcome.SUCCEEDED
@@ -160,7 +161,7 @@ def test_a_failure_and_its_report_come_to_the_others_within_limits(place: Place)
     for each in (one, other):
         told(each, is_member)
     failure = Failure(node="a", host="\udcff", summary="x" * 2 * SUMMARY_CHARS_MAX)
-    one.say(NodePhase.FAILED, 0, failure, b"y" * 2 * REPORT_BYTES_MAX)
+    one.report(NodePhase.FAILED, 0, failure, b"y" * 2 * REPORT_BYTES_MAX)
     view = told(other, lambda view: view.final)
     assert view.failure is not None
     assert len(view.failure.summary) == SUMMARY_CHARS_MAX
@@ -217,7 +218,7 @@ def test_a_backend_that_fails_for_a_while_costs_nothing(place: Place) -> None:
     assert connection.problem().startswith("no contact with the place for ")
     assert connection.problem().endswith(" s: the cable is out")
     backend.error = None
-    connection.say(NodePhase.SUCCEEDED, 0)
+    connection.report(NodePhase.SUCCEEDED, 0)
     assert told(connection, lambda view: view.final).outcome is JobOutcome.SUCCEEDED
 
 
@@ -265,7 +266,7 @@ def test_a_backend_that_hangs_when_a_fenced_node_comes_again_is_given_up(place: 
 def test_nobody_is_given_up_who_is_not_asked(place: Place) -> None:
     connection = place.enter("a")
     told(connection, is_member)
-    connection.say(NodePhase.SUCCEEDED, 0)
+    connection.report(NodePhase.SUCCEEDED, 0)
     told(connection, lambda view: view.final)
     assert connection.leave(LONG_S)
     lose_patience(connection)
@@ -290,7 +291,7 @@ def test_a_state_that_is_spoilt_later_is_waited_for(place: Place) -> None:
         backend.asked.acquire()
     assert connection.take() == []
     backend.error = None
-    connection.say(NodePhase.SUCCEEDED, 0)
+    connection.report(NodePhase.SUCCEEDED, 0)
     assert told(connection, lambda view: view.final).outcome is JobOutcome.SUCCEEDED
 
 

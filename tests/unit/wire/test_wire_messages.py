@@ -112,9 +112,9 @@ def test_fields_of_a_newer_version_are_passed_over() -> None:
 
 def test_what_is_absurd_in_a_status_is_found() -> None:
     beat = Heartbeat(run_id="job", node="", incarnation=1, seq=1, term=1, revision=1)
-    with pytest.raises(BadMessage, match=r"Beat\.node: 0 characters are not within 1 and 200"):
+    with pytest.raises(BadMessage, match=r"Heartbeat\.node: 0 characters are not within 1 and 200"):
         decode(encode(beat))
-    with pytest.raises(BadMessage, match=r"Beat\.node"):
+    with pytest.raises(BadMessage, match=r"Heartbeat\.node"):
         check(beat)
 
 
@@ -173,7 +173,7 @@ def test_absurd_store_calls_are_refused(field: str, value: object) -> None:
 
 
 def test_every_operation_of_a_store_can_be_asked_for() -> None:
-    assert len(STORE_OPS) == 8
+    assert len(STORE_OPS) == 9
     for op in STORE_OPS:
         check(StoreCall(id=1, run_id="job", op=op))
 

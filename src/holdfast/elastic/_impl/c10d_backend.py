@@ -146,7 +146,7 @@ def _is_here(host: str, port: int) -> bool:
     from holdfast.net import addresses, listening
 
     try:
-        found = addresses.find(host, port)
+        found = addresses.resolve(host, port)
     except OSError:
         return False  # A name that is not known yet is at least not this machine's.
     return bool(found) and all(listening.is_local(one) for one in found)

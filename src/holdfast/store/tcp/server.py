@@ -10,7 +10,7 @@ import time
 from struct import Struct
 
 from holdfast import console
-from holdfast.net.descriptors import descriptor_limit, raise_descriptor_limit
+from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
 from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected
 from holdfast.store.tcp.protocol import (
     ADD,
