@@ -148,11 +148,10 @@ class JobConnection(Protocol):
         Waits for that no longer than `limit_s`, and not at all while there is no connection.
         """
 
-    def close(self, drain_s: float = DRAIN_S) -> None:
+    def close(self) -> None:
         """Close the connection; may be called more than once.
 
-        A process that others depend on lets them receive the job's end first, for `drain_s` at
-        most.
+        A process that others depend on lets them receive the job's end first, for a while.
         """
 
 
@@ -302,14 +301,14 @@ class SessionDriver:
         generation: int,
         failure: Failure | None = None,
         report: bytes = b"",
-        cause: str = "",
+        cause: str = "",  # noqa: ARG002 (until `core.session` keeps a story)
     ) -> None:
         """Report what the node does now."""
         if failure is not None:
             failure = clip_failure(failure)
         self._handle(StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX]))
 
-    def rejoin(self, incarnation: int, cause: str = "") -> None:
+    def rejoin(self, incarnation: int, cause: str = "") -> None:  # noqa: ARG002 (as above)
         """Begin anew after the node was fenced."""
         self._handle(Rejoined(incarnation))
 
