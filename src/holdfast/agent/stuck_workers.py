@@ -8,7 +8,6 @@ all the time; only one that stays in it, at every look, for the whole limit is s
 from __future__ import annotations
 
 from holdfast import console
-from holdfast.processes.failures.exits import process_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,9 +46,11 @@ class StuckWorkers:
         if self._next_look is None or now < self._next_look:
             return ""
         self._next_look = now + self._look_every()
+        from holdfast.processes.procfs import state_of
+
         pids = context.pids()
         for rank in context.running():
-            if process_state(pids[rank]) != "D":
+            if state_of(pids[rank]) != "D":
                 self._since.pop(rank, None)
                 continue
             if rank not in self._since:

@@ -275,9 +275,9 @@ class Watchdogs:
         return self._reaper
 
     def _is_ours(self, pid: int) -> bool:
-        from holdfast.timers.reaper import descends_from
+        from holdfast.processes.procfs import root_of
 
-        return descends_from(pid, self._workers)
+        return root_of(pid, self._workers) > 0
 
     def _dump(self, pid: int) -> None:
         from holdfast.control import stacks
@@ -302,7 +302,7 @@ class Watchdogs:
         pid = request.worker_pid
         if what == EXPIRED:
             # Now, since of a process that was killed nobody knows any more whose it was.
-            from holdfast.timers.reaper import root_of
+            from holdfast.processes.procfs import root_of
 
             self._roots[pid] = root_of(pid, self._workers)
         elif what == KILLED:

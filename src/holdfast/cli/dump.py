@@ -101,7 +101,7 @@ def _print(text: str) -> None:
 def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
     """Return the workers that are meant; processes that are no workers only by their number."""
     from holdfast.control.local_workers import LocalWorker, local_workers
-    from holdfast.control.process_facts import initial_environment
+    from holdfast.processes.procfs import exists, initial_environment
 
     found = local_workers()
     if args.pids:
@@ -110,7 +110,7 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
             known.get(pid) or LocalWorker(pid, initial_environment(pid), is_worker=False)
             for pid in args.pids
         ]
-        gone = [worker.pid for worker in found if not _is_there(worker.pid)]
+        gone = [worker.pid for worker in found if not exists(worker.pid)]
         if gone:
             raise HoldfastError(f"there is no process {gone[0]} here", exit_code=NOTHING_FOUND)
     if args.run_id is not None:
@@ -128,9 +128,9 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
 
 
 def _shown(worker: LocalWorker, with_subprocesses: bool) -> str:
-    from holdfast.control.process_facts import command_of
     from holdfast.control.stacks import dump_stacks, is_python
     from holdfast.processes.keeper.main import descendants_of
+    from holdfast.processes.procfs import command_of
 
     text = f"== {worker.described()}\n{dump_stacks(worker.pid, worker.env)}\n"
     below = descendants_of(worker.pid) if with_subprocesses or not is_python(worker.pid) else []
@@ -139,9 +139,3 @@ def _shown(worker: LocalWorker, with_subprocesses: bool) -> str:
     if len(below) > BELOW_MAX:
         text += f"== below pid {worker.pid}: {len(below) - BELOW_MAX} more processes\n"
     return text
-
-
-def _is_there(pid: int) -> bool:
-    import os
-
-    return pid > 0 and os.path.exists(f"/proc/{pid}")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 
-from holdfast.control.process_facts import (
+from holdfast.processes.procfs import (
+    all_pids,
     command_of,
     current_environment,
     initial_environment,
     name_of,
+    stat_of,
+    user_of,
 )
 
 TYPE_CHECKING = False
@@ -59,13 +62,9 @@ class _Process:
     """One process as it is listed."""
 
     def __init__(self, pid: int) -> None:
-        """Raise OSError if it is gone."""
         self.pid = pid
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            fields = stat.read().rpartition(b")")[2].split()
-        self.parent, self.session = int(fields[1]), int(fields[3])
-        self.is_ended = fields[0] in (b"Z", b"X")
-        self.user = os.stat(f"/proc/{pid}").st_uid
+        stat = stat_of(pid)
+        self.parent, self.session, self.is_ended = stat.parent, stat.session, stat.has_ended
         self.env = initial_environment(pid)
 
     def place(self) -> tuple[str, str] | None:
@@ -100,16 +99,7 @@ def local_workers() -> list[LocalWorker]:
 
 def _processes() -> dict[int, _Process]:
     user = os.geteuid()
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                process = _Process(int(name))
-            except (OSError, IndexError):
-                continue  # It ended meanwhile, or is hidden from us.
-            if user in (0, process.user):
-                found[process.pid] = process
-    return found
+    return {pid: _Process(pid) for pid in all_pids() if user in (0, user_of(pid))}
 
 
 def _number(text: str) -> int:

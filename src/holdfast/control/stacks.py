@@ -15,14 +15,8 @@ import os
 import sys
 import time
 
-from holdfast.control.process_facts import (
-    current_environment,
-    facts_of,
-    has_ended,
-    initial_environment,
-    is_stopped,
-)
 from holdfast.control.socket_file import socket_path
+from holdfast.processes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,7 +80,7 @@ def run_py_spy(
 
 def _why(pid: int, told: str) -> str:
     """Make one line of what py-spy says when it fails."""
-    if not os.path.exists(f"/proc/{pid}"):
+    if not procfs.exists(pid):
         return f"process {pid} has ended"
     if "ermission denied" in told or "not permitted" in told:
         return f"this user may not look into process {pid}{_remedy()}"
@@ -120,18 +114,18 @@ def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: floa
     try:
         # Half of the time is for the other way, should there be no end to this one. What stands
         # still already need not be stopped for the look, and cannot be.
-        found = run_py_spy(pid, pausing=not is_stopped(pid), limit_s=limit_s / 2)
+        found = run_py_spy(pid, pausing=not procfs.is_stopped(pid), limit_s=limit_s / 2)
         return _ending_a_line(found)
     except PySpyFailed as problem:
-        if has_ended(pid):
+        if procfs.has_ended(pid):
             return f"process {pid} has ended\n"
         why = str(problem) if is_python(pid) else "this is no Python program"
-    place = socket_path(initial_environment(pid)) or socket_path(
-        current_environment(pid) if env is None else env
+    place = socket_path(procfs.initial_environment(pid)) or socket_path(
+        procfs.current_environment(pid) if env is None else env
     )
     if place and (told := _ask_for_stacks(place, pid, deadline)):
         return _ending_a_line(told)
-    return f"{facts_of(pid)}no Python stacks: {why}\n"
+    return f"{procfs.describe(pid)}no Python stacks: {why}\n"
 
 
 def dump_into_log(pid: int, path: str, title: str = "", *, limit_s: float = LIMIT_S) -> None:

@@ -22,6 +22,7 @@ from typing import Generic, TypeVar
 from holdfast import console
 from holdfast.errors import UsageError
 from holdfast.processes.poll import wait_for
+from holdfast.processes.procfs import has_ended, is_below_this_process
 from holdfast.timers.deadlines import Deadlines
 from holdfast.timers.protocol import (
     TIME_MAX,
@@ -34,8 +35,6 @@ from holdfast.timers.reaper import (
     STARTED,
     STOPPED,
     Reaper,
-    has_ended,
-    is_below_this_process,
     send_signal,
 )
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rendezvous_fakes import ToldRendezvous
 
-from holdfast.agent import stuck_workers
 from holdfast.agent.local_agent import UNINTERRUPTIBLE_ENV, LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
 from holdfast.agent.stuck_workers import StuckWorkers
+from holdfast.processes import procfs
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 
@@ -60,7 +60,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     made = Watch()
-    monkeypatch.setattr(stuck_workers, "process_state", lambda pid: made.workers.states[pid])
+    monkeypatch.setattr(procfs, "state_of", lambda pid: made.workers.states[pid])
     return made
 
 
@@ -176,8 +176,8 @@ def test_a_stuck_worker_fails_the_job_without_a_restart(
     monkeypatch.chdir(tmp_path)
     stuck_pid = tmp_path / "stuck"
     monkeypatch.setattr(
-        stuck_workers,
-        "process_state",
+        procfs,
+        "state_of",
         lambda pid: "D" if stuck_pid.exists() and stuck_pid.read_text() == f"{pid}\n" else "S",
     )
     script = "[ $RANK = 0 ] || { echo $$ > part; mv part stuck; }; exec sleep 1000"

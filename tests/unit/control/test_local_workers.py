@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from holdfast.control.local_workers import LocalWorker, local_workers
-from holdfast.control.process_facts import command_of
+from holdfast.processes.procfs import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,6 @@ import os
 
 import pytest
 
-from holdfast.core import stopping
 from holdfast.processes.failures import exits
 from holdfast.processes.failures.exits import RunProcsResult
 
@@ -33,12 +32,6 @@ def test_a_consequence_is_what_the_stop_has_done(
 ) -> None:
     ended = exits.WorkerExit(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
     assert exits.failure_of(ended, stop_began_ns=1, error_file="").consequence == consequence
-
-
-def test_the_state_of_a_process() -> None:
-    assert exits.process_state(os.getpid()) == "R"
-    assert exits.process_state(1 << 30) == ""
-    assert "uninterruptible" not in exits.unkillable(os.getpid(), stopping.REAP_S)
 
 
 def test_results_are_failed_by_any_failure() -> None:

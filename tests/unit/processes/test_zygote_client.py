@@ -12,9 +12,9 @@ import pytest
 from zygotes import Nest
 
 from holdfast import console
-from holdfast.processes.failures.exits import process_state
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
+from holdfast.processes.procfs import state_of
 from holdfast.processes.zygote import client
 from holdfast.processes.zygote.client import PythonCommand, WarmStart
 from real_jobs import Watched
@@ -43,7 +43,7 @@ def frozen(nest: Nest) -> None:
     """Stop the zygote, and wait until it is stopped."""
     pid = nest.warm.pids()[0]
     os.kill(pid, signal.SIGSTOP)
-    while process_state(pid) != "T":
+    while state_of(pid) != "T":
         os.sched_yield()
 
 

@@ -11,9 +11,10 @@ import signal
 import time
 
 from holdfast import console
+from holdfast.processes.procfs import exists, is_below_this_process
 from holdfast.timers.client import TimerClient
 from holdfast.timers.protocol import RELEASED, TimerRequest, is_time
-from holdfast.timers.reaper import Reaper, is_below_this_process
+from holdfast.timers.reaper import Reaper
 from holdfast.timers.server import RefusalLog, TimerTable
 
 TYPE_CHECKING = False
@@ -256,7 +257,7 @@ class LocalTimerServer(TimerServer):
             self._timers.put_off(requests, now + TRY_AGAIN_S)
             if self._reaper.is_ours(pid):
                 continue
-            if os.path.exists(f"/proc/{pid}"):
+            if exists(pid):
                 self._refusals.tell(
                     "it names a process that is not below this one",
                     f"pid {pid}, scope {requests[0].scope_id!r}",

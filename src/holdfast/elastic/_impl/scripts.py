@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.agent.worker_env import substitute_local_rank
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.processes.failures.exits import process_state
+from holdfast.processes.procfs import state_of
 
 
 def get_env_variable_or_raise(env_name: str) -> str:
@@ -91,7 +91,7 @@ def get_logger(name: str | None = None) -> logging.Logger:
 
 def read_proc_state(pid: int) -> str | None:
     """Return the letter of a process's state, None if it is gone or cannot be read."""
-    return process_state(pid) or None
+    return state_of(pid) or None
 
 
 def is_uninterruptible_state(state: str | None) -> bool:

@@ -129,18 +129,11 @@ def start_error(error: tuple[int, str] | None) -> str:
 
 def unkillable(pid: int, reap_s: float) -> str:
     """Say of a process that SIGKILL does not end what state it is in."""
-    state = process_state(pid)
+    from holdfast.processes.procfs import state_of
+
+    state = state_of(pid)
     where = "in uninterruptible sleep" if state == "D" else f"in state {state}"
     return f"does not end even by SIGKILL: {where}, given up after {reap_s:g} s"
-
-
-def process_state(pid: int) -> str:
-    """Return the kernel's letter for a process's state, empty if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as stat:
-            return stat.read().rpartition(b")")[2].split()[0].decode()
-    except (OSError, IndexError):
-        return ""
 
 
 def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: float) -> None:

@@ -1,0 +1,234 @@
+"""What the kernel knows of any process, read from `/proc`: state, parent, command, environment.
+
+It needs no rights beyond those of the same user. A process may end at any moment: every reader
+has an answer for one that is gone, and for what is not ours to read. The keeper, which imports
+nothing of ours, has readers of its own for children.
+
+`/proc/PID/environ` shows what a program was started with. A worker that was forked, from a zygote
+or by `start_method="fork"`, got its variables later, and they are in its memory alone. There they
+can be read if it runs the same Python as this process: then the C library's `environ` is as far
+from the beginning of the same file in memory as it is here.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+from holdfast.core.values import Value
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+ANCESTORS_MAX = 64
+THREADS_MAX = 32
+COMMAND_CHARS_MAX = 500
+VARIABLES_MAX = 2000
+VALUE_BYTES_MAX = 4096
+POINTER = struct.Struct("P")
+STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in uninterruptible sleep",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "ended, not yet reaped",
+    "X": "ended",
+    "I": "idle",
+}
+
+
+class Stat(Value):
+    """The beginning of `/proc/PID/stat`; of a process that is gone, the state is empty."""
+
+    state: str = ""
+    parent: int = 0
+    group: int = 0
+    session: int = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone, or only waits to be reaped."""
+        return self.state in ("", "Z", "X")
+
+
+def stat_of(pid: int) -> Stat:
+    """Return a process's state and its place among the others."""
+    return _stat(f"/proc/{pid}")
+
+
+def state_of(pid: int) -> str:
+    """Return the letter of the state a process is in, empty if it is gone."""
+    return stat_of(pid).state
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or only waits to be reaped."""
+    return stat_of(pid).has_ended
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped, by a signal or by a debugger."""
+    return state_of(pid) in ("T", "t")
+
+
+def exists(pid: int) -> bool:
+    """Whether there is such a process, reaped or not."""
+    return pid > 0 and os.path.exists(f"/proc/{pid}")
+
+
+def all_pids() -> list[int]:
+    """Return the process ids there are, as far as they are not hidden from us."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def user_of(pid: int) -> int:
+    """Return the user id of a process, -1 if it is gone."""
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def parent_of(pid: int) -> int:
+    """Return the parent of a process, 0 if it is gone."""
+    return stat_of(pid).parent
+
+
+def root_of(pid: int, roots: Container[int]) -> int:
+    """Return which of the roots a process is or is below, 0 for none; this process has none."""
+    if pid == os.getpid():
+        return 0
+    for _ in range(ANCESTORS_MAX):
+        if pid <= 0:
+            return 0
+        if pid in roots:
+            return pid
+        pid = parent_of(pid)
+    return 0
+
+
+def is_below_this_process(pid: int) -> bool:
+    """Whether a process is a child of this one, or of its children, and is still there."""
+    return root_of(pid, (os.getpid(),)) > 0
+
+
+def name_of(pid: int) -> str:
+    """Return the short name a process has in `ps`."""
+    return _read(f"/proc/{pid}/comm").strip()
+
+
+def command_of(pid: int) -> str:
+    """Return the command line of a process in one line, or its name where it has none."""
+    words = " ".join(_read(f"/proc/{pid}/cmdline").replace("\0", " ").split())
+    return words[:COMMAND_CHARS_MAX] or f"[{name_of(pid)}]"
+
+
+def describe(pid: int) -> str:
+    """Return lines on a process and what each thread waits in; one that says so if it is gone.
+
+    No stacks of Python, but enough to tell a process that computes from one that sleeps, and one
+    that waits for a lock from one that waits for a disk.
+    """
+    try:
+        threads = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
+    except OSError:
+        return f"process {pid} has ended\n"
+    lines = [f"command: {command_of(pid)}"]
+    for thread in threads[:THREADS_MAX]:
+        folder = f"/proc/{pid}/task/{thread}"
+        state = _stat(folder).state
+        place = _read(f"{folder}/wchan").strip()
+        where = f", in {place}" if place not in ("", "0") else ""
+        name = _read(f"{folder}/comm").strip()
+        lines.append(f'  thread {thread} "{name}": {STATES.get(state, state) or "gone"}{where}')
+        lines += [f"    {line}" for line in _read(f"{folder}/stack").splitlines()]
+    if len(threads) > THREADS_MAX:
+        lines.append(f"  ... and {len(threads) - THREADS_MAX} more threads")
+    return "\n".join(lines) + "\n"
+
+
+def _stat(folder: str) -> Stat:
+    # The name of the program, in brackets, may have blanks and brackets in it.
+    state, *numbers = _read(f"{folder}/stat").rpartition(")")[2].split()[:4] or [""]
+    return Stat(state, *map(int, numbers))
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""  # Gone meanwhile, or not for us to read.
+
+
+def initial_environment(pid: int) -> dict[str, str]:
+    """Return the environment a process was started with; empty if it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return _parsed(file.read().split(b"\0"))
+    except OSError:
+        return {}
+
+
+def current_environment(pid: int) -> dict[str, str]:
+    """Return the environment out of a process's memory; empty if that cannot be found or read."""
+    here = _place_of_environ()
+    if here is None:
+        return {}
+    file, offset = here
+    try:
+        base = _bases(pid).get(file)
+        if base is None:
+            return {}
+        with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+            return _parsed(_texts(memory.fileno(), base + offset))
+    except (OSError, OverflowError, struct.error):
+        return {}  # Not for us to read, or it ended, or changed just now.
+
+
+def _texts(memory: int, place: int) -> list[bytes]:
+    size = POINTER.size
+    (array,) = POINTER.unpack(os.pread(memory, size, place))
+    pointers = os.pread(memory, size * VARIABLES_MAX, array)
+    texts = []
+    for at in range(0, len(pointers) - size + 1, size):
+        (text,) = POINTER.unpack_from(pointers, at)
+        if not text:
+            break
+        texts.append(os.pread(memory, VALUE_BYTES_MAX, text).partition(b"\0")[0])
+    return texts
+
+
+def _parsed(texts: list[bytes]) -> dict[str, str]:
+    pairs = (text.partition(b"=") for text in texts)
+    return {os.fsdecode(name): os.fsdecode(value) for name, sign, value in pairs if name and sign}
+
+
+def _place_of_environ() -> tuple[tuple[str, str], int] | None:
+    """Return the file of which `environ` is a part in memory, and how far from its beginning."""
+    import ctypes
+
+    try:
+        place = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.CDLL(None), "environ"))
+        bases = _bases(os.getpid())
+    except (OSError, ValueError):
+        return None
+    # What is zero at first has no file of its own, but follows what has.
+    below = [(base, file) for file, base in bases.items() if base <= place]
+    if not below:
+        return None
+    base, file = max(below)
+    return file, place - base
+
+
+def _bases(pid: int) -> dict[tuple[str, str], int]:
+    """Return where in memory each mapped file begins, by device and number of the file."""
+    found: dict[tuple[str, str], int] = {}
+    with open(f"/proc/{pid}/maps", errors="replace") as maps:
+        for line in maps:
+            span, _, _, device, number = line.split(maxsplit=5)[:5]
+            if number != "0":
+                found.setdefault((device, number), int(span.partition("-")[0], 16))
+    return found
