@@ -43,12 +43,11 @@ from holdfast.processes.signals import (
     in_words,
     parse_signals,
 )
-from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
+from holdfast.rendezvous.handler import CoordinatedRendezvousHandler, RendezvousHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from typing import Any
 
     from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.observe.lifecycle import Observers
@@ -92,14 +91,15 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
     def _begin_anew(self) -> None:
         """Forget the last run, so that there can be another."""
         spec = self._worker_group.spec
-        kind = Supervision
+        kind: type[Supervision] = Supervision
         if self._is_coordinated():
             from holdfast.core.coordinated_supervision import CoordinatedSupervision
 
             kind = CoordinatedSupervision
         self._machine = kind(local_world_size=spec.local_world_size, max_restarts=spec.max_restarts)
         self._job: CoordinatedJob | None = None
-        self._pending: deque[Event] = deque()
+        self._pending: deque[tuple[Event, str]] = deque()  # Each with its cause.
+        self._generation_step = ""  # The step that started the workers, or is stopping them.
         self._abandoned = False
         self._is_down = False
         self._result = RunResult(WorkerState.INIT)
@@ -241,16 +241,26 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
 
     def _dispatch(self, events: Iterable[Event]) -> None:
         for event in events:
-            self._pending.append(event)
+            self._post(event)
             while self._pending:
-                for effect in self._decide(self._pending.popleft()):
-                    outcome = self._perform(effect)
+                effects = self._decide(*self._pending.popleft())
+                step = self._machine.story.last
+                for effect in effects:
+                    outcome = self._perform(effect, step)
                     if outcome is not None:
-                        self._pending.append(outcome)
+                        self._pending.append((outcome, step))
 
-    def _decide(self, event: Event) -> list[Effect]:
+    def _post(self, event: Event) -> None:
+        of_workers = (supervision.WorkerExited, supervision.WorkersStopped)
+        if isinstance(event, of_workers):
+            cause = self._generation_step
+        else:
+            cause = self._job.cause_of(event) if self._job is not None else ""
+        self._pending.append((event, cause))
+
+    def _decide(self, event: Event, cause: str) -> list[Effect]:
         try:
-            effects = self._machine.handle(time.monotonic(), event)
+            effects = self._machine.handle(time.monotonic(), event, cause)
             self._machine.check()
         except (InvalidEvent, AssertionError) as problem:
             for step in [*self._machine.story][-STORY_STEPS_SHOWN:]:
@@ -258,11 +268,12 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
             raise InternalError(f"the supervision of the workers went wrong: {problem}") from None
         return effects
 
-    def _perform(self, effect: Effect) -> Event | None:
+    def _perform(self, effect: Effect, step: str) -> Event | None:
         match effect:
             case supervision.JoinRound():
                 return self._join_round()
             case supervision.StartWorkers(generation):
+                self._generation_step = step
                 if self._job is not None:
                     self._job.take_ranks()
                     self._reporter.rendezvous_ended()
@@ -270,6 +281,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
                 self._start_generation()
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
+                self._generation_step = step
                 console.info(f"stopping generation {generation}: {reason.value}")
                 self._reporter.generation_stopping(generation, reason)
                 return self._begin_stop(reason, signum)
@@ -282,7 +294,7 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
                 self._finished = effect
             case _:
                 assert self._job is not None
-                self._job.perform(effect)
+                self._job.perform(effect, step)
         return None
 
     def _join_round(self) -> Event:
@@ -380,14 +392,15 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
 
     def _join_job(self) -> CoordinatedJob:
         from holdfast.agent.coordinated_job import CoordinatedJob
+        from holdfast.core.coordinated_supervision import CoordinatedSupervision
 
         handler = self._worker_group.spec.rdzv_handler
         assert isinstance(handler, CoordinatedRendezvousHandler)
-        machine: Any = self._machine
+        assert isinstance(self._machine, CoordinatedSupervision)
         return CoordinatedJob(
             handler,
             self._worker_group,
-            machine,
+            self._machine,
             exit_barrier_s=self._exit_barrier_timeout,
             failures=self._failures_so_far,
         )
@@ -427,9 +440,9 @@ class SimpleElasticAgent(EventMethods, ElasticAgent):
         )
 
     def _polls_membership(self) -> bool:
-        handler = self._worker_group.spec.rdzv_handler
-        # A handler that derives from another project's base class has no such property.
-        return getattr(handler, "polls_membership", True)
+        handler: object = self._worker_group.spec.rdzv_handler
+        # One that derives from another project's base class knows only to be polled.
+        return not isinstance(handler, RendezvousHandler) or handler.polls_membership
 
     def _nodes_waiting(self) -> int:
         return self._worker_group.spec.rdzv_handler.num_nodes_waiting()

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 SUMMARY_CHARS_MAX = 500
-WAIT_NOTICE_AFTER_S = 2.0  # A wait longer than this is told of.
+WAIT_NOTICE_AFTER_S = 2.0  # A longer wait is worth a line on the console.
 
 
 class CoordinatedJob:
-    """The other nodes, as one agent knows them."""
+    """Entered by the agent for one run; the machine belongs to the agent, and is only read here."""
 
     def __init__(
         self,
@@ -61,46 +61,45 @@ class CoordinatedJob:
             max_restarts=spec.max_restarts,
         )
         self._exit_barrier_s = exit_barrier_s
-        self._unreachable = ""
-        self._known = self._connection.view  # An agent that is run again is told where it is.
-        self._state = State.IDLE
-        self._since = time.monotonic()
-        self._told_of_wait = ""
-        self._told: View | None = None
+        self._loss = ""
+        self._first_view = self._connection.view  # Of an agent that is run again.
+        self._state, self._since = State.IDLE, time.monotonic()
+        self._wait_notice = ""
+        self._shown: View | None = None
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable while there is news."""
+        """Return a descriptor that is readable while `events` has something."""
         return self._connection.fileno()
 
-    # What arrives.
+    # Events.
 
     def events(self, now: float) -> list[Event]:
-        """Take the news, and what waiting has brought."""
+        """Take what has arrived, or what waiting has led to."""
         events: list[Event] = []
-        if self._known is not None:
-            events.append(coordinated_supervision.ViewReceived(self._known))
-            self._known = None
-        for news in self._connection.take():
-            match news:
+        if self._first_view is not None:
+            events.append(coordinated_supervision.ViewReceived(self._first_view))
+            self._first_view = None
+        for message in self._connection.take():
+            match message:
                 case View():
-                    if news.role is NodeRole.MEMBER:
+                    if message.role is NodeRole.MEMBER:
                         # At once: this node may have to stop its workers first, others may not.
-                        self._handler.serve_workers(news)
-                    self._tell(now, news)
-                    events.append(coordinated_supervision.ViewReceived(news))
+                        self._handler.serve_workers(message)
+                    self._show(now, message)
+                    events.append(coordinated_supervision.ViewReceived(message))
                 case coordinated_supervision.CoordinatorLost():
-                    self._unreachable = self._handler.describe_loss(news)
-                    events.append(news)
+                    self._loss = self._handler.describe_loss(message)
+                    events.append(message)
                 case JoinRefused(why):
                     raise RendezvousConnectionError(self._handler.describe_refusal(why))
-        # What was just told may be what was waited for; the machine has yet to take it in.
+        # A view may be what was waited for; the machine has yet to take it in.
         return events or self._waited(now)
 
     def _waited(self, now: float) -> list[Event]:
         state = self._machine.state
         if state is not self._state:
             self._state, self._since = state, now
-            self._told_of_wait = ""
+            self._wait_notice = ""
         waited = now - self._since
         if state is State.LEAVING:
             limit = self._barrier_limit()
@@ -108,15 +107,15 @@ class CoordinatedJob:
                 console.error(f"stopped waiting for the other nodes to be done (limit {limit:g} s)")
                 return [supervision.BarrierEnded()]
             if waited >= WAIT_NOTICE_AFTER_S:
-                self._say_once(
-                    "this node's workers are done: waiting for those of the other nodes "
+                self._notice_once(
+                    "this node's workers are done; waiting for those of the other nodes "
                     + ("(which need this node)" if limit is None else f"(limit {limit:g} s)")
                 )
-        if state is State.JOINING and not self._stands_by():
+        if state is State.JOINING and not self._is_standby():
             if waited >= self._handler.join_timeout_s:
                 raise RendezvousTimeoutError(self._handler.describe_timeout(self._connection))
             if waited >= WAIT_NOTICE_AFTER_S:
-                self._tell_wait()
+                self._notice_wait()
         return []
 
     def deadline(self) -> float | None:
@@ -128,11 +127,11 @@ class CoordinatedJob:
         if state is State.LEAVING:
             limit = self._barrier_limit()
             limit = None if limit is None else self._since + limit
-        elif state is State.JOINING and not self._stands_by():
+        elif state is State.JOINING and not self._is_standby():
             limit = self._since + self._handler.join_timeout_s
         else:
             return None
-        return limit if self._told_of_wait else min_of(limit, self._since + WAIT_NOTICE_AFTER_S)
+        return limit if self._wait_notice else min_of(limit, self._since + WAIT_NOTICE_AFTER_S)
 
     def _barrier_limit(self) -> float | None:
         """Return how long to wait for the others once done.
@@ -142,25 +141,35 @@ class CoordinatedJob:
         is_needed = self._connection.hosting or self._handler.serves_workers
         return None if is_needed else self._exit_barrier_s
 
-    def _stands_by(self) -> bool:
+    def _is_standby(self) -> bool:
         view = self._machine.view
         return view is not None and view.role in (NodeRole.STANDBY, NodeRole.CLOSED)
 
-    # What is said, and where the node sits.
+    def cause_of(self, event: Event) -> str:
+        """Return the id of the message that an event came with."""
+        if not isinstance(event, coordinated_supervision.ViewReceived):
+            return ""
+        view = event.view
+        return f"{view.node}/view#{view.term}.{view.revision}"
 
-    def perform(self, effect: Effect) -> None:
-        """Do what the machine wants of the coordinator."""
+    # Effects.
+
+    def perform(self, effect: Effect, cause: str) -> None:
+        """Report to the coordinator what the machine wants reported."""
         match effect:
             case coordinated_supervision.ReportStatus(NodePhase.FAILED, generation):
-                failure, report = self._failure()
+                failure, report = self._describe_failure()
                 problem = self._connection.problem()
-                if problem:  # Nobody else hears of it for now, and perhaps never.
-                    console.error(f"{failure.summary}; what follows is open: {problem}")
-                self._connection.report(NodePhase.FAILED, generation, failure, report)
+                if problem:
+                    console.error(
+                        f"{failure.summary}; cannot report it: {problem} "
+                        "(the job may or may not restart)"
+                    )
+                self._connection.report(NodePhase.FAILED, generation, failure, report, cause=cause)
             case coordinated_supervision.ReportStatus(phase, generation):
-                self._connection.report(phase, generation)
+                self._connection.report(phase, generation, cause=cause)
             case coordinated_supervision.Rejoin():
-                self._connection.rejoin()
+                self._connection.rejoin(cause=cause)
 
     def take_ranks(self) -> None:
         """Give the workers the ranks of the newest view."""
@@ -180,8 +189,8 @@ class CoordinatedJob:
             view.role_world_size,
         )
 
-    def _failure(self) -> tuple[Failure, bytes]:
-        """Return this node's first failure in short, and whole if it may be the job's last."""
+    def _describe_failure(self) -> tuple[Failure, bytes]:
+        """Return this node's first failure in short, and in full if it may be the job's last."""
         node = self._handler.node_id
         failures = self._failures()
         retryable = self._machine.retryable
@@ -204,7 +213,7 @@ class CoordinatedJob:
         last = not retryable or self._machine.budget.left == 0
         return short, remote_failures.pack(failures) if last else b""
 
-    # How it ends.
+    # The end of the job.
 
     def failures(self, local: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
         """Return the failures of the whole job as far as known: its first, then this node's."""
@@ -229,7 +238,7 @@ class CoordinatedJob:
     def error(self, outcome: supervision.Outcome) -> Exception | None:
         """Return the error of a node that could not be in the job to its end, if it is one."""
         if outcome is supervision.Outcome.COORDINATOR_LOST:
-            return RendezvousConnectionError(self._unreachable)
+            return RendezvousConnectionError(self._loss)
         view = self._machine.view
         refused = outcome is supervision.Outcome.REFUSED
         if view is not None and view.role is NodeRole.CLOSED:
@@ -244,52 +253,55 @@ class CoordinatedJob:
         assert view is not None
         return RendezvousConnectionError(self._handler.describe_refusal(view.why))
 
-    # What the person is told.
+    @property
+    def last_reason(self) -> str:
+        """Why the coordinator last changed the round or the generation."""
+        view = self._machine.view
+        return view.why if view is not None else ""
 
-    def _tell(self, now: float, view: View) -> None:
-        last, self._told = self._told, view
-        known = (last.role, last.generation) if last is not None else None
-        if known == (view.role, view.generation):
+    # Lines on the console.
+
+    def _show(self, now: float, view: View) -> None:
+        last, self._shown = self._shown, view
+        if last is not None and (last.role, last.generation) == (view.role, view.generation):
             return
-        self._told_of_wait = ""
+        self._wait_notice = ""
         if last is not None and last.role is NodeRole.STANDBY:
-            self._since = now  # It had not waited for a round before: there was one.
-        if (
-            view.role is NodeRole.MEMBER and not self._machine.signum
-        ):  # Else it leaves: no part of it.
-            restart = ""
-            if last is not None and last.role is NodeRole.MEMBER and view.restarts > last.restarts:
-                restart = f"; restart {view.restarts} of {self._group.spec.max_restarts}"
-            console.notice(
-                f"generation {view.generation}: node {view.rank} of {view.size}, round "
-                f"{view.round} ({view.why}{restart})"
-            )
-        elif view.role is NodeRole.STANDBY:
-            if last is None or last.role is not NodeRole.STANDBY:
+            self._since = now  # Until now there was a round: it only begins to wait for one.
+        was_member = last is not None and last.role is NodeRole.MEMBER
+        leaves = self._machine.signum != 0
+        match view.role:
+            case NodeRole.MEMBER if not leaves:
+                restart = ""
+                if last is not None and was_member and view.restarts > last.restarts:
+                    restart = f"; restart {view.restarts} of {self._group.spec.max_restarts}"
+                console.notice(
+                    f"generation {view.generation}: node {view.rank} of {view.size}, "
+                    f"round {view.round} ({view.why}{restart})"
+                )
+            case NodeRole.STANDBY if last is None or last.role is not NodeRole.STANDBY:
                 console.notice("the round is full: standing by to replace a node")
-        elif view.role is NodeRole.FENCED and not self._machine.signum:
-            console.warning(f"fenced: {view.why}; stopping the workers and joining anew")
-        elif view.role is NodeRole.WAITING and last is not None and last.role is NodeRole.MEMBER:
-            console.notice(
-                f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
-                f"{view.needed} are here"
-            )
-        elif (
-            view.role is NodeRole.CLOSED and view.outcome is JobOutcome.FAILED and last is not None
-        ):
-            console.notice(f"the job failed: {view.why}")
+            case NodeRole.FENCED if not leaves:
+                console.warning(f"fenced: {view.why}; stopping the workers and joining again")
+            case NodeRole.WAITING if was_member:
+                console.notice(
+                    f"the round is broken ({view.why}): waiting for nodes, {view.present} of "
+                    f"{view.needed} are here"
+                )
+            case NodeRole.CLOSED if view.outcome is JobOutcome.FAILED and last is not None:
+                console.notice(f"the job failed: {view.why}")
 
-    def _tell_wait(self) -> None:
+    def _notice_wait(self) -> None:
         view = self._connection.view
         if view is None or self._connection.problem():
             problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
-            if not self._told_of_wait:  # It has the time in it, and changes with every look.
-                self._say_once(f"waiting: {problem}")
+            if not self._wait_notice:  # It has the time in it, and changes with every look.
+                self._notice_once(f"waiting: {problem}")
             return
         here = f"{view.present} of {view.needed} are here"
-        self._say_once(f"waiting for nodes at {self._handler.endpoint}: {here}")
+        self._notice_once(f"waiting for nodes at {self._handler.endpoint}: {here}")
 
-    def _say_once(self, text: str) -> None:
-        if text != self._told_of_wait:
-            self._told_of_wait = text
+    def _notice_once(self, text: str) -> None:
+        if text != self._wait_notice:
+            self._wait_notice = text
             console.notice(text)

@@ -146,8 +146,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._previous is None:
             return {}
         size, why = self._previous
-        view = getattr(self._machine, "view", None)  # What was told says more.
-        why = (view.why if view is not None else "") or why
+        if self._job is not None:  # The coordinator's reason says more.
+            why = self._job.last_reason or why
         return {PREVIOUS_WORLD_SIZE_ENV: str(size), LAST_END_ENV: why[:LAST_END_CHARS_MAX]}
 
     def _start_context(
@@ -295,14 +295,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         interrupted = self._machine.interrupted
         while not context.stop_ended:
             self._wait(context.next_deadline(), context.fileno())
-            self._pending += self._exits(context)
+            for ended in self._exits(context):
+                self._post(ended)
             while (one := self._signals.take()) is not None:
                 if self._abandoned or (interrupted and one == signal.SIGINT):
                     context.kill_now()
                 else:
                     console.warning(signal_notice(self._machine, one, grace_s))
                 interrupted = interrupted or one == signal.SIGINT
-                self._pending.append(supervision.SignalReceived(one))
+                self._post(supervision.SignalReceived(one))
 
     def _failures_so_far(self) -> dict[int, ProcessFailure]:
         context = self._pcontext
