@@ -24,6 +24,7 @@ from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of, wait_for
+from holdfast.processes.workers.group import StopEnded
 from holdfast.processes.workers.start import start_processes
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
@@ -75,11 +76,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._worker_env = dict(worker_env or {})
         self._preload = tuple(preload)
         self._warm: WarmStart | None = None
-        self._companions = SideServices(
+        self._side_services = SideServices(
             spec.rdzv_handler.get_run_id(), self._reporter, health_check_server
         )
         self._keeper: Keeper | None = None
-        self._pcontext: PContext | None = None
+        self._group: PContext | None = None
         self._previous: tuple[int, str] | None = None  # World size of the last generation, its end.
         if uninterruptible_state_timeout is None:
             uninterruptible_state_timeout = environment.timeout_from_environment(
@@ -99,7 +100,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         envs: dict[int, dict[str, str]] = {}
         prefixes: dict[int, str] = {}
         inherited = {**os.environ, **self._worker_env}
-        watchdogs = self._companions.watchdogs
+        watchdogs = self._side_services.watchdogs
         watchdogs.begin(range(spec.local_world_size), inherited)
         for worker in worker_group.workers:
             rank = worker.local_rank
@@ -116,17 +117,17 @@ class LocalElasticAgent(SimpleElasticAgent):
                 prefixes[rank] = environment.log_line_prefix(
                     self._log_line_prefix_template, spec.role, worker
                 )
-        self._release_context()
+        self._release_group()
         self._stuck.forget()
         self._await_preloads()
         if callable(spec.entrypoint):
             # What the user's modules do while a fork server imports them may take for ever.
             with self._signals.raising():
-                self._pcontext = self._start_context(args, envs, prefixes)
+                self._group = self._start_group(args, envs, prefixes)
         else:
-            self._pcontext = self._start_context(args, envs, prefixes)
-        watchdogs.started(self._pcontext.pids(), self._pcontext.stderrs)
-        return dict(self._pcontext.pids())
+            self._group = self._start_group(args, envs, prefixes)
+        watchdogs.started(self._group.pids(), self._group.stderrs)
+        return dict(self._group.pids())
 
     def progress(self) -> list[tuple[int, int | None, float | None, str]]:
         """Return rank, step, age of the last sign of life and section of workers that tell."""
@@ -138,7 +139,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                 now - said.heartbeat_ns / 1e9 if said.heartbeat_ns else None,
                 said.sections[-1].name if said.sections else "",
             )
-            for rank, said in self._companions.watchdogs.progress()
+            for rank, said in self._side_services.watchdogs.progress()
         ]
 
     def _last_generation(self) -> dict[str, str]:
@@ -150,7 +151,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             why = self._job.last_reason or why
         return {PREVIOUS_WORLD_SIZE_ENV: str(size), LAST_END_ENV: why[:LAST_END_CHARS_MAX]}
 
-    def _start_context(
+    def _start_group(
         self,
         args: dict[int, tuple[Any, ...]],
         envs: dict[int, dict[str, str]],
@@ -180,12 +181,12 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         del worker_group
-        context = self._pcontext
-        assert context is not None
-        context.poll_events(time.monotonic())
-        if context.first_failure() is not None:
+        group = self._group
+        assert group is not None
+        group.poll_events(time.monotonic())
+        if group.first_failure() is not None:
             return RunResult(WorkerState.FAILED)
-        if context.all_ended():
+        if group.all_ended():
             return RunResult(WorkerState.SUCCEEDED)
         return RunResult(WorkerState.HEALTHY)
 
@@ -197,13 +198,13 @@ class LocalElasticAgent(SimpleElasticAgent):
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to their end, as `SimpleElasticAgent.run`; leaves no process behind."""
         with self._reporter:
-            self._companions.begin()
+            self._side_services.begin()
             try:
                 return super().run(role)
             finally:
-                unkillable = self._pcontext is not None and self._pcontext.left_behind
-                self._release_context()
-                self._companions.end()
+                unkillable = self._group is not None and self._group.left_behind
+                self._release_group()
+                self._side_services.end()
                 if self._warm is not None:
                     self._warm.close()
                     self._warm = None
@@ -221,66 +222,77 @@ class LocalElasticAgent(SimpleElasticAgent):
         deadline = self._job.deadline() if self._job is not None else None
         descriptors = [self._job.fileno()] if self._job is not None else []
         if self._machine.state in (State.RUNNING, State.STOPPING):
-            context = self._pcontext
-            assert context is not None
-            descriptors.append(context.fileno())
-            deadline = min_of(deadline, 0.0 if context.stop_ended else context.next_deadline())
+            assert self._group is not None
+            descriptors.append(self._group.fileno())
+            deadline = min_of(deadline, self._group.next_deadline())
         if self._machine.state is State.RUNNING:
             deadline = min_of(deadline, self._stuck.next_look(time.monotonic()))
             if self._polls_membership() or self._monitors_by_hook:
-                look_again = time.monotonic() + self._worker_group.spec.monitor_interval
-                deadline = min_of(deadline, look_again)
+                next_poll = time.monotonic() + self._worker_group.spec.monitor_interval
+                deadline = min_of(deadline, next_poll)
         self._wait(deadline, *descriptors)
 
     def _wait(self, deadline: float | None, *descriptors: int) -> None:
-        companions = self._companions
-        deadline = companions.next_deadline(deadline)
-        wait_for(deadline, self._signals.fileno(), *descriptors, *companions.descriptors())
-        companions.look(time.monotonic())
+        services = self._side_services
+        deadline = services.next_deadline(deadline)
+        wait_for(deadline, self._signals.fileno(), *descriptors, *services.descriptors())
+        services.look(time.monotonic())
 
     def _worker_events(self) -> list[Event]:
-        context, state = self._pcontext, self._machine.state
-        if context is None or state not in (State.RUNNING, State.STOPPING):
+        group, state = self._group, self._machine.state
+        if group is None or state not in (State.RUNNING, State.STOPPING):
             return []
-        exits = self._exits(context)
+        events = self._group_events(group)
         if state is State.STOPPING:
-            return [*exits, self._conclude_stop(context)] if context.stop_ended else [*exits]
-        stuck = self._stuck.look(time.monotonic(), context)
+            return events
+        stuck = self._stuck.look(time.monotonic(), group)
         if stuck:
             console.error(stuck)
             generation = self._machine.generation
-            return [*exits, supervision.WorkersUnhealthy(generation, stuck, retryable=False)]
-        if self._monitors_by_hook and all(ended.retryable for ended in exits):
+            return [*events, supervision.WorkersUnhealthy(generation, stuck, retryable=False)]
+        if self._monitors_by_hook and not any(is_hopeless(event) for event in events):
             return self._monitor()  # What an exit means is the hook's to say.
-        return [*exits]
+        return events
+
+    def _group_events(self, group: PContext) -> list[Event]:
+        generation = self._machine.generation
+        events: list[Event] = []
+        for one in group.poll_events(time.monotonic()):
+            match one:
+                case WorkerExit(rank=rank, failed=failed, retryable=retryable):
+                    self._side_services.watchdogs.ended(rank)
+                    self._reporter.worker_ended(rank, failed=failed)
+                    events.append(supervision.WorkerExited(generation, rank, failed, retryable))
+                case StopEnded(left_behind):
+                    self._keep_result(group)
+                    events.append(self._stopped(len(left_behind)))
+        return events
 
     # The stop: begun here, ended by an event of the loop.
 
     def _begin_stop(self, reason: StopReason, signum: int) -> Event | None:
-        context = self._pcontext
-        assert context is not None
+        assert self._group is not None
         self._previous = (self._worker_group.workers[0].world_size, reason.value)
         chosen = signal.Signals(signum) if signum else self._stop_signal
         if reason is StopReason.SIGNAL and self._shuts_down_by_hook:
             self._shut_down(chosen)
         elif reason not in (StopReason.SIGNAL, StopReason.SUCCEEDED) and self._stops_by_hook:
             self._stop_workers(self._worker_group)
-        context.begin_stop(chosen, self._shutdown_timeout, hopeless=self._stuck.ranks())
+        self._group.begin_stop(chosen, self._shutdown_timeout, hopeless=self._stuck.ranks())
         return None
 
-    def _conclude_stop(self, context: PContext) -> Event:
-        result = context.result()
+    def _keep_result(self, group: PContext) -> None:
+        result = group.result()
         workers = self._worker_group.workers
         self._result = RunResult(
             WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
             {workers[rank].global_rank: value for rank, value in result.return_values.items()},
             self._by_global_rank(result.failures),
         )
-        return self._stopped(len(context.left_behind))
 
     def _kill_workers(self) -> None:
-        if self._pcontext is not None:
-            self._pcontext.kill_now()
+        if self._group is not None:
+            self._group.kill_now()
 
     def _bring_down(self, signum: signal.Signals, grace_s: float) -> None:
         """Stop the workers and wait until nothing is left of them.
@@ -288,49 +300,40 @@ class LocalElasticAgent(SimpleElasticAgent):
         For hooks of subclasses, and for the end of a run that failed: the machine does not decide
         any more then, and any signal kills. What happens meanwhile waits in the queue.
         """
-        context = self._pcontext
-        if context is None or context.stop_ended:
+        group = self._group
+        if group is None or group.stop_ended:
             return
-        context.begin_stop(signum, grace_s, hopeless=self._stuck.ranks())
+        group.begin_stop(signum, grace_s, hopeless=self._stuck.ranks())
         interrupted = self._machine.interrupted
-        while not context.stop_ended:
-            self._wait(context.next_deadline(), context.fileno())
-            for ended in self._exits(context):
-                self._post(ended)
+        while not group.stop_ended:
+            self._wait(group.next_deadline(), group.fileno())
+            if self._abandoned:
+                group.poll_events(time.monotonic())
+            else:
+                for event in self._group_events(group):
+                    self._post(event)
             while (one := self._signals.take()) is not None:
                 if self._abandoned or (interrupted and one == signal.SIGINT):
-                    context.kill_now()
+                    group.kill_now()
                 else:
                     console.warning(signal_notice(self._machine, one, grace_s))
                 interrupted = interrupted or one == signal.SIGINT
                 self._post(supervision.SignalReceived(one))
 
     def _failures_so_far(self) -> dict[int, ProcessFailure]:
-        context = self._pcontext
-        if context is None or context.stop_ended:
+        group = self._group
+        if group is None or group.stop_ended:
             return self._result.failures
-        return self._by_global_rank(context.failures_so_far())
+        return self._by_global_rank(group.failures_so_far())
 
     def _by_global_rank(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
         workers = self._worker_group.workers
         return {
-            workers[rank].global_rank: self._companions.watchdogs.explain(
+            workers[rank].global_rank: self._side_services.watchdogs.explain(
                 self._stuck.explain(failure)
             )
             for rank, failure in failures.items()
         }
-
-    def _exits(self, context: PContext) -> list[supervision.WorkerExited]:
-        generation = self._machine.generation
-        exits = [
-            supervision.WorkerExited(generation, ended.rank, ended.failed, ended.retryable)
-            for ended in context.poll_events(time.monotonic())
-            if isinstance(ended, WorkerExit)
-        ]
-        for ended in exits:
-            self._companions.watchdogs.ended(ended.local_rank)
-            self._reporter.worker_ended(ended.local_rank, failed=ended.failed)
-        return exits
 
     def _obtain_keeper(self) -> Keeper | None:
         """Return the keeper of all generations; None where each start makes one of its own."""
@@ -347,11 +350,11 @@ class LocalElasticAgent(SimpleElasticAgent):
     # Where it waits for others than its own loop.
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        with self._companions.away("the rendezvous"):
+        with self._side_services.away("the rendezvous"):
             super()._rendezvous(worker_group)
 
     def _exit_barrier(self) -> None:
-        with self._companions.away("the other nodes' ends"):
+        with self._side_services.away("the other nodes' ends"):
             super()._exit_barrier()
 
     def _begin_preloads(self) -> None:
@@ -379,10 +382,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         keeper = self._obtain_keeper() if self._warm is not None else None
         if self._warm is not None and keeper is not None:
             # What the user's modules do as they are imported may take for ever.
-            with self._signals.raising(), self._companions.away("imports"):
+            with self._signals.raising(), self._side_services.away("imports"):
                 self._warm.await_ready(keeper)
 
-    def _release_context(self) -> None:
-        if self._pcontext is not None:
-            self._pcontext.release()
-            self._pcontext = None
+    def _release_group(self) -> None:
+        if self._group is not None:
+            self._group.release()
+            self._group = None
+
+
+def is_hopeless(event: Event) -> bool:
+    """Whether a worker ended in a way that a new start would only repeat."""
+    return isinstance(event, supervision.WorkerExited) and not event.retryable
