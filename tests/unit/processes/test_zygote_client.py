@@ -74,7 +74,7 @@ def test_workers_are_warm(nest: Nest) -> None:
 def test_a_zygote_that_dies_idle_is_started_again(
     nest: Nest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(2 * client.FAULTS_MAX):
+    for _ in range(2 * client.LOSSES_MAX):
         first = killed(nest)
         revived(nest)
         assert nest.warm.pids()[0] != first
@@ -85,7 +85,7 @@ def test_a_zygote_that_dies_idle_is_started_again(
 def test_one_that_dies_again_and_again_is_done_without(
     nest: Nest, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for _ in range(client.FAULTS_MAX):
+    for _ in range(client.LOSSES_MAX):
         killed(nest)
         revived(nest)
     assert not nest.warm.takes(nest.argv, nest.env, {})
