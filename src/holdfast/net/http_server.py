@@ -1,320 +1,440 @@
-"""A web server for figures and probes: one short question, one answer, and the connection ends.
+"""An HTTP server for probes, figures and control: one request, one response, then the end.
 
-The one thing to know: whoever connects may be anybody, and gets no more of us than is written here.
-A request has `REQUEST_BYTES_MAX`, an exchange `EXCHANGE_S` from the first byte to the last, and
-when one more comes than there may be, the oldest has to go. All of it happens in one thread that
-never waits for a single client, so that one that is slow or talks nonsense is nobody's trouble.
+Whoever connects may be anybody and gets no more of this process than is written here. A request has
+`HEAD_BYTES_MAX` and the server's limit for its body, and `EXCHANGE_S` to arrive; a response has the
+same time to be taken. When one more client comes than there may be, the oldest that is not being
+answered has to go. One thread does all reading and writing and never waits for a single client, so
+a slow or confused one is nobody else's trouble.
+
+`respond` is called in that thread and must not block, unless the server was made with `in_threads`:
+then each call has a thread of its own.
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import select
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
+from holdfast.net import addresses, listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Answer = tuple[int, str, bytes]
-    """A status, the type of what comes with it, and that itself."""
-
-REQUEST_BYTES_MAX = 8 * 1024
+HEAD_BYTES_MAX = 8 * 1024
 CONNECTIONS_MAX = 32
 EXCHANGE_S = 5.0
-"""From the connection until it is closed; where nothing is wrong that takes milliseconds."""
-NO_ROOM_S = 0.2  # The wait when this process has no descriptor left.
-STOP_S = 5.0  # How long `close` waits for the thread; only an `answer` that hangs needs it all.
-READ_BYTES = 4096
+"""For a request to arrive, and again for its response to be taken; milliseconds if all is well."""
+NO_DESCRIPTOR_S = 0.2  # The pause when this process has no descriptor left.
+STOP_S = 5.0  # How long `close` waits for the thread; only a `respond` that hangs needs it all.
+READ_BYTES = 64 * 1024
 BACKLOG = 128
 
 PLAIN = "text/plain; charset=utf-8"
 REASONS = {
     200: "OK",
+    201: "Created",
     400: "Bad Request",
     404: "Not Found",
     405: "Method Not Allowed",
+    411: "Length Required",
+    413: "Content Too Large",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
     505: "HTTP Version Not Supported",
 }
 
+_serving: weakref.WeakSet[HttpServer] = weakref.WeakSet()
+
+
+class HttpRequest(NamedTuple):
+    """One request, checked."""
+
+    method: str
+    path: str
+    query: str = ""
+    """What follows the first `?`, as it came."""
+    body: bytes = b""
+
+
+class HttpResponse(NamedTuple):
+    """What a client gets."""
+
+    status: int
+    content_type: str
+    content: bytes
+
+
+def listen_tcp(host: str, port: int, *, name: str, host_name: str = "") -> socket.socket:
+    """Return a listening socket, on every address if `host` is empty; port 0 is any free one.
+
+    Raises `EnvironmentProblem`; `name` and `host_name` are what the user calls port and host.
+    """
+    try:
+        found = addresses.resolve(host, port) if host else listening.everywhere(port)
+        return listening.listen(found[:2], BACKLOG)
+    except OSError as problem:
+        reason = problem.strerror or str(problem)
+        if host_name and (
+            isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL
+        ):
+            raise EnvironmentProblem(
+                f"{host_name}: cannot listen at {host}: {reason}",
+                hint="give an address of this host, or leave it out",
+            ) from None
+        raise EnvironmentProblem(
+            f"{name}: cannot listen at {host or '*'}, port {port}: {reason}",
+            hint="free the port, choose another, or 0 for any that is free",
+        ) from None
+
 
 class HttpServer:
-    """Answers GET and HEAD from `start` until `close`.
+    """Serves at a listening socket, which it owns, from now until `close`.
 
-    `answer` gets the path, without what comes after a `?`, and returns status, content type and
-    body. It is called in the server's thread, and must not wait: meanwhile nobody is served. One
-    that raises is told of once, and whoever asked gets a 500. `name` is how the person knows it,
-    and `host_name` what the person calls the host, if there is a choice.
+    A `respond` that raises is reported once, and the client gets a 500. `admit` is asked about each
+    connection; one that it turns down is closed without a word. Requests with a method other than
+    `methods` get a 405, and those with a larger body than `body_bytes_max` a 413.
     """
 
     def __init__(
         self,
-        host: str,
-        port: int,
-        answer: Callable[[str], Answer],
+        listener: socket.socket,
+        respond: Callable[[HttpRequest], HttpResponse],
         *,
         name: str = "http",
-        host_name: str = "",
+        methods: tuple[str, ...] = ("GET", "HEAD"),
+        body_bytes_max: int = 0,
+        connections_max: int = CONNECTIONS_MAX,
+        in_threads: bool = False,
+        admit: Callable[[socket.socket], bool] | None = None,
     ) -> None:
-        self.host = host
-        self.port = port
-        """Where it listens; 0 until `start` chooses one that is free."""
-        self._answer = answer
-        self._name = name
-        self._host_name = host_name
-        self._listener: socket.socket | None = None
-        self._lifeline: socket.socket | None = None
-        self._thread: threading.Thread | None = None
-        self._blamed = False
-
-    def start(self) -> None:
-        """Listen, and serve from now on; raise `EnvironmentProblem` if that cannot be."""
-        if self._thread is not None:
-            return
-        try:
-            listener = _listen(self.host, self.port)
-        except OSError as problem:
-            bad_host = isinstance(problem, socket.gaierror) or problem.errno == errno.EADDRNOTAVAIL
-            if bad_host and self._host_name:
-                raise EnvironmentProblem(
-                    f"{self._host_name}: cannot listen at {self.host}: "
-                    f"{problem.strerror or problem}",
-                    hint="give an address of this host, or leave it out",
-                ) from None
-            raise EnvironmentProblem(
-                f"{self._name}: cannot listen at {self.host or '*'}, port {self.port}: "
-                f"{problem.strerror or problem}",
-                hint="free the port, choose another, or 0 for any that is free",
-            ) from None
-        self.port = listener.getsockname()[1]
-        self._lifeline, lifeline = socket.socketpair()
-        serving = _Serving(listener, lifeline, self._respond)
         self._listener = listener
+        self._respond = respond
+        self._name = name
+        self._methods = methods
+        self._body_bytes_max = body_bytes_max
+        self._connections_max = connections_max
+        self._in_threads = in_threads
+        self._admit = admit
+        self._blamed = False
+        self._exchanges: dict[int, _Exchange] = {}  # By descriptor, the oldest first.
+        self._accept_at: float | None = None
+        self._answered: deque[tuple[_Exchange, bytes]] = deque()  # By threads of `in_threads`.
+        self._finish_by: float | None = None  # Set when the server is to end.
+        self._wakes, self._wake = socket.socketpair()
+        self._poll = select.poll()
+        listener.setblocking(False)  # noqa: FBT003 (the name says it)
         self._thread = threading.Thread(
-            target=serving.run, name=f"holdfast-{self._name.strip('-')}", daemon=True
+            target=self._run, name=f"holdfast-{name.strip('-')}", daemon=True
         )
+        _serving.add(self)
         self._thread.start()
 
-    def close(self) -> None:
-        """End every exchange and free the port. May be called at any time, also twice."""
-        thread, self._thread = self._thread, None
-        if thread is None:
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._listener.getsockname()[1])
+
+    def close(self, finish_s: float = 0.0) -> None:
+        """Accept nobody more, end all exchanges, and free the port; may be called twice.
+
+        Responses that are under way have `finish_s` to be finished.
+        """
+        if self not in _serving:
             return
-        assert self._listener is not None
-        assert self._lifeline is not None
-        _hang_up(self._lifeline)  # The thread sees that, and closes all that it has.
-        thread.join(STOP_S)
-        if thread.is_alive():  # It hangs in `answer`: nobody new comes to it, at least.
-            _shut(self._listener)
+        _serving.discard(self)
+        self._finish_by = time.monotonic() + finish_s
+        self._wake_up()
+        if self._thread is not threading.current_thread():
+            self._thread.join(finish_s + STOP_S)
+        if self._thread.is_alive():  # It hangs in `respond`: nobody new gets to it, at least.
+            _shut(self._listener, socket.SHUT_RDWR)
 
-    def _respond(self, head: bytes) -> bytes:
-        """Return all that is sent for a request."""
-        method, path, status = _understand(head)
-        if status:
-            return _response(status, PLAIN, f"{REASONS[status]}\n".encode())
-        try:
-            found = self._answer(path)
-        except Exception as problem:  # noqa: BLE001 (a figure that fails must not end the server)
-            if not self._blamed:
-                self._blamed = True
-                console.warning(f"{self._name}: {path}: {type(problem).__name__}: {problem}")
-            found = 500, PLAIN, b"Internal Server Error\n"
-        return _response(*found, with_body=method != "HEAD")
+    def abandon(self) -> None:
+        """Close a forked child's copies: they would keep the sockets open after the parent."""
+        self._listener.close()
+        self._wakes.close()
+        self._wake.close()
+        for exchange in self._exchanges.values():
+            exchange.socket.close()
 
+    # In the thread.
 
-def _understand(head: bytes) -> tuple[str, str, int]:
-    """Return the method and the path of a request, and a status if it is to be refused."""
-    words = head.split(b"\n", 1)[0].rstrip(b"\r").split(b" ")
-    if len(words) != 3 or not words[2].startswith(b"HTTP/"):
-        return "", "", 400
-    method, target, version = words
-    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
-        return "", "", 505
-    if method not in (b"GET", b"HEAD"):
-        return "", "", 405
-    if not target.startswith(b"/") or any(not 0x21 <= one <= 0x7E for one in target):
-        return "", "", 400
-    return method.decode(), target.partition(b"?")[0].decode(), 0
-
-
-def _response(status: int, kind: str, body: bytes, *, with_body: bool = True) -> bytes:
-    head = (
-        f"HTTP/1.1 {status} {REASONS.get(status, 'Status')}\r\n"
-        f"Content-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
-        + ("Allow: GET, HEAD\r\n" if status == 405 else "")
-        + "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode("latin-1") + (body if with_body else b"")
-
-
-class _Exchange:
-    """One connection: first its request is read, then the answer is sent, then it hangs up."""
-
-    __slots__ = ("request", "since", "socket", "unsent")
-
-    def __init__(self, peer: socket.socket, since: float) -> None:
-        self.socket = peer
-        self.since = since
-        self.request = bytearray()
-        self.unsent: memoryview | None = None
-        """What is left of the answer; None while there is none, empty once all is sent."""
-
-
-class _Serving:
-    """The thread: the listening socket and the exchanges, the oldest first."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        lifeline: socket.socket,
-        respond: Callable[[bytes], bytes],
-    ) -> None:
-        self._listener = listener
-        self._lifeline = lifeline
-        self._respond = respond
-        self._poll = select.poll()
-        self._exchanges: dict[int, _Exchange] = {}
-        self._accept_at: float | None = None
-
-    def run(self) -> None:
-        self._poll.register(self._lifeline, select.POLLIN)
+    def _run(self) -> None:
+        self._poll.register(self._wakes, select.POLLIN)
         self._poll.register(self._listener, select.POLLIN)
         try:
             while self._turn():
                 pass
         finally:
-            for number in [*self._exchanges]:
-                self._end(number)
-            self._lifeline.close()
-            _hang_up(self._listener)
+            for exchange in [*self._exchanges.values()]:
+                self._end(exchange)
+            _close(self._listener)
+            self._wakes.close()
+            self._wake.close()
 
     def _turn(self) -> bool:
-        """Serve whoever can be served now, or wait until someone can be; false is the end."""
-        wants_in = False
-        for descriptor, _ in self._poll.poll(self._patience_ms()):
-            if descriptor == self._lifeline.fileno():
-                return False
+        """Serve whoever can be served, or wait until someone can be; False at the end."""
+        has_newcomers = False
+        for descriptor, _ in self._poll.poll(self._timeout_ms()):
+            if descriptor == self._wakes.fileno():
+                self._wakes.recv(READ_BYTES)
             elif descriptor in self._exchanges:
-                self._serve(descriptor)
+                self._serve(self._exchanges[descriptor])
             else:
-                wants_in = True
+                has_newcomers = True
+        while self._answered:
+            exchange, response = self._answered.popleft()
+            if exchange.socket.fileno() in self._exchanges:
+                self._start_sending(exchange, response)
         now = time.monotonic()
-        for number, exchange in [*self._exchanges.items()]:
-            if now - exchange.since < EXCHANGE_S:
-                break
-            self._end(number)
+        for exchange in [*self._exchanges.values()]:
+            if exchange.deadline is not None and now >= exchange.deadline:
+                self._end(exchange)
+        if self._finish_by is not None:
+            for exchange in [*self._exchanges.values()]:
+                if exchange.unsent is None and exchange.deadline is not None:
+                    self._end(exchange)  # It has not asked yet.
+            return bool(self._exchanges) and now < self._finish_by
         if self._accept_at is not None and now >= self._accept_at:
             self._accept_at = None
             self._poll.modify(self._listener, select.POLLIN)
-        if wants_in:
+        if has_newcomers:
             self._accept(now)
         return True
 
-    def _patience_ms(self) -> float | None:
-        until = self._accept_at
-        for exchange in self._exchanges.values():
-            end = exchange.since + EXCHANGE_S
-            until = end if until is None else min(until, end)
-            break
-        return None if until is None else max(0.0, until - time.monotonic()) * 1000 + 1
+    def _timeout_ms(self) -> float | None:
+        times = [one.deadline for one in self._exchanges.values() if one.deadline is not None]
+        times += [one for one in (self._accept_at, self._finish_by) if one is not None]
+        return max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
 
     def _accept(self, now: float) -> None:
-        """Let one in, so that those who are here have their turn before the next."""
+        """Accept one, so that those who are here have their turn before the next."""
         try:
-            peer, _ = self._listener.accept()
+            client, _ = self._listener.accept()
         except OSError as problem:
             if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                self._accept_at = now + NO_ROOM_S
+                self._accept_at = now + NO_DESCRIPTOR_S
                 self._poll.modify(self._listener, 0)
             return
-        if len(self._exchanges) >= CONNECTIONS_MAX:
-            self._end(next(iter(self._exchanges)))
-        peer.setblocking(False)  # noqa: FBT003 (the name says it)
-        number = peer.fileno()
-        self._exchanges[number] = _Exchange(peer, now)
-        self._poll.register(number, select.POLLIN)
-        self._serve(number)
+        if self._admit is not None and not self._admit(client):
+            client.close()
+            return
+        client.setblocking(False)  # noqa: FBT003 (the name says it)
+        exchange = _Exchange(client, now + EXCHANGE_S)
+        full = len(self._exchanges) >= self._connections_max
+        if full:
+            idle = (one for one in self._exchanges.values() if one.deadline is not None)
+            oldest = next(idle, None)
+            if oldest is not None:
+                self._end(oldest)
+                full = False
+        self._exchanges[client.fileno()] = exchange
+        self._poll.register(client, select.POLLIN)
+        if full:
+            self._start_sending(exchange, _failure(503))
+        else:
+            self._serve(exchange)
 
-    def _serve(self, number: int) -> None:
-        exchange = self._exchanges[number]
+    def _serve(self, exchange: _Exchange) -> None:
         try:
             if exchange.unsent:
-                self._send(number, exchange)
+                self._send(exchange)
             else:
-                self._read(number, exchange)
+                self._read(exchange)
         except BlockingIOError:
-            pass  # It will be told of when there is more.
+            pass  # There will be more.
         except OSError:
-            self._end(number)
+            self._end(exchange)
 
-    def _read(self, number: int, exchange: _Exchange) -> None:
+    def _read(self, exchange: _Exchange) -> None:
         data = exchange.socket.recv(READ_BYTES)
-        if not data:
-            self._end(number)
-        elif exchange.unsent is None:
-            request = exchange.request
-            request += data
-            ends = [at for at in (request.find(b"\r\n\r\n"), request.find(b"\n\n")) if at >= 0]
-            if ends:
-                answer = self._respond(bytes(request[: min(ends)]))
-            elif len(request) >= REQUEST_BYTES_MAX:
-                answer = _response(431, PLAIN, b"Request Header Fields Too Large\n")
-            else:
-                return
-            exchange.unsent = memoryview(answer)
-            self._send(number, exchange)
+        if exchange.unsent is not None or exchange.deadline is None:
+            if not data:  # What a client says after its request is dropped.
+                self._end(exchange)
+            return
+        received = exchange.received
+        received += data
+        head_bytes, body_at = _find_head(received)
+        if head_bytes < 0:
+            if not data:
+                self._end(exchange)
+            elif len(received) >= HEAD_BYTES_MAX:
+                self._start_sending(exchange, _failure(431))
+            return
+        request, length, status = parse_head(bytes(received[:head_bytes]), self._methods)
+        if not status and length > self._body_bytes_max:
+            # Of what has no use for a body, one is ignored.
+            status, length = (413, 0) if self._body_bytes_max else (0, 0)
+        if status:
+            self._start_sending(exchange, _failure(status, self._methods))
+        elif len(received) - body_at >= length:
+            body = bytes(received[body_at : body_at + length])
+            self._answer(exchange, request._replace(body=body))
+        elif not data:
+            text = f"{len(received) - body_at} bytes came of {length}\n"
+            self._start_sending(exchange, _encode(HttpResponse(400, PLAIN, text.encode())))
 
-    def _send(self, number: int, exchange: _Exchange) -> None:
+    def _answer(self, exchange: _Exchange, request: HttpRequest) -> None:
+        if not self._in_threads:
+            self._start_sending(exchange, self._response_to(request))
+            return
+
+        def answer() -> None:
+            self._answered.append((exchange, self._response_to(request)))
+            self._wake_up()
+
+        exchange.deadline = None  # However long it takes.
+        self._poll.unregister(exchange.socket)
+        thread = threading.Thread(target=answer, name=self._thread.name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # There are no more threads to be had.
+            self._start_sending(exchange, _failure(503))
+
+    def _response_to(self, request: HttpRequest) -> bytes:
+        try:
+            response = self._respond(request)
+        except Exception as problem:  # noqa: BLE001 (a fault there must not end the server)
+            if not self._blamed:
+                self._blamed = True
+                console.warning(
+                    f"{self._name}: {request.path}: {type(problem).__name__}: {problem}"
+                )
+            return _failure(500)
+        return _encode(response, with_content=request.method != "HEAD")
+
+    def _start_sending(self, exchange: _Exchange, response: bytes) -> None:
+        if exchange.deadline is None:
+            self._poll.register(exchange.socket, 0)
+        exchange.unsent = memoryview(response)
+        exchange.deadline = time.monotonic() + EXCHANGE_S
+        try:
+            self._send(exchange)
+        except OSError:
+            self._end(exchange)
+
+    def _send(self, exchange: _Exchange) -> None:
         assert exchange.unsent is not None
         try:
             exchange.unsent = exchange.unsent[exchange.socket.send(exchange.unsent) :]
         except BlockingIOError:
             pass
         if exchange.unsent:
-            self._poll.modify(number, select.POLLOUT)
+            self._poll.modify(exchange.socket, select.POLLOUT)
         else:
-            # Only once the client is done as well is it closed: what it still sends would
-            # otherwise make the kernel throw away an answer that is on its way.
+            # It is closed once the client is done as well: what that still sends would otherwise
+            # make the kernel discard a response that is on its way.
             exchange.socket.shutdown(socket.SHUT_WR)
-            self._poll.modify(number, select.POLLIN)
+            self._poll.modify(exchange.socket, select.POLLIN)
 
-    def _end(self, number: int) -> None:
-        self._poll.unregister(number)
-        _hang_up(self._exchanges.pop(number).socket)
+    def _end(self, exchange: _Exchange) -> None:
+        del self._exchanges[exchange.socket.fileno()]
+        if exchange.deadline is not None:
+            self._poll.unregister(exchange.socket)
+        _close(exchange.socket)
 
-
-def _listen(host: str, port: int) -> socket.socket:
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    found.sort(key=lambda one: one[0] != socket.AF_INET)
-    family, _, _, _, address = found[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        listener.setblocking(False)  # noqa: FBT003 (the name says it)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
+    def _wake_up(self) -> None:
+        try:
+            self._wake.send(b"\0")
+        except OSError:
+            pass  # The server has ended.
 
 
-def _hang_up(peer: socket.socket) -> None:
+class _Exchange:
+    """One connection: its request is read, then the response is sent, then it is closed."""
+
+    __slots__ = ("deadline", "received", "socket", "unsent")
+
+    def __init__(self, client: socket.socket, deadline: float) -> None:
+        self.socket = client
+        self.deadline: float | None = deadline
+        """None while a thread works on the response."""
+        self.received = bytearray()
+        self.unsent: memoryview | None = None
+        """What is left of the response; None while there is none, empty once all is sent."""
+
+
+def parse_head(head: bytes, methods: tuple[str, ...]) -> tuple[HttpRequest, int, int]:
+    """Return a request, the length of its body, and a status if it is to be refused."""
+    lines = head.split(b"\n")
+    words = lines[0].rstrip(b"\r").split(b" ")
+    nothing = HttpRequest("", "")
+    if len(words) != 3 or not words[2].startswith(b"HTTP/"):
+        return nothing, 0, 400
+    method, target, version = words
+    if version not in (b"HTTP/1.1", b"HTTP/1.0"):
+        return nothing, 0, 505
+    if method.decode("latin-1") not in methods:
+        return nothing, 0, 405
+    if not target.startswith(b"/") or any(not 0x21 <= one <= 0x7E for one in target):
+        return nothing, 0, 400
+    path, _, query = target.decode().partition("?")
+    length = b"0"
+    for line in lines[1:]:
+        name, _, value = line.partition(b":")
+        match name.strip().lower():
+            case b"content-length":
+                length = value.strip()
+            case b"transfer-encoding":
+                return nothing, 0, 411
+    if not length.isdigit():
+        return nothing, 0, 411
+    # More digits than Python turns into a number are too many bytes all the same.
+    return HttpRequest(method.decode(), path, query), int(length[:20]), 0
+
+
+def _find_head(received: bytearray) -> tuple[int, int]:
+    """Return where the head of a request ends and its body begins; -1 if it has not come yet."""
+    ends = [
+        (at, at + len(mark)) for mark in (b"\r\n\r\n", b"\n\n") if (at := received.find(mark)) >= 0
+    ]
+    return min(ends, default=(-1, -1))
+
+
+def _failure(status: int, methods: tuple[str, ...] = ()) -> bytes:
+    response = HttpResponse(status, PLAIN, f"{REASONS[status]}\n".encode())
+    return _encode(response, allow=methods if status == 405 else ())
+
+
+def _encode(
+    response: HttpResponse, *, with_content: bool = True, allow: tuple[str, ...] = ()
+) -> bytes:
+    head = (
+        f"HTTP/1.1 {response.status} {REASONS.get(response.status, 'Status')}\r\n"
+        f"Content-Type: {response.content_type}\r\nContent-Length: {len(response.content)}\r\n"
+        + (f"Allow: {', '.join(allow)}\r\n" if allow else "")
+        + "Cache-Control: no-store\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("latin-1", "replace") + (response.content if with_content else b"")
+
+
+def _close(one: socket.socket) -> None:
     """Close a socket, even if a process that was forked just now has a copy of it."""
-    _shut(peer)
-    peer.close()
+    _shut(one, socket.SHUT_RDWR)
+    one.close()
 
 
-def _shut(peer: socket.socket) -> None:
+def _shut(one: socket.socket, how: int) -> None:
     try:
-        peer.shutdown(socket.SHUT_RDWR)
+        one.shutdown(how)
     except OSError:
         pass  # The other side was first.
+
+
+def _abandon_all() -> None:
+    for server in [*_serving]:
+        server.abandon()
+    _serving.clear()
+
+
+os.register_at_fork(after_in_child=_abandon_all)

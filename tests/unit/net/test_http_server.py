@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.net import http_server
-from holdfast.net.http_server import HttpServer
+from holdfast.net.http_server import HttpRequest, HttpResponse, HttpServer, listen_tcp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,21 +23,24 @@ PATIENCE_S = 20.0
 PIECES = (b"GET", b"HEAD", b" ", b"/", b"a", b"?", b"HTTP/1.1", b"\r", b"\n", b"\xff", b"\t")
 
 
-def answer(path: str) -> tuple[int, str, bytes]:
-    match path:
+def respond(request: HttpRequest) -> HttpResponse:
+    match request.path:
         case "/figures":
-            return 200, "text/plain", b"one 1\n"
+            return HttpResponse(200, "text/plain", b"one 1\n")
         case "/long":
-            return 200, "text/plain", LONG
+            return HttpResponse(200, "text/plain", LONG)
         case "/broken":
             raise ValueError("no figures today")
-    return 404, "text/plain", b"not here\n"
+    return HttpResponse(404, "text/plain", b"not here\n")
+
+
+def serve(host: str = "127.0.0.1", port: int = 0) -> HttpServer:
+    return HttpServer(listen_tcp(host, port, name="test"), respond, name="test")
 
 
 @pytest.fixture
 def server() -> Iterator[HttpServer]:
-    serving = HttpServer("127.0.0.1", 0, answer, name="test")
-    serving.start()
+    serving = serve()
     yield serving
     serving.close()
 
@@ -98,7 +101,7 @@ def test_an_unknown_path_is_what_the_answer_says(server: HttpServer) -> None:
         (b"GET /fig\x00ures HTTP/1.1\r\n\r\n", b"400"),
         (b"\x16\x03\x01\x02\n\n", b"400"),
         (b"GET /figures HTTP/1.0\n\n", b"200"),
-        (b"GET /" + b"a" * http_server.REQUEST_BYTES_MAX, b"431"),
+        (b"GET /" + b"a" * http_server.HEAD_BYTES_MAX, b"431"),
     ],
 )
 def test_what_is_no_proper_question_is_refused(
@@ -110,14 +113,15 @@ def test_what_is_no_proper_question_is_refused(
 
 @given(st.one_of(st.binary(max_size=60), st.lists(st.sampled_from(PIECES)).map(b"".join)))
 def test_whatever_comes_is_a_question_or_refused(head: bytes) -> None:
-    method, path, status = http_server._understand(head)
+    request, length, status = http_server.parse_head(head, ("GET", "HEAD"))
+    assert length >= 0
     if status:
         assert status in http_server.REASONS
     else:
-        assert method in ("GET", "HEAD")
-        assert path.startswith("/")
-        assert path.isascii()
-        assert path.isprintable()
+        assert request.method in ("GET", "HEAD")
+        assert request.path.startswith("/")
+        assert request.path.isascii()
+        assert request.path.isprintable()
 
 
 def test_an_answer_that_raises_is_told_of_once(
@@ -185,32 +189,23 @@ def test_close_ends_what_is_open_and_frees_the_port(server: HttpServer) -> None:
         server.close()
         assert waiting.recv(1) == b""
     server.close()
-    again = HttpServer("127.0.0.1", port, answer)
-    again.start()
-    again.close()
-
-
-def test_one_that_never_started_may_be_closed() -> None:
-    HttpServer("127.0.0.1", 0, answer).close()
+    serve(port=port).close()
 
 
 def test_a_port_in_use_is_one_line_that_says_what_to_do(server: HttpServer) -> None:
-    second = HttpServer("127.0.0.1", server.port, answer, name="--metrics-port")
-    with pytest.raises(EnvironmentProblem, match=r"^--metrics-port: cannot listen") as e:
-        second.start()
-    assert "0 for any that is free" in str(e.value)
-    second.close()
+    with pytest.raises(EnvironmentProblem, match="--metrics-port") as caught:
+        listen_tcp("127.0.0.1", server.port, name="--metrics-port")
+    assert caught.value.hint
 
 
 def test_a_host_that_is_not_ours_is_a_line_as_well() -> None:
-    with pytest.raises(EnvironmentProblem, match=r"cannot listen at 203\.0\.113\.7"):
-        HttpServer("203.0.113.7", 0, answer).start()
+    with pytest.raises(EnvironmentProblem, match=r"--metrics-addr.*203\.0\.113\.7"):
+        listen_tcp("203.0.113.7", 0, name="--metrics-port", host_name="--metrics-addr")
 
 
 @pytest.mark.parametrize("host", ["", "::", "localhost"])
 def test_it_listens_where_it_is_told(host: str) -> None:
-    everywhere = HttpServer(host, 0, answer)
-    everywhere.start()
+    everywhere = serve(host)
     assert ask(everywhere, "/figures")[0] == 200
     everywhere.close()
 
@@ -221,13 +216,12 @@ def test_an_answer_that_hangs_does_not_keep_close_for_ever(
     monkeypatch.setattr(http_server, "STOP_S", 0.05)
     asked, go_on = threading.Event(), threading.Event()
 
-    def hangs(path: str) -> tuple[int, str, bytes]:
+    def hangs(_request: HttpRequest) -> HttpResponse:
         asked.set()
         go_on.wait(PATIENCE_S)
-        return 200, "text/plain", b""
+        return HttpResponse(200, "text/plain", b"")
 
-    serving = HttpServer("127.0.0.1", 0, hangs)
-    serving.start()
+    serving = HttpServer(listen_tcp("127.0.0.1", 0, name="test"), hangs)
     with connect(serving) as client:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert asked.wait(PATIENCE_S)

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import math
 import re
-import socket
 import time
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.net.http_server import PLAIN, HttpServer
+from holdfast.net.http_server import PLAIN, HttpRequest, HttpResponse, HttpServer, listen_tcp
 from holdfast.observe.lifecycle import (
     GenerationStarted,
     GenerationStopped,
@@ -123,11 +122,8 @@ class HealthCheckServer:
         """Listen from now on; raise `EnvironmentProblem` if the port cannot be had."""
         if self._server is not None:
             return
-        server = HttpServer(
-            self._host or every_address(), self._port, self._answer, name=self._name
-        )
-        server.start()
-        self._server = server
+        listener = listen_tcp(self._host, self._port, name=self._name)
+        self._server = server = HttpServer(listener, self._respond, name=self._name)
         say = console.info if self._port else console.notice
         say(f"health checks at port {server.port}")
 
@@ -147,17 +143,18 @@ class HealthCheckServer:
         """Where it listens; 0 before `start` if any port will do."""
         return self._server.port if self._server is not None else self._port
 
-    def _answer(self, path: str) -> tuple[int, str, bytes]:
+    def _respond(self, request: HttpRequest) -> HttpResponse:
+        path = request.path
         if path in LIVENESS:
             reason = self._why_dead()
         elif path == READINESS:
             reason = self._why_dead() or self._why_unready()
         else:
             known = ", ".join((*LIVENESS[1:], READINESS))
-            return 404, PLAIN, f"nothing is here; probes: {known}\n".encode()
+            return HttpResponse(404, PLAIN, f"nothing is here; probes: {known}\n".encode())
         if reason:
-            return 503, PLAIN, f"{_one_line(reason)}\n".encode()
-        return 200, PLAIN, b"ok\n"
+            return HttpResponse(503, PLAIN, f"{_one_line(reason)}\n".encode())
+        return HttpResponse(200, PLAIN, b"ok\n")
 
     def _why_dead(self) -> str:
         try:
@@ -224,18 +221,6 @@ def _timeout_from(environ: Mapping[str, str]) -> float:
         console.warning(f"{TIMEOUT_VARIABLE}={given!r} is no number of seconds: it is {TIMEOUT_S}")
         return TIMEOUT_S
     return seconds
-
-
-def every_address() -> str:
-    """Return the address that takes connections to all others, of both kinds where that can be."""
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as trial:
-            if trial.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY):
-                return "0.0.0.0"  # noqa: S104 (see the top: a probe comes to the pod's address)
-            trial.bind(("::", 0))
-    except OSError:
-        return "0.0.0.0"  # noqa: S104 (a machine without IPv6)
-    return "::"
 
 
 def _one_line(text: str) -> str:

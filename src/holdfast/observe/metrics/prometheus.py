@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast import console
-from holdfast.net.http_server import PLAIN, HttpServer
+from holdfast.net.endpoints import format_endpoint
+from holdfast.net.http_server import PLAIN, HttpRequest, HttpResponse, HttpServer, listen_tcp
 from holdfast.observe.metrics.families import CONTENT_TYPE, render
 
 if TYPE_CHECKING:
@@ -32,35 +33,35 @@ class MetricsEndpoint:
         self, collect: Callable[[], Iterable[Family]], *, host: str = LOOPBACK, port: int = 0
     ) -> None:
         self._collect = collect
-        self._server = HttpServer(
-            host or LOOPBACK,
-            port,
-            self._answer,
-            name="--metrics-port",
-            host_name="--metrics-addr",
-        )
+        self._host = host or LOOPBACK
+        self._port = port
+        self._server: HttpServer | None = None
 
     @property
     def port(self) -> int:
         """Where it listens, once started."""
-        return self._server.port
+        return self._server.port if self._server is not None else self._port
 
     @property
     def url(self) -> str:
         """What to fetch."""
-        host = self._server.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}{PATH}"
+        return f"http://{format_endpoint(self._host, self.port)}{PATH}"
 
     def start(self) -> None:
         """Serve from now on; raise `EnvironmentProblem` if the port cannot be had."""
-        self._server.start()
+        name = "--metrics-port"
+        listener = listen_tcp(self._host, self._port, name=name, host_name="--metrics-addr")
+        self._server = HttpServer(listener, self._respond, name=name)
         console.notice(f"metrics: {self.url}")
 
     def close(self) -> None:
         """Free the port."""
-        self._server.close()
+        if self._server is not None:
+            self._port = self._server.port
+            self._server.close()
+            self._server = None
 
-    def _answer(self, path: str) -> tuple[int, str, bytes]:
-        if path != PATH:
-            return 404, PLAIN, f"only {PATH} is here\n".encode()
-        return 200, CONTENT_TYPE, render(self._collect())
+    def _respond(self, request: HttpRequest) -> HttpResponse:
+        if request.path != PATH:
+            return HttpResponse(404, PLAIN, f"only {PATH} is here\n".encode())
+        return HttpResponse(200, CONTENT_TYPE, render(self._collect()))
