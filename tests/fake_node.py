@@ -6,6 +6,8 @@ so that whole worlds of them can be copied and compared. Its workers start the m
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from holdfast.core.protocol import (
@@ -19,10 +21,13 @@ from holdfast.core.protocol import (
     View,
 )
 
+if TYPE_CHECKING:
+    from holdfast.core.ranks import RankOrder
+
 RUN = "run"
 
 
-def a_job_of(least: int, most: int, **more: float | str) -> JobSettings:
+def a_job_of(least: int, most: int, **more: float | RankOrder) -> JobSettings:
     """Return the settings of a job with so many nodes."""
     return msgspec.structs.replace(JobSettings(min_nodes=least, max_nodes=most), **more)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from holdfast.core.protocol import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX, Failure, JobSettings
+from holdfast.core.ranks import RankOrder
 from holdfast.wire import limits
-from holdfast.wire.checking import ORDERS
 from holdfast.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ LENGTH_MAX = 12
 
 printable = st.characters(exclude_categories=["C", "Z"])
 any_text = st.characters(exclude_categories=["Cs"])
-COUNTED_MIN, COUNTED_MAX = -1, limits.SAID_MAX
+COUNTED_MIN, COUNTED_MAX = -1, limits.REPORTED_COUNTER_MAX
 counts = st.integers(COUNTED_MIN, COUNTED_MAX)
 nodes = st.integers(0, limits.NODES_MAX)
 
@@ -46,7 +46,7 @@ RANGES: dict[str, SearchStrategy[Any]] = {
     "present": nodes,
     "needed": nodes,
     "spares": nodes,
-    "restarts": st.integers(0, limits.SAID_MAX),
+    "restarts": st.integers(0, limits.REPORTED_COUNTER_MAX),
     "first_rank": st.integers(0, limits.WORLD_SIZE_MAX),
     "world_size": st.integers(0, limits.WORLD_SIZE_MAX),
     "first_role_rank": st.integers(0, limits.WORLD_SIZE_MAX),
@@ -60,7 +60,7 @@ RANGES: dict[str, SearchStrategy[Any]] = {
     "settle_s": st.floats(0, limits.SETTLE_S_MAX),
     "silence_s": st.floats(0, limits.AWAY_S_MAX),
     "away_s": st.floats(0, limits.AWAY_S_MAX),
-    "order": st.sampled_from(ORDERS),
+    "order": st.sampled_from(RankOrder),
     **dict.fromkeys(["host", "role", "label", "address", "master_addr"], names(0, 255)),
 }
 

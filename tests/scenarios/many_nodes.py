@@ -28,7 +28,7 @@ from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core import session as ms
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
-from holdfast.core.machine import Event, InvalidEvent
+from holdfast.core.machine import TICK, Event, InvalidEvent
 from holdfast.core.protocol import (
     Ack,
     Failure,
@@ -40,12 +40,12 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
-from holdfast.core.rounds import CloseJob, Job, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.ranks import RankOrder
+from holdfast.core.rounds import CloseRequested, Job, NodeLost, NodesLost, Rounds, WaitEnded
 from holdfast.core.session import Session
 
 if TYPE_CHECKING:
-    from holdfast.core.rounds import Event as RoundsEvent
-    from holdfast.core.rounds import JobPhase
+    from holdfast.core.rounds import JobEvent, JobPhase
 
 SETTINGS = {
     "min": "min_nodes",
@@ -77,7 +77,11 @@ class RoundsPlayer:
     def play(self, line: str) -> list[str]:
         verb, *words = shlex.split(line)
         if verb == "new" and words != ["coordinator"]:
-            known = {SETTINGS.get(name, name): number(text) for name, text in fields(words).items()}
+            known: dict[str, Any] = {
+                SETTINGS.get(name, name): number(text) for name, text in fields(words).items()
+            }
+            if "order" in known:
+                known["order"] = RankOrder(known["order"])
             least, most = int(known.pop("min_nodes")), int(known.pop("max_nodes"))
             self.settings = a_job_of(least, most, **known)
             self.nodes: dict[str, list[FakeNode]] = {}
@@ -97,10 +101,10 @@ class RoundsPlayer:
             return [*known_to, *map(self._told, [view] if view else []), self._state()]
         return self._give(self._event(verb, words))
 
-    def _give(self, event: RoundsEvent) -> list[str]:
+    def _give(self, event: JobEvent) -> list[str]:
         before = self.rounds.job.phase
         try:
-            happened = [self._told(view) for view in self.rounds.handle(event)]
+            happened = [self._told(view) for view in self.rounds.handle(0.0, event)]
         except InvalidEvent as error:
             happened = [f"InvalidEvent: {error}"]
         self.rounds.check()
@@ -111,12 +115,12 @@ class RoundsPlayer:
         name, _, which = name.partition("/")
         return self.nodes[name][int(which) - 1 if which else -1]
 
-    def _event(self, verb: str, words: list[str]) -> RoundsEvent:
+    def _event(self, verb: str, words: list[str]) -> JobEvent:
         if verb == "time":
             seq = self.rounds.job.wait_seq
             return WaitEnded(seq - 1 if words == ["up", "late"] else seq)
         if verb == "close":
-            return CloseJob(JobOutcome(words[0]), " ".join(words[1:]))
+            return CloseRequested(JobOutcome(words[0]), " ".join(words[1:]))
         name, *rest = words
         if verb in ("join", "claims"):
             return self._join(name, fields(rest)).status()
@@ -258,11 +262,11 @@ class SessionPlayer:
         self.effects |= {type(effect) for effect in effects}
         return [*map(self._done, effects), self._state()]
 
-    def _event(self, verb: str, *words: str) -> ms.Event:
+    def _event(self, verb: str, *words: str) -> ms.SessionEvent:
         given = fields([word for word in words if "=" in word])
         match verb:
             case "tick":
-                return ms.Tick()
+                return TICK
             case "opened":
                 return ms.Connected()
             case "closed":
@@ -298,7 +302,7 @@ class SessionPlayer:
             **numbers,
         )
 
-    def _done(self, effect: ms.Effect) -> str:
+    def _done(self, effect: ms.SessionEffect) -> str:
         match effect:
             case ms.Connect():
                 return "open the link"

@@ -115,7 +115,7 @@ def test_the_transcripts_have_every_effect_and_every_link_of_session() -> None:
     player = SessionPlayer()
     for path in transcripts("session"):
         Transcript(path.read_text()).replayed(player)
-    assert player.effects == set(get_args(session.Effect))
+    assert player.effects == set(get_args(session.SessionEffect))
     assert {before for before, _ in player.links} == set(session.ConnectionState)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Effect
     from holdfast.core.protocol import NodeInfo, Status
     from holdfast.core.rounds import Node
-    from holdfast.core.session import Effect as MembershipEffect
+    from holdfast.core.session import SessionEffect
 
 
 class FreeRestarts(Rounds):
@@ -98,7 +98,7 @@ class AdoptsAnIncompleteRound(Rounds):
         job.waiting = False
         self.rank_table = rounds.RankTable(job)
         self._changed("some are back")
-        return self._tell_all()
+        return self._send_all()
 
     def check(self) -> None:
         pass
@@ -114,7 +114,7 @@ class NeverAdopts(Rounds):
 class OldViewsCount(Session):
     """A view that comes late takes the place of a newer one."""
 
-    def _viewed(self, at: float, view: View) -> list[MembershipEffect]:
+    def _viewed(self, at: float, view: View) -> list[SessionEffect]:
         self._term = self._revision = 0
         return super()._viewed(at, view)
 
@@ -152,8 +152,8 @@ class ClosedOpensAgain(Rounds):
 class OneIsEnough(Rounds):
     """The job succeeds with the first node that is done."""
 
-    def _said(self, known: Node, status: Status) -> list[View]:
-        told = super()._said(known, status)
+    def _update(self, known: Node, status: Status) -> list[View]:
+        told = super()._update(known, status)
         if self.job.succeeded and self.job.phase is JobPhase.ACTIVE:
             return self._close(JobOutcome.SUCCEEDED, "one is enough")
         return told
@@ -177,16 +177,16 @@ class RanksTurnedRound(Rounds):
 class RankZeroForTwo(Rounds):
     """Two nodes are told the same rank."""
 
-    def _tell(self, node: Node, *, anew: bool = False) -> View:
-        view = super()._tell(node, anew=anew)
+    def _send(self, node: Node, *, anew: bool = False) -> View:
+        view = super()._send(node, anew=anew)
         return msgspec.structs.replace(view, rank=view.rank // 2 if view.rank > 0 else view.rank)
 
 
 class SizeIsGuessed(Rounds):
     """Nodes are told how many are there instead of how many are in the round."""
 
-    def _tell(self, node: Node, *, anew: bool = False) -> View:
-        view = super()._tell(node, anew=anew)
+    def _send(self, node: Node, *, anew: bool = False) -> View:
+        view = super()._send(node, anew=anew)
         return msgspec.structs.replace(view, size=view.present if view.size else 0)
 
 
@@ -203,9 +203,9 @@ class NoMaximum(Rounds):
 class NobodyIsEverLost(CoordinatorMachine):
     """Silence and closed links are of no consequence."""
 
-    def tick(self, now: float) -> list[object]:  # type: ignore[override]
+    def _tick(self, now: float) -> list[Any]:
         self._liveness.overdue(now)
-        return [*super().tick(now)]
+        return super()._tick(now)
 
 
 class DeposedLeadersWrite(EtcdSession):

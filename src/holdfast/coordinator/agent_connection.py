@@ -29,6 +29,7 @@ from holdfast import console
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore, StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
     Ack,
     Failure,
@@ -47,15 +48,14 @@ from holdfast.core.session import (
     DeliverView,
     Disconnect,
     Disconnected,
-    Effect,
-    Event,
     GiveUp,
     Rejoined,
     Send,
     Session,
+    SessionEffect,
+    SessionEvent,
     SessionTimeouts,
     StatusChanged,
-    Tick,
 )
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.net import addresses, listening
@@ -293,7 +293,7 @@ class SessionDriver:
 
     def start(self) -> None:
         self.down_since = self._loop.time()
-        self._handle(Tick())
+        self._handle(TICK)
 
     def report(
         self,
@@ -355,7 +355,7 @@ class SessionDriver:
 
     # The machine.
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: SessionEvent) -> None:
         if self._closed:
             return
         for effect in self.session.handle(self._loop.time(), event):
@@ -363,7 +363,7 @@ class SessionDriver:
         if not self._closed:
             self._schedule()
 
-    def _perform(self, effect: Effect) -> None:
+    def _perform(self, effect: SessionEffect) -> None:
         match effect:
             case Send(message):
                 if self._transport is not None:
@@ -388,7 +388,7 @@ class SessionDriver:
 
     def _tick(self) -> None:
         self._timer = None
-        self._handle(Tick())
+        self._handle(TICK)
 
     # The transport.
 

@@ -21,7 +21,8 @@ from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
 from holdfast.coordinator.job_status import answer_frame
 from holdfast.coordinator.kv import JobStores
 from holdfast.coordinator.server_connection import READ_BYTES, NodeKey, ServerConnection
-from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.coordinator import ConnectionClosed, CoordinatorMachine, StatusReceived
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import Ack, Heartbeat, NodePhase, NodeRole, Status, View
 from holdfast.core.rounds import JobPhase
 from holdfast.net.listening import descriptor_limit
@@ -168,7 +169,7 @@ class CoordinatorServer:
             if peer.told_end:
                 self._told_end.add(key)
             self._failures.release(key)
-            self._send(self.hosting.link_closed(self._loop.time(), *key))
+            self._send(self.hosting.handle(self._loop.time(), ConnectionClosed(*key)))
         self._gone.set()
         self._soon()
 
@@ -190,13 +191,15 @@ class CoordinatorServer:
         self._take_in(peer, key, message)
 
     def _take_in(self, peer: ServerConnection, key: NodeKey, message: Status | Heartbeat) -> None:
-        now = self._loop.time()
         if peer.is_remote:
             self._locate(peer, key[0])
-            answers = self.hosting.received(now, message, peer.address)
-            self._locate(peer, key[0])  # The job may be a new one.
+        now = self._loop.time()
+        if isinstance(message, Status):
+            answers = self.hosting.handle(now, StatusReceived(message, peer.address))
         else:
-            answers = self.hosting.received(now, message, peer.address)
+            answers = self.hosting.handle(now, message)
+        if peer.is_remote:
+            self._locate(peer, key[0])  # The job may be a new one.
         self._send(answers)
         self._soon()
 
@@ -286,7 +289,7 @@ class CoordinatorServer:
         self._timer = None
         now = self._loop.time()
         self._acceptor.sweep(now)
-        self._send(self.hosting.tick(now))
+        self._send(self.hosting.handle(now, TICK))
         self._answer_calls(self._keys.tick(now))
         self._answer_calls(self._keys.keep_only(self.hosting.jobs))
         if now - self._swept_at >= SWEEP_S:

@@ -1,15 +1,15 @@
 """All jobs of one coordinator: which nodes are alive, whose wait is over, what each job decides.
 
-`core.rounds` decides for one job and knows no time; `core.liveness` knows who is silent and no
-job. This joins the two for any number of jobs. It is all of a coordinator but its sockets: the
-server and the simulator drive the same class. It decides nothing about a job itself.
+`core.rounds` decides for one job and knows no time; `core.liveness` knows who is silent and no job.
+This joins the two for any number of jobs. It is all of a coordinator but its sockets: the server
+and the simulator drive the same class. It decides nothing about a job itself.
 
-Use: give every message to `received`, and call `link_closed` when the connection by which an
-incarnation last spoke is gone (not for a connection that a newer one has replaced). Call `tick`
-no later than `next_deadline`, after whatever has arrived before it. Send each returned message
-over the newest connection of the node and incarnation that it names; one without a connection is
-dropped, because whatever a node lacks is sent again at its next heartbeat. Times are by the
-caller's own monotonic clock.
+Use: give every status as `StatusReceived` and every `Heartbeat` as it is, and `ConnectionClosed`
+when the connection by which an incarnation last spoke is gone (not for one that a newer connection
+has replaced). Give `TICK` no later than `next_deadline`, after whatever has arrived before it. The
+effects are messages: send each over the newest connection of the node and incarnation that it
+names; one without a connection is dropped, because whatever a node lacks is sent again at its next
+heartbeat.
 
 A job that breaks an invariant is closed as failed, and the other jobs go on; with `strict` the
 error is raised instead, so that a test sees it.
@@ -20,22 +20,67 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core.liveness import STEPS_PER_SILENCE, AttendedClock, Liveness
-from holdfast.core.protocol import Ack, Heartbeat, JobOutcome, NodePhase, NodeRole, Status, View
-from holdfast.core.rounds import CloseJob, Job, JobPhase, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.machine import Event, InvalidEvent, Story, Tick
+from holdfast.core.protocol import (
+    Ack,
+    Heartbeat,
+    JobOutcome,
+    NodePhase,
+    NodeRole,
+    RefusalReason,
+    Status,
+    View,
+)
+from holdfast.core.rounds import (
+    CloseRequested,
+    Job,
+    JobPhase,
+    NodeLost,
+    NodesLost,
+    Rounds,
+    WaitEnded,
+    close_broken,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from holdfast.core.rounds import Event
+    from holdfast.core.rounds import JobEvent
 
     Answer = View | Ack
     Peer = tuple[str, str, int]
 
-
 JOBS_MAX = 1_000
 SUCCESSOR_WAIT_S = 1.2  # Nodes that lost their coordinator look for it at least every second.
-CLOSED_JOB_KEEP_S = 600.0  # Late nodes are told for so long how a job ended.
+NO_WAIT = (-1, 0.0, "")
+CLOSED_JOB_KEEP_S = 600.0  # Late nodes can learn for so long how a job ended.
+
+
+class StatusReceived(Event):
+    """A node sent its status, from this address as the coordinator sees it."""
+
+    status: Status
+    address: str
+
+
+class ConnectionClosed(Event):
+    """A node has no connection any more: without a new one it is soon lost."""
+
+    run_id: str
+    node: str
+    incarnation: int
+
+
+class JobCloseRequested(Event):
+    """Somebody who may do so asked for the end of a job."""
+
+    run_id: str
+    outcome: JobOutcome
+    why: str
+
+
+CoordinatorEvent = StatusReceived | Heartbeat | ConnectionClosed | JobCloseRequested | Tick
 
 
 class CoordinatorMachine:
@@ -53,13 +98,15 @@ class CoordinatorMachine:
         follows_another: bool = False,
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
+        name: str = "coordinator",
     ) -> None:
+        self.story = Story("coordinator", node=name)
         self.jobs: dict[str, Rounds] = {}
         self.broken: dict[str, str] = {}
         """The jobs that were closed because they broke an invariant, and which."""
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
-        self._waits: dict[str, tuple[int, float]] = {}  # Its number, when it ends (attended).
+        self._waits: dict[str, tuple[int, float, str]] = {}  # Number, end (attended), cause.
         self._empty_since: dict[str, float] = {}  # The longest first.
         self._held: dict[str, dict[str, Status]] = {}  # Failures by job and node.
         self._keep_s = closed_job_keep_s
@@ -70,45 +117,75 @@ class CoordinatorMachine:
         self._strict = strict
         self._rounds = rounds
 
-    # What happens.
+    def handle(self, now: float, event: CoordinatorEvent, cause: str = "") -> list[Answer]:
+        """Take in one fact; return the messages to send.
 
-    def received(self, now: float, message: Status | Heartbeat, seen_address: str) -> list[Answer]:
-        """Take in what a node said; return what must now be sent, to it and to others."""
-        if type(message) is Heartbeat:
-            return self._beaten(now, message)
-        assert isinstance(message, Status)
-        info, run_id = message.info, message.run_id
+        What a job makes of a status is in the story of its `rounds`; here is the rest.
+        """
+        if type(event) is Heartbeat:  # Nearly all events are.
+            return self._heartbeat(now, event)
+        match event:
+            case Tick():
+                return self._tick(now)
+            case StatusReceived(status, address):
+                answer = self._answer_without_job(now, status)
+                if answer is None:
+                    return self._status(now, status, address, cause or status.id)
+                answers, cause = [answer], cause or status.id
+            case ConnectionClosed(run_id, node, incarnation):
+                self._liveness.cut((run_id, node, incarnation), now)
+                answers = []
+            case JobCloseRequested(run_id, outcome, why):
+                rounds = self.jobs.get(run_id)
+                closing = CloseRequested(outcome, why)
+                answers = self._decide(now, rounds, closing, cause) if rounds is not None else []
+            case _:
+                raise InvalidEvent(f"{event!r} is not an event of a coordinator")
+        self.story.record(now, None, event, answers, cause)
+        return answers
+
+    def _answer_without_job(self, now: float, status: Status) -> Answer | None:
+        """Answer a status that no job gets to see, or not yet."""
+        info, run_id = status.info, status.run_id
         rounds = self.jobs.get(run_id)
-        leaves = message.phase is NodePhase.LEAVING
-        if rounds is not None and self._may_be_due_to_a_loss(rounds, message):
-            self._held.setdefault(run_id, {})[info.node] = message
+        if rounds is not None:
+            if not self._may_be_due_to_a_loss(rounds, status):
+                return None
+            self._held.setdefault(run_id, {})[info.node] = status
             self._liveness.heard((run_id, info.node, info.incarnation), now)
-            return [_ack(message, message.seq)]
-        if rounds is None:
-            if leaves:  # Nobody misses it.
-                return [_ack(message, message.seq)]
-            if not self._make_room():
-                return [self._no_room(message)]
-            job = Job(run_id=run_id, coordinator_address=self._address, silence_s=self._silence_s)
-            if now < self._young_until:
-                # It may be a job that another coordinator had, whose nodes are still to come.
-                job.phase, job.waiting, job.wait_seq = JobPhase.RECOVERING, True, 1
-            rounds = self.jobs[run_id] = self._rounds(job)
+            return _ack(status, status.seq)
+        if status.phase is NodePhase.LEAVING:  # Nobody misses it.
+            return _ack(status, status.seq)
+        return None if self._make_room() else self._no_room(status)
+
+    def _status(self, now: float, status: Status, address: str, cause: str) -> list[Answer]:
+        info, run_id = status.info, status.run_id
+        rounds = self.jobs.get(run_id) or self._new_job(now, run_id)
         if not info.address and rounds.seq_of(info.node, info.incarnation) < 0:
-            info = msgspec.structs.replace(info, address=seen_address)
-            message = msgspec.structs.replace(message, info=info)
-        told = self._tell(now, rounds, message)
+            info = msgspec.structs.replace(info, address=address)
+            status = msgspec.structs.replace(status, info=info)
+        answers = self._decide(now, rounds, status, cause)
         peer = (run_id, info.node, info.incarnation)
         seq = rounds.seq_of(info.node, info.incarnation)
         if seq < 0:
             self._liveness.forget(peer)
         else:
             self._liveness.heard(peer, now)
-        if not any((view.node, view.incarnation) == peer[1:] for view in told):
-            told.append(_ack(message, message.seq if leaves else seq))
-        return told + self._release(now) if self._held else told
+        if not any((view.node, view.incarnation) == peer[1:] for view in answers):
+            leaves = status.phase is NodePhase.LEAVING
+            answers.append(_ack(status, status.seq if leaves else seq))
+        return answers + self._release(now) if self._held else answers
 
-    def _beaten(self, now: float, beat: Heartbeat) -> list[Answer]:
+    def _new_job(self, now: float, run_id: str) -> Rounds:
+        job = Job(run_id=run_id, coordinator_address=self._address, silence_s=self._silence_s)
+        if now < self._young_until:
+            # It may be a job that another coordinator had, whose nodes are still to come.
+            job.phase, job.waiting, job.wait_seq = JobPhase.RECOVERING, True, 1
+        rounds = self.jobs[run_id] = self._rounds(job)
+        rounds.story.node = f"{self.story.node}/{run_id}"
+        return rounds
+
+    def _heartbeat(self, now: float, beat: Heartbeat) -> list[Answer]:
         run_id, node, incarnation = beat.run_id, beat.node, beat.incarnation
         rounds = self.jobs.get(run_id)
         seq = rounds.seq_of(node, incarnation) if rounds is not None else -1
@@ -125,44 +202,33 @@ class CoordinatorMachine:
             answers.append(Ack(run_id=run_id, node=node, incarnation=incarnation, seq=seq))
         return answers + self._release(now) if self._held else answers
 
-    def link_closed(self, now: float, run_id: str, node: str, incarnation: int) -> list[Answer]:
-        """Take note that a node has no link any more: without a new one it is lost soon."""
-        self._liveness.cut((run_id, node, incarnation), now)
-        return []
-
-    def close(self, now: float, run_id: str, outcome: JobOutcome, why: str) -> list[Answer]:
-        """End a job because somebody who may do so asked for it."""
-        rounds = self.jobs.get(run_id)
-        return self._tell(now, rounds, CloseJob(outcome, why)) if rounds is not None else []
-
-    def tick(self, now: float) -> list[Answer]:
-        """See what time has brought."""
-        told: list[Answer] = []
+    def _tick(self, now: float) -> list[Answer]:
+        answers: list[Answer] = []
         lost: dict[str, list[NodeLost]] = {}
         for (run_id, node, incarnation), why in self._liveness.overdue(now).items():
             lost.setdefault(run_id, []).append(NodeLost(node, incarnation, why))
         for run_id, those in lost.items():
             if run_id in self.jobs:
-                told += self._tell(now, self.jobs[run_id], NodesLost(tuple(those)))
-        told += self._release(now)
+                answers += self._decide(now, self.jobs[run_id], NodesLost(tuple(those)))
+        answers += self._release(now)
         if self._waits:
             attended = self._clock.look(now)
             ended = [one for one in self._waits.items() if one[1][1] <= attended]
-            for run_id, (seq, _at) in ended:
-                told += self._tell(now, self.jobs[run_id], WaitEnded(seq))
+            for run_id, (seq, _at, cause) in ended:
+                answers += self._decide(now, self.jobs[run_id], WaitEnded(seq), cause)
         while self._empty_since:
             run_id, since = next(iter(self._empty_since.items()))
             if now - since < self._keep_s:
                 break
             self._drop(run_id)
-        return told
+        return answers
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when `tick` is wanted next, or None while there is nothing to wait for."""
+        """Return when `TICK` is wanted next, or None while there is nothing to wait for."""
         deadline = self._liveness.next_deadline(now)
         if self._waits:
             attended = self._clock.look(now)
-            rest = min(at for _seq, at in self._waits.values()) - attended
+            rest = min(at for _seq, at, _cause in self._waits.values()) - attended
             # Looking at least every step is what makes the whole of the time count.
             at = now + max(0.0, min(rest, self._clock.step_s))
             deadline = at if deadline is None else min(deadline, at)
@@ -193,49 +259,49 @@ class CoordinatorMachine:
         )
 
     def _release(self, now: float) -> list[Answer]:
-        """Let the jobs have the failures that are held back for no reason any more."""
-        told: list[Answer] = []
+        """Give the jobs the failures that are held back for no reason any more."""
+        answers: list[Answer] = []
         for run_id, held in [*self._held.items()]:
             rounds = self.jobs.get(run_id)
             for node, status in [*held.items()]:
                 if rounds is None or rounds.seq_of(node, status.info.incarnation) < 0:
-                    del held[node]  # It has gone itself.
+                    del held[node]  # It has left itself.
                 elif not self._may_be_due_to_a_loss(rounds, status):
                     del held[node]
-                    told += self._tell(now, rounds, status)
+                    answers += self._decide(now, rounds, status)
             if not held:
                 del self._held[run_id]
-        return told
+        return answers
 
     # One job.
 
-    def _tell(self, now: float, rounds: Rounds, event: Event) -> list[Answer]:
-        """Give a job an event, and take note of what it waits for and whether anybody is in it."""
+    def _decide(self, now: float, rounds: Rounds, event: JobEvent, cause: str = "") -> list[Answer]:
+        """Give a job an event, and note what it waits for and whether any node is in it."""
         job = rounds.job
         run_id = job.run_id
-        told: list[Answer]
+        views: list[View]
         try:
-            told = [*rounds.handle(event)]
+            views = rounds.handle(now, event, cause)
             if run_id not in self.broken:
                 rounds.check()
         except Exception as error:  # (The other jobs must not suffer from one that is broken)
             if self._strict:
                 raise
             self.broken[run_id] = what = f"{type(error).__name__}: {error}"
-            views, rounds = close_broken(rounds, what, self._rounds)
-            told = [*views]
+            views, rounds = close_broken(now, rounds, what, self._rounds)
             self.jobs[run_id] = rounds
             job = rounds.job
         wait = rounds.wait if job.waiting else None
         if wait is None:
             self._waits.pop(run_id, None)
-        elif self._waits.get(run_id, (-1, 0.0))[0] != wait.seq:
-            self._waits[run_id] = (wait.seq, self._clock.look(now) + wait.delay_s)
+        elif self._waits.get(run_id, NO_WAIT)[0] != wait.seq:
+            at = self._clock.look(now) + wait.delay_s
+            self._waits[run_id] = (wait.seq, at, rounds.story.last)
         if job.nodes:
             self._empty_since.pop(run_id, None)
         else:
             self._empty_since.setdefault(run_id, now)
-        return told
+        return [*views]
 
     # How many jobs there are.
 
@@ -256,9 +322,10 @@ class CoordinatorMachine:
             run_id=status.run_id,
             node=status.info.node,
             incarnation=status.info.incarnation,
-            term=status.term + 1,  # Newer than whatever it has heard.
+            term=status.term + 1,  # Newer than whatever view it has.
             revision=1,
             role=NodeRole.REFUSED,
+            refusal=RefusalReason.TOO_MANY_JOBS,
             why=f"the coordinator has {self._jobs_max} jobs already; use another, or end some",
         )
 
@@ -266,29 +333,3 @@ class CoordinatorMachine:
 def _ack(status: Status, seq: int) -> Ack:
     info = status.info
     return Ack(run_id=status.run_id, node=info.node, incarnation=info.incarnation, seq=seq)
-
-
-def close_broken(
-    rounds: Rounds, what: str, make: Callable[[Job], Rounds]
-) -> tuple[list[View], Rounds]:
-    """Close a job that broke an invariant; return what its nodes are told, and the job as it is."""
-    why = f"the coordinator cannot go on with this job; this is a bug in Holdfast ({what})"
-    try:
-        return rounds.handle(CloseJob(JobOutcome.FAILED, why)), rounds
-    except Exception:  # noqa: BLE001 (whatever it is, nodes must be told of the end)
-        # They are told when they ask: none is known any more, so each says its status again.
-        job = rounds.job
-        return [], make(
-            Job(
-                run_id=job.run_id,
-                settings=job.settings,
-                phase=JobPhase.CLOSED,
-                term=job.term + 1,
-                round=job.round,
-                generation=job.generation,
-                restarts=job.restarts,
-                outcome=JobOutcome.FAILED,
-                why=why,
-                final=True,
-            )
-        )

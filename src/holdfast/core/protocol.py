@@ -8,21 +8,70 @@ moving: a `Heartbeat` shows that the node is alive and which view it has, an `Ac
 the coordinator has; whoever sees that the other is behind sends the whole again.
 
 The values are msgspec structs, so that the same objects travel on the wire, are stored in the state
-of a `RendezvousBackend`, and run through the simulator.
+of a `RendezvousBackend`, and run through the simulator. Their limits are part of their types and
+hold for everything that is decoded; a machine may build any value. Each limit is far above what a
+real job needs and far below what would hurt. What a type cannot say (text without control
+characters, `min_nodes` not over `max_nodes`) is checked by `holdfast.wire`.
 """
 
 from __future__ import annotations
 
 from enum import Enum
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
+
+from holdfast.core.ranks import RankOrder
 
 NODE_ID_CHARS_MAX = 200
 RUN_ID_CHARS_MAX = 1_000
+NAME_CHARS_MAX = 255
+"""A host, an address, a role, a label."""
+SUMMARY_CHARS_MAX = 4_000
+"""A failure in one line."""
+WHY_CHARS_MAX = 2_000
+"""A reason for a person, and a line of a job's history."""
+REPORT_BYTES_MAX = 256 * 1024
+"""A whole failure report, in a status or a view."""
+
+NODES_MAX = 1_000_000
+LOCAL_WORLD_SIZE_MAX = 100_000
+WORLD_SIZE_MAX = NODES_MAX * LOCAL_WORLD_SIZE_MAX
+PORT_MAX = 65_535
+PORTS_MAX = 16
+"""How many ports a node may hold for the workers' store."""
+SETTLE_S_MAX = 86_400.0
+AWAY_S_MAX = 10 * 366 * 86_400.0
+
+COUNTER_MAX = 2**62
+"""What is counted or drawn at random: terms, revisions, generations, ... Far enough from the end
+of what msgpack can write (2**64) that counting on from a hostile value never gets there."""
+REPORTED_COUNTER_MAX = 2**53
+"""The same where a node reports what it heard: a coordinator counts on from there."""
+INCARNATION_MAX = 2**64 - 1
+PID_MAX = 2**31 - 1
+EXITCODE_MAX = 2**31 - 1
+
+RunId = Annotated[str, Meta(min_length=1, max_length=RUN_ID_CHARS_MAX)]
+NodeId = Annotated[str, Meta(min_length=1, max_length=NODE_ID_CHARS_MAX)]
+Name = Annotated[str, Meta(max_length=NAME_CHARS_MAX)]
+Why = Annotated[str, Meta(max_length=WHY_CHARS_MAX)]
+Report = Annotated[bytes, Meta(max_length=REPORT_BYTES_MAX)]
+Incarnation = Annotated[int, Meta(ge=0)]  # Up to INCARNATION_MAX, which is msgpack's own limit.
+Count = Annotated[int, Meta(ge=0, le=COUNTER_MAX)]
+Number = Annotated[int, Meta(ge=-1, le=COUNTER_MAX)]  # -1 is "none yet" of what counts from 0.
+ReportedCount = Annotated[int, Meta(ge=0, le=REPORTED_COUNTER_MAX)]
+ReportedNumber = Annotated[int, Meta(ge=-1, le=REPORTED_COUNTER_MAX)]
+NodeRank = Annotated[int, Meta(ge=-1, le=NODES_MAX - 1)]
+NodeCount = Annotated[int, Meta(ge=0, le=NODES_MAX)]
+WorkerCount = Annotated[int, Meta(ge=0, le=WORLD_SIZE_MAX)]
+Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
+Seconds = Annotated[float, Meta(ge=0.0, le=AWAY_S_MAX)]
 
 
 class NodePhase(Enum):
-    """What a node is doing, as it says itself."""
+    """What a node is doing, by its own report."""
 
     READY = "ready"
     """Its workers are down; it wants to start a generation after `Status.generation`."""
@@ -31,15 +80,15 @@ class NodePhase(Enum):
     FAILED = "failed"
     """A worker of `Status.generation` failed; the others are being stopped or are gone."""
     SUCCEEDED = "succeeded"
-    """All workers of `Status.generation` ended well."""
+    """All workers of `Status.generation` succeeded."""
     LEAVING = "leaving"
-    """It goes, and its workers with it."""
+    """It leaves the job, and its workers are being stopped."""
     CLOSING = "closing"
     """It asks for the end of the job, for all nodes."""
 
 
 class NodeRole(Enum):
-    """What a node is to its job, as the coordinator says."""
+    """What a node is to its job, by the coordinator's decision."""
 
     WAITING = "waiting"
     """No round has this node yet, or the round it was in is broken."""
@@ -50,9 +99,20 @@ class NodeRole(Enum):
     FENCED = "fenced"
     """The job went on without this incarnation: stop, and join as a new one."""
     REFUSED = "refused"
-    """The node cannot be in this job; `View.why` says what is wrong."""
+    """The node cannot be in this job; `View.refusal` and `View.why` tell why."""
     CLOSED = "closed"
-    """The job is over; `View.outcome` says how."""
+    """The job is over; `View.outcome` tells how."""
+
+
+class RefusalReason(Enum):
+    """Why a node cannot be in a job."""
+
+    REPLACED = "replaced"
+    """Another agent joined with the same node id."""
+    SETTINGS = "settings"
+    """It was started with other settings than the job's, or with a rank that cannot be."""
+    TOO_MANY_JOBS = "too-many-jobs"
+    """The coordinator takes no more jobs."""
 
 
 class JobOutcome(Enum):
@@ -66,47 +126,47 @@ class JobOutcome(Enum):
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What all nodes of a job must agree on; the first to join sets it."""
 
-    min_nodes: int
-    max_nodes: int
-    max_restarts: int = 0
-    spares: int = 0
+    min_nodes: Annotated[int, Meta(ge=1, le=NODES_MAX)]
+    max_nodes: Annotated[int, Meta(ge=1, le=NODES_MAX)]
+    max_restarts: Annotated[int, Meta(ge=-COUNTER_MAX, le=COUNTER_MAX)] = 0
+    """Below 0 is the same as 0."""
+    spares: NodeCount = 0
     """So many nodes are kept back as standbys while at least `min_nodes` are left to run."""
-    settle_s: float = 1.0
+    settle_s: Annotated[float, Meta(ge=0.0, le=SETTLE_S_MAX)] = 1.0
     """Wait for more nodes after the last one joined, once the minimum is there."""
-    order: str = "stable"
-    """How nodes are ranked: `stable`, or grouped by `host` or by `label`."""
+    order: RankOrder = RankOrder.STABLE
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What does not change about a node while it is one incarnation."""
 
-    node: str
-    incarnation: int
+    node: NodeId
+    incarnation: Incarnation
     """A random number: an agent that begins anew, in whatever process, draws another."""
-    role: str = "default"
-    local_world_size: int = 1
-    host: str = ""
-    label: str = ""
-    address: str = ""
-    """Where other nodes reach it: as the person said, else as the coordinator sees it."""
-    ports: tuple[int, ...] = (0,)
+    role: Name = "default"
+    local_world_size: Annotated[int, Meta(ge=1, le=LOCAL_WORLD_SIZE_MAX)] = 1
+    host: Name = ""
+    label: Name = ""
+    address: Name = ""
+    """Where other nodes reach it: as configured, else as the coordinator sees it."""
+    ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=PORTS_MAX)] = (0,)
     """Ports it holds for the workers' store; each generation takes the next, round and round."""
-    fixed_rank: int = -1
-    """The rank that the person gave the node (`static`), or -1."""
+    fixed_rank: NodeRank = -1
+    """The rank that the node was started with (`static`), or -1."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's failure in short: enough to decide, and for a line on every console."""
 
-    node: str
-    host: str = ""
-    rank: int = -1
-    pid: int = 0
-    exitcode: int = 0
-    summary: str = ""
+    node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
+    host: Name = ""
+    rank: Annotated[int, Meta(ge=-1, le=WORLD_SIZE_MAX - 1)] = -1
+    pid: Annotated[int, Meta(ge=0, le=PID_MAX)] = 0
+    exitcode: Annotated[int, Meta(ge=-EXITCODE_MAX, le=EXITCODE_MAX)] = 0
+    summary: Annotated[str, Meta(max_length=SUMMARY_CHARS_MAX)] = ""
     """One line for a person."""
     sudden: bool = False
-    """It died by a signal nobody of ours sent: more likely a cause than a consequence."""
+    """It died by a signal that Holdfast did not send: more likely a cause than a consequence."""
     retryable: bool = True
     """False for what a new start would only repeat."""
 
@@ -114,91 +174,116 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """All that a coordinator must know of a node; also enough to rebuild a lost job from."""
 
-    seq: int
+    seq: Number
     """Grows with every status of this incarnation."""
-    run_id: str
+    run_id: RunId
     info: NodeInfo
     settings: JobSettings
     phase: NodePhase = NodePhase.READY
-    generation: int = -1
+    generation: ReportedNumber = -1
     """The last generation the node started, or -1."""
-    term: int = 0
+    term: ReportedNumber = 0
     """The highest term it heard of."""
-    round_term: int = 0
+    round_term: ReportedNumber = 0
     """The term in which the round it is a member of was formed; 0 if it is in none."""
-    round: int = -1
-    round_key: int = 0
+    round: ReportedNumber = -1
+    round_key: Incarnation = 0
     """Tells this round from one of the same number that another coordinator formed."""
-    assigned_generation: int = -1
-    """The generation it was told to run as a member of that round; it may not have started it."""
-    rank: int = -1
-    size: int = 0
-    restarts: int = 0
-    away_s: float = 0.0
+    assigned_generation: ReportedNumber = -1
+    """The generation of its view as a member of that round; it may not have started it."""
+    rank: NodeRank = -1
+    size: NodeCount = 0
+    restarts: ReportedCount = 0
+    away_s: Seconds = 0.0
     """How long it was without a coordinator before it found this one."""
     failure: Failure | None = None
-    report: bytes = b""
-    """The whole story of the failure for every node's console, once it is known."""
+    report: Report = b""
+    """The whole failure report for every node's console, once it is known."""
+
+    @property
+    def id(self) -> str:
+        """Names this message in stories."""
+        return f"{self.info.node}/status#{self.seq}"
+
+    def __str__(self) -> str:
+        return f"{self.id}[{self.phase.value}, generation {self.generation}]"
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
-    """The node lives, its newest status has this number, and its newest view is this one."""
+    """The node is alive, its newest status has this number, and its newest view is this one."""
 
-    run_id: str
-    node: str
-    incarnation: int
-    seq: int
-    term: int
-    revision: int
+    run_id: RunId
+    node: NodeId
+    incarnation: Incarnation
+    seq: Number
+    term: Number
+    revision: Number
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
-    """The coordinator lives, and the newest status it has of this incarnation is this one.
+    """The coordinator is alive, and the newest status it has of this incarnation is this one.
 
     `seq` is -1 if it does not know the incarnation at all.
     """
 
-    run_id: str
-    node: str
-    incarnation: int
-    seq: int
+    run_id: RunId
+    node: NodeId
+    incarnation: Incarnation
+    seq: Number
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
     """All that a node must know of its job."""
 
-    run_id: str
-    node: str
-    incarnation: int
-    term: int
-    revision: int
+    run_id: RunId
+    node: NodeId
+    incarnation: Incarnation
+    term: Number
+    revision: Number
     role: NodeRole
-    why: str = ""
+    why: Why = ""
     """What the last change was, in words for a person."""
-    present: int = 0
+    refusal: RefusalReason | None = None
+    present: NodeCount = 0
     """Nodes that are there, standbys included."""
-    needed: int = 0
+    needed: NodeCount = 0
     """Nodes that must be there before a round can form."""
-    silence_s: float = 0.0
-    """Nodes without a sign of life for so long are lost to this coordinator; 0 if nobody says."""
-    round_term: int = 0
-    round: int = -1
-    round_key: int = 0
-    generation: int = -1
-    restarts: int = 0
-    rank: int = -1
-    size: int = 0
-    first_rank: int = 0
-    world_size: int = 0
-    first_role_rank: int = 0
-    role_world_size: int = 0
-    master_addr: str = ""
-    master_port: int = 0
+    silence_s: Seconds = 0.0
+    """This coordinator takes nodes for lost that are silent for so long; 0 if it does not say."""
+    round_term: Number = 0
+    round: Number = -1
+    round_key: Incarnation = 0
+    generation: Number = -1
+    restarts: Count = 0
+    rank: NodeRank = -1
+    size: NodeCount = 0
+    first_rank: WorkerCount = 0
+    world_size: WorkerCount = 0
+    first_role_rank: WorkerCount = 0
+    role_world_size: WorkerCount = 0
+    master_addr: Name = ""
+    master_port: Port = 0
     outcome: JobOutcome | None = None
     failure: Failure | None = None
-    report: bytes = b""
+    report: Report = b""
     final: bool = False
     """Nothing more is to be waited for: the job is over and its report, if any, is here."""
+
+    @property
+    def id(self) -> str:
+        """Names this message in stories."""
+        return f"{self.node}/view#{self.term}.{self.revision}"
+
+    def __str__(self) -> str:
+        if self.role is NodeRole.MEMBER:
+            what = f" of round {self.round_term}.{self.round}, rank {self.rank} of {self.size}"
+        else:
+            what = f", {self.outcome.value}" if self.outcome is not None else ""
+        end = ", final" if self.final else ""
+        return (
+            f"{self.id}[{self.role.value}{what}, generation {self.generation}, restarts "
+            f"{self.restarts}{end}: {self.why}]"
+        )
 
 
 Message = Status | Heartbeat | Ack | View

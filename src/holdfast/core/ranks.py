@@ -7,6 +7,8 @@ workers. Which node comes first is `order_nodes`'s matter.
 
 from __future__ import annotations
 
+from enum import Enum
+
 from holdfast.core.values import Value
 
 TYPE_CHECKING = False
@@ -14,6 +16,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from holdfast.core.protocol import NodeInfo
+
+
+class RankOrder(Enum):
+    """How the nodes of a round are ranked."""
+
+    STABLE = "stable"
+    """Members of the previous round keep their ranks."""
+    HOST = "host"
+    """Nodes of one host are neighbours."""
+    LABEL = "label"
+    """Nodes with one label are neighbours."""
 
 
 class NodeShape(Value):
@@ -58,22 +71,22 @@ def identical_ranks(group_rank: int, group_world_size: int, local_world_size: in
 
 
 def order_nodes(
-    nodes: Sequence[NodeInfo], previous: Mapping[str, int], order: str
+    nodes: Sequence[NodeInfo], previous: Mapping[str, int], order: RankOrder
 ) -> list[NodeInfo]:
     """Return the nodes of a round by rank; they are given in the order in which they arrived.
 
-    Nodes with a fixed rank are ranked by it. `host` and `label` keep nodes that share one
+    Nodes with a fixed rank are ranked by it. `HOST` and `LABEL` keep nodes that share one
     together, in natural order (`node2` before `node10`). Otherwise ranks are stable: nodes of the
     previous round keep their ranks as far as the size allows, and their order always; the others
     fill the holes.
     """
     if any(node.fixed_rank >= 0 for node in nodes):
         return sorted(nodes, key=lambda node: node.fixed_rank)
-    if order in ("host", "label"):
+    if order is not RankOrder.STABLE:
         return sorted(
             nodes,
             key=lambda node: (
-                natural(node.host if order == "host" else node.label),
+                natural(node.host if order is RankOrder.HOST else node.label),
                 previous.get(node.node, len(previous) + len(nodes)),
             ),
         )

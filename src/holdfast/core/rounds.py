@@ -17,22 +17,24 @@ The rules:
     several joiners cost one restart. Above that it is a standby.
 3.  A member that is lost or leaves breaks the round. A standby takes its ranks at once; else the
     others regroup if min are left; else they wait. One whose workers are all done is not missed.
-4.  Those who stay keep their order and, where the size allows, their ranks (`core.ranks`).
+4.  Members that stay keep their order and, where the size allows, their ranks (`core.ranks`).
 5.  A worker's failure is answered by the next generation for all members, in the same round.
 6.  Generation and restart budget belong to the job. Only a worker's failure is charged.
-7.  The job ends well when all members' workers are done. Until then a failure restarts them too.
-8.  Closed is final, and comes only of success, of a failure without a restart left, or of a
-    request. Losing nodes, all of them even, closes nothing.
-9.  A node is known by its id and incarnation. A new incarnation puts the old one out; what an
-    incarnation that is out still says is answered with its fate and changes nothing.
-10. Decisions carry a term and a revision, and nodes pass over what is older than what they have.
+7.  The job succeeds when all members' workers are done. Until then a failure restarts them too.
+8.  Closed is final, and follows only from success, a failure without a restart left, or a
+    request. Losing nodes, even all of them, closes nothing.
+9.  A node is known by its id and incarnation. A new incarnation replaces the old one; a status of
+    an incarnation that is out of the job is answered with why, and changes nothing.
+10. Decisions carry a term and a revision, and nodes ignore what is older than what they have.
     A coordinator that finds nodes of an earlier one takes a higher term than any they heard of,
     and carries their round on, unchanged, if all of its members are back.
 11. One machine is one job. Run ids keep jobs apart.
 
-Use: give every event to `handle` and send each `View` it returns to its node; while `wait` is not
-None, say `TimeUp` once it has lasted. Whatever is lost on the way is repaired by `behind`, which
-must be asked at every `Beat`. Pure: it reads no clock and stores no time.
+Use: send each `View` that `handle` returns to its node; while `wait` is not None, give it `WaitEnded`
+once that has lasted. Whatever is lost on the way is repaired by `behind`, which must be asked at
+every `Heartbeat`. `now` is kept for the story alone: the state has no times in it. How long
+something has lasted is measured by whoever watches, on a clock of its own, from when it first saw
+the state that asks for a wait. So the same state may be handed from one coordinator to the next.
 
 Below: the state of a job, which is plain data, made to be stored and sent; the events; the machine;
 and the views, which are computed from the state and change nothing.
@@ -45,7 +47,7 @@ from enum import Enum
 
 import msgspec
 
-from holdfast.core.machine import InvalidEvent
+from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.protocol import (
     Failure,
     Heartbeat,
@@ -54,18 +56,33 @@ from holdfast.core.protocol import (
     NodeInfo,
     NodePhase,
     NodeRole,
+    RefusalReason,
     Status,
     View,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, order_nodes
 from holdfast.core.restarts import Budget, Verdict, judge
+from holdfast.core.values import Value
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 NO_CLAIM = (0, -1, 0)
+RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
+HISTORY_LINES_MAX = 200
+RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
+"""How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
+as long as any was without a coordinator. They try to reconnect ever more rarely (`core.session`),
+so those who lost it for a moment only are back in a moment."""
+PRESENT_CHANGE_MIN = 0.1  # Waiting nodes get a new view when the number of nodes changed by this.
+REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
+BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
+NO_RANKS = NodeRanks(0, 0, 0, 0)
+NAMES_MAX = 3
+KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
+
+# The state.
 
 
 class JobPhase(Enum):
@@ -82,7 +99,7 @@ class JobPhase(Enum):
 
 
 class Node(msgspec.Struct):
-    """A node that is there, and the last it said of itself."""
+    """A node that is there, and the newest it reported of itself."""
 
     info: NodeInfo
     seq: int
@@ -93,7 +110,7 @@ class Node(msgspec.Struct):
     """`(round_term, round, round_key)` of an earlier coordinator's round, while recovering."""
     claimed_rank: int = -1
     claimed_size: int = 0
-    told: int = 0
+    sent_revision: int = 0
     """The revision of the last view that was made for it."""
     sent_present: int = 0
     beat: int = 0
@@ -136,68 +153,84 @@ class Job(msgspec.Struct, kw_only=True):
     coordinator_address: str = ""
     """How nodes of other hosts reach this one's coordinator; for members that came by loopback."""
     silence_s: float = 0.0
-    """How long its coordinator hears nothing of a node before it counts as lost."""
+    """How long a node may be silent before its coordinator takes it for lost."""
     outcome: JobOutcome | None = None
     failure: Failure | None = None
     report: bytes = b""
     final: bool = False
 
 
-class Wait(msgspec.Struct, frozen=True):
+class Wait(Value):
     """A `WaitEnded(seq)` is wanted once this number has stood for so long."""
 
     seq: int
     delay_s: float
 
 
-# What happens to a job, besides what its nodes say.
+# Events; a node's `Status` is one too.
 
 
-class NodeLost(msgspec.Struct, frozen=True):
-    """A node stopped answering, as its observer judged."""
+class NodeLost(Event):
+    """A node stopped answering, as whoever watches it judged."""
 
     node: str
     incarnation: int
     why: str
 
 
-class NodesLost(msgspec.Struct, frozen=True):
-    """Several nodes stopped answering together; told at once, they cost one round."""
+class NodesLost(Event):
+    """Several nodes stopped answering together; as one event they cost one round."""
 
     lost: tuple[NodeLost, ...]
 
 
-class WaitEnded(msgspec.Struct, frozen=True):
+class WaitEnded(Event):
     """The wait of this number lasted long enough."""
 
     seq: int
 
 
-class CloseJob(msgspec.Struct, frozen=True):
+class CloseRequested(Event):
     """Somebody who may do so asked for the job's end."""
 
     outcome: JobOutcome
     why: str
 
 
-RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
-HISTORY_LINES_MAX = 200
-RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
-"""How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
-as long as any was without a coordinator. They try to reconnect ever more rarely
-(`core.session`), so those who missed it for a moment only are back in a moment."""
-PRESENT_CHANGE_MIN = 0.1  # Those who wait are told how many are there when it changed by as much.
-REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
-BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
+JobEvent = Status | NodeLost | NodesLost | WaitEnded | CloseRequested
 
 
-class Book:
-    """A job's state, who sits where in its round, and its history in words."""
+# The machine.
+
+
+class Rounds:
+    """The machine of one job, over a state that may come from elsewhere."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.rank_table = RankTable(job)
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
+        self.story = Story("rounds", node=job.run_id)
+
+    def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
+        """Take in one fact; return the views to send, each to its own node."""
+        phase = self.job.phase
+        match event:
+            case Status():
+                views = self._status(event)
+                cause = cause or event.id
+            case NodeLost():
+                views = self._lose((event,))
+            case NodesLost(lost):
+                views = self._lose(lost)
+            case WaitEnded(seq):
+                views = self._wait_ended() if self.wait and seq == self.job.wait_seq else []
+            case CloseRequested(outcome, why):
+                views = [] if phase is JobPhase.CLOSED else self._close(outcome, why)
+            case _:
+                raise InvalidEvent(f"{event!r} is not an event of a job")
+        self.story.record(now, phase, event, views, cause)
+        return views
 
     @property
     def wait(self) -> Wait | None:
@@ -211,20 +244,20 @@ class Book:
             return Wait(job.wait_seq, BLAME_S if job.report else REPORT_S)
         return Wait(job.wait_seq, job.settings.settle_s if job.settings else 0.0)
 
-    def behind(self, beat: Heartbeat) -> View | None:
-        """Return the view a node lacks, by what its beat says it has."""
+    def behind(self, heartbeat: Heartbeat) -> View | None:
+        """Return the view a node lacks, by what its heartbeat says it has."""
         job = self.job
-        known = self._known(beat.node, beat.incarnation)
+        known = self._known(heartbeat.node, heartbeat.incarnation)
         if known is None or job.phase is JobPhase.RECOVERING:
-            return None  # Its whole status is needed first (`Ack` tells it so), or all nodes'.
+            return None  # Its whole status is needed first (its `Ack` shows that), or all nodes'.
         change = abs(len(job.nodes) - known.sent_present)
         waits = job.phase is JobPhase.FORMING and change > known.sent_present * PRESENT_CHANGE_MIN
-        if waits or (beat.term, beat.revision) < (job.term, known.told):
-            return self._tell(known, anew=waits)
+        if waits or (heartbeat.term, heartbeat.revision) < (job.term, known.sent_revision):
+            return self._send(known, anew=waits)
         return None
 
     def seq_of(self, node: str, incarnation: int) -> int:
-        """Return the number of the last status taken in of an incarnation, or -1."""
+        """Return the number of the newest status of an incarnation, or -1."""
         known = self._known(node, incarnation)
         return known.seq if known else -1
 
@@ -239,6 +272,306 @@ class Book:
                 assert settings.min_nodes <= len(job.members) <= settings.max_nodes
                 assert len(self.rank_table.rank_of) == len(job.members), "a node has two ranks"
         assert (job.outcome is not None) == (job.phase is JobPhase.CLOSED)
+
+    # Statuses.
+
+    def _status(self, status: Status) -> list[View]:
+        job, info = self.job, status.info
+        if status.run_id != job.run_id:
+            raise InvalidEvent(f"a status of {status.run_id!r} came to {job.run_id!r}")
+        fate = job.retired.get(info.incarnation)
+        if fate is not None:
+            role, refusal = NodeRole.FENCED, None
+            if fate.superseded:
+                role, refusal = NodeRole.REFUSED, RefusalReason.REPLACED
+            elsewhere = status.term if status.term > job.term else 0
+            return [self._send_outsider(info, role, fate.why, refusal, heard=elsewhere)]
+        known = job.nodes.get(info.node)
+        if known is not None and known.info.incarnation == info.incarnation:
+            return self._update(known, status) if status.seq > known.seq else []
+        if status.phase is NodePhase.LEAVING:
+            return []
+        if job.phase is JobPhase.CLOSED:
+            return [self._send_outsider(info, NodeRole.CLOSED, job.why, heard=status.term)]
+        wrong = objection(job, status)
+        if wrong:
+            refusal = RefusalReason.SETTINGS
+            return [self._send_outsider(info, NodeRole.REFUSED, wrong, refusal, heard=status.term)]
+        if job.round_term and claims(status) and not self._outranked(status):
+            why = f"the job went on without {info.node}"
+            self._retire(info, why)
+            return [self._send_outsider(info, NodeRole.FENCED, why)]
+        views: list[View] = []
+        broken = ""
+        if known is not None:
+            why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
+            broken = why if self._take_out(known, why, superseded=True) else ""
+            views = [self._send_outsider(known.info, NodeRole.REFUSED, why, RefusalReason.REPLACED)]
+        views += self._join(status, broken)
+        if status.phase is NodePhase.CLOSING:
+            views += self._close(JobOutcome.STOPPED, f"{info.node} closed the job")
+        return views
+
+    def _update(self, known: Node, status: Status) -> list[View]:
+        known.seq = status.seq
+        if status.phase is NodePhase.LEAVING:
+            why = f"{known.info.node} left"
+            views = self._repair(why) if self._take_out(known, why) else []
+            if not self.job.nodes:  # Nobody failed: they were all asked to leave.
+                self.job.restarts = 0
+            return views
+        known.phase, known.generation = status.phase, status.generation
+        known.failure = status.failure
+        if self.job.phase is JobPhase.CLOSED:
+            return self._late_failure(status)
+        if status.phase is NodePhase.CLOSING:
+            return self._close(JobOutcome.STOPPED, f"{known.info.node} closed the job")
+        views = self._apply(known, status)
+        if status.away_s and not views and self.job.phase is not JobPhase.RECOVERING:
+            views.append(self._send(known, anew=True))  # It was disconnected, and waits for a view.
+        return views
+
+    def _apply(self, known: Node, status: Status) -> list[View]:
+        """Act on what a member reports of the current generation."""
+        job, node = self.job, known.info.node
+        if (
+            job.phase is not JobPhase.ACTIVE
+            or status.generation != job.generation
+            or self.rank_table.incarnation_of(node) != known.info.incarnation
+        ):
+            return []
+        if status.phase is NodePhase.FAILED:
+            return self._worker_failed(known, status.report)
+        if status.phase is NodePhase.SUCCEEDED:
+            job.succeeded.add(node)
+            if len(job.succeeded) == len(job.members):
+                return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
+        elif status.phase is NodePhase.READY:  # It stopped its workers of its own accord.
+            return self._next_generation(f"{node} asked for a new start")
+        return []
+
+    def _late_failure(self, status: Status) -> list[View]:
+        job = self.job
+        if job.final or status.failure is None or job.failure is None:
+            return []
+        likelier = status.failure.sudden and not job.failure.sudden
+        if likelier or (status.report and status.failure.node == job.failure.node):
+            job.failure, job.report = status.failure, status.report
+            self._begin_wait()
+        return []
+
+    # Nodes that join, and waits that end.
+
+    def _join(self, status: Status, broken: str = "") -> list[View]:
+        """Add a node; `broken` is why the round must change anyway."""
+        job, info = self.job, status.info
+        if (
+            job.settings is None or not job.nodes
+        ):  # Whoever starts the job anew may change its settings.
+            job.settings = status.settings
+            job.restarts = min(job.restarts, max(0, status.settings.max_restarts))
+        node = Node(info, status.seq, status.phase, status.generation, status.failure)
+        job.nodes[info.node] = node
+        after_another = self._outranked(status)
+        if after_another:
+            job.term = status.term + 1
+            job.recover_s = max(job.recover_s, 2 * status.away_s)
+        if not job.round_term:
+            job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
+        seen = max(status.generation, status.assigned_generation)
+        if claims(status) and not job.round_term:
+            job.generation = max(job.generation, seen)
+            return self._claimed(node, status)
+        if seen > job.generation:  # Another branch of the same job: neither may go on as it was.
+            job.generation = seen
+            if job.phase is JobPhase.ACTIVE:
+                return self._repair(f"{info.node} came from another coordinator's round")
+        if after_another and job.phase is JobPhase.FORMING and not job.round_term:
+            # It waited beside an earlier coordinator's round, whose members may be coming back.
+            job.phase = JobPhase.RECOVERING
+            self._begin_wait()
+        return self._repair(broken) if broken else self._review(node)
+
+    def _outranked(self, status: Status) -> bool:
+        """Return whether a new node may have heard another coordinator in this term or a later one."""
+        return status.term >= self.job.term
+
+    def _review(self, newcomer: Node) -> list[View]:
+        """See whether a newcomer completes a round, or begins a wait for more."""
+        job = self.job
+        if job.phase is JobPhase.RECOVERING:
+            return []
+        here, most = len(job.nodes), self._settings.max_nodes
+        if job.phase is JobPhase.FORMING:
+            if here >= self._settings.min_nodes:
+                if self._size(here) == most:
+                    return self._form(why_formed(job))
+                self._begin_wait()
+        elif self._size(here) > len(job.members):
+            self._begin_wait()
+        return [self._send(newcomer, anew=True)]
+
+    def _wait_ended(self) -> list[View]:
+        job = self.job
+        job.waiting = False
+        if job.phase is JobPhase.CLOSED:
+            return self._finalize()
+        if job.phase is JobPhase.RECOVERING:
+            missing = "not all nodes came back after the coordinator was gone"
+            return self._repair(missing if claimants(job) else why_formed(job))
+        if job.phase is JobPhase.FORMING:
+            return self._form(why_formed(job))
+        joined = self._size(len(job.nodes)) > len(job.members)
+        if joined:
+            return self._form(why_formed(job))
+        outside = [node for name, node in job.nodes.items() if name not in self.rank_table.rank_of]
+        return [self._send(node, anew=True) for node in outside]  # They are standbys now.
+
+    def _claimed(self, node: Node, status: Status) -> list[View]:
+        """Note a member of an earlier coordinator's round; carry the round on once it is whole."""
+        job = self.job
+        node.claim = (status.round_term, status.round, status.round_key)
+        node.claimed_rank, node.claimed_size = status.rank, status.size
+        job.phase = JobPhase.RECOVERING
+        job.round = max(job.round, status.round)
+        self._begin_wait()
+        back = claimants(job) if len(job.nodes) >= status.size else []
+        if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
+            return []
+        job.members = [one.info for one in back]
+        job.round_term, job.round, _key = back[0].claim
+        job.phase, job.waiting = JobPhase.ACTIVE, False
+        self.rank_table = RankTable(job)
+        self._changed("the coordinator is back, and all nodes with it")
+        if self._size(len(job.nodes)) > len(back):
+            self._begin_wait()
+        for one in back:  # What they could not report while there was no coordinator.
+            if one.generation == job.generation and one.phase is NodePhase.SUCCEEDED:
+                job.succeeded.add(one.info.node)
+        return self._catch_up(back) or self._send_all()
+
+    def _catch_up(self, back: list[Node]) -> list[View]:
+        job = self.job
+        if len(job.succeeded) == len(job.members):
+            return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
+        for one in back:
+            if one.generation == job.generation and one.phase in (
+                NodePhase.FAILED,
+                NodePhase.READY,
+            ):
+                if one.phase is NodePhase.FAILED:
+                    return self._worker_failed(one, b"")
+                return self._next_generation(f"{one.info.node} asked for a new start")
+        return []
+
+    # Rounds and generations.
+
+    def _size(self, here: int) -> int:
+        """Return how many of so many nodes are to run; spares are kept back where possible."""
+        settings = self._settings
+        wanted = max(settings.min_nodes, here - settings.spares)
+        return min(wanted, here, settings.max_nodes)
+
+    def _form(self, why: str) -> list[View]:
+        job = self.job
+        here = list(job.nodes.values())
+        previous, previous_size = previous_ranks(job, self.rank_table)
+        # A lost node is replaced by a spare before the round is made smaller.
+        size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
+        first = sorted(here, key=lambda node: node.info.node not in previous)
+        infos = [node.info for node in first[:size]]
+        job.members = order_nodes(infos, previous, self._settings.order)
+        job.round += 1
+        job.round_term = job.term
+        job.phase, job.waiting = JobPhase.ACTIVE, False
+        for node in here:
+            node.claim = NO_CLAIM
+        self._begin_generation(why)
+        return self._send_all()
+
+    def _next_generation(self, why: str) -> list[View]:
+        """Restart all workers; in a new round if nodes wait, or members that were done are gone."""
+        job = self.job
+        here = all(self._known(info.node, info.incarnation) for info in job.members)
+        if not here or self._size(len(job.nodes)) > len(job.members):
+            return self._repair(why)
+        self._begin_generation(why)
+        return [self._send(job.nodes[info.node]) for info in job.members]
+
+    def _begin_generation(self, why: str) -> None:
+        job = self.job
+        job.generation += 1
+        job.succeeded = set()
+        self.rank_table = RankTable(job)
+        self._changed(why)
+
+    def _repair(self, why: str) -> list[View]:
+        """Go on after the round lost a member: smaller, with a replacement, or waiting for one."""
+        if self.job.phase is JobPhase.CLOSED:
+            return self._finalize()
+        if len(self.job.nodes) >= self._settings.min_nodes:
+            return self._form(why)
+        self.job.phase = JobPhase.FORMING
+        self.job.waiting = False
+        for node in self.job.nodes.values():
+            node.claim = NO_CLAIM  # It is about to stop its workers of that round.
+        self._changed(why)
+        return self._send_all()
+
+    def _lose(self, lost: tuple[NodeLost, ...]) -> list[View]:
+        """Remove all nodes that were lost together, for one new round."""
+        broken = ""
+        for one in lost:
+            known = self._known(one.node, one.incarnation)
+            why = f"{one.node} was lost: {one.why}"
+            if known is not None and self._take_out(known, why):
+                broken = broken or why
+        return self._repair(broken) if broken else []
+
+    def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
+        """Remove a node; return whether the job cannot go on as it is without it."""
+        job, info = self.job, known.info
+        was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
+        del job.nodes[info.node]
+        self._retire(info, why, superseded=superseded)
+        if job.phase is JobPhase.CLOSED:
+            awaited = job.failure is not None and job.failure.node == info.node
+            return awaited and not job.report and not job.final
+        if job.phase is JobPhase.FORMING and len(job.nodes) < self._settings.min_nodes:
+            job.waiting = False
+        return job.phase is JobPhase.ACTIVE and was_member and info.node not in job.succeeded
+
+    def _worker_failed(self, node: Node, report: bytes) -> list[View]:
+        job, failure = self.job, node.failure
+        what = failure.summary if failure else f"a worker on {node.info.node} failed"
+        retryable = failure is None or failure.retryable
+        job.failure, job.report = failure, report
+        budget = Budget(self._settings.max_restarts, job.restarts)
+        if judge(budget, retryable=retryable) is Verdict.GIVE_UP:
+            return self._close(JobOutcome.FAILED, what)
+        job.restarts += 1
+        views = self._next_generation(what)
+        job.failure, job.report = None, b""
+        return views
+
+    def _close(self, outcome: JobOutcome, why: str) -> list[View]:
+        job = self.job
+        job.phase = JobPhase.CLOSED
+        job.outcome = outcome
+        job.final = job.failure is None or outcome is not JobOutcome.FAILED
+        job.waiting = False
+        if not job.final:
+            self._begin_wait()
+        self._changed(why)
+        return self._send_all()
+
+    def _finalize(self) -> list[View]:
+        self.job.final = True
+        self.job.waiting = False
+        self._changed(self.job.why)
+        return self._send_all()
+
+    # Bookkeeping.
 
     @property
     def _settings(self) -> JobSettings:
@@ -267,350 +600,69 @@ class Book:
             f"{job.phase.value}, round {job.round}, generation {job.generation}: {why}"
         )
 
-    def _tell(self, node: Node, *, anew: bool = False) -> View:
+    def _send(self, node: Node, *, anew: bool = False) -> View:
+        """Return a node's view, noted as sent; `anew` with a revision of its own."""
         job = self.job
         if anew:
             job.revision += 1
-        node.told, node.sent_present = job.revision, len(job.nodes)
+        node.sent_revision, node.sent_present = job.revision, len(job.nodes)
         return view_for_node(job, self.rank_table, node.info)
 
-    def _turn_away(self, info: NodeInfo, role: NodeRole, why: str, *, heard: int = 0) -> View:
-        """Tell one that is not in the job; `heard` is a term another coordinator told it of."""
-        self.job.revision += 1  # So that it is newer than all it was told while it was in.
-        view = view_for_outsider(self.job, info, role, why)
+    def _send_outsider(
+        self,
+        info: NodeInfo,
+        role: NodeRole,
+        why: str,
+        refusal: RefusalReason | None = None,
+        *,
+        heard: int = 0,
+    ) -> View:
+        """Return the view of one that is not in the job; `heard` is another coordinator's term."""
+        self.job.revision += 1  # So that it is newer than all its views while it was in.
+        view = view_for_outsider(self.job, info, role, why, refusal)
         if heard < self.job.term:
             return view
-        return msgspec.structs.replace(view, term=heard + 1)  # Else it would pass over it.
+        return msgspec.structs.replace(view, term=heard + 1)  # Else it would be ignored.
 
-    def _tell_all(self) -> list[View]:
-        return [self._tell(node) for node in self.job.nodes.values()]
-
-
-Event = Status | NodeLost | NodesLost | WaitEnded | CloseJob
+    def _send_all(self) -> list[View]:
+        return [self._send(node) for node in self.job.nodes.values()]
 
 
-class Rounds(Book):
-    """The machine of one job, over a state that may come from elsewhere."""
+def close_broken(
+    now: float, rounds: Rounds, what: str, make: Callable[[Job], Rounds]
+) -> tuple[list[View], Rounds]:
+    """Close a job that broke an invariant as failed; return the views to send, and its machine.
 
-    def handle(self, event: Event) -> list[View]:
-        """Take in one fact; return what must now be told, each view to its own node."""
-        if type(event) is Status:
-            return self._status(event)
-        if type(event) is NodeLost:
-            return self._lose((event,))
-        if type(event) is NodesLost:
-            return self._lose(event.lost)
-        if type(event) is WaitEnded:
-            return self._time_up() if self.wait and event.seq == self.job.wait_seq else []
-        if type(event) is CloseJob:
-            return (
-                [] if self.job.phase is JobPhase.CLOSED else self._close(event.outcome, event.why)
+    That can only be a bug in Holdfast. The job's nodes must learn of it all the same, and other
+    jobs in the same process must not suffer.
+    """
+    why = f"the coordinator cannot go on with this job; this is a bug in Holdfast ({what})"
+    try:
+        return rounds.handle(now, CloseRequested(JobOutcome.FAILED, why)), rounds
+    except Exception:  # noqa: BLE001 (whatever it is, nodes must learn of the end)
+        # They learn when they ask: none is known any more, so each sends its status again.
+        job = rounds.job
+        return [], make(
+            Job(
+                run_id=job.run_id,
+                settings=job.settings,
+                phase=JobPhase.CLOSED,
+                term=job.term + 1,
+                round=job.round,
+                generation=job.generation,
+                restarts=job.restarts,
+                outcome=JobOutcome.FAILED,
+                why=why,
+                final=True,
             )
-        raise InvalidEvent(f"{event!r} is no event of a job")
-
-    # What nodes say.
-
-    def _status(self, status: Status) -> list[View]:
-        job, info = self.job, status.info
-        if status.run_id != job.run_id:
-            raise InvalidEvent(f"a status of {status.run_id!r} came to {job.run_id!r}")
-        fate = job.retired.get(info.incarnation)
-        if fate is not None:
-            role = NodeRole.REFUSED if fate.superseded else NodeRole.FENCED
-            elsewhere = status.term if status.term > job.term else 0
-            return [self._turn_away(info, role, fate.why, heard=elsewhere)]
-        known = job.nodes.get(info.node)
-        if known is not None and known.info.incarnation == info.incarnation:
-            return self._said(known, status) if status.seq > known.seq else []
-        if status.phase is NodePhase.LEAVING:
-            return []
-        if job.phase is JobPhase.CLOSED:
-            return [self._turn_away(info, NodeRole.CLOSED, job.why, heard=status.term)]
-        wrong = objection(job, status)
-        if wrong:
-            return [self._turn_away(info, NodeRole.REFUSED, wrong, heard=status.term)]
-        if job.round_term and claims(status) and not self._outranked(status):
-            why = f"the job went on without {info.node}"
-            self._retire(info, why)
-            return [self._turn_away(info, NodeRole.FENCED, why)]
-        told: list[View] = []
-        broken = ""
-        if known is not None:
-            why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
-            broken = why if self._take_out(known, why, superseded=True) else ""
-            told = [self._turn_away(known.info, NodeRole.REFUSED, why)]
-        told += self._join(status, broken)
-        if status.phase is NodePhase.CLOSING:
-            told += self._close(JobOutcome.STOPPED, f"{info.node} closed the job")
-        return told
-
-    def _said(self, known: Node, status: Status) -> list[View]:
-        known.seq = status.seq
-        if status.phase is NodePhase.LEAVING:
-            told = self._remove(known, f"{known.info.node} left")
-            if not self.job.nodes:  # Nobody failed: they were all asked to go.
-                self.job.restarts = 0
-            return told
-        known.phase, known.generation = status.phase, status.generation
-        known.failure = status.failure
-        if self.job.phase is JobPhase.CLOSED:
-            return self._said_when_closed(status)
-        if status.phase is NodePhase.CLOSING:
-            return self._close(JobOutcome.STOPPED, f"{known.info.node} closed the job")
-        told = self._heed(known, status)
-        if status.away_s and not told and self.job.phase is not JobPhase.RECOVERING:
-            told.append(self._tell(known, anew=True))  # It lost touch, and waits for a word.
-        return told
-
-    def _heed(self, known: Node, status: Status) -> list[View]:
-        """Act on what a member says of the current generation."""
-        job, node = self.job, known.info.node
-        if (
-            job.phase is not JobPhase.ACTIVE
-            or status.generation != job.generation
-            or self.rank_table.incarnation_of(node) != known.info.incarnation
-        ):
-            return []
-        if status.phase is NodePhase.FAILED:
-            return self._worker_failed(known, status.report)
-        if status.phase is NodePhase.SUCCEEDED:
-            job.succeeded.add(node)
-            if len(job.succeeded) == len(job.members):
-                return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
-        elif status.phase is NodePhase.READY:  # It stopped its workers of its own accord.
-            return self._next_generation(f"{node} asked for a new start")
-        return []
-
-    def _said_when_closed(self, status: Status) -> list[View]:
-        job = self.job
-        if job.final or status.failure is None or job.failure is None:
-            return []
-        likelier = status.failure.sudden and not job.failure.sudden
-        if likelier or (status.report and status.failure.node == job.failure.node):
-            job.failure, job.report = status.failure, status.report
-            self._begin_wait()
-        return []
-
-    # Joining, and what comes of time.
-
-    def _join(self, status: Status, broken: str = "") -> list[View]:
-        """Take in a newcomer; `broken` says why the round must change anyway."""
-        job, info = self.job, status.info
-        if job.settings is None or not job.nodes:  # Whoever begins it anew may begin it otherwise.
-            job.settings = status.settings
-            job.restarts = min(job.restarts, max(0, status.settings.max_restarts))
-        node = Node(info, status.seq, status.phase, status.generation, status.failure)
-        job.nodes[info.node] = node
-        after_another = self._outranked(status)
-        if after_another:
-            job.term = status.term + 1
-            job.recover_s = max(job.recover_s, 2 * status.away_s)
-        if not job.round_term:
-            job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
-        seen = max(status.generation, status.assigned_generation)
-        if claims(status) and not job.round_term:
-            job.generation = max(job.generation, seen)
-            return self._claimed(node, status)
-        if seen > job.generation:  # Another line of the same job: neither may go on as it was.
-            job.generation = seen
-            if job.phase is JobPhase.ACTIVE:
-                return self._repair(f"{info.node} came from another coordinator's round")
-        if after_another and job.phase is JobPhase.FORMING and not job.round_term:
-            # It waited beside an earlier coordinator's round, whose members may be coming back.
-            job.phase = JobPhase.RECOVERING
-            self._begin_wait()
-        return self._repair(broken) if broken else self._review(node)
-
-    def _outranked(self, status: Status) -> bool:
-        """Return whether a newcomer may have heard another coordinator in this term, or a later."""
-        return status.term >= self.job.term
-
-    def _review(self, newcomer: Node) -> list[View]:
-        """See whether a newcomer completes a round, or begins a wait for more."""
-        job = self.job
-        if job.phase is JobPhase.RECOVERING:
-            return []
-        here, most = len(job.nodes), self._settings.max_nodes
-        if job.phase is JobPhase.FORMING:
-            if here >= self._settings.min_nodes:
-                if self._size(here) == most:
-                    return self._form(why_formed(job))
-                self._begin_wait()
-        elif self._size(here) > len(job.members):
-            self._begin_wait()
-        return [self._tell(newcomer, anew=True)]
-
-    def _time_up(self) -> list[View]:
-        job = self.job
-        job.waiting = False
-        if job.phase is JobPhase.CLOSED:
-            return self._finalize()
-        if job.phase is JobPhase.RECOVERING:
-            back = "not all nodes came back after the coordinator was gone"
-            return self._repair(back if claimants(job) else why_formed(job))
-        if job.phase is JobPhase.FORMING:
-            return self._form(why_formed(job))
-        joined = self._size(len(job.nodes)) > len(job.members)
-        if joined:
-            return self._form(why_formed(job))
-        outside = [node for name, node in job.nodes.items() if name not in self.rank_table.rank_of]
-        return [self._tell(node, anew=True) for node in outside]  # They are standbys now.
-
-    def _claimed(self, node: Node, status: Status) -> list[View]:
-        """Take note of a member of an earlier coordinator's round; carry it on if it is whole."""
-        job = self.job
-        node.claim = (status.round_term, status.round, status.round_key)
-        node.claimed_rank, node.claimed_size = status.rank, status.size
-        job.phase = JobPhase.RECOVERING
-        job.round = max(job.round, status.round)
-        self._begin_wait()
-        back = claimants(job) if len(job.nodes) >= status.size else []
-        if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
-            return []
-        job.members = [one.info for one in back]
-        job.round_term, job.round, _key = back[0].claim
-        job.phase, job.waiting = JobPhase.ACTIVE, False
-        self.rank_table = RankTable(job)
-        self._changed("the coordinator is back, and all nodes with it")
-        if self._size(len(job.nodes)) > len(back):
-            self._begin_wait()
-        for one in back:  # What they had to say while there was nobody to hear it.
-            if one.generation == job.generation and one.phase is NodePhase.SUCCEEDED:
-                job.succeeded.add(one.info.node)
-        return self._settle_up(back) or self._tell_all()
-
-    def _settle_up(self, back: list[Node]) -> list[View]:
-        job = self.job
-        if len(job.succeeded) == len(job.members):
-            return self._close(JobOutcome.SUCCEEDED, "all workers succeeded")
-        for one in back:
-            if one.generation == job.generation and one.phase in (
-                NodePhase.FAILED,
-                NodePhase.READY,
-            ):
-                if one.phase is NodePhase.FAILED:
-                    return self._worker_failed(one, b"")
-                return self._next_generation(f"{one.info.node} asked for a new start")
-        return []
-
-    # Rounds and generations.
-
-    def _size(self, here: int) -> int:
-        """Return how many of so many nodes are to run, spares kept back where that is possible."""
-        settings = self._settings
-        wanted = max(settings.min_nodes, here - settings.spares)
-        return min(wanted, here, settings.max_nodes)
-
-    def _form(self, why: str) -> list[View]:
-        job = self.job
-        here = list(job.nodes.values())
-        previous, previous_size = previous_ranks(job, self.rank_table)
-        # A lost node is replaced by a spare before the round is made smaller.
-        size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
-        first = sorted(here, key=lambda node: node.info.node not in previous)
-        infos = [node.info for node in first[:size]]
-        job.members = order_nodes(infos, previous, self._settings.order)
-        job.round += 1
-        job.round_term = job.term
-        job.phase, job.waiting = JobPhase.ACTIVE, False
-        for node in here:
-            node.claim = NO_CLAIM
-        self._begin_generation(why)
-        return self._tell_all()
-
-    def _next_generation(self, why: str) -> list[View]:
-        """Start all workers anew; in a new round if nodes wait, or some that were done are gone."""
-        job = self.job
-        here = all(self._known(info.node, info.incarnation) for info in job.members)
-        if not here or self._size(len(job.nodes)) > len(job.members):
-            return self._repair(why)
-        self._begin_generation(why)
-        return [self._tell(job.nodes[info.node]) for info in job.members]
-
-    def _begin_generation(self, why: str) -> None:
-        job = self.job
-        job.generation += 1
-        job.succeeded = set()
-        self.rank_table = RankTable(job)
-        self._changed(why)
-
-    def _repair(self, why: str) -> list[View]:
-        """Go on after the round lost a member: smaller, with a replacement, or waiting for one."""
-        if self.job.phase is JobPhase.CLOSED:
-            return self._finalize()
-        if len(self.job.nodes) >= self._settings.min_nodes:
-            return self._form(why)
-        self.job.phase = JobPhase.FORMING
-        self.job.waiting = False
-        for node in self.job.nodes.values():
-            node.claim = NO_CLAIM  # It is about to stop its workers of that round.
-        self._changed(why)
-        return self._tell_all()
-
-    def _lose(self, lost: tuple[NodeLost, ...]) -> list[View]:
-        """Take out all that were lost together, at the price of one new round."""
-        broken = ""
-        for one in lost:
-            known = self._known(one.node, one.incarnation)
-            why = f"{one.node} was lost: {one.why}"
-            if known is not None and self._take_out(known, why):
-                broken = broken or why
-        return self._repair(broken) if broken else []
-
-    def _remove(self, known: Node, why: str, *, superseded: bool = False) -> list[View]:
-        return self._repair(why) if self._take_out(known, why, superseded=superseded) else []
-
-    def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
-        """Strike a node out; return whether things cannot stay as they are without it."""
-        job, info = self.job, known.info
-        was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
-        del job.nodes[info.node]
-        self._retire(info, why, superseded=superseded)
-        if job.phase is JobPhase.CLOSED:
-            awaited = job.failure is not None and job.failure.node == info.node
-            return awaited and not job.report and not job.final
-        if job.phase is JobPhase.FORMING and len(job.nodes) < self._settings.min_nodes:
-            job.waiting = False
-        return job.phase is JobPhase.ACTIVE and was_member and info.node not in job.succeeded
-
-    def _worker_failed(self, node: Node, report: bytes) -> list[View]:
-        job, failure = self.job, node.failure
-        what = failure.summary if failure else f"a worker on {node.info.node} failed"
-        retryable = failure is None or failure.retryable
-        job.failure, job.report = failure, report
-        budget = Budget(self._settings.max_restarts, job.restarts)
-        if judge(budget, retryable=retryable) is Verdict.GIVE_UP:
-            return self._close(JobOutcome.FAILED, what)
-        job.restarts += 1
-        told = self._next_generation(what)
-        job.failure, job.report = None, b""
-        return told
-
-    def _close(self, outcome: JobOutcome, why: str) -> list[View]:
-        job = self.job
-        job.phase = JobPhase.CLOSED
-        job.outcome = outcome
-        job.final = job.failure is None or outcome is not JobOutcome.FAILED
-        job.waiting = False
-        if not job.final:
-            self._begin_wait()
-        self._changed(why)
-        return self._tell_all()
-
-    def _finalize(self) -> list[View]:
-        self.job.final = True
-        self.job.waiting = False
-        self._changed(self.job.why)
-        return self._tell_all()
+        )
 
 
-NO_RANKS = NodeRanks(0, 0, 0, 0)
-NAMES_MAX = 3
-KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
+# Views.
 
 
 class RankTable:
-    """Who sits where in the current round, worked out once for as long as it stands."""
+    """The ranks of the current round, computed once for as long as it stands."""
 
     def __init__(self, job: Job) -> None:
         members = job.members
@@ -633,7 +685,7 @@ class RankTable:
 
 
 def round_key(members: list[NodeInfo]) -> int:
-    """Return a number that only these incarnations in this order have, as good as certainly."""
+    """Return a number that identifies these incarnations in this order (a hash)."""
     key = len(members)
     for info in members:
         key = (key * KEY_FACTOR + info.incarnation) % KEY_MODULUS
@@ -641,12 +693,12 @@ def round_key(members: list[NodeInfo]) -> int:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address means another machine to everybody else."""
+    """Return whether an address is of use on its own host alone."""
     return address.startswith("127.") or address == "::1"
 
 
 def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
-    """Return all that a node which is in the job must know of it."""
+    """Return the view of a node that is in the job."""
     if job.phase is JobPhase.CLOSED:
         return view_for_outsider(job, info, NodeRole.CLOSED, job.why)
     role, rank = NodeRole.WAITING, -1
@@ -685,8 +737,10 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
     )
 
 
-def view_for_outsider(job: Job, info: NodeInfo, role: NodeRole, why: str) -> View:
-    """Return what an incarnation that is not in the job is told."""
+def view_for_outsider(
+    job: Job, info: NodeInfo, role: NodeRole, why: str, refusal: RefusalReason | None = None
+) -> View:
+    """Return the view of an incarnation that is not in the job."""
     return View(
         run_id=job.run_id,
         node=info.node,
@@ -695,6 +749,7 @@ def view_for_outsider(job: Job, info: NodeInfo, role: NodeRole, why: str) -> Vie
         revision=job.revision,
         role=role,
         why=why,
+        refusal=refusal,
         generation=job.generation,
         restarts=job.restarts,
         outcome=job.outcome,
@@ -730,7 +785,7 @@ _AGREED: dict[str, Callable[[JobSettings], str]] = {
     "--nnodes": lambda settings: f"{settings.min_nodes}:{settings.max_nodes}",
     "--max-restarts": lambda settings: str(settings.max_restarts),
     "--spares": lambda settings: str(settings.spares),
-    "rank_order": lambda settings: settings.order,
+    "rank_order": lambda settings: settings.order.value,
 }
 
 
@@ -743,12 +798,12 @@ def previous_ranks(job: Job, rank_table: RankTable) -> tuple[dict[str, int], int
 
 
 def claims(status: Status) -> bool:
-    """Return whether a node says that it is in a round."""
+    """Return whether a node reports that it is in a round."""
     return status.round_term > 0 and status.rank >= 0
 
 
 def why_formed(job: Job) -> str:
-    """Return why a round forms that was waited for."""
+    """Return the reason for a round that was waited for."""
     if job.round < 0:
         most = job.settings.max_nodes if job.settings else 0
         return "all nodes are here" if len(job.nodes) >= most else "enough nodes are here"
@@ -759,7 +814,7 @@ def why_formed(job: Job) -> str:
 
 
 def claimants(job: Job) -> list[Node]:
-    """Return, by rank, the nodes that are back of the newest round anybody was in."""
+    """Return, by rank, the nodes that are back of the newest round that any was in."""
     newest = max((node.claim for node in job.nodes.values()), default=NO_CLAIM)
     back = [node for node in job.nodes.values() if node.claim == newest != NO_CLAIM]
     return sorted(back, key=lambda node: node.claimed_rank)

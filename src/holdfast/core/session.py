@@ -10,7 +10,7 @@ what a node does about a view is for `core.coordinated_supervision`.
      ▲                                    │ Disconnected                        │ Disconnected,
      └────────────────────────────────────┴─────────────────────────────────────┘ silence
 
-Use: perform the effects of each `handle` in order; call it with `Tick` at `next_deadline`. While
+Use: perform the effects of each `handle` in order; call it with `TICK` at `next_deadline`. While
 the connection is down nothing is queued: when it is up again the newest status has everything.
 Times are by the node's own clock, and only time it was awake for counts against the coordinator.
 """
@@ -22,6 +22,7 @@ from enum import Enum
 import msgspec
 
 from holdfast.core.liveness import AttendedClock
+from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.protocol import (
     Ack,
     Failure,
@@ -40,13 +41,13 @@ if TYPE_CHECKING:
 
 
 RETRY_FIRST_S = 0.02
-RETRY_MAX_S = (
-    1.0  # With `dialing.CONNECT_S` less than `book.RECOVER_S_MAX`, or nodes come too late.
-)
-BEAT_S_PER_NODE = 0.0002
-"""So much of a second is a coordinator's work for a beat, several times over: in jobs of more than
-some thousand nodes each beats less often, but no less than it must to be heard in time."""
-BEATS_PER_SILENCE_MIN = 2.5
+RETRY_MAX_S = 1.0
+"""With the time a connection attempt may take less than `rounds.RECOVER_S_MAX`, or nodes of a
+running round would come back too late for a new coordinator to carry it on."""
+HEARTBEAT_S_PER_NODE = 0.0002
+"""A coordinator's work for one heartbeat, several times over: in jobs of more than some thousand
+nodes each sends fewer, but no fewer than it must to be heard in time."""
+HEARTBEATS_PER_SILENCE_MIN = 2.5
 CLOSED_AWAY_S = 5.0  # Once the job is over, nobody waits long for a coordinator that left.
 
 
@@ -54,44 +55,40 @@ class ConnectionState(Enum):
     """The connection to the coordinator."""
 
     DOWN = "down"
-    OPENING = "opening"
+    CONNECTING = "connecting"
     UP = "up"
 
 
 class SessionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
-    """How patient a node is."""
+    """How long a node waits for what."""
 
     beat_s: float = 1.0
-    """A sign of life this often; raising it makes lost nodes and coordinators be noticed later."""
+    """A heartbeat this often; raising it makes lost nodes and coordinators be noticed later."""
     silence_s: float = 5.0
-    """An open link on which nothing came for so long is given up; the coordinator does alike."""
+    """An open connection that was silent for so long is closed; the coordinator does likewise."""
     away_s: float = 60.0
     """A coordinator that was there is waited for so long; workers go on meanwhile."""
     first_contact_s: float = 600.0
     """A coordinator that was never there is waited for so long."""
 
 
-# Events.
+# Events; a `View` and an `Ack` of the coordinator are events too.
 
 
-class Tick(msgspec.Struct, frozen=True):
-    """A deadline may have come."""
+class Connected(Event):
+    """The connection asked for is there, and both sides have proven what they must."""
 
 
-class Connected(msgspec.Struct, frozen=True):
-    """The link asked for is there, and both sides have proven what they must."""
-
-
-class Disconnected(msgspec.Struct, frozen=True):
-    """The link is gone, or could not be opened."""
+class Disconnected(Event):
+    """The connection is gone, or could not be opened."""
 
     why: str
     permanent: bool = False
-    """Something is refused, and will be each time: a link that opens is no sign of success."""
+    """Something is refused, and will be each time: a connection that opens proves nothing."""
 
 
-class StatusChanged(msgspec.Struct, frozen=True):
-    """The node has something new to say of itself."""
+class StatusChanged(Event):
+    """The node has something new to report of itself."""
 
     phase: NodePhase
     generation: int
@@ -99,47 +96,47 @@ class StatusChanged(msgspec.Struct, frozen=True):
     report: bytes = b""
 
 
-class Rejoined(msgspec.Struct, frozen=True):
+class Rejoined(Event):
     """The node begins anew as this incarnation, after it was fenced."""
 
     incarnation: int
 
 
-Event = Tick | Connected | Disconnected | StatusChanged | Rejoined | View | Ack
+SessionEvent = Tick | Connected | Disconnected | StatusChanged | Rejoined | View | Ack
 
 # Effects.
 
 
-class Connect(msgspec.Struct, frozen=True):
+class Connect(Effect):
     """Connect; the outcome is `Connected` or `Disconnected`."""
 
 
-class Disconnect(msgspec.Struct, frozen=True):
-    """Close the link; it brings no event of its own."""
+class Disconnect(Effect):
+    """Close the connection; it brings no event of its own."""
 
     why: str
 
 
-class Send(msgspec.Struct, frozen=True):
-    """Send this over the link."""
+class Send(Effect):
+    """Send this over the connection."""
 
     message: Status | Heartbeat
 
 
-class DeliverView(msgspec.Struct, frozen=True):
-    """Show the node's newest view to whoever runs its workers."""
+class DeliverView(Effect):
+    """Give the node's newest view to whoever runs its workers."""
 
     view: View
 
 
-class GiveUp(msgspec.Struct, frozen=True):
+class GiveUp(Effect):
     """The coordinator stayed away past the limit."""
 
     away_s: float
     why: str
 
 
-Effect = Connect | Disconnect | Send | DeliverView | GiveUp
+SessionEffect = Connect | Disconnect | Send | DeliverView | GiveUp
 
 
 class Session:
@@ -163,17 +160,18 @@ class Session:
         self.ever_up = False
         self.ever_told = False
         self.is_refused = False
-        """Whether what is on the other side takes a link and soon refuses to go on, every time."""
+        """Whether the other side accepts connections and soon refuses to go on, every time."""
+        self.story = Story("session", node=info.node)
         self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
         self._times = times
         self._draw = draw
         self._clock = AttendedClock(now, max(times.beat_s, times.silence_s / 5))
-        self._beat_s = min(times.beat_s, times.away_s / BEATS_PER_SILENCE_MIN)
+        self._beat_s = min(times.beat_s, times.away_s / HEARTBEATS_PER_SILENCE_MIN)
         self._heard_at = 0.0  # This and the next five by the attended clock.
         self._opened_at = 0.0
-        self._away_since: float | None = None  # Until there is a view again, not just a link.
+        self._away_since: float | None = None  # Until there is a view again, not just a connection.
         self._beat_at = 0.0
-        self._said_at = 0.0
+        self._sent_at = 0.0
         self._retry_at = 0.0
         self._retries = 0
         self._term = self._revision = 0
@@ -181,22 +179,25 @@ class Session:
 
     @property
     def status(self) -> Status:
-        """What the node last said of itself."""
+        """What the node last reported of itself."""
         return self._status
 
-    def handle(self, now: float, event: Event) -> list[Effect]:
+    def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
         """Take in one fact; return what must now be done, in order."""
         at = self._clock.look(now)
-        if isinstance(event, Tick):  # This and the next make up nearly all.
-            return self._tick(at)
-        if isinstance(event, Ack):
-            return self._acked(at, event)
+        state = self.link
+        if isinstance(event, (Tick, Ack)):  # Nearly all events are.
+            effects = self._tick(at) if isinstance(event, Tick) else self._acked(at, event)
+            if effects and not _is_heartbeat(effects[0]):
+                self.story.record(now, state, event, effects, cause)
+            return effects
         match event:
             case View():
-                return self._viewed(at, event)
+                effects = self._viewed(at, event)
+                cause = cause or event.id
             case StatusChanged(phase, generation, failure, report):
                 self._restate(phase=phase, generation=generation, failure=failure, report=report)
-                return self._say(at)
+                effects = self._send(at)
             case Connected():
                 self.link = ConnectionState.UP
                 self._opened_at = at
@@ -204,19 +205,23 @@ class Session:
                     self._retries = 0
                 away_s = 0.0 if self._away_since is None else at - self._away_since
                 self._restate(away_s=away_s)
-                return self._say(at)
+                effects = self._send(at)
             case Disconnected(why, permanent):
                 self.is_refused = self.is_refused or (permanent and self.link is ConnectionState.UP)
-                return self._closed(at, why)
+                effects = self._closed(at, why)
             case Rejoined(incarnation):
                 info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
                 self.view = None
                 self.heard_seq = -1
                 self._restate(info=info, phase=NodePhase.READY, failure=None, report=b"")
-                return self._say(at)
+                effects = self._send(at)
+            case _:
+                raise InvalidEvent(f"{event!r} is not an event of a session")
+        self.story.record(now, state, event, effects, cause)
+        return effects
 
     def next_deadline(self, now: float) -> float:
-        """Return when `Tick` is wanted next."""
+        """Return when `TICK` is wanted next."""
         at = self._clock.look(now)
         rest = self._heard_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s
         if self.link is ConnectionState.UP:
@@ -225,9 +230,9 @@ class Session:
             rest = min(rest, self._retry_at - at)
         return now + max(0.0, min(rest, self._clock.step_s))
 
-    # What arrives.
+    # Messages of the coordinator.
 
-    def _viewed(self, at: float, view: View) -> list[Effect]:
+    def _viewed(self, at: float, view: View) -> list[SessionEffect]:
         self._hear(at)
         if view.incarnation != self._status.info.incarnation:
             return []
@@ -250,24 +255,24 @@ class Session:
             size=view.size if member else 0,
             restarts=view.restarts if view.round_term else self._status.restarts,
         )
-        effects: list[Effect] = [DeliverView(view)]
+        effects: list[SessionEffect] = [DeliverView(view)]
         if view.role is NodeRole.CLOSED and not view.final and self._status.report:
-            effects += self._say(at)  # It may have come to a coordinator that is gone.
+            effects += self._send(at)  # A coordinator that is gone may have got it.
         return effects
 
-    def _acked(self, at: float, ack: Ack) -> list[Effect]:
+    def _acked(self, at: float, ack: Ack) -> list[SessionEffect]:
         self._hear(at)
         if ack.incarnation != self._status.info.incarnation:
             return []
         self.heard_seq = max(self.heard_seq, ack.seq)
-        if ack.seq < self._status.seq and at - self._said_at >= self._times.beat_s / 2:
-            return self._say(at)
+        if ack.seq < self._status.seq and at - self._sent_at >= self._times.beat_s / 2:
+            return self._send(at)
         return []
 
     def _hear(self, at: float) -> None:
         self.ever_up = True
         if self.is_refused:
-            # The next refusal may be on its way: until it is not, this is as good as nothing.
+            # The next refusal may be on its way: until then this proves nothing.
             if at - self._opened_at < self._times.silence_s / 2:
                 return
             self.is_refused = False
@@ -275,14 +280,14 @@ class Session:
         self._heard_at = at
 
     def _pace(self, view: View) -> float:
-        # The coordinator may be set to lose patience sooner than this node would; and this node
-        # may be set to do without it sooner than it calls a link silent.
+        # The coordinator may be configured to give up on silent nodes sooner than this node would,
+        # and this node to give up on the coordinator sooner than on a silent connection.
         times = self._times
         silence_s = min(times.silence_s, view.silence_s or times.silence_s, times.away_s)
-        wanted = max(times.beat_s, BEAT_S_PER_NODE * view.present)
-        return min(wanted, silence_s / BEATS_PER_SILENCE_MIN)
+        wanted = max(times.beat_s, HEARTBEAT_S_PER_NODE * view.present)
+        return min(wanted, silence_s / HEARTBEATS_PER_SILENCE_MIN)
 
-    def _closed(self, at: float, why: str) -> list[Effect]:
+    def _closed(self, at: float, why: str) -> list[SessionEffect]:
         self.link = ConnectionState.DOWN
         if self._away_since is None and self.ever_up:
             self._away_since = at
@@ -292,12 +297,12 @@ class Session:
         self._retry_at = at + wait * (0.5 + self._draw() / 2)
         return self._tick(at)
 
-    # What time brings.
+    # Deadlines.
 
-    def _tick(self, at: float) -> list[Effect]:
+    def _tick(self, at: float) -> list[SessionEffect]:
         times = self._times
-        effects: list[Effect] = []
-        # A link may open and still bring no word, from something else that listens there.
+        effects: list[SessionEffect] = []
+        # A connection may open and stay silent, to something else that listens there.
         if (
             self.link is ConnectionState.UP
             and at - max(self._heard_at, self._opened_at) >= times.silence_s
@@ -310,7 +315,7 @@ class Session:
             why = f"no answer for {self._limit_s():g} s" if is_mute else self.last_problem
             effects.append(GiveUp(at - self._heard_at, why))
         if self.link is ConnectionState.DOWN and at >= self._retry_at:
-            self.link = ConnectionState.OPENING
+            self.link = ConnectionState.CONNECTING
             return [*effects, Connect()]
         if self.link is ConnectionState.UP and at - self._beat_at >= self._beat_s:
             self._beat_at = at
@@ -318,7 +323,7 @@ class Session:
         return effects
 
     def _may_give_up(self) -> bool:
-        # A link that opened after refusals is given its time to show what it is worth.
+        # A connection that opened after refusals is given its time to prove itself.
         return not (self._given_up or (self.is_refused and self.link is ConnectionState.UP))
 
     def _limit_s(self) -> float:
@@ -326,16 +331,16 @@ class Session:
             return CLOSED_AWAY_S
         return self._times.away_s if self.ever_up else self._times.first_contact_s
 
-    # What is said.
+    # What is sent.
 
     def _restate(self, **changes: object) -> None:
         self._status = msgspec.structs.replace(self._status, **changes)
 
-    def _say(self, at: float) -> list[Effect]:
+    def _send(self, at: float) -> list[SessionEffect]:
         self._restate(seq=self._status.seq + 1)
         if self.link is not ConnectionState.UP:
             return []
-        self._said_at = self._beat_at = at
+        self._sent_at = self._beat_at = at
         return [Send(self._status)]
 
     def _beat(self) -> Heartbeat:
@@ -348,3 +353,7 @@ class Session:
             term=self._term,
             revision=self._revision,
         )
+
+
+def _is_heartbeat(effect: SessionEffect) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, Heartbeat)

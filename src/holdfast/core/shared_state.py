@@ -19,7 +19,7 @@ from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, No
 from holdfast.core.rounds import Job, JobPhase, Node, NodeLost, NodesLost, Rounds, WaitEnded
 
 if TYPE_CHECKING:
-    from holdfast.core.rounds import Event
+    from holdfast.core.rounds import JobEvent
 
 
 BEAT_S_PER_NODE = 0.05
@@ -73,10 +73,10 @@ class Observer:
             self._wait = (key, now)
         self._wait_ends = self._wait[1] + wait.delay_s if wait else None
 
-    def judge(self, now: float, rounds: Rounds) -> list[Event]:
+    def judge(self, now: float, rounds: Rounds) -> list[JobEvent]:
         """Return what has come of time, as of the last `observe`; nothing once all is over."""
         job = rounds.job
-        events: list[Event] = []
+        events: list[JobEvent] = []
         if job.final:
             return events
         lost = tuple(
@@ -204,7 +204,7 @@ class SharedStateNode:
             answer = None
             events = [*self._to_say(job, before), *self._observer.judge(now, rounds)]
             for event in events:
-                rounds.handle(event)
+                rounds.handle(now, event)
         rounds.check()
         me = self._me(job)
         if me is None:
@@ -255,7 +255,7 @@ class SharedStateNode:
         if self.status.phase is NodePhase.LEAVING:
             return None
         away_s = 0.0 if self._kept_at is None else now - self._kept_at
-        told = rounds.handle(msgspec.structs.replace(self.status, away_s=away_s))
+        told = rounds.handle(now, msgspec.structs.replace(self.status, away_s=away_s))
         mine = [one for one in told if one.incarnation == self.status.info.incarnation]
         return mine[-1] if mine else None
 

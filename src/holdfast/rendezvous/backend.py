@@ -40,6 +40,7 @@ from holdfast.coordinator.agent_connection import (
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import Job
 from holdfast.core.session import CLOSED_AWAY_S
 from holdfast.core.shared_state import Outlook, SharedStateNode
@@ -120,7 +121,7 @@ def this_node(local_addr: str | None, *, node_id: str = "", label: str = "") -> 
 
 
 def job_settings_of(
-    settings: RendezvousSettings, *, spares: int = 0, order: str = "stable"
+    settings: RendezvousSettings, *, spares: int = 0, order: RankOrder = RankOrder.STABLE
 ) -> JobSettings:
     """Return what all nodes of the job must agree on. How many restarts there are, `enter` adds."""
     return JobSettings(
@@ -1031,7 +1032,9 @@ def create_handler(
         backend.name,
         store,
         SharedJob(backend, params.run_id),
-        job_settings=job_settings_of(settings, spares=conf.spares, order=conf.rank_order),
+        job_settings=job_settings_of(
+            settings, spares=conf.spares, order=RankOrder(conf.rank_order)
+        ),
         patience_s=conf.coordinator_timeout,
         endpoint=params.endpoint,
         worker_store=conf.worker_store,

@@ -19,6 +19,7 @@ from holdfast.coordinator.agent_connection import (
 )
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import JobSettings, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.ranks import RankOrder
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoint
@@ -119,7 +120,7 @@ class CoordinatorHandler(CoordinatedRendezvousHandler):
             max_restarts=max_restarts,
             spares=conf.spares,
             settle_s=conf.last_call_timeout,
-            order=conf.rank_order,
+            order=RankOrder(conf.rank_order),
         )
         info = NodeInfo(
             node=self.node_id,

@@ -32,7 +32,16 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
-from holdfast.core.rounds import CloseJob, Event, Job, JobPhase, Node, NodeLost, NodesLost, Rounds
+from holdfast.core.rounds import (
+    CloseRequested,
+    Job,
+    JobEvent,
+    JobPhase,
+    Node,
+    NodeLost,
+    NodesLost,
+    Rounds,
+)
 from holdfast.core.shared_state import Observer, known_as
 
 if TYPE_CHECKING:
@@ -156,15 +165,15 @@ class Participant:
         rounds = self._rounds = Rounds(job)
         self._observer.observe(now, rounds)
         self._refusal = ""
-        events: list[Event] = []
+        events: list[JobEvent] = []
         if self._close_why and job.phase is not JobPhase.CLOSED:
-            events.append(CloseJob(JobOutcome.STOPPED, self._close_why))
+            events.append(CloseRequested(JobOutcome.STOPPED, self._close_why))
         elif self._is_in(job) and self._goal is not Goal.LEAVE:
             events += self._absent(now, job)
             events += self._observer.judge(now, rounds)
         for event in events:
-            rounds.handle(event)
-        mine, spoke = self._speak(rounds)
+            rounds.handle(now, event)
+        mine, spoke = self._speak(now, rounds)
         rounds.check()
         known = known_as(job, self._info.node, mine.incarnation)
         if known is not None and (events or spoke or self._observer.is_beat_due(now)):
@@ -198,7 +207,7 @@ class Participant:
             return None
         return self._observer.next_deadline(now)
 
-    def _absent(self, now: float, job: Job) -> list[Event]:
+    def _absent(self, now: float, job: Job) -> list[JobEvent]:
         """Return that members did not come who have been waited for long enough."""
         if job.phase is JobPhase.CLOSED:
             return []
@@ -216,13 +225,13 @@ class Participant:
 
     # What it says.
 
-    def _speak(self, rounds: Rounds) -> tuple[Mine, bool]:
+    def _speak(self, now: float, rounds: Rounds) -> tuple[Mine, bool]:
         mine, spoke = self._mine, False
         for _ in range(STATEMENTS_MAX):
             mine, status = self._next_statement(rounds, mine)
             if status is None:
                 break
-            for view in rounds.handle(status):
+            for view in rounds.handle(now, status):
                 if view.incarnation == mine.incarnation and view.role is NodeRole.REFUSED:
                     self._refusal = view.why
             if self._refusal:

@@ -7,7 +7,65 @@ of its own making (a report, a reason) shortens it before it sends; see `clip`.
 
 from __future__ import annotations
 
-from holdfast.core.protocol import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
+from holdfast.core.protocol import (
+    AWAY_S_MAX,
+    COUNTER_MAX,
+    EXITCODE_MAX,
+    INCARNATION_MAX,
+    LOCAL_WORLD_SIZE_MAX,
+    NAME_CHARS_MAX,
+    NODE_ID_CHARS_MAX,
+    NODES_MAX,
+    PID_MAX,
+    PORT_MAX,
+    PORTS_MAX,
+    REPORT_BYTES_MAX,
+    REPORTED_COUNTER_MAX,
+    RUN_ID_CHARS_MAX,
+    SETTLE_S_MAX,
+    SUMMARY_CHARS_MAX,
+    WHY_CHARS_MAX,
+    WORLD_SIZE_MAX,
+)
+
+__all__ = [
+    "ANSWER_FRAME_BYTES_MAX",
+    "AWAY_S_MAX",
+    "COUNTER_MAX",
+    "EXITCODE_MAX",
+    "FRAME_BYTES_MAX",
+    "HANDSHAKE_FRAME_BYTES_MAX",
+    "HISTORY_LINES_MAX",
+    "INCARNATION_MAX",
+    "JOBS_MAX",
+    "KIB",
+    "LOCAL_WORLD_SIZE_MAX",
+    "NAME_CHARS_MAX",
+    "NODES_MAX",
+    "NODE_ID_CHARS_MAX",
+    "NONCE_BYTES",
+    "NONCE_BYTES_MAX",
+    "NONCE_BYTES_MIN",
+    "PID_MAX",
+    "PORTS_MAX",
+    "PORT_MAX",
+    "PROOF_BYTES_MAX",
+    "REPORTED_COUNTER_MAX",
+    "REPORT_BYTES_MAX",
+    "RUN_ID_CHARS_MAX",
+    "SETTLE_S_MAX",
+    "STORE_KEYS_MAX",
+    "STORE_KEY_CHARS_MAX",
+    "STORE_SCOPE_CHARS_MAX",
+    "STORE_TIMEOUT_S_MAX",
+    "STORE_VALUE_BYTES_MAX",
+    "SUMMARIES_MAX",
+    "SUMMARY_CHARS_MAX",
+    "VERSION_MAX",
+    "WHY_CHARS_MAX",
+    "WORLD_SIZE_MAX",
+    "clip",
+]
 
 KIB = 1024
 
@@ -19,37 +77,6 @@ HANDSHAKE_FRAME_BYTES_MAX = 4 * KIB
 
 ANSWER_FRAME_BYTES_MAX = 16 * KIB * KIB
 """The same for whoever asked for the state of the jobs: about 200 bytes per node come back."""
-
-REPORT_BYTES_MAX = 256 * KIB
-"""The whole story of a failure, in a status or a view."""
-
-WHY_CHARS_MAX = 2_000
-"""A reason in words for a person, and a line of a job's history."""
-
-SUMMARY_CHARS_MAX = 4_000
-"""A failure in one line."""
-
-NAME_CHARS_MAX = 255
-"""A host, an address, a role, a label."""
-
-NODES_MAX = 1_000_000
-LOCAL_WORLD_SIZE_MAX = 100_000
-WORLD_SIZE_MAX = NODES_MAX * LOCAL_WORLD_SIZE_MAX
-PORT_MAX = 65_535
-PORTS_MAX = 16
-"""How many ports a node may hold for the workers' store."""
-SETTLE_S_MAX = 86_400.0
-AWAY_S_MAX = 10 * 366 * 86_400.0
-
-COUNTER_MAX = 2**62
-# What a node may say that it heard: a coordinator counts on from there, and needs the room.
-SAID_MAX = 2**53
-"""What is counted or drawn at random: terms, revisions, generations, ... Far enough from the end
-of what msgpack can write (2**64) that counting on from a hostile value never gets there."""
-
-INCARNATION_MAX = 2**64 - 1
-PID_MAX = 2**31 - 1
-EXITCODE_MAX = 2**31 - 1
 
 STORE_VALUE_BYTES_MAX = 480 * KIB
 """A value in the store: two of them (`compare_set`) and their key fit into one frame."""

@@ -212,7 +212,7 @@ def test_closing_while_connecting_leaves_nothing() -> None:
     async def work() -> None:
         with listening() as silent:
             node = Node(CoordinatorConnector("127.0.0.1", silent.getsockname()[1]))
-            await soon(lambda: node.client.session.link is ConnectionState.OPENING)
+            await soon(lambda: node.client.session.link is ConnectionState.CONNECTING)
             await node.client.close()
             node.client.report(NodePhase.READY, -1)
             assert node.told == []

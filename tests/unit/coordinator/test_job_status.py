@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.coordinator import job_status
-from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.coordinator import CoordinatorMachine, StatusReceived
 from holdfast.core.protocol import JobSettings, NodeInfo, Status
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.limits import ANSWER_FRAME_BYTES_MAX
@@ -21,7 +21,7 @@ def hosting() -> CoordinatorMachine:
                 info=NodeInfo(node=name, incarnation=hash((run_id, name)) % 1000, host=f"h-{name}"),
                 settings=JobSettings(min_nodes=nodes, max_nodes=nodes, max_restarts=4),
             )
-            hosting.received(0.0, status, "10.0.0.1")
+            hosting.handle(0.0, StatusReceived(status, "10.0.0.1"))
     return hosting
 
 

@@ -48,12 +48,12 @@ def test_a_bug_costs_one_connection() -> None:
             def broken(*_: object) -> None:
                 raise ZeroDivisionError
 
-            whole = served.server.hosting.received
-            served.server.hosting.received = broken  # type: ignore[assignment]
+            whole = served.server.hosting.handle
+            served.server.hosting.handle = broken  # type: ignore[assignment]
             talk = await served.link()
             talk.say(status("a"))
             assert isinstance(await talk.hear(), str)
-            served.server.hosting.received = whole  # type: ignore[method-assign]
+            served.server.hosting.handle = whole  # type: ignore[method-assign]
             assert "a bug of the coordinator's: ZeroDivisionError()" in served.complaints[0]
             other = await served.link()
             other.say(status("a"))

@@ -144,7 +144,7 @@ def take(world: World, step: Step) -> list[View]:
         world.faults_left -= 1
     rounds = Rounds(world.job)
     if what == "time up":
-        return _on_the_way(world, rounds.handle(WaitEnded(world.job.wait_seq)))
+        return _on_the_way(world, rounds.handle(0.0, WaitEnded(world.job.wait_seq)))
     if what == "restart":
         world.job = Job(run_id=RUN)
         world.views = [None] * len(world.views)
@@ -155,10 +155,10 @@ def take(world: World, step: Step) -> list[View]:
         world.views[i] = None
         incarnation = i * 100 + world.born[i]
         world.nodes[i] = node = a_node(name_of(i), world.settings, incarnation)
-        return _on_the_way(world, rounds.handle(node.status()))
+        return _on_the_way(world, rounds.handle(0.0, node.status()))
     if what == "notice":
         incarnation = _known(world, i) or 0
-        return _on_the_way(world, rounds.handle(NodeLost(name_of(i), incarnation, "silence")))
+        return _on_the_way(world, rounds.handle(0.0, NodeLost(name_of(i), incarnation, "silence")))
     told = _of_a_node(world, rounds, what, i)
     rounds.check()
     return _on_the_way(world, told)
@@ -169,7 +169,7 @@ def _of_a_node(world: World, rounds: Rounds, what: str, i: int) -> list[View]:
     assert node is not None
     match what:
         case "speak":  # A reconnection, or the answer to an `Ack` that lacks something; a beat too.
-            told = rounds.handle(node.status())
+            told = rounds.handle(0.0, node.status())
             behind = rounds.behind(node.beat())
             return told + ([behind] if behind else [])
         case "hear":
@@ -182,14 +182,14 @@ def _of_a_node(world: World, rounds: Rounds, what: str, i: int) -> list[View]:
         case "follow":
             return _follow(world, rounds, node, i)
         case "succeed":
-            return rounds.handle(node.succeed())
+            return rounds.handle(0.0, node.succeed())
         case "fail":
-            return rounds.handle(node.fail())
+            return rounds.handle(0.0, node.fail())
         case "leave":
             world.nodes[i], world.views[i] = None, None
-            return rounds.handle(node.leave())
+            return rounds.handle(0.0, node.leave())
         case "accuse":
-            return rounds.handle(NodeLost(node.name, node.info.incarnation, "silence"))
+            return rounds.handle(0.0, NodeLost(node.name, node.info.incarnation, "silence"))
         case "crash":
             world.nodes[i], world.views[i] = None, None
         case "drop":
@@ -209,7 +209,7 @@ def _follow(world: World, rounds: Rounds, node: FakeNode, i: int) -> list[View]:
         node.begin_anew(i * 100 + world.born[i])
     else:
         node.follow()
-    return rounds.handle(node.status())
+    return rounds.handle(0.0, node.status())
 
 
 def _on_the_way(world: World, told: list[View]) -> list[View]:
@@ -281,7 +281,7 @@ def _would_say(world: World, node: FakeNode) -> bool:
     if job.phase is JobPhase.RECOVERING:
         return False
     counts = job.phase is JobPhase.FORMING and known.sent_present != len(job.nodes)
-    return counts or (node.term, node.revision) < (job.term, known.told)
+    return counts or (node.term, node.revision) < (job.term, known.sent_revision)
 
 
 # Comparing.
@@ -321,7 +321,7 @@ def _outline(world: World, i: int) -> object:
     job = world.job
     forming = job.phase is JobPhase.FORMING
     behind = known is not None and (
-        (node.term, node.revision) < (job.term, known.told),
+        (node.term, node.revision) < (job.term, known.sent_revision),
         forming and known.sent_present != len(job.nodes),
     )
     waiting = view and (view.role, view.term, view.round, view.generation, view.rank, view.size)

@@ -11,6 +11,7 @@ from holdfast.core.protocol import NodeInfo
 from holdfast.core.ranks import (
     NodeRanks,
     NodeShape,
+    RankOrder,
     assign_ranks,
     identical_ranks,
     natural,
@@ -27,7 +28,7 @@ def info(name: str, **more: str | int) -> NodeInfo:
 
 def order(previous: list[str], now: list[str], kind: str = "stable") -> list[str]:
     ranks = {name: rank for rank, name in enumerate(previous)}
-    return [node.node for node in order_nodes([info(name) for name in now], ranks, kind)]
+    return [node.node for node in order_nodes([info(name) for name in now], ranks, RankOrder(kind))]
 
 
 def test_examples() -> None:
@@ -89,7 +90,7 @@ def test_nodes_that_share_a_host_or_label_are_together(
     nodes = [info(str(i), **{kind: place}) for i, (place, _) in enumerate(places)]
     stayed = [str(i) for i, (_, stayed) in enumerate(places) if stayed]
     before = {name: rank for rank, name in enumerate(reversed(stayed))}
-    ordered = order_nodes(nodes, before, kind)
+    ordered = order_nodes(nodes, before, RankOrder(kind))
     where = [getattr(node, kind) for node in ordered]
     assert where == sorted(where, key=lambda place: int(place[1:]))
     for place in set(where):  # Those who were there before come first, and in their old order.
@@ -99,7 +100,7 @@ def test_nodes_that_share_a_host_or_label_are_together(
 
 def test_a_fixed_rank_counts_before_all_else() -> None:
     nodes = [info("a", fixed_rank=1, host="h1"), info("b", fixed_rank=0, host="h2")]
-    for kind in ("stable", "host", "label"):
+    for kind in RankOrder:
         assert [node.node for node in order_nodes(nodes, {"a": 0, "b": 1}, kind)] == ["b", "a"]
 
 

@@ -14,7 +14,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, Status, View
-from holdfast.core.rounds import CloseJob, Event, Job, JobPhase, NodeLost, Rounds, WaitEnded
+from holdfast.core.ranks import RankOrder
+from holdfast.core.rounds import (
+    CloseRequested,
+    Job,
+    JobEvent,
+    JobPhase,
+    NodeLost,
+    Rounds,
+    WaitEnded,
+)
 
 names = st.sampled_from("abcde")
 HEALING_STEPS_MAX = 200
@@ -27,9 +36,9 @@ def copied(job: Job) -> Job:
 class Cluster(RuleBasedStateMachine):
     @initialize(
         least=st.integers(1, 3), more=st.integers(0, 2), restarts=st.integers(0, 2),
-        spares=st.integers(0, 1), order=st.sampled_from(["stable", "host"]),
+        spares=st.integers(0, 1), order=st.sampled_from([RankOrder.STABLE, RankOrder.HOST]),
     )  # fmt: skip
-    def make(self, least: int, more: int, restarts: int, spares: int, order: str) -> None:
+    def make(self, least: int, more: int, restarts: int, spares: int, order: RankOrder) -> None:
         self.settings = a_job_of(
             least, least + more, max_restarts=restarts, spares=spares, order=order
         )
@@ -46,13 +55,13 @@ class Cluster(RuleBasedStateMachine):
 
     # Telling the machine, and what it tells.
 
-    def give(self, event: Event) -> None:
+    def give(self, event: JobEvent) -> None:
         if isinstance(event, Status):
             self.old.append(event)
         twin = Rounds(copied(self.rounds.job))
         before = self.rounds.job.restarts
-        told = self.rounds.handle(event)
-        assert twin.handle(event) == told, "a copy of the state says something else"
+        told = self.rounds.handle(0.0, event)
+        assert twin.handle(0.0, event) == told, "a copy of the state says something else"
         assert copied(twin.job) == copied(self.rounds.job)
         self.rounds.check()
         charged = self.rounds.job.restarts - before
@@ -174,7 +183,7 @@ class Cluster(RuleBasedStateMachine):
         if out and self.coordinators == 1:
             before = copied(self.rounds.job)
             node = out[which % len(out)]
-            (view,) = self.rounds.handle(node.status())
+            (view,) = self.rounds.handle(0.0, node.status())
             assert view.role in (NodeRole.FENCED, NodeRole.REFUSED)
             before.revision += 1
             assert copied(self.rounds.job) == before
@@ -191,7 +200,7 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def somebody_closes_it(self) -> None:
         if self.incarnations > 12:
-            self.give(CloseJob(JobOutcome.STOPPED, "enough"))
+            self.give(CloseRequested(JobOutcome.STOPPED, "enough"))
 
     # What holds at all times.
 

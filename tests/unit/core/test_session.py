@@ -83,7 +83,7 @@ def test_after_a_link_that_worked_the_next_try_is_soon_again() -> None:
     machine = member()
     run(machine, 0.0, 20.0)
     machine.handle(20.0, ms.Tick())
-    while machine.link is not ConnectionState.OPENING:
+    while machine.link is not ConnectionState.CONNECTING:
         machine.handle(machine.next_deadline(20.0), ms.Tick())
     machine.handle(21.0, ms.Connected())
     machine.handle(21.0, ms.Disconnected("reset"))
@@ -236,7 +236,7 @@ def test_a_link_that_lasts_after_refusals_is_one_again() -> None:
     refused_each_time(machine, 9.0)
     assert machine.is_refused
     now = 9.0
-    while machine.link is not ConnectionState.OPENING:
+    while machine.link is not ConnectionState.CONNECTING:
         now = machine.next_deadline(now)
         machine.handle(now, ms.Tick())
     machine.handle(now, ms.Connected())

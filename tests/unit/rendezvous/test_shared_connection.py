@@ -184,7 +184,7 @@ def test_a_node_that_is_fenced_may_come_again(place: Place) -> None:
     def lose(job: Job) -> bool:
         from holdfast.core.rounds import NodeLost, Rounds
 
-        Rounds(job).handle(NodeLost("a", first.incarnation, "nobody saw it"))
+        Rounds(job).handle(0.0, NodeLost("a", first.incarnation, "nobody saw it"))
         return True
 
     shared.update(lose, may_go_on=lambda: True, pause=time.sleep)

@@ -199,7 +199,7 @@ def test_a_run_has_a_story_only_where_it_is_asked_for_or_needed() -> None:
 
 def test_what_a_machine_raises_is_a_finding() -> None:
     class Tired(Rounds):
-        def handle(self, event: object) -> list[View]:
+        def handle(self, now: float, event: object, cause: str = "") -> list[View]:
             raise RuntimeError("no more")
 
     result = simulate(2, nodes=3, profile="calm", rules=Rules(rounds=Tired))

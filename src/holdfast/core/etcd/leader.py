@@ -33,7 +33,6 @@ from enum import Enum
 
 import msgspec
 
-from holdfast.core.coordinator import close_broken
 from holdfast.core.etcd.calls import (
     Answer,
     Change,
@@ -87,8 +86,16 @@ from holdfast.core.etcd.keys import (
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.machine import TICK, Event, Story, Tick
 from holdfast.core.protocol import Heartbeat, NodeInfo, NodePhase, Status, View
-from holdfast.core.rounds import Event as JobEvent
-from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.rounds import (
+    Job,
+    JobEvent,
+    JobPhase,
+    NodeLost,
+    NodesLost,
+    Rounds,
+    WaitEnded,
+    close_broken,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -299,18 +306,18 @@ class LedJob:
     def _decide(self, now: float, event: JobEvent) -> list[View]:
         before = self._mark()
         try:
-            views = self.rounds.handle(event)
+            views = self.rounds.handle(now, event)
             if not self.broken:
                 self.rounds.check()
         except Exception as error:  # (a job in an impossible state must end with an explanation)
             if self._strict:
                 raise
             self.broken = f"{type(error).__name__}: {error}"
-            views, self.rounds = close_broken(self.rounds, self.broken, self._make)
+            views, self.rounds = close_broken(now, self.rounds, self.broken, self._make)
         if self._late and self.job.final:
             late, self._late = self._late, {}
             for status in late.values():
-                views += self.rounds.handle(status)
+                views += self.rounds.handle(now, status)
         self._note_wait(now)
         self.is_changed = self.is_changed or self._mark() != before
         if self.decisions is not None:

@@ -18,6 +18,7 @@ from holdfast.core.coordinated_supervision import (
     ReportStatus,
     ViewReceived,
 )
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import Ack, Failure, NodeInfo, NodePhase
 from holdfast.core.session import (
     Connect,
@@ -29,7 +30,6 @@ from holdfast.core.session import (
     Rejoined,
     Send,
     StatusChanged,
-    Tick,
 )
 from holdfast.core.supervision import (
     Begun,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import Heartbeat, Status, View
-    from holdfast.core.session import Effect as MembershipEffect
+    from holdfast.core.session import SessionEffect
     from holdfast.core.supervision import Outcome
     from holdfast.testing.sim.ledger import Decider, JobTruth, RoundTruth
     from holdfast.testing.sim.network import Link
@@ -163,9 +163,6 @@ class Workers:
     def _takes(self, usual: tuple[float, float], slow: tuple[float, float]) -> float:
         low, high = slow if self._rng.random() < SLOW_SHARE else usual
         return low + (high - low) * self._rng.random()
-
-
-TICK = Tick()
 
 
 class Agent(Process):
@@ -289,7 +286,7 @@ class Agent(Process):
         if self.alive and type(event) is Disconnected:  # All else only puts its deadlines off.
             self.arm(self.membership.next_deadline(now))
 
-    def _perform(self, effects: list[MembershipEffect]) -> None:
+    def _perform(self, effects: list[SessionEffect]) -> None:
         for effect in effects:
             kind = type(effect)
             if kind is Send:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole
+from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import RECOVER_S_MAX, JobPhase
 from holdfast.core.supervision import Outcome, State, StopReason
 
@@ -219,7 +220,7 @@ class RanksStable(Checker):
             return
         if decision.adopted or before.phase is JobPhase.RECOVERING:
             return
-        if self.world.job_of(decision.job.run_id).settings.order != "stable":
+        if self.world.job_of(decision.job.run_id).settings.order is not RankOrder.STABLE:
             return
         old = {info.node: rank for rank, info in enumerate(before.members)}
         stayed = [

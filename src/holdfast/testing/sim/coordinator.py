@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.core.coordinator import ConnectionClosed, StatusReceived
+from holdfast.core.machine import TICK
 from holdfast.core.protocol import Heartbeat, Status, View
 from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.process import Process
@@ -56,7 +58,7 @@ class Coordinator(Process):
         now = self.offset + world.now * self.rate
         if type(message) is Heartbeat:
             peer = (message.run_id, message.node, message.incarnation)
-            answers = self.hosting.received(now, message, "")
+            answers = self.hosting.handle(now, message)
             if self.links.get(peer) is link and len(answers) == 1:
                 world.network.send_down(link, answers[0])
                 if type(answers[0]) is View:
@@ -69,7 +71,7 @@ class Coordinator(Process):
         peer = (message.run_id, message.info.node, message.info.incarnation)
         self._took(link, peer)
         world.note(self, "heard {0.info.node}: {0.phase.value}, generation {0.generation}", message)
-        answers = self.hosting.received(now, message, link.agent.address)
+        answers = self.hosting.handle(now, StatusReceived(message, link.agent.address))
         world.decided(self, self.job(message.run_id), message)
         self._send(answers)
         self.arm(self.hosting.next_deadline(now))
@@ -92,7 +94,7 @@ class Coordinator(Process):
     def tick(self) -> None:
         """See what time has brought."""
         now = self.clock
-        answers = self.hosting.tick(now)
+        answers = self.hosting.handle(now, TICK)
         for run_id in self.hosting.jobs:
             self.world.decided(self, self.job(run_id), None)
         self._send(answers)
@@ -104,7 +106,7 @@ class Coordinator(Process):
         for peer in link.peers:
             if self.links.get(peer) is link:
                 del self.links[peer]
-                self.hosting.link_closed(now, *peer)
+                self.hosting.handle(now, ConnectionClosed(*peer))
         link.peers = []
         self.arm(self.hosting.next_deadline(now))
 

@@ -34,7 +34,7 @@ from holdfast.core.etcd.session import (
 )
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Status
-from holdfast.core.session import Connected, Disconnected, Tick
+from holdfast.core.session import Connected, Disconnected
 from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.etcd import SimEtcd
 from holdfast.testing.sim.etcd_network import EtcdNetwork
@@ -91,7 +91,7 @@ class EtcdAgent(Agent):
         now = self.clock
         self._do_all(self.session.handle(now, TICK))
         if self.alive and not self._departs:
-            self._perform(self.membership.handle(now, Tick()))
+            self._perform(self.membership.handle(now, TICK))
             if self.alive:
                 self.arm(self.membership.next_deadline(now))
         if self.alive:

@@ -16,6 +16,7 @@ from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator import CoordinatorMachine
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.protocol import JobSettings, NodeRole
+from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import Rounds
 from holdfast.core.session import Session, SessionTimeouts
 from holdfast.core.values import Value
@@ -98,6 +99,7 @@ SETTLED_S = 30.0  # So long after the last fault all must run again.
 OVER_S = 40.0  # So long after the last step of the work all must have ended.
 NODES_BEYOND = 2  # More nodes than this above the number asked for never come.
 ANOTHER_JOB_S = 20.0  # A job that ends this long before the faults do is followed by another.
+RANK_ORDERS = (RankOrder.STABLE,) * 3 + (RankOrder.HOST, RankOrder.LABEL)
 DIGEST_MASK = (1 << 61) - 1
 
 JOB_LINE = (
@@ -234,7 +236,7 @@ class World:
             max_restarts=rng.choice((0, 1, 3, 10, 1000, 1000)),
             spares=rng.choice((0, 0, 0, 1)),
             settle_s=rng.choice((1.0, 1.0, 0.2)),
-            order=rng.choice(("stable", "stable", "stable", "host", "label")),
+            order=rng.choice(RANK_ORDERS),
         )
         finish_at = self.chaos_until_s + SETTLED_S + 3.0 * rng.random()
         if rng.random() < 0.25:
