@@ -23,6 +23,7 @@ from real_teams import free_port
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+SRC = ROOT / "src" / "holdfast"
 PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
 PAGES += sorted(DOCS.rglob("*.md"))
 
@@ -122,6 +123,18 @@ def test_every_page_that_the_code_names_is_there() -> None:
     named = {name for path in sources for name in re.findall(r"docs/[\w/-]+\.md", path.read_text())}
     assert named
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_every_file_on_the_map_is_there() -> None:
+    named = re.findall(
+        r"`([\w/]+(?:\.py|/))`", (DOCS / "internals" / "architecture.md").read_text()
+    )
+    assert len(named) > 50
+    assert not [
+        path
+        for path in named
+        if "/" in path and not (SRC / path).exists() and not (ROOT / path).exists()
+    ]
 
 
 def test_the_readme_is_short_and_has_the_place_for_figures() -> None:
