@@ -96,10 +96,22 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     backend that a package adds to PyTorch (such as `npu`) is its devices. PyTorch is never
     imported by the agent: `holdfast.cli.devices` says when it is asked in another process.
     """
-    from holdfast.cli import devices
-
     flag = "--nproc-per-node"
     word = nproc_per_node.strip()
+    try:
+        count = int(word)
+    except ValueError:
+        count = _device_count(nproc_per_node, flag, word)
+    if not 1 <= count <= WORKERS_MAX:
+        accepted = "a whole number from 1, or cpu, gpu, xpu, auto"
+        what = "is not a worker count" if count < 1 else "is more than any machine has room for"
+        reject(nproc_per_node, flag, what, accepted)
+    return count
+
+
+def _device_count(nproc_per_node: str, flag: str, word: str) -> int:
+    from holdfast.cli import devices
+
     if word == "cpu":
         return devices.cpu_count()
     if word == "auto":
@@ -109,15 +121,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
         if found == 0:
             reject(nproc_per_node, flag, "finds no such device here", "a whole number, cpu or auto")
         return found
-    try:
-        count = int(word)
-    except ValueError:
-        count = devices.named_backend_count(word) if word.isidentifier() else 0
-    if not 1 <= count <= WORKERS_MAX:
-        accepted = "a whole number from 1, or cpu, gpu, xpu, auto"
-        what = "is not a worker count" if count < 1 else "is more than any machine has room for"
-        reject(nproc_per_node, flag, what, accepted)
-    return count
+    return devices.named_backend_count(word) if word.isidentifier() else 0
 
 
 def parse_rdzv_conf(text: str) -> dict[str, str]:

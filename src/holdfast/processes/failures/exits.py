@@ -69,7 +69,7 @@ class OomKills:
     @staticmethod
     def _read(path: str) -> str:
         try:
-            with open(path, encoding="ascii", errors="replace") as stream:
+            with open(path, encoding="utf-8", errors="replace") as stream:
                 return stream.read()
         except OSError:
             return ""
