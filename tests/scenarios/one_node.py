@@ -18,12 +18,10 @@ from typing import TYPE_CHECKING
 from transcripts import Clock, listed, read_fact, read_keys, write_fact
 
 from holdfast.core import stopping, supervision
-from holdfast.core.machine import Event, InvalidEvent
+from holdfast.core.machine import Event, InvalidEvent, Tick
 from holdfast.core.values import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from holdfast.core.stopping import StopPhase
     from holdfast.core.supervision import State
 
@@ -84,12 +82,20 @@ class StopSettings(Value):
     signum: int
     grace_s: float
     reap_s: float
-    hopeless: str = ""
+    unresponsive: str = ""
 
 
-class LeaderEnded(Value):
-    key: int
-    died_of: int = 0
+STOP_EVENTS: dict[str, type[Event]] = {
+    kind.__name__: kind
+    for kind in (
+        stopping.StopRequested,
+        stopping.LeaderExited,
+        stopping.LeftoversGone,
+        stopping.KillRequested,
+        stopping.KeeperLost,
+        Tick,
+    )
+}
 
 
 class StoppingPlayer:
@@ -105,29 +111,15 @@ class StoppingPlayer:
                 signum=settings.signum,
                 grace_s=settings.grace_s,
                 reap_s=settings.reap_s,
-                hopeless=read_keys(settings.hopeless),
+                unresponsive=read_keys(settings.unresponsive),
             )
             self.clock = Clock()
             return [self._state()]
         before = self.stop.phase
-        effects = self._call(self.clock.read(first), words[0], words[1:])
+        event = read_fact(STOP_EVENTS[words[0]], words[1:])
+        effects = self.stop.handle(self.clock.read(first), event)
         self.passed.add((before, self.stop.phase))
         return [*map(write_fact, effects), self._state()]
-
-    def _call(self, now: float, name: str, words: list[str]) -> Iterable[stopping.Effect]:
-        if name == "leader_ended":
-            ended = read_fact(LeaderEnded, words)
-            return self.stop.leader_ended(now, ended.key, died_of=ended.died_of)
-        assert not words, f"{name} takes no fields"
-        if name in ("cleared", "abandon"):
-            getattr(self.stop, name)()
-            return []
-        timed: dict[str, Callable[[float], list[stopping.Effect]]] = {
-            "begin": self.stop.begin,
-            "kill_now": self.stop.kill_now,
-            "tick": self.stop.tick,
-        }
-        return timed[name](now)
 
     def _state(self) -> str:
         stop = self.stop
@@ -140,7 +132,7 @@ class StoppingPlayer:
             if keys:
                 parts.append(f"{name} {listed(keys)}")
         if stop.grace_expired:
-            parts.append("out of patience")
+            parts.append("grace expired")
         deadline = stop.next_deadline()
         parts.append("no deadline" if deadline is None else f"deadline at {deadline:g}")
         return f"{stop.phase.value}: {', '.join(parts)}"

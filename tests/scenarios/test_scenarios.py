@@ -125,10 +125,10 @@ def test_the_transcripts_take_every_path_of_a_stop_and_no_other() -> None:
         Transcript(path.read_text()).replayed(player)
     moves = {(before, after) for before, after in player.passed if before is not after}
     assert moves == {
-        (StopPhase.ASKING, StopPhase.LEFTOVERS),
-        (StopPhase.ASKING, StopPhase.KILLING),
-        (StopPhase.ASKING, StopPhase.SWEEPING),
-        (StopPhase.ASKING, StopPhase.ENDED),  # the keeper was lost
+        (StopPhase.SIGNALLED, StopPhase.LEFTOVERS),
+        (StopPhase.SIGNALLED, StopPhase.KILLING),
+        (StopPhase.SIGNALLED, StopPhase.SWEEPING),
+        (StopPhase.SIGNALLED, StopPhase.ENDED),  # the keeper was lost
         (StopPhase.LEFTOVERS, StopPhase.ENDED),
         (StopPhase.LEFTOVERS, StopPhase.SWEEPING),
         (StopPhase.KILLING, StopPhase.SWEEPING),

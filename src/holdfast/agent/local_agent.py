@@ -278,7 +278,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._shut_down(chosen)
         elif reason not in (StopReason.SIGNAL, StopReason.SUCCEEDED) and self._stops_by_hook:
             self._stop_workers(self._worker_group)
-        self._group.begin_stop(chosen, self._shutdown_timeout, hopeless=self._stuck.ranks())
+        self._group.begin_stop(chosen, self._shutdown_timeout, unresponsive=self._stuck.ranks())
         return None
 
     def _keep_result(self, group: PContext) -> None:
@@ -303,7 +303,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         group = self._group
         if group is None or group.stop_ended:
             return
-        group.begin_stop(signum, grace_s, hopeless=self._stuck.ranks())
+        group.begin_stop(signum, grace_s, unresponsive=self._stuck.ranks())
         interrupted = self._machine.interrupted
         while not group.stop_ended:
             self._wait(group.next_deadline(), group.fileno())

@@ -1,27 +1,28 @@
-"""How a group of workers is brought down: ask, wait, kill, sweep up, or give up on it.
+"""How a group of workers is stopped: signal, wait, kill, sweep up, or give up on it.
 
 ::
 
-    ASKING ──all ended, some died of the signal──► LEFTOVERS ──gone──► ENDED
-       │ │                                             │                 ▲
-       │ └──all ended in other ways──────┐             │ deadline        │ gone, or given up
-       │ deadline, or kill_now           ▼             ▼                 │
-       └──► KILLING ──all ended──► SWEEPING ─────────────────────────────┘
+    SIGNALLED ──all exited, some died of the signal──► LEFTOVERS ──gone──► ENDED
+       │ │                                                │                 ▲
+       │ └──all exited in other ways────────┐             │ deadline        │ gone, or given up
+       │ deadline, or KillRequested         ▼             ▼                 │
+       └──► KILLING ──all exited──► SWEEPING ───────────────────────────────┘
 
-Only a worker's leader is asked: it knows its children and in which order to end them. A leader
-that *handled* the signal is trusted to have done so, and what it left is killed once all leaders
-are gone. A leader that simply *died* of the signal (a shell around a trainer does) has told
-nobody, so what it left is asked too and has the rest of the time. A process that does not die
-even of SIGKILL (in uninterruptible sleep) is given up after `reap_s` and reported.
+Only a worker's leader (the process that was started) is signalled: it knows its children and in
+which order to end them. A leader that *handled* the signal is trusted to have done so, and what it
+left is killed once all leaders are gone. A leader that simply *died* of the signal (a shell around
+a trainer does) has passed it on to nobody, so what it left is signalled too and has the rest of the
+time. A process that does not die even of SIGKILL (in uninterruptible sleep) is given up after
+`reap_s` and reported.
 
-Pure: time is an argument, and the caller performs the effects in order. Keys name workers.
+Keys name workers.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 
-from holdfast.core.values import Value
+from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -38,45 +39,67 @@ REST_S = 1.0
 class StopPhase(Enum):
     """Where a stop has got to."""
 
-    ASKING = "asking"
+    SIGNALLED = "signalled"
     KILLING = "killing"
     LEFTOVERS = "leftovers"
     SWEEPING = "sweeping"
     ENDED = "ended"
 
 
-class SignalLeader(Value):
-    """Effect: send the signal to this worker's leader."""
+# Events.
+
+
+class StopRequested(Event):
+    """The stop begins; always the first event."""
+
+
+class LeaderExited(Event):
+    """A leader ended; `died_of` is the signal that ended it, if one did."""
+
+    key: int
+    died_of: int = 0
+
+
+class LeftoversGone(Event):
+    """Nothing is left below the workers that exited."""
+
+
+class KillRequested(Event):
+    """Somebody wants it over at once."""
+
+
+class KeeperLost(Event):
+    """The process that could act on the workers is gone, and they with it."""
+
+
+# Effects.
+
+
+class SignalLeader(Effect):
+    """Send the signal to this worker's leader."""
 
     key: int
     signum: int
 
 
-class KillTree(Value):
-    """Effect: SIGKILL this worker and everything below it."""
+class KillTree(Effect):
+    """SIGKILL this worker and everything below it."""
 
     key: int
 
 
-class AskLeftovers(Value):
-    """Effect: signal all that ended workers left; `cleared` when none of it is there."""
+class SignalLeftovers(Effect):
+    """Signal all that exited workers left; `LeftoversGone` when none of it is there."""
 
     signum: int
 
 
-class SweepLeftovers(Value):
-    """Effect: SIGKILL all that ended workers left; `cleared` when none of it is there."""
-
-
-Effect = SignalLeader | KillTree | AskLeftovers | SweepLeftovers
+class KillLeftovers(Effect):
+    """SIGKILL all that exited workers left; `LeftoversGone` when none of it is there."""
 
 
 class Stop:
-    """One stop, from the first signal until nothing is left.
-
-    Call `begin` once; then tell it of every ended leader, of `cleared`, and `tick` it at
-    `next_deadline`. After each call perform the returned effects.
-    """
+    """One stop, from the first signal until nothing is left."""
 
     def __init__(
         self,
@@ -85,92 +108,107 @@ class Stop:
         signum: int,
         grace_s: float,
         reap_s: float = REAP_S,
-        hopeless: Iterable[int] = (),
+        unresponsive: Iterable[int] = (),
     ) -> None:
-        self.phase = StopPhase.ASKING
+        self.phase = StopPhase.SIGNALLED
         self.running = set(running)
-        # Those that cannot answer a signal: they are killed at once, and not waited for.
-        self._hopeless = set(hopeless)
         self.killed: set[int] = set()
         self.given_up: set[int] = set()
-        # Whether something that ended workers left does not die either.
         self.leftovers_given_up = False
+        """Whether something that exited workers left does not die either."""
+        self.grace_expired = False
+        """Whether time ran out, rather than that someone wanted it over at once."""
+        self.story = Story("stop")
+        # Those that cannot react to a signal: they are killed at once, and not waited for.
+        self._unresponsive = set(unresponsive)
         self._signum = signum
         self._grace_s = grace_s
         self._reap_s = reap_s
         self._deadline: float | None = None
-        self._some_died_untold = False
-        # Whether time ran out, rather than that someone wanted it over at once.
-        self.grace_expired = False
+        self._some_died_of_it = False
 
     @property
     def ended(self) -> bool:
         """Whether nothing is left, or what is left was given up."""
         return self.phase is StopPhase.ENDED
 
+    def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
+        """Take in one fact; return what must now be done, in order."""
+        phase = self.phase
+        match event:
+            case Tick():
+                effects = self._tick(now)
+            case StopRequested():
+                effects = self._begin(now)
+            case LeaderExited(key, died_of):
+                effects = self._leader_exited(now, key, died_of)
+            case LeftoversGone():
+                effects = []
+                if phase in (StopPhase.LEFTOVERS, StopPhase.SWEEPING):
+                    self.phase = StopPhase.ENDED
+            case KillRequested():
+                effects = self._kill_now(now)
+            case KeeperLost():
+                effects = []
+                self.running.clear()
+                self.leftovers_given_up = False
+                self.phase = StopPhase.ENDED
+            case _:
+                raise InvalidEvent(f"{event!r} is not an event of a stop")
+        if effects or self.phase is not phase or not isinstance(event, Tick):
+            self.story.record(now, phase, event, effects, cause)
+        return effects
+
     def next_deadline(self) -> float | None:
-        """Return when `tick` is due if nothing else happens before."""
+        """Return when `TICK` is wanted if nothing else happens before."""
         return None if self.ended else self._deadline
 
     def has_sent(self, signum: int, key: int) -> bool:
         """Whether the stop itself has sent this signal to this leader."""
         return key in self.killed if signum == SIGKILL else signum == self._signum
 
-    def begin(self, now: float) -> list[Effect]:
-        """Ask every running leader to end."""
+    def _begin(self, now: float) -> list[Effect]:
         self._deadline = now + self._grace_s
         if not self.running:
             return self._sweep(now)
-        if self._signum == SIGKILL or self._grace_s <= 0 or self.running <= self._hopeless:
+        if self._signum == SIGKILL or self._grace_s <= 0 or self.running <= self._unresponsive:
             return self._kill(now)
-        self.killed = self.running & self._hopeless
+        self.killed = self.running & self._unresponsive
         return [
-            KillTree(key) if key in self._hopeless else SignalLeader(key, self._signum)
+            KillTree(key) if key in self._unresponsive else SignalLeader(key, self._signum)
             for key in sorted(self.running)
         ]
 
-    def leader_ended(self, now: float, key: int, *, died_of: int = 0) -> list[Effect]:
-        """Take in that a leader ended; `died_of` is the signal that ended it, if one did."""
+    def _leader_exited(self, now: float, key: int, died_of: int) -> list[Effect]:
         self.running.discard(key)
         self.given_up.discard(key)  # It did end, if late.
-        if self.phase is StopPhase.ASKING and died_of == self._signum:
-            self._some_died_untold = True
-        if self.phase not in (StopPhase.ASKING, StopPhase.KILLING):
+        if self.phase is StopPhase.SIGNALLED and died_of == self._signum:
+            self._some_died_of_it = True
+        if self.phase not in (StopPhase.SIGNALLED, StopPhase.KILLING):
             return []
         if self.running:
-            only_hopeless = self.phase is StopPhase.ASKING and self.running <= self._hopeless
-            return self._kill(now) if only_hopeless else []
-        if self.phase is StopPhase.ASKING and self._some_died_untold:
+            only_unresponsive = (
+                self.phase is StopPhase.SIGNALLED and self.running <= self._unresponsive
+            )
+            return self._kill(now) if only_unresponsive else []
+        if self.phase is StopPhase.SIGNALLED and self._some_died_of_it:
             self.phase = StopPhase.LEFTOVERS
-            return [AskLeftovers(self._signum)]
+            return [SignalLeftovers(self._signum)]
         return self._sweep(now)
 
-    def cleared(self) -> None:
-        """Take in that nothing is left below the ended workers."""
-        if self.phase in (StopPhase.LEFTOVERS, StopPhase.SWEEPING):
-            self.phase = StopPhase.ENDED
-
-    def abandon(self) -> None:
-        """Take in that what could act on the workers is gone, and they with it."""
-        self.running.clear()
-        self.leftovers_given_up = False
-        self.phase = StopPhase.ENDED
-
-    def kill_now(self, now: float) -> list[Effect]:
-        """End the patience: kill what still runs."""
-        if self.phase is StopPhase.ASKING:
+    def _kill_now(self, now: float) -> list[Effect]:
+        if self.phase is StopPhase.SIGNALLED:
             return self._kill(now)
         if self.phase is StopPhase.LEFTOVERS:
             return self._sweep(now)
         return []
 
-    def tick(self, now: float) -> list[Effect]:
-        """Take in that time passed."""
+    def _tick(self, now: float) -> list[Effect]:
         if self._deadline is None or now < self._deadline or self.ended:
             return []
-        if self.phase in (StopPhase.ASKING, StopPhase.LEFTOVERS):
+        if self.phase in (StopPhase.SIGNALLED, StopPhase.LEFTOVERS):
             self.grace_expired = True
-            return self.kill_now(now)
+            return self._kill_now(now)
         if self.phase is StopPhase.KILLING:
             # Some leader does not die; whatever else there is must go all the same.
             self.given_up |= self.running
@@ -192,4 +230,4 @@ class Stop:
     def _sweep(self, now: float) -> list[Effect]:
         self.phase = StopPhase.SWEEPING
         self._deadline = now + self._reap_s
-        return [SweepLeftovers()]
+        return [KillLeftovers()]

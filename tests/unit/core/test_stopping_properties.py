@@ -19,17 +19,23 @@ from hypothesis.stateful import (
     rule,
 )
 
+from holdfast.core.machine import TICK
 from holdfast.core.stopping import (
     REST_S,
-    AskLeftovers,
+    KeeperLost,
+    KillLeftovers,
+    KillRequested,
     KillTree,
+    LeaderExited,
+    LeftoversGone,
     SignalLeader,
+    SignalLeftovers,
     Stop,
-    SweepLeftovers,
+    StopRequested,
 )
 
 if TYPE_CHECKING:
-    from holdfast.core.stopping import Effect
+    from holdfast.core.machine import Effect
 
 # Times are whole numbers of 1/1024 s, so that sums of them are exact.
 TICK_S = 1 / 1024
@@ -46,16 +52,16 @@ class Workers(RuleBasedStateMachine):
 
     @initialize(
         count=st.integers(0, 4),
-        hopeless=st.one_of(st.just(frozenset()), st.frozensets(st.integers(0, 2), min_size=1)),
+        unresponsive=st.one_of(st.just(frozenset()), st.frozensets(st.integers(0, 2), min_size=1)),
         signum=st.sampled_from([SIGTERM, SIGTERM, SIGINT, SIGHUP, SIGKILL]),
         grace_s=st.one_of(seconds, seconds, seconds, st.just(0.0)),
         reap_s=seconds,
     )
     def begin(
-        self, count: int, hopeless: frozenset[int], signum: int, grace_s: float, reap_s: float
+        self, count: int, unresponsive: frozenset[int], signum: int, grace_s: float, reap_s: float
     ) -> None:
         self.alive = set(range(count))
-        self.hopeless = hopeless
+        self.unresponsive = unresponsive
         self.signum = signum
         self.deadline = BEGIN_S + grace_s
         # Nothing may take longer, if the clock is looked at in time.
@@ -66,17 +72,21 @@ class Workers(RuleBasedStateMachine):
         self.leftovers_asked = False
         self.swept = False
         self.hurried = signum == SIGKILL or grace_s == 0
-        self.asking = not self.hurried and not self.alive <= hopeless
+        self.asking = not self.hurried and not self.alive <= unresponsive
         self.reap_s = reap_s
         self.died_untold = False
         self.grace_expired = False
         self.was_ended = False
         self.abandoned = False
         self.stop = Stop(
-            sorted(self.alive), signum=signum, grace_s=grace_s, reap_s=reap_s, hopeless=hopeless
+            sorted(self.alive),
+            signum=signum,
+            grace_s=grace_s,
+            reap_s=reap_s,
+            unresponsive=unresponsive,
         )
-        self.judge(self.stop.begin(self.now))
-        assert self.asked == (set() if self.hurried else self.alive - hopeless)
+        self.judge(self.stop.handle(self.now, StopRequested()))
+        assert self.asked == (set() if self.hurried else self.alive - unresponsive)
         assert self.killed == self.alive - self.asked
         assert self.swept == (not self.alive)
 
@@ -86,28 +96,28 @@ class Workers(RuleBasedStateMachine):
             may_kill = self.hurried or self.now >= self.deadline
             match effect:
                 case SignalLeader(key, signum):
-                    assert key in self.alive - self.asked - self.hopeless
+                    assert key in self.alive - self.asked - self.unresponsive
                     assert signum == self.signum
                     self.asked.add(key)
                 case KillTree(key):
                     assert key in self.alive
-                    assert key in self.hopeless or key not in self.killed, "killed twice"
-                    assert key in self.hopeless or may_kill, "killed before the deadline"
+                    assert key in self.unresponsive or key not in self.killed, "killed twice"
+                    assert key in self.unresponsive or may_kill, "killed before the deadline"
                     self.killed.add(key)
-                case AskLeftovers(signum):
+                case SignalLeftovers(signum):
                     assert not self.alive
                     assert not may_kill
                     assert not self.leftovers_asked
                     assert signum == self.signum
                     self.leftovers_asked = True
-                case SweepLeftovers():
+                case KillLeftovers():
                     assert not self.swept
                     assert self.alive <= self.killed, "swept up beside leaders not yet killed"
                     assert may_kill or not self.leftovers_asked, "killed before the deadline"
                     self.swept = True
         if KillTree in map(type, effects) and not self.asking:
             self.judge_patience(self.reap_s)
-        if SweepLeftovers() in effects:
+        if KillLeftovers() in effects:
             self.judge_patience(min(REST_S, self.reap_s) if self.stop.given_up else self.reap_s)
         return effects
 
@@ -135,14 +145,14 @@ class Workers(RuleBasedStateMachine):
         was_asking, was_over = self.asking, self.swept or self.abandoned
         if was_asking and died_of == self.signum:
             self.died_untold = True
-        if self.alive <= self.hopeless:
+        if self.alive <= self.unresponsive:
             self.asking = False
-        effects = self.judge(self.stop.leader_ended(self.now, key, died_of=died_of))
+        effects = self.judge(self.stop.handle(self.now, LeaderExited(key, died_of)))
         if was_over:
             assert effects == []
         elif not self.alive:
             asks = was_asking and self.died_untold
-            assert effects == [AskLeftovers(self.signum) if asks else SweepLeftovers()]
+            assert effects == [SignalLeftovers(self.signum) if asks else KillLeftovers()]
         elif was_asking and not self.asking:
             assert effects == [KillTree(each) for each in sorted(self.alive)]
         else:
@@ -172,7 +182,7 @@ class Workers(RuleBasedStateMachine):
         waits = self.asking or (self.leftovers_asked and not self.swept)
         if self.now >= self.deadline and waits and not self.was_ended:
             self.grace_expired, self.asking = True, False
-        self.judge(self.stop.tick(self.now))
+        self.judge(self.stop.handle(self.now, TICK))
         if self.now >= self.deadline and not self.stop.ended:
             assert self.alive <= self.killed, "a leader outlived the deadline"
         next_deadline = self.stop.next_deadline()
@@ -181,7 +191,7 @@ class Workers(RuleBasedStateMachine):
     @rule()
     def somebody_wants_it_over(self) -> None:
         self.hurried, self.asking = True, False
-        self.judge(self.stop.kill_now(self.now))
+        self.judge(self.stop.handle(self.now, KillRequested()))
         assert self.stop.ended or self.alive <= self.killed
         assert self.stop.ended or self.alive or self.swept
 
@@ -190,8 +200,8 @@ class Workers(RuleBasedStateMachine):
     def nothing_is_left(self) -> None:
         self.alive.clear()  # Leaders too: those given up have ended after all.
         for key in sorted(self.stop.given_up):
-            self.judge(self.stop.leader_ended(self.now, key, died_of=SIGKILL))
-        self.stop.cleared()
+            self.judge(self.stop.handle(self.now, LeaderExited(key, SIGKILL)))
+        self.stop.handle(self.now, LeftoversGone())
         assert self.stop.ended
         assert not self.stop.given_up
 
@@ -199,7 +209,7 @@ class Workers(RuleBasedStateMachine):
     @rule()
     def stale_news_of_an_earlier_stop(self) -> None:
         ended = self.stop.ended
-        self.stop.cleared()
+        self.stop.handle(self.now, LeftoversGone())
         assert self.stop.ended == ended
 
     @precondition(lambda self: self.now >= self.deadline)  # Else few runs would get that far.
@@ -207,7 +217,7 @@ class Workers(RuleBasedStateMachine):
     def keeper_is_lost(self) -> None:
         self.alive.clear()
         self.abandoned, self.asking = True, False
-        self.stop.abandon()
+        self.stop.handle(self.now, KeeperLost())
         assert self.stop.ended
 
     @invariant()

@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 
 from holdfast import console
 from holdfast.core import stopping
+from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
 from holdfast.processes.failures.exits import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import Any
 
+    from holdfast.core.machine import Effect, Event
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.client import Keeper
     from holdfast.processes.logs.specs import LogsSpecs
@@ -204,7 +206,7 @@ class PContext(ABC):
             if fd in self._readers:  # One that was read before it may have ended the watch.
                 self._readers[fd]()
         if self._stop is not None and not self._stop.ended:
-            self._perform(self._stop.tick(now))
+            self._perform(self._stop.handle(now, TICK))
             if self._stop.ended:  # Time was over, before all were gone.
                 self._check_keeper()
         if self.stop_ended and not self._stop_reported:
@@ -219,10 +221,10 @@ class PContext(ABC):
             return 0.0  # They came with other events, and no descriptor becomes readable for them.
         return self._stop.next_deadline() if self._stop is not None else None
 
-    def begin_stop(self, signum: int, grace_s: float, *, hopeless: Iterable[int] = ()) -> None:
+    def begin_stop(self, signum: int, grace_s: float, *, unresponsive: Iterable[int] = ()) -> None:
         """Begin to bring the workers down; `StopEnded` follows when nothing is left.
 
-        `hopeless` are local ranks that cannot react to a signal: they are killed at once.
+        `unresponsive` are local ranks that cannot react to a signal: they are killed at once.
         """
         if self._stop is None:
             self._stop_began_ns = time.time_ns()
@@ -231,14 +233,13 @@ class PContext(ABC):
                 signum=int(signum),
                 grace_s=grace_s,
                 reap_s=self.reap_s,
-                hopeless=hopeless,
+                unresponsive=unresponsive,
             )
-            self._perform(self._stop.begin(time.monotonic()))
+            self._stop_event(stopping.StopRequested())
 
     def kill_now(self) -> None:
         """Shorten a stop that is under way: SIGKILL at once."""
-        if self._stop is not None:
-            self._perform(self._stop.kill_now(time.monotonic()))
+        self._stop_event(stopping.KillRequested())
 
     @property
     def stop_ended(self) -> bool:
@@ -395,8 +396,7 @@ class PContext(ABC):
                         detail, retryable = start_error(error), is_retryable(error)
                         self._worker_exited(rank, pid, exitcode, detail, retryable=retryable)
                 case keeper_client.Empty():
-                    if self._stop is not None:
-                        self._stop.cleared()
+                    self._stop_event(stopping.LeftoversGone())
                 case keeper_client.KeeperLost():
                     self._keeper_lost()
 
@@ -431,8 +431,7 @@ class PContext(ABC):
         )
         self._exits[rank] = exited
         self._pending.append(exited)
-        if stop is not None:
-            self._perform(stop.leader_ended(time.monotonic(), rank, died_of=died_of))
+        self._stop_event(stopping.LeaderExited(rank, died_of))
 
     def _keeper_lost(self) -> None:
         """Note that the keeper was killed: the kernel has killed the workers with it."""
@@ -448,8 +447,7 @@ class PContext(ABC):
             elif rank not in self.given_up or keeper_client.ended_soon(pid, LAST_MS_MAX):
                 detail = f"{keeper} was killed, and they with it"
                 self._worker_exited(rank, pid, -signal.SIGKILL, detail)
-        if self._stop is not None:
-            self._stop.abandon()
+        self._stop_event(stopping.KeeperLost())
 
     def _check_keeper(self) -> None:
         """Tell what cannot be killed from what a keeper that is stuck or stopped does not kill."""
@@ -482,14 +480,18 @@ class PContext(ABC):
         if self._zygote_fd >= 0:
             self._watch(self._zygote_fd, self._receive_zygote_events)
 
-    # What a stop wants done.
+    # The stop.
 
-    def _perform(self, effects: Sequence[stopping.Effect]) -> None:
+    def _stop_event(self, event: Event) -> None:
+        """Give the stop an event, if one is under way, and perform what it asks for."""
+        if self._stop is not None:
+            self._perform(self._stop.handle(time.monotonic(), event))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
         keeper = self._keeper
         for effect in effects:
             if keeper is None or keeper.lost:
-                assert self._stop is not None
-                self._stop.abandon()
+                self._stop_event(stopping.KeeperLost())
                 return
             match effect:
                 case stopping.SignalLeader(key, signum):
@@ -500,9 +502,9 @@ class PContext(ABC):
                             f"worker {key} (pid {self._started[key]}) did not end in time: killed"
                         )
                     self._kill_tree(key)
-                case stopping.AskLeftovers(signum):
+                case stopping.SignalLeftovers(signum):
                     keeper.signal_leftovers(signum)
-                case stopping.SweepLeftovers():
+                case stopping.KillLeftovers():
                     keeper.sweep()
 
     def _signal_leader(self, rank: int, signum: int) -> None:
