@@ -169,8 +169,7 @@ def test_a_module_that_cannot_be_imported_is_no_failure(folder: Path) -> None:
     with Job(folder, "tell('ran')", "--preload=no_such_module") as job:
         code, _, err = job.end()
         assert code == 0
-        why = "ModuleNotFoundError: No module named 'no_such_module'"
-        assert err == f"[holdfast] preload: no_such_module cannot be imported here: {why}\n"
+        assert "no_such_module: ModuleNotFoundError" in err
 
 
 def test_functions_are_forked_from_it_too(folder: Path) -> None:

@@ -148,18 +148,6 @@ def test_the_group_of_a_replaced_worker_does_not_outlive_it(news: News) -> None:
 
 
 @pytest.mark.usefixtures("replaced")
-def test_the_files_of_an_ended_replaced_worker_are_closed(news: News, tmp_path: Path) -> None:
-    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
-    context = make(news, "echo told; echo why >&2; exit 2", logs=logs)
-    context.start()
-    result = finished(context)
-    assert context.subprocess_handlers[0]._files == []
-    assert Path(result.stdouts[0]).read_text() == "told\n"
-    assert result.failures[0].stderr_tail == "why\n"
-    context.close()
-
-
-@pytest.mark.usefixtures("replaced")
 def test_the_output_of_replaced_workers_is_shown_and_filtered(
     news: News, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.processes.failures import error_file as recording
-from holdfast.processes.failures.error_file import ErrorHandler, get_error_handler, record
+from holdfast.processes.failures.error_file import get_error_handler, record
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 
 PRELUDE = (
@@ -79,16 +79,6 @@ def test_the_traceback_begins_with_the_users_frame(tmp_path: Path) -> None:
     assert "in main" in callstack
 
 
-def test_a_value_is_returned() -> None:
-    @record
-    def add(a: int, *, b: int) -> int:
-        """Add."""
-        return a + b
-
-    assert add(1, b=2) == 3
-    assert (add.__name__, add.__doc__) == ("add", "Add.")
-
-
 @pytest.mark.parametrize(
     ("argument", "status", "stderr", "goes_on"),
     [
@@ -114,24 +104,6 @@ def test_system_exit_is_a_decision_and_not_written(
     )
     assert (done.returncode, done.stderr) == (status, stderr)
     assert done.stdout == ("returned None\n" if goes_on else "")
-    assert files(tmp_path) == []
-
-
-def test_keyboard_interrupt_goes_on_without_a_file(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        import signal
-
-        @record
-        def main():
-            signal.raise_signal(signal.SIGINT)
-
-        main()
-        """,
-    )
-    assert done.returncode == -2
-    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
     assert files(tmp_path) == []
 
 
@@ -177,13 +149,6 @@ def test_a_file_that_cannot_be_written_hides_nothing(
     assert path in line
     assert reason in line
     assert files(tmp_path) == []
-
-
-def test_a_folder_in_the_place_of_the_file_leaves_no_temporary_file(tmp_path: Path) -> None:
-    (tmp_path / "error.json").mkdir()
-    done = run(tmp_path, "@record\ndef main():\n    1 / 0\n\nmain()\n")
-    assert "Is a directory" in one_line_of_ours(done.stderr)
-    assert files(tmp_path) == ["error.json"]
 
 
 def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path) -> None:
@@ -251,18 +216,6 @@ def test_an_exception_that_cannot_say_its_text(tmp_path: Path) -> None:
     assert "in main" in inner["extraInfo"]["py_callstack"]
 
 
-def test_an_exception_whose_traceback_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*exception: object) -> list[str]:
-        raise MemoryError
-
-    monkeypatch.setattr("traceback.format_exception", refuse)
-    inner = json.loads(recording.error_file_content(ValueError("boom")))["message"]
-    assert inner["message"] == "ValueError: boom"
-    assert inner["extraInfo"]["py_callstack"] == (
-        "ValueError: boom\n<its traceback cannot be made: MemoryError>\n"
-    )
-
-
 def test_an_exception_that_refuses_attributes(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -282,23 +235,6 @@ def test_an_exception_that_refuses_attributes(tmp_path: Path) -> None:
     )
     assert written(tmp_path)["message"]["message"] == "Odd: 3"
     assert "[holdfast]" not in done.stderr
-
-
-def test_an_exception_group_is_written_with_its_members(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        """
-        @record
-        def main():
-            raise ExceptionGroup("two", [ValueError("one"), OSError("other")])
-
-        main()
-        """,
-    )
-    inner = written(tmp_path)["message"]
-    assert inner["message"] == "ExceptionGroup: two (2 sub-exceptions)"
-    assert "| ValueError: one" in inner["extraInfo"]["py_callstack"]
-    assert "| OSError: other" in inner["extraInfo"]["py_callstack"]
 
 
 def test_a_very_deep_recursion_is_written_within_the_limit(tmp_path: Path) -> None:
@@ -383,38 +319,6 @@ def test_a_handler_that_fails_hides_nothing(tmp_path: Path) -> None:
     assert "TypeError: handler is broken" in one_line_of_ours(done.stderr)
 
 
-def test_the_handler_is_chosen_when_decorating_and_initialised_at_each_call() -> None:
-    class Handler(ErrorHandler):
-        calls = 0
-
-        def initialize(self) -> None:
-            self.calls += 1
-
-    handler = Handler()
-    decorated = record(lambda: 5, handler)
-    assert handler.calls == 0
-    assert (decorated(), decorated()) == (5, 5)
-    assert handler.calls == 2
-
-
-def test_the_default_handler_can_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[BaseException] = []
-
-    class Handler(ErrorHandler):
-        def record_exception(self, e: BaseException) -> None:
-            seen.append(e)
-
-    monkeypatch.setattr(recording, "get_error_handler", Handler)
-
-    @record
-    def main() -> None:
-        raise ValueError("boom")
-
-    with pytest.raises(ValueError, match="boom") as raised:
-        main()
-    assert seen == [raised.value]
-
-
 def test_a_fatal_signal_prints_the_python_stack(tmp_path: Path) -> None:
     done = run(
         tmp_path,
@@ -449,39 +353,6 @@ def test_a_fault_handler_of_the_users_own_is_kept(tmp_path: Path) -> None:
     )
     assert done.stderr == ""
     assert "Segmentation fault" in (tmp_path / "trace.txt").read_text()
-
-
-@pytest.mark.parametrize("stderr", ["None", "__import__('io').StringIO()"])
-def test_the_fault_handler_works_without_a_real_stderr_object(tmp_path: Path, stderr: str) -> None:
-    done = run(
-        tmp_path,
-        f"""
-        import ctypes
-        sys.stderr = {stderr}
-
-        @record
-        def main():
-            ctypes.string_at(0)
-
-        main()
-        """,
-    )
-    assert "Fatal Python error: Segmentation fault" in done.stderr
-
-
-def test_a_fault_handler_that_cannot_be_enabled_is_one_line(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import faulthandler
-
-    def refuse(**settings: object) -> None:
-        raise RuntimeError("no")
-
-    monkeypatch.setattr(faulthandler, "is_enabled", lambda: False)
-    monkeypatch.setattr(faulthandler, "enable", refuse)
-    monkeypatch.setattr("holdfast.console.warning", lambda text: os.write(2, text.encode()))
-    ErrorHandler().initialize()
-    assert capfd.readouterr().err == "cannot enable the fault handler: RuntimeError: no"
 
 
 def test_importing_and_decorating_loads_next_to_nothing() -> None:
@@ -554,39 +425,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     lines: list[str] = []
     monkeypatch.setattr("holdfast.console.warning", lines.append)
     return lines
-
-
-def test_an_unreadable_error_file_is_not_copied_and_hides_nothing(
-    tmp_path: Path, own_file: Path, said: list[str]
-) -> None:
-    child = tmp_path / "child.json"
-    child.write_text('{"message": {"mess')
-    raise_recorded(child_failed(child))
-    assert not own_file.exists()
-    assert len(said) == 1
-    assert re.search("cannot copy the error file .*child.json: .*not JSON", said[0])
-
-
-def test_an_own_error_file_that_exists_is_replaced_with_a_line(
-    tmp_path: Path, own_file: Path, said: list[str]
-) -> None:
-    own_file.write_text("old")
-    child = tmp_path / "child.json"
-    child.write_bytes(recording.error_file_content(ValueError("boom")))
-    get_error_handler().dump_error_file(str(child))
-    assert json.loads(own_file.read_bytes()) == json.loads(child.read_bytes())
-    assert said == [f"the error file {own_file} is replaced by {child}"]
-
-
-def test_without_an_own_error_file_the_workers_stays_where_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
-) -> None:
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    child = tmp_path / "child.json"
-    child.write_bytes(recording.error_file_content(ValueError("boom")))
-    before = child.read_bytes()
-    get_error_handler().dump_error_file(str(child), 3)
-    assert (child.read_bytes(), said) == (before, [])
 
 
 def test_a_copy_that_cannot_be_written_is_one_line(

@@ -8,7 +8,6 @@ import os
 import pytest
 
 from holdfast.processes.failures import exits
-from holdfast.processes.failures.exits import RunProcsResult
 
 
 def test_trouble_in_words() -> None:
@@ -32,9 +31,3 @@ def test_a_consequence_is_what_the_stop_has_done(
 ) -> None:
     ended = exits.WorkerExit(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
     assert exits.failure_of(ended, stop_began_ns=1, error_file="").consequence == consequence
-
-
-def test_results_are_failed_by_any_failure() -> None:
-    assert not RunProcsResult().is_failed()
-    assert RunProcsResult(failures={0: None}).is_failed()  # type: ignore[dict-item]
-    assert RunProcsResult().failures is not RunProcsResult().failures

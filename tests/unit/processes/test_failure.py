@@ -63,14 +63,6 @@ def test_a_string_message_is_taken_over(
     assert one.error_file_data == data
 
 
-def test_the_time_of_the_exit_is_shown_where_the_file_has_none(tmp_path: Path) -> None:
-    path = tmp_path / "error.json"
-    path.write_text('{"message": "text"}')
-    one = failure(path, observed_ns=1_700_000_000 * S)
-    assert one.timestamp_isoformat() == failure(observed_ns=one.observed_ns).timestamp_isoformat()
-    assert one.timestamp_isoformat().startswith("2023-11-1")
-
-
 @pytest.mark.parametrize("kind", ["missing", "folder", "empty name"])
 def test_what_is_no_regular_file_is_not_available(tmp_path: Path, kind: str) -> None:
     before = int(time.time())
@@ -81,15 +73,6 @@ def test_what_is_no_regular_file_is_not_available(tmp_path: Path, kind: str) -> 
     assert before <= one.timestamp <= time.time()
     assert one.message == "Signal 9 (SIGKILL) received by PID 42"
     assert one.recorded_message() == ""
-
-
-def test_a_plain_exit_has_traits_that_no_other_failure_shares() -> None:
-    plain, killed = failure(exitcode=7), failure(exitcode=-15)
-    traits = {"category": "system_terminated_error", "retryability": "False"}
-    assert plain.error_file_data == {"message": "<NONE>", "errorTraits": traits}
-    assert killed.error_file_data == {"message": "<NONE>"}
-    assert isinstance(plain.message, str)
-    assert plain.message.startswith("exit code 7")
 
 
 BAD_FILES = {
@@ -194,37 +177,7 @@ def test_the_ending_in_words(exitcode: int, words: str) -> None:
     assert failure(exitcode=exitcode).ending() == words
 
 
-@pytest.mark.parametrize(
-    ("exitcode", "name"), [(-6, "SIGABRT"), (-50, "<N/A>"), (0, "<N/A>"), (3, "<N/A>")]
-)
-def test_the_name_of_the_signal(exitcode: int, name: str) -> None:
-    assert failure(exitcode=exitcode).signal_name() == name
-
-
-def test_the_time_is_local_and_without_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC-2")
-    time.tzset()
-    try:
-        one = failure(observed_ns=1_700_000_000 * S)
-        assert one.timestamp_isoformat() == "2023-11-15_00:13:20"
-    finally:
-        monkeypatch.undo()
-        time.tzset()
-
-
-def test_the_host_is_this_one_unless_given() -> None:
-    assert failure().host == os.uname().nodename
-    assert failure(host="node-7").host == "node-7"
-
-
 STDERR = 'Traceback (most recent call last):\n  File "train.py", line 1, in f\nKeyError: 3\n'
-
-
-def test_the_traceback_of_the_error_file_comes_before_that_of_stderr(tmp_path: Path) -> None:
-    extra = {"py_callstack": "from the file"}
-    assert recorded(tmp_path, extra, stderr_tail=STDERR).traceback_text() == "from the file"
-    assert failure(stderr_tail=f"noise\n{STDERR}").traceback_text() == STDERR.rstrip()
-    assert failure(stderr_tail="noise").traceback_text() == ""
 
 
 def test_the_summary_is_one_line_with_what_is_known_best(tmp_path: Path) -> None:
@@ -233,11 +186,6 @@ def test_the_summary_is_one_line_with_what_is_known_best(tmp_path: Path) -> None
     assert failure(detail="stuck\nfast").summary() == "exit code 1: stuck"
     # A traceback on stderr need not be why a signal came.
     assert failure(exitcode=-15, stderr_tail=STDERR).summary() == failure(exitcode=-15).ending()
-
-
-def test_no_failures_is_an_error_with_a_message() -> None:
-    with pytest.raises(ValueError, match=r"'train.py' needs at least one failure"):
-        ChildFailedError("train.py", {})
 
 
 def first_of(*failures: ProcessFailure) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.errors import EnvironmentProblem, InternalError
+from holdfast.errors import EnvironmentProblem
 from holdfast.processes.logs import follower as following
 from holdfast.processes.logs.follower import OVERFLOW, Inotify, LogFollower, Sink
 
@@ -191,118 +191,6 @@ def test_a_reader_slower_than_the_writers_gets_every_line(
     assert_complete(bytes(shown), ["a", "b"])
 
 
-def test_a_file_that_is_there_already_is_shown_from_its_start(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    append(tmp_path / "log", b"one\ntwo\n")
-    follower.start()
-    follower.follow_file(str(tmp_path / "log"), prefix=b"p:", to=console.sink)
-    assert [console.next_line(), console.next_line()] == [b"p:one\n", b"p:two\n"]
-
-
-def test_a_file_that_comes_later_is_shown_as_it_is_written(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    follower.follow_file(str(tmp_path / "log"), prefix=b"p:", to=console.sink)
-    follower.start()
-    with open(tmp_path / "log", "wb", buffering=0) as file:
-        for number in range(5):
-            file.write(b"%d\n" % number)
-            assert console.next_line() == b"p:%d\n" % number
-
-
-def test_a_partial_line_is_held_until_its_end_or_the_streams(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    paths = [tmp_path / "a", tmp_path / "b"]
-    streams = [follower.follow_file(str(path), prefix=b"p:", to=console.sink) for path in paths]
-    follower.start()
-    append(paths[0], b"half ")
-    wait_until(lambda: streams[0].bytes_read == 5)
-    append(paths[1], b"other\nrest")
-    assert console.next_line() == b"p:other\n"
-    append(paths[0], b"whole\n")
-    assert console.next_line() == b"p:half whole\n"
-    assert follower.finish(streams[1])
-    assert console.next_line() == b"p:rest\n"
-
-
-def test_progress_bars_are_shown_as_they_move(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    stream = follower.follow_file(str(tmp_path / "log"), prefix=b"p:", to=console.sink)
-    follower.start()
-    for step in (b"10%\r20%\r", b"30%\r\n"):
-        read = stream.bytes_read
-        append(tmp_path / "log", step)
-        wait_until(lambda read=read, step=step: stream.bytes_read == read + len(step))  # type: ignore[misc]
-    follower.close()
-    assert console.rest() == b"p:10%\rp:20%\rp:30%\r\n"
-
-
-def test_a_line_over_the_limit_comes_in_pieces(console: Console, tmp_path: Path) -> None:
-    follower = LogFollower(line_bytes_max=1000)
-    append(tmp_path / "log", b"x" * 2500)
-    follower.follow_file(str(tmp_path / "log"), prefix=b"p:", to=console.sink)
-    follower.close()
-    pieces = console.rest().splitlines()
-    assert pieces == [b"p:" + b"x" * 1000, b"p:" + b"x" * 1000, b"p:" + b"x" * 500]
-
-
-def test_lines_that_pass_a_filter_are_kept_in_a_file_as_well(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    kept = Sink.to_file(str(tmp_path / "filtered.log"))
-    for name in ("a", "b"):
-        append(tmp_path / name, b"an orange\nnothing\ntwo apples\n")
-        follower.follow_file(
-            str(tmp_path / name),
-            prefix=b"[%s]:" % name.encode(),
-            to=console.sink,
-            filters=[b"orange", b"apple"],
-            filtered_to=kept,
-        )
-    follower.close()
-    kept.close()
-    lines = (tmp_path / "filtered.log").read_bytes().splitlines()
-    for prefix in (b"[a]:", b"[b]:"):
-        expected = [prefix + b"an orange", prefix + b"two apples"]
-        assert [line for line in lines if line.startswith(prefix)] == expected
-    assert len(lines) == 4
-    assert console.rest().count(b"\n") == 6
-
-
-def test_accept_chooses_the_lines(follower: LogFollower, console: Console, tmp_path: Path) -> None:
-    append(tmp_path / "log", b"yes 1\nno\nyes 2\n")
-    follower.follow_file(str(tmp_path / "log"), to=console.sink, accept=lambda line: b"yes" in line)
-    follower.close()
-    assert console.rest() == b"yes 1\nyes 2\n"
-
-
-def test_a_truncated_file_is_followed_from_its_new_start(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    append(tmp_path / "log", b"long first line\n")
-    follower.follow_file(str(tmp_path / "log"), prefix=b"p:", to=console.sink)
-    follower.start()
-    assert console.next_line() == b"p:long first line\n"
-    (tmp_path / "log").write_bytes(b"new\n")
-    assert console.next_line() == b"p:new\n"
-
-
-def test_a_terminal_ends_with_its_process_and_its_tail_stays(
-    follower: LogFollower, console: Console
-) -> None:
-    master, terminal = os.openpty()
-    stream = follower.follow_fd(master, prefix=b"p:", to=console.sink, tail_bytes_max=5)
-    follower.start()
-    subprocess.run([sys.executable, "-S", "-c", "print('hello')"], stdout=terminal, check=True)
-    os.close(terminal)
-    assert stream.wait(60)
-    assert console.next_line() == b"p:hello\r\n"
-    assert stream.tail() == b"llo\r\n"
-
-
 def test_a_pipe_is_closed_as_soon_as_its_last_writer_is_gone(
     follower: LogFollower, console: Console
 ) -> None:
@@ -397,20 +285,6 @@ def test_all_streams_share_one_thread(follower: LogFollower, tmp_path: Path) -> 
     assert (thread.name, thread.daemon) == ("holdfast-logs", True)
 
 
-def test_two_streams_may_follow_one_file(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    path = str(tmp_path / "log")
-    first = follower.follow_file(path, prefix=b"1:", to=console.sink)
-    follower.follow_file(path, prefix=b"2:", to=console.sink)
-    follower.start()
-    append(tmp_path / "log", b"x\n")
-    assert {console.next_line(), console.next_line()} == {b"1:x\n", b"2:x\n"}
-    assert follower.finish(first)
-    append(tmp_path / "log", b"y\n")
-    assert console.next_line() == b"2:y\n"
-
-
 def test_finishing_works_in_any_order_and_any_number_of_times(
     console: Console, tmp_path: Path
 ) -> None:
@@ -439,38 +313,10 @@ def test_finishing_works_in_any_order_and_any_number_of_times(
     assert sorted(shown.splitlines()) == [b"a", b"b", b"c", b"d"]
 
 
-def test_many_threads_may_finish_at_once(tmp_path: Path) -> None:
-    follower = LogFollower()
-    for number in range(8):
-        append(tmp_path / str(number), b"line\n" * 1000)
-        follower.follow_file(str(tmp_path / str(number)), to=None)
-    answers: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda: answers.append(follower.finish_all())) for _ in range(4)
-    ]
-    threads += [threading.Thread(target=follower.close) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == [True] * 4
-
-
 def test_a_follower_may_be_closed_without_ever_starting() -> None:
     before = set(threading.enumerate())
     LogFollower().close()
     assert set(threading.enumerate()) == before
-
-
-def test_nothing_can_be_followed_after_closing(tmp_path: Path) -> None:
-    follower = LogFollower()
-    follower.close()
-    with pytest.raises(InternalError):
-        follower.follow_file(str(tmp_path / "log"), to=None)
-    read, write = os.pipe()
-    with pytest.raises(InternalError):
-        follower.follow_fd(read, to=None)
-    os.close(write)
 
 
 def test_a_stuck_console_does_not_hold_up_the_end_and_loses_nothing(
@@ -490,17 +336,6 @@ def test_a_stuck_console_does_not_hold_up_the_end_and_loses_nothing(
     assert shown == b"".join(lines)
     follower.close(drain_s_max=60)
     assert stream.finished
-
-
-def test_tail_of_a_file_is_there_before_and_after_finishing(
-    follower: LogFollower, tmp_path: Path
-) -> None:
-    append(tmp_path / "log", b"0123456789")
-    stream = follower.follow_file(str(tmp_path / "log"), to=None)
-    assert stream.tail(3) == b"789"
-    assert follower.finish(stream)
-    append(tmp_path / "log", b"more")
-    assert stream.tail(6) == b"89more"
 
 
 @pytest.mark.parametrize("refused", ["instance", "watch"])
@@ -543,12 +378,6 @@ def test_a_lost_notice_queue_makes_every_file_be_read(
     append(tmp_path / "b", b"found\n")
     assert console.next_line() == b"found\n"
     follower.close()
-
-
-def test_a_file_that_cannot_be_opened_is_named(follower: LogFollower, tmp_path: Path) -> None:
-    path = str(tmp_path / "missing" / "log")
-    with pytest.raises(EnvironmentProblem, match=path):
-        follower.follow_file(path, to=None)
 
 
 def test_what_cannot_be_waited_for_is_refused_and_closed(

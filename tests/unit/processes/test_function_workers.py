@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import functions_to_call as fns
 import pytest
 
-from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.errors import UsageError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.function_workers import MultiprocessContext
@@ -188,14 +188,6 @@ def test_an_exception_is_recorded_and_printed(callers: Callers) -> None:
     assert result.return_values == {}
 
 
-def test_one_failure_stops_the_others(callers: Callers, news: News) -> None:
-    path = str(news.path)
-    result = callers.result(fns.tell_or_fail, *[(path, rank, 1) for rank in range(3)])
-    assert {rank: f.exitcode for rank, f in result.failures.items()} == {0: -15, 1: 1, 2: -15}
-    assert [result.failures[rank].consequence for rank in range(3)] == [True, False, True]
-    assert result.failures[1].recorded_message() == "ValueError: rank 1 fails"
-
-
 @pytest.mark.parametrize(
     ("code", "status", "said"),
     [(3, 3, ""), (-1, 255, ""), ("a reason", 1, "a reason\n"), (True, 1, ""), (2.5, 1, "2.5\n")],
@@ -220,32 +212,7 @@ def test_a_worker_that_ends_without_returning_has_failed(callers: Callers) -> No
     assert callers.result(fns.leave_at_once, (9,)).failures[0].exitcode == 9
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_to_one_worker_fails_it(
-    callers: Callers, news: News, signum: signal.Signals
-) -> None:
-    context = callers.start(fns.tell_and_wait, (str(news.path),), (str(news.path),))
-    told = {int(news.next()[1]) for _ in range(2)}
-    assert told == set(context.pids().values())
-    os.kill(context.pids()[1], signum)
-    result = finished(context)
-    assert {rank: f.exitcode for rank, f in result.failures.items()} == {0: -15, 1: -signum}
-    assert [result.failures[rank].consequence for rank in range(2)] == [True, False]
-
-
 # What cannot be sent.
-
-
-def test_a_function_that_cannot_be_pickled(fresh: Callers) -> None:
-    def local() -> None: ...
-
-    for fn in (local, lambda: None):
-        context = fresh.make(fn, ())
-        with pytest.raises(UsageError, match=r"cannot be sent to a new worker process") as caught:
-            context.start()
-        assert "<locals>" in str(caught.value)
-        assert "start_method='fork'" in caught.value.hint
-        assert "\n" not in str(caught.value)
 
 
 def test_a_forked_worker_needs_no_pickling(forking: Callers) -> None:
@@ -260,13 +227,6 @@ def test_an_argument_that_cannot_be_pickled_leaves_no_worker(fresh: Callers, new
     assert context.running() == set()
 
 
-def test_shared_objects_of_the_wrong_kind(fresh: Callers) -> None:
-    queue = multiprocessing.get_context("fork").Queue()
-    with pytest.raises(UsageError, match="put_and_return cannot be sent to a new worker process"):
-        fresh.start(fns.put_and_return, (queue, [1]))
-    queue.close()
-
-
 def test_too_many_shared_objects(fresh: Callers) -> None:
     pipes = [os.pipe() for _ in range(150)]
     connections = [multiprocessing.connection.Connection(fd) for pair in pipes for fd in pair]
@@ -274,23 +234,6 @@ def test_too_many_shared_objects(fresh: Callers) -> None:
         fresh.start(fns.give, (connections,))
     for connection in connections:
         connection.close()
-
-
-def test_an_interpreter_that_cannot_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = multiprocessing.spawn.get_executable()
-    multiprocessing.set_executable("/nowhere/python")
-    try:
-        for callers in callers_of(tmp_path, "spawn"):
-            failure = callers.result(fns.give, (1,)).failures[0]
-            assert failure.exitcode == 127
-            assert failure.detail.startswith("could not be started: /nowhere/python: ")
-        for callers in callers_of(tmp_path, "forkserver"):
-            with pytest.raises(EnvironmentProblem, match="could not start /nowhere/python"):
-                callers.start(fns.give, (1,))
-    finally:
-        multiprocessing.set_executable(before)
 
 
 # What is shared.
@@ -334,14 +277,6 @@ def test_a_queue_that_was_used_before_the_fork(forking: Callers) -> None:
     queue.join_thread()
 
 
-def test_a_manager_of_ours_serves_and_outlives_workers(callers: Callers) -> None:
-    with multiprocessing.get_context("spawn").Manager() as manager:
-        shared = manager.dict(ours=1)
-        args = [(shared, name, number) for number, name in enumerate("ab")]
-        assert not callers.result(fns.add_to_proxy, *args).is_failed()
-        assert dict(shared) == {"ours": 1, "a": 0, "b": 1}
-
-
 def test_children_of_ours_are_not_a_forked_workers(forking: Callers, news: News) -> None:
     context = multiprocessing.get_context("fork")
     child = context.Process(target=fns.tell_and_wait, args=(str(news.path),), daemon=True)
@@ -379,24 +314,6 @@ def test_exit_handlers_run_last_and_only_the_workers_own(callers: Callers, tmp_p
 # What a worker finds.
 
 
-def test_environment_and_folder(
-    callers: Callers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KEPT", "kept")
-    monkeypatch.setenv("RANK", "of the agent")
-    monkeypatch.chdir(tmp_path)
-    assert callers.value(fns.give_environment, "KEPT", "RANK", "NONE") == ["kept", "0", None]
-    assert callers.value(fns.give_folder) == str(tmp_path.resolve())
-
-
-def test_workers_have_sessions_of_their_own_below_the_keeper(callers: Callers) -> None:
-    context = callers.start(fns.identity, (), ())
-    values = finished(context).return_values
-    assert context._keeper is not None
-    keeper = context._keeper.pid
-    assert values == {rank: (pid, keeper, pid) for rank, pid in context.pids().items()}
-
-
 def test_signals_are_as_in_any_python(callers: Callers) -> None:
     handlers = {
         number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)
@@ -428,38 +345,6 @@ def check_descriptors(fresh: Callers, news: News) -> None:
     context.close(signal.SIGKILL)
 
 
-def test_forked_workers_have_only_descriptors_that_we_have(forking: Callers, news: News) -> None:
-    context = forking.start(fns.tell_and_wait, (str(news.path),), (str(news.path),))
-    for _ in range(2):
-        news.next()
-    again = forking.make(fns.descriptors, ())
-    ours = set(fns.descriptors().items())
-    again.start()
-    theirs = set(finished(again).return_values[0].items())
-    new = {fd: target for fd, target in theirs - ours if fd > 2}
-    # The ends of the pipe for its value, which was made only by the start.
-    assert {target.partition(":")[0] for target in new.values()} <= {"pipe"}
-    assert len(set(new.values())) <= 1 + opened_by_forking()
-    context.close(signal.SIGKILL)
-
-
-def opened_by_forking() -> int:
-    """Return how many files a library in this process opens in every child that is forked."""
-    ours = set(fns.descriptors().items())
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        mine = set(fns.descriptors().items()) - ours
-        new = {target for fd, target in mine if fd not in (reading, writing)}
-        os.write(writing, bytes([len(new)]))
-        os._exit(0)
-    os.waitpid(child, 0)
-    (count,) = os.read(reading, 1)
-    os.close(reading)
-    os.close(writing)
-    return count
-
-
 def test_output_is_written_before_the_worker_ends(callers: Callers) -> None:
     result = callers.result(fns.say, ("to out", "to err"), ("", ""))
     for paths, said in ((result.stdouts, "to out\n"), (result.stderrs, "to err\n")):
@@ -479,20 +364,6 @@ def test_it_can_be_started_in_any_thread(callers: Callers) -> None:
     thread.start()
     thread.join()
     assert values == [3]
-
-
-def test_several_contexts_at_once(callers: Callers, news: News) -> None:
-    """A forked keeper has copies of the sockets of the ones before; none may need to be closed."""
-    first = callers.start(fns.tell_and_wait, (str(news.path),))
-    second = callers.start(fns.tell_and_wait, (str(news.path),))
-    for _ in range(2):
-        news.next()
-    everyone = Watched(first.pids()[0])
-    first.close()
-    everyone.gone_already()
-    assert second.running() == {0}
-    assert callers.value(fns.add, 1, 1) == 2
-    second.close()
 
 
 def test_modules_are_preloaded_into_the_forkserver(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import descendants_of
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from holdfast.processes.workers.command_workers import SubprocessContext
 from holdfast.processes.workers.group import StopEnded
 from real_jobs import News, Watched
@@ -124,43 +124,6 @@ def await_told(keeper: Keeper, word: bytes, times: int = 1) -> None:
 # Starting.
 
 
-def test_workers_that_succeed(group: Group) -> None:
-    context = group.start("exit 0", "true")
-    result = finished(context)
-    assert not result.is_failed()
-    assert result.return_values == {0: None, 1: None}
-    assert result.failures == {}
-    assert result.stdouts == context.stdouts == {0: "", 1: ""}
-    assert result.stderrs == context.stderrs == {0: "", 1: ""}
-
-
-def test_attributes_of_the_interface(group: Group) -> None:
-    context = group.make("true", "true")
-    assert (context.name, context.entrypoint, context.nprocs) == ("trainer", "sh", 2)
-    assert set(context.args) == set(context.envs) == set(context.error_files) == {0, 1}
-    assert context.filtered_stdout.endswith("filtered_stdout.log")
-    assert context.pids() == {}
-    assert context.running() == set()
-
-
-def test_pids_are_those_of_the_programs(group: Group) -> None:
-    context = group.start(WAITS, WAITS)
-    told = {int(group.news.next()[1]) for _ in range(2)}
-    assert set(context.pids().values()) == told
-    assert set(context.pids()) == context.running() == {0, 1}
-
-
-def test_the_environment_is_ours_with_the_given_one_on_top(
-    group: Group, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("KEPT", "kept")
-    monkeypatch.setenv("REPLACED", "old")
-    news = {"NEWS": str(group.news.path)}
-    script = "echo $KEPT $REPLACED $RANK > $NEWS"
-    finished(group.start(script, envs={0: {**news, "REPLACED": "new", "RANK": "5"}}))
-    assert group.news.next() == ["kept", "new", "5"]
-
-
 def test_the_working_directory_is_ours_at_the_start(
     group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,11 +135,6 @@ def test_the_working_directory_is_ours_at_the_start(
     keeper.close()
 
 
-def test_no_workers_at_all(group: Group) -> None:
-    result = finished(group.start())
-    assert (result.return_values, result.failures) == ({}, {})
-
-
 @pytest.mark.parametrize("which", ["args", "envs"])
 def test_every_rank_needs_an_entry(tmp_path: Path, which: str) -> None:
     args: dict[int, tuple[str, ...]] = {0: (), 1: ()}
@@ -184,17 +142,6 @@ def test_every_rank_needs_an_entry(tmp_path: Path, which: str) -> None:
     (args if which == "args" else envs)[2] = (args if which == "args" else envs).pop(1)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match=rf"^{which}: .*\[0, 1\], got \[0, 2\]"):
         SubprocessContext("x", "true", args, envs, DefaultLogsSpecs(log_dir=str(tmp_path)))
-
-
-def test_starting_twice_is_refused_and_disturbs_nothing(group: Group) -> None:
-    context = group.start(OBEYS, ready=1)
-    pids = context.pids()
-    with pytest.raises(ValueError, match="started before"):
-        context.start()
-    assert context.pids() == pids
-    context.close()
-    with pytest.raises(ValueError, match="started before"):
-        context.start()
 
 
 def test_a_program_that_is_missing_fails_every_rank(group: Group, tmp_path: Path) -> None:
@@ -245,15 +192,6 @@ def test_waiting_looks_and_no_more_with_0(group: Group) -> None:
         result = context.wait(0)
     assert not result.is_failed()
     assert context.wait(0) == result
-
-
-@pytest.mark.parametrize("timeout", [float("inf"), 1e12, -1, -0.5])
-def test_waiting_for_ever(group: Group, timeout: float) -> None:
-    context = group.start("true")
-    context.grace_s = 1e12
-    result = context.wait(timeout)
-    assert result is not None
-    assert not result.is_failed()
 
 
 def test_one_failure_stops_the_others(group: Group) -> None:
@@ -371,12 +309,6 @@ def test_closing_again_does_nothing(group: Group) -> None:
     context.release()
 
 
-def test_closing_what_was_never_started(group: Group) -> None:
-    context = group.make("true")
-    context.close()
-    context.close()
-
-
 def test_waiting_after_closing_still_tells_how_they_ended(group: Group) -> None:
     context = group.start(WAITS, "exit 0", ready=1)
     until(context, lambda: context.running() == {0})
@@ -385,13 +317,6 @@ def test_waiting_after_closing_still_tells_how_they_ended(group: Group) -> None:
     assert result is not None
     assert {rank: f.exitcode for rank, f in result.failures.items()} == {0: -signal.SIGTERM}
     assert result.failures[0].consequence
-
-
-def test_closing_after_waiting(group: Group) -> None:
-    context = group.start("exit 0")
-    first = finished(context)
-    context.close()
-    assert context.wait() == first
 
 
 # The end of standard error.
@@ -413,53 +338,6 @@ def test_the_tail_of_captured_standard_error(
     assert said.out == "to out\n"
 
 
-def test_the_tail_of_a_redirected_stream(
-    group: Group, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    context = group.start(
-        FAILS_LOUDLY, logs=DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
-    )
-    result = finished(context)
-    failure = result.failures[0]
-    assert failure.stderr_tail == Path(failure.stderr_file).read_text() == "1st\n2nd\n"
-    assert Path(result.stdouts[0]).read_text() == "to out\n"
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_tail_of_a_stream_that_is_shown_as_well(
-    group: Group, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    context = group.start(
-        FAILS_LOUDLY, logs=DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), tee=Std.ALL)
-    )
-    assert tail_of(context) == "1st\n2nd\n"
-    said = capfd.readouterr()
-    assert said.err == "[trainer0]:1st\n[trainer0]:2nd\n"
-    assert said.out == "[trainer0]:to out\n"
-
-
-def test_no_tail_where_nothing_is_kept(
-    group: Group, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    nowhere = DefaultLogsSpecs(log_dir=os.devnull, redirects=Std.ALL)
-    assert tail_of(group.start(FAILS_LOUDLY, logs=nowhere)) == "1st\n2nd\n", "for the report"
-    assert tail_of(group.start(FAILS_LOUDLY, logs=nowhere, capture_stderr=False)) == ""
-    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ALL)
-    context = group.start(FAILS_LOUDLY, logs=logs)
-    all_ended(context)
-    os.unlink(context.stderrs[0])
-    assert tail_of(context) == ""
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_tail_is_limited(group: Group, tmp_path: Path) -> None:
-    loud = "i=0; while [ $i -lt 20000 ]; do echo line $i >&2; i=$((i+1)); done; exit 1"
-    quiet = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), redirects=Std.ERR)
-    tail = tail_of(group.start(loud, logs=quiet))
-    assert tail.endswith("line 19999\n")
-    assert len(tail) == 64 * 1024
-
-
 # The agent's interface.
 
 
@@ -479,15 +357,6 @@ def test_every_ending_is_handed_out_once(group: Group) -> None:
     first = context.first_failure()
     assert first is not None
     assert first.order == min(one.order for one in seen if one.failed)
-
-
-def test_what_a_new_start_would_only_repeat_is_marked(group: Group, tmp_path: Path) -> None:
-    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"))
-    context = SubprocessContext("x", "no-such-program", {0: ()}, {0: {}}, logs)
-    context.start()
-    (ended,) = all_ended(context)
-    assert not ended.retryable
-    context.close()
 
 
 class SlowToHear(SubprocessContext):
@@ -521,12 +390,6 @@ def test_a_stop_begins_once(group: Group) -> None:
     assert [(one.rank, one.exitcode) for one in seen] == [(0, -9)]
     assert context.next_deadline() is None
     context.kill_now()
-
-
-def test_killing_now_needs_a_stop(group: Group) -> None:
-    context = group.start(WAITS, ready=1)
-    context.kill_now()
-    assert context.running() == {0}
 
 
 # Given up.
@@ -640,15 +503,6 @@ def test_a_stopped_keeper_leaves_nobody_behind(
 
 
 # The keeper.
-
-
-def test_the_result_of_waiting_ends_the_keeper(group: Group) -> None:
-    context = group.start("exit 0")
-    assert context._keeper is not None
-    keeper = Watched(context._keeper.pid)
-    assert not finished(context).is_failed()
-    keeper.gone_already()
-    context.close()
 
 
 def test_a_shared_keeper_outlives_the_context(group: Group) -> None:

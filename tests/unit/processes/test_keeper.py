@@ -80,36 +80,6 @@ def test_a_thread_that_ends_meanwhile_hides_no_children(
     assert set(main.children_of(parent)) == children
 
 
-def test_a_process_that_is_hidden_from_us_is_passed_over(
-    family: tuple[int, set[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent, children = family
-    monkeypatch.setattr(main, "open", hide_init, raising=False)
-    assert set(main.children_by_scan(parent)) == children
-
-
-def hide_init(path: str, mode: str) -> object:
-    if path == "/proc/1/stat":
-        raise PermissionError(path)
-    return open(path, mode)
-
-
-def test_descendants_come_after_their_parents(family: tuple[int, set[int]]) -> None:
-    parent, children = family
-    found = main.descendants_of(os.getpid())
-    assert {parent, *children} <= set(found)
-    assert all(found.index(parent) < found.index(child) for child in children)
-
-
-def test_nobody_has_no_children() -> None:
-    assert main.children_of(1 << 30) == []
-    assert main.descendants_of(1 << 30) == []
-
-
-def test_signalling_nobody_is_no_error() -> None:
-    main.send_signal(1 << 30, signal.SIGTERM)
-
-
 def test_it_imports_nothing_but_small_parts_of_the_standard_library() -> None:
     """It must start fast and stay small; `ctypes` is the one exception, for prctl."""
     code = (

@@ -4,7 +4,6 @@ import io
 import os
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +11,8 @@ from holdfast.processes.logs.lines import PrefixedLines, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    import pytest
 
 
 class Shown:
@@ -41,51 +42,8 @@ def shown(
     return out.text
 
 
-@pytest.mark.parametrize(
-    ("data", "expected"),
-    [
-        (b"", ""),
-        (b"a\n", "p:a\n"),
-        (b"a\nb\n", "p:a\np:b\n"),
-        (b"\n\n", "p:\np:\n"),
-        (b"a", "p:a\n"),
-        (b"a\nb", "p:a\np:b\n"),
-        (b"a\r\nb\r\n", "p:a\r\np:b\r\n"),
-        (b"10%\r20%\r30%\n", "p:10%\rp:20%\rp:30%\n"),
-        (b"\r10%\r20%", "p:\rp:10%\rp:20%\n"),
-        (b"done\r", "p:done\r\n"),
-        (b"\r\r\n\r", "p:\rp:\r\np:\r\n"),
-        (b"x\rp:\n", "p:x\rp:p:\n"),
-        (b"\xff\n", "p:\ufffd\n"),
-    ],
-)
-def test_each_line_gets_the_prefix_however_the_bytes_arrive(data: bytes, expected: str) -> None:
-    assert shown([data]) == expected
-    assert shown(bytes([byte]) for byte in data) == expected
-    for cut in range(len(data)):
-        assert shown([data[:cut], data[cut:]]) == expected
-
-
-def test_an_empty_prefix_changes_nothing() -> None:
-    assert shown([b"a\nb", b"c\r", b"\nd\re\n"], prefix=b"") == "a\nbc\r\nd\re\n"
-
-
 def test_line_ends_in_a_prefix_become_blanks() -> None:
     assert shown([b"x\ny\n"], prefix=b"a\r\nb:") == "a  b:x\na  b:y\n"
-
-
-def test_a_line_is_held_until_it_is_whole() -> None:
-    out = Shown()
-    lines = PrefixedLines(b"p:", out.sink)
-    lines.feed(b"one\ntw")
-    assert out.text == "p:one\n"
-    lines.feed(b"o\r")
-    assert out.text == "p:one\n"
-    lines.feed(b"three")
-    assert out.text == "p:one\np:two\r"
-    lines.flush()
-    lines.flush()
-    assert out.text == "p:one\np:two\rp:three\n"
 
 
 def test_an_overlong_line_is_shown_in_pieces_of_the_limit() -> None:
@@ -123,24 +81,6 @@ def test_lines_that_match_any_filter_go_to_the_second_sink_as_well() -> None:
 
 def test_a_filter_sees_neither_the_prefix_nor_two_lines_at_once() -> None:
     assert filtered([b"one\ntwo\n"], [b"p:", b"one\ntwo"])[1] == ""
-
-
-def test_an_empty_filter_matches_every_line() -> None:
-    assert filtered([b"one\n\n"], [b""])[1] == "p:one\np:\n"
-
-
-def test_filters_work_without_a_first_sink() -> None:
-    some = Shown()
-    lines = PrefixedLines(b"p:", None, filters=[b"b"], filtered_to=some.sink)
-    lines.feed(b"a\nb\nc\nb")
-    lines.flush()
-    assert some.text == "p:b\np:b\n"
-
-
-def test_a_stream_that_goes_nowhere_holds_nothing() -> None:
-    lines = PrefixedLines(b"", None)
-    lines.feed(b"x" * 1000)
-    assert len(lines._held) == 0
 
 
 def test_only_accepted_lines_are_shown() -> None:

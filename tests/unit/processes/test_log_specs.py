@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.processes.logs import specs as logs
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, usable_filters
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,19 +82,6 @@ def test_destination_of_a_stream(
         assert tees == ({0: path} if teed else {})
 
 
-def test_an_empty_rank_filter_is_no_filter(tmp_path: Path) -> None:
-    assert DefaultLogsSpecs(str(tmp_path), local_ranks_filter=set()).reify(envs_of(1)).stdouts == {
-        0: ""
-    }
-
-
-def test_two_runs_of_one_id_have_folders_of_their_own(tmp_path: Path) -> None:
-    first, second = DefaultLogsSpecs(str(tmp_path)), DefaultLogsSpecs(str(tmp_path))
-    first.reify(envs_of(1))
-    second.reify(envs_of(1))
-    assert first.run_dir != second.run_dir
-
-
 def test_a_second_start_under_the_same_count_leaves_the_first_one_alone(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
     paths: list[str] = []
@@ -127,7 +113,7 @@ def test_a_run_folder_that_was_removed_is_made_again(
     assert os.path.dirname(dest.error_files[0]) == f"{run_dir}/attempt_1/0"
     assert os.path.isdir(f"{run_dir}/attempt_1/0")
     assert stat.S_IMODE(os.stat(run_dir).st_mode) == 0o700
-    assert caplog.messages == [f"the log folder {run_dir} was removed while the job ran"]
+    assert run_dir in caplog.text
 
 
 def test_a_temporary_folder_that_was_removed_gets_another_name(
@@ -149,21 +135,6 @@ def test_a_temporary_folder_that_was_removed_gets_another_name(
     assert specs.run_dir == str(next(new.iterdir()))
     specs.discard_if_temporary()
     assert list(tmp_path.iterdir()) == [old]
-
-
-def test_another_run_has_the_choices_but_not_the_folders(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    first = DefaultLogsSpecs(local_ranks_filter={0}).for_another_run()
-    second = first.for_another_run()
-    assert first == second == DefaultLogsSpecs(local_ranks_filter={0})
-    dests = [specs.reify(envs_of(1)) for specs in (first, second)]
-    assert len(set(tmp_path.iterdir())) == 2
-    first.discard_if_temporary()
-    assert os.path.isdir(os.path.dirname(dests[1].error_files[0]))
-    second.discard_if_temporary()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_run_shares_a_temporary_root_that_someone_has_asked_for(
@@ -195,13 +166,6 @@ def test_runs_whose_streams_are_kept_share_a_root_that_can_be_asked_for(
     assert specs.run_dir is None
 
 
-def test_run_id_and_count_have_fallbacks(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path))
-    dest = specs.reify({0: {}})
-    assert "/test_run_id_" in dest.error_files[0]
-    assert "/attempt_0/" in dest.error_files[0]
-
-
 @pytest.mark.parametrize("run_id", ["team/exp/1", "..", "a\nb\x00c", "\u00e9" * 300, ""])
 def test_any_run_id_gives_one_folder_in_the_log_dir(tmp_path: Path, run_id: str) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
@@ -210,15 +174,6 @@ def test_any_run_id_gives_one_folder_in_the_log_dir(tmp_path: Path, run_id: str)
     assert os.path.dirname(specs.run_dir) == str(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == [os.path.basename(specs.run_dir)]
     assert specs.run_dir.isprintable()
-
-
-def test_nothing_is_made_before_the_workers_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert DefaultLogsSpecs().run_dir is None
-    assert DefaultLogsSpecs(str(tmp_path / "later")).run_dir is None
-    assert files_below(tmp_path) == set()
 
 
 def test_a_relative_folder_means_the_one_at_the_time_of_construction(
@@ -232,17 +187,6 @@ def test_a_relative_folder_means_the_one_at_the_time_of_construction(
     specs.reify(envs)
     assert envs[0]["TORCHELASTIC_ERROR_FILE"].startswith(f"{tmp_path}/logs/job_")
     assert specs.root_log_dir == f"{tmp_path}/logs"
-
-
-def test_a_relative_folder_needs_a_current_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(EnvironmentProblem, match="the current folder does not exist any more"):
-        DefaultLogsSpecs("logs")
-    assert DefaultLogsSpecs(str(tmp_path)).root_log_dir == str(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP"])
@@ -268,14 +212,6 @@ def test_own_root_is_private_and_can_be_discarded(
     specs.discard_if_temporary()
 
 
-def test_an_unusable_temporary_folder_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
-    monkeypatch.setenv("TEMP", str(tmp_path))
-    assert DefaultLogsSpecs("").root_log_dir.startswith(f"{tmp_path}/holdfast_")
-
-
 def test_a_folder_that_was_asked_for_is_never_discarded(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path / "logs"))
     dest = specs.reify(envs_of(1))
@@ -299,22 +235,6 @@ def test_dev_null_keeps_the_filter_and_the_wishes_without_any_folder() -> None:
     assert (specs.run_dir, specs.root_log_dir) == (None, os.devnull)
 
 
-def test_duplicate_filters_need_a_folder_and_say_so_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(logs, "_warned_of_filters", False)
-    dest = DefaultLogsSpecs(os.devnull).reify(envs_of(1))
-    assert usable_filters(dest.filtered_stdout, ["orange"]) == ()
-    assert usable_filters(dest.filtered_stderr, ["apple"]) == ()
-    assert usable_filters(dest.filtered_stdout, None) == ()
-    assert usable_filters("/logs/filtered_stdout.log", ["\u00e9t\u00e9", ""]) == (
-        b"\xc3\xa9t\xc3\xa9",
-        b"",
-    )
-    (warning,) = caplog.messages
-    assert "duplicate filters are ignored" in warning
-
-
 def test_a_file_in_the_way_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -327,40 +247,3 @@ def test_a_folder_that_cannot_be_made_is_the_machines_fault() -> None:
     """The kernel's own file system refuses folders to root too."""
     with pytest.raises(EnvironmentProblem, match="/proc/self/logs"):
         DefaultLogsSpecs("/proc/self/logs").reify(envs_of(1))
-
-
-def test_equality_is_by_value(tmp_path: Path) -> None:
-    def make(
-        log_dir: str = str(tmp_path), tee: Std = Std.OUT, only: frozenset[int] = frozenset({1})
-    ) -> DefaultLogsSpecs:
-        return DefaultLogsSpecs(log_dir, Std.ERR, tee, set(only))
-
-    assert make() == make()
-    assert make() != make(log_dir=str(tmp_path / "other"))
-    assert make() != make(tee=Std.ALL)
-    assert make() != make(only=frozenset())
-    assert make() != str(tmp_path)
-    with pytest.raises(TypeError):
-        hash(make())
-
-
-def test_repr_shows_every_choice() -> None:
-    specs = DefaultLogsSpecs("/logs", Std.OUT, {0: Std.ERR}, {3})
-    assert repr(specs) == (
-        "DefaultLogsSpecs(root_log_dir=/logs, redirects=1, tee={0: <Std.ERR: 2>}, "
-        "local_ranks_filter={3})"
-    )
-
-
-def test_a_third_party_can_supply_its_own() -> None:
-    class Mine(LogsSpecs):
-        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-            return LogsDest(stdouts={rank: f"{self._root_log_dir}/{rank}" for rank in envs})
-
-        @property
-        def root_log_dir(self) -> str:
-            return str(self._root_log_dir)
-
-    assert Mine("/mine").reify({1: {}}).stdouts == {1: "/mine/1"}
-    with pytest.raises(TypeError):
-        LogsSpecs()  # type: ignore[abstract]

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.keeper.client import FOR_AGENTS_ALONE
 from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
 from holdfast.processes.zygote.client import warm_start
 
@@ -16,29 +14,6 @@ if TYPE_CHECKING:
 
 
 def function() -> None: ...
-
-
-def test_commands_are_started_as_their_interpreter_with_its_flags(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in FOR_AGENTS_ALONE:
-        monkeypatch.setenv(name, "for agents alone")
-    start = warm_start(["json"], sys.executable, ["-u", "train.py", 1], "spawn", {"OMP": "1"})
-    assert start is not None
-    assert start._command.flags == ("-u",)
-    assert (start._command.what, start._command.args) == ("train.py", ("1",))
-    assert start._env["OMP"] == "1"
-    assert "for agents alone" not in start._env.values()
-    assert set(FOR_AGENTS_ALONE) <= os.environ.keys()
-    assert list(start._modules) == ["json"]
-
-
-def test_functions_find_what_calls_them_imported_too() -> None:
-    start = warm_start(["json"], function, [], "spawn", {})
-    assert start is not None
-    assert start._command.kind == "c"
-    assert list(start._modules) == ["json", "holdfast.processes.workers.function_child"]
-    assert start._path == sys.path
 
 
 @pytest.mark.parametrize(

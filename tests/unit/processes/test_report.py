@@ -53,13 +53,6 @@ def test_what_is_written_can_be_read_back(tmp_path: Path, error: ChildFailedErro
     assert sorted(os.listdir(tmp_path)) == ["error.json", "failure.json"]
 
 
-def test_the_report_tells_of_the_job(error: ChildFailedError) -> None:
-    made = make(error)
-    assert (made.run_id, made.generation, made.max_restarts) == ("job-1", 2, 3)
-    assert (made.log_dir, made.exit_status, made.host) == ("/logs", 1, os.uname().nodename)
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", made.written_at)
-
-
 def test_the_first_failure_has_everything(error: ChildFailedError) -> None:
     recorded = error.failures[5]
     first = make(error).first
@@ -73,14 +66,6 @@ def test_the_first_failure_has_everything(error: ChildFailedError) -> None:
     assert not first.consequence
 
 
-def test_what_is_not_known_is_empty(error: ChildFailedError) -> None:
-    (other,) = make(error).others
-    assert (other.rank, other.signal, other.consequence) == (4, "SIGTERM", True)
-    assert (other.error_file, other.message, other.traceback, other.detail) == ("", "", "", "")
-    assert other.time == "2023-11-14T22:13:20.123456Z"
-    assert other.time_ns == 1_700_000_000_123_456_789
-
-
 def test_texts_that_are_no_unicode_can_be_written(tmp_path: Path) -> None:
     failure = ProcessFailure(0, 40, 1, "", stderr_tail="caf\udce9", stdout_file="/logs/\udcff")
     path = tmp_path / "failure.json"
@@ -88,11 +73,6 @@ def test_texts_that_are_no_unicode_can_be_written(tmp_path: Path) -> None:
     data = json.loads(path.read_bytes())
     assert data["name"] == "tr\\udce4in.py"
     assert data["first"]["stderr_tail"] == "caf\\udce9"
-
-
-def test_a_folder_that_is_not_there_is_an_os_error(tmp_path: Path, error: ChildFailedError) -> None:
-    with pytest.raises(FileNotFoundError):
-        make(error).write(str(tmp_path / "missing" / "failure.json"))
 
 
 def test_the_docstring_tells_of_every_key() -> None:

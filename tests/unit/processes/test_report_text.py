@@ -166,12 +166,6 @@ def test_the_end_of_a_long_stderr_is_shown() -> None:
     assert "traceback : none found (no error file, none at the end of stderr)\n" in text
 
 
-def test_one_line_of_stderr_is_called_that() -> None:
-    assert "  stderr    : (the last line)\n    bye\n" in text_of(
-        failure(0, stderr_tail="\nbye\n\n")
-    )
-
-
 def test_a_long_traceback_loses_its_middle() -> None:
     frames = "".join(f'  File "train.py", line {n}, in f\n' for n in range(1000))
     stderr = f"Traceback (most recent call last):\n{frames}RecursionError: too deep\n"

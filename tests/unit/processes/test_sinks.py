@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.errors import EnvironmentProblem
 from holdfast.processes.logs.lines import PIPE_PIECE_BYTES_MAX, Sink
 
 if TYPE_CHECKING:
@@ -150,24 +149,6 @@ def test_a_stream_of_a_narrow_encoding_gets_question_marks() -> None:
     assert raw.getvalue() == b"caf?\n"
 
 
-def test_a_stream_that_fails_goes_quiet_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    stream = io.StringIO()
-    sink = Sink(stream)
-    stream.close()
-    sink.write(b"", b"lost\n")
-    sink.write(b"", b"lost\n")
-    assert sink.quiet
-    (warning,) = caplog.messages
-    assert "no longer shown" in warning
-
-
-def test_a_real_stream_is_written_through_its_descriptor(tmp_path: Path) -> None:
-    with open(tmp_path / "file", "w") as file:
-        file.write("buffered\n")
-        Sink.of_stream(file).write(b"", b"\xffraw\n")
-    assert (tmp_path / "file").read_bytes() == b"buffered\n\xffraw\n"
-
-
 def test_sinks_of_one_terminal_share_a_lock_and_others_do_not(pipe: tuple[int, int]) -> None:
     master, terminal = os.openpty()
     again = os.open(os.ttyname(terminal), os.O_WRONLY | os.O_NOCTTY)
@@ -178,52 +159,3 @@ def test_sinks_of_one_terminal_share_a_lock_and_others_do_not(pipe: tuple[int, i
     finally:
         for fd in (master, terminal, again):
             os.close(fd)
-
-
-def test_threads_never_mix_their_lines(pipe: tuple[int, int]) -> None:
-    """Each line is larger than the pipe, so its writer has to stop in the middle of it."""
-    read, write = pipe
-    fcntl.fcntl(write, 1031, 4096)
-    lines = [letter * 20_000 + b"\n" for letter in (b"a", b"b", b"c")]
-
-    def write_many(line: bytes) -> None:
-        sink = Sink(write)
-        for _ in range(20):
-            sink.write(bytearray(line[:5000]), line[5000:])
-
-    threads = [threading.Thread(target=write_many, args=(line,)) for line in lines]
-    for thread in threads:
-        thread.start()
-    shown = bytearray()
-    while len(shown) < 60 * len(lines[0]):
-        shown += os.read(read, 1 << 16)
-    for thread in threads:
-        thread.join()
-    assert sorted(shown.splitlines(keepends=True)) == sorted(lines * 20)
-
-
-def test_a_file_sink_appends_and_closes_what_it_opened(tmp_path: Path) -> None:
-    path = tmp_path / "filtered.log"
-    path.write_bytes(b"old\n")
-    sink = Sink.to_file(str(path))
-    fd = sink._fd
-    assert not os.get_inheritable(fd)
-    sink.write(b"", b"new\n")
-    sink.close()
-    sink.close()
-    sink.write(b"", b"after\n")
-    assert path.read_bytes() == b"old\nnew\n"
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(fd)
-
-
-def test_closing_leaves_a_descriptor_that_was_passed_in(pipe: tuple[int, int]) -> None:
-    sink = Sink(pipe[1])
-    sink.close()
-    os.write(pipe[1], b"still open")
-
-
-def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    path = str(tmp_path / "missing" / "file")
-    with pytest.raises(EnvironmentProblem, match=path):
-        Sink.to_file(path)

@@ -8,11 +8,6 @@ from holdfast.errors import UsageError
 from holdfast.processes.logs.specs import Std, to_map
 
 
-def test_values_are_those_of_torchelastic() -> None:
-    assert [int(each) for each in (Std.NONE, Std.OUT, Std.ERR, Std.ALL)] == [0, 1, 2, 3]
-    assert Std.OUT | Std.ERR is Std.ALL
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -10,19 +10,18 @@ import sys
 import termios
 import textwrap
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from functions_to_call import say
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
-from holdfast.processes.logs.stdio import TAIL_BYTES_MAX, WorkerStdio, is_descriptor
+from holdfast.processes.logs.stdio import TAIL_BYTES_MAX, WorkerStdio
 from holdfast.processes.workers.start import start_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
     from typing import Any
 
     from holdfast.processes.failures.exits import RunProcsResult
@@ -72,18 +71,6 @@ def result_in(folder: Path) -> str:
 # Which streams are the process's own.
 
 
-def test_python_streams_that_are_descriptors(tmp_path: Path) -> None:
-    read, write = os.pipe()
-    with open(read) as one, open(write, "w") as two:
-        assert is_descriptor(one, read)
-        assert not is_descriptor(one, write)
-        assert is_descriptor(two, write)
-    assert not is_descriptor(one, read), "closed"
-    assert not is_descriptor(io.StringIO(), 1)
-    assert not is_descriptor(None, 1)
-    assert not is_descriptor(object(), 1)  # type: ignore[arg-type]
-
-
 # In a notebook or the like, where `sys.stdout` is not descriptor 1.
 
 
@@ -127,24 +114,6 @@ def test_output_of_commands_reaches_replaced_streams(
     assert out.getvalue() == "to out\n"
     assert err.getvalue().startswith("to err\nä no end")
     assert result.failures[0].stderr_tail == "to err\nä no end"
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_output_of_functions_reaches_replaced_streams(tmp_path: Path, method: str) -> None:
-    """A forked worker has a copy of the replaced stream, which nobody reads."""
-    with notebook() as streams:
-        result = run(tmp_path, say, "to out", "to err", start_method=method)
-    assert not result.is_failed()
-    assert [stream.getvalue() for stream in streams] == ["to out\n", "to err\n"]
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_redirected_output_of_functions_is_in_the_files(tmp_path: Path, method: str) -> None:
-    with notebook() as streams:
-        result = run(tmp_path, say, "to out", "to err", start_method=method, tee=Std.ALL)
-    assert Path(result.stdouts[0]).read_text() == "to out\n"
-    assert Path(result.stderrs[0]).read_text() == "to err\n"
-    assert [stream.getvalue() for stream in streams] == ["[x0]:to out\n", "[x0]:to err\n"]
 
 
 # With the agent's own streams.
@@ -261,24 +230,6 @@ def stdio(dest: LogsDest, **how: Any) -> WorkerStdio:
 def open_fds() -> set[str]:
     listed = set(os.listdir("/proc/self/fd"))
     return {fd for fd in listed if os.path.exists(f"/proc/self/fd/{fd}")}
-
-
-def test_a_file_is_emptied_and_appended_to(tmp_path: Path) -> None:
-    """Appending, so that two who have it open do not overwrite each other."""
-    path = tmp_path / "out"
-    path.write_text("of an earlier start\n")
-    here = stdio(LogsDest(stdouts={0: str(path)}, stderrs={0: str(path)}))
-    fds = here.open(0)
-    for number in range(3):
-        os.write(fds[1], f"out {number}\n".encode())
-        os.write(fds[2], f"err {number}\n".encode())
-    assert not any(os.get_inheritable(fd) for fd in fds.values())
-    for fd in fds.values():
-        os.close(fd)
-    here.finish()
-    assert path.read_text() == "".join(f"out {n}\nerr {n}\n" for n in range(3))
-    assert here.stderr_tail(0) == path.read_text()
-    here.close()
 
 
 @pytest.mark.parametrize("which", ["stdouts", "stderrs"])

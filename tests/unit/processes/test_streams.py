@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -68,19 +67,6 @@ def test_a_turn_is_bounded_and_says_that_more_is_there(followed: Followed, tmp_p
     assert stream.bytes_read == TURN_BYTES_MAX + CHUNK_BYTES + 10
 
 
-def test_a_file_is_read_on_as_it_grows(followed: Followed, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"one\ntw")
-    stream = followed.file(path)
-    assert not stream.take_turn()
-    assert not stream.take_turn()
-    assert followed.out.getvalue() == "p:one\n"
-    with open(path, "ab") as file:
-        file.write(b"o\n")
-    assert not stream.take_turn()
-    assert followed.out.getvalue() == "p:one\np:two\n"
-
-
 def test_a_truncated_file_is_read_from_its_start(followed: Followed, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"one\ntwo")
@@ -104,30 +90,6 @@ def test_finishing_a_file_stops_where_it_ended_at_that_time(
     with pytest.raises(EOFError):
         stream.take_turn()
     assert CHUNK_BYTES < stream.bytes_read <= 2 * CHUNK_BYTES
-
-
-def test_finishing_a_file_that_was_read_already_ends_it(followed: Followed, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"one\nrest")
-    stream = followed.file(path)
-    stream.take_turn()
-    stream.begin_finish()
-    with pytest.raises(EOFError):
-        stream.take_turn()
-    stream.end()
-    assert followed.out.getvalue() == "p:one\np:rest\n"
-
-
-def test_tail_of_a_file_is_read_from_the_file(followed: Followed, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"0123456789")
-    stream = followed.file(path)
-    assert stream.tail(4) == b"6789"
-    assert stream.tail(400) == b"0123456789"
-    stream.end()
-    assert stream.tail() == b"0123456789"
-    path.unlink()
-    assert stream.tail() == b""
 
 
 def test_a_pipe_gives_what_is_there_and_ends_with_its_writers(followed: Followed) -> None:
@@ -183,17 +145,6 @@ def test_tail_of_a_pipe_is_its_last_bytes(followed: Followed) -> None:
         os.close(write)
 
 
-def test_no_tail_is_kept_if_none_is_wanted(followed: Followed) -> None:
-    read, write = os.pipe()
-    try:
-        stream = followed.pipe(read, tail_bytes_max=0)
-        os.write(write, b"one\n")
-        stream.take_turn()
-        assert stream.tail() == b""
-    finally:
-        os.close(write)
-
-
 def test_a_terminal_ends_when_its_last_user_is_gone(followed: Followed) -> None:
     master, terminal = os.openpty()
     stream = followed.pipe(master)
@@ -204,27 +155,6 @@ def test_a_terminal_ends_when_its_last_user_is_gone(followed: Followed) -> None:
         stream.take_turn()
     assert followed.out.getvalue() == "p:hello\r\n"
     assert stream.tail() == b"hello\r\n"
-
-
-def test_progress_grows_with_every_byte(followed: Followed, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"one\n")
-    stream = followed.file(tmp_path / "file")
-    before = stream.progress()
-    stream.take_turn()
-    assert stream.progress() == before + len(b"one\n") + len(b"p:one\n")
-
-
-def test_a_stream_that_goes_nowhere_costs_no_memory(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"")
-    os.truncate(path, 3 * TURN_BYTES_MAX)
-    lines = PrefixedLines(b"", None)
-    stream = FileStream(str(path), os.open(path, os.O_RDONLY), lines, ())
-    try:
-        while stream.take_turn():
-            assert sys.getsizeof(lines._held) < 1000
-    finally:
-        stream.end()
 
 
 def test_what_is_still_in_a_pipe_can_be_waited_for(followed: Followed) -> None:
@@ -242,11 +172,3 @@ def test_what_is_still_in_a_pipe_can_be_waited_for(followed: Followed) -> None:
     os.close(write)
     stream.end()
     assert stream.catch_up(0)
-
-
-def test_what_is_in_a_file_need_not_be_waited_for(followed: Followed, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"last words\n")
-    stream = followed.file(path)
-    assert stream.catch_up(0)
-    assert stream.tail() == b"last words\n"

@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.processes.failures.tracebacks import (
-    LINE_CHARS_MAX,
-    TEXT_CHARS_MAX,
-    cut_middle,
     exception_line,
     find_last_traceback,
     last_traceback,
@@ -116,11 +113,6 @@ def test_a_real_exception_group(tmp_path: Path) -> None:
     assert "  + Exception Group Traceback" in found
 
 
-def test_a_real_group_alone_keeps_its_first_line(tmp_path: Path) -> None:
-    stderr = stderr_of(tmp_path, "raise ExceptionGroup('two', [ValueError('a')])\n")
-    assert last_traceback(stderr).startswith("  + Exception Group Traceback")
-
-
 def test_a_real_fault_with_threads(tmp_path: Path) -> None:
     code = """
         import ctypes, faulthandler, threading
@@ -203,21 +195,3 @@ def test_progress_bars_and_colours_are_taken_off() -> None:
     text = f" 10%|#|\r 20%|##|{PLAIN}".replace("ZeroDiv", "\x1b[1;35mZeroDiv\x1b[0m")
     assert last_traceback(text) == PLAIN
     assert readable_lines(" 10%|#|\r 20%|##|\r\nend") == [" 20%|##|", "end"]
-
-
-def test_only_the_end_of_a_long_text_is_looked_at() -> None:
-    assert last_traceback(f"{PLAIN}\n\n" + "x" * TEXT_CHARS_MAX) == ""
-    assert last_traceback("x\n" * TEXT_CHARS_MAX + PLAIN) == PLAIN
-
-
-def test_few_lines_stay_as_they_are() -> None:
-    assert cut_middle(["a", "b", "c"], 3) == ["a", "b", "c"]
-
-
-def test_many_lines_lose_their_middle_and_say_so() -> None:
-    lines = [str(number) for number in range(100)]
-    assert cut_middle(lines, 5) == ["0", "1", "  [... 96 lines left out ...]", "98", "99"]
-
-
-def test_a_long_line_loses_its_end_and_says_so() -> None:
-    assert cut_middle(["x" * 10_000], 1) == ["x" * LINE_CHARS_MAX + " [...]"]

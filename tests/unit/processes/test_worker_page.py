@@ -4,7 +4,6 @@ import fcntl
 import os
 import random
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -59,28 +58,6 @@ def hand(page: WorkerPage) -> Iterator[Hand]:
     made.close()
 
 
-def test_only_its_owner_can_open_it_and_all_of_it_is_there(page: WorkerPage) -> None:
-    found = os.stat(page.path)
-    assert stat.S_IMODE(found.st_mode) == 0o600
-    assert found.st_size == worker.PAGE_BYTES
-    assert found.st_blocks * 512 >= worker.PAGE_BYTES  # No store of the worker's lacks memory.
-
-
-def test_it_is_removed_with_its_agent(tmp_path: Path) -> None:
-    page = WorkerPage.create(str(tmp_path), 3)
-    with pytest.raises(FileExistsError):
-        WorkerPage.create(str(tmp_path), 3)
-    page.close()
-    page.close()
-    assert [*tmp_path.iterdir()] == []
-
-
-def test_a_page_nobody_wrote_to_says_nothing(page: WorkerPage) -> None:
-    assert page.read() == Progress()
-    assert page.next_deadline() is None
-    assert page.expired(1e9) == []
-
-
 def test_the_next_deadline_is_the_earliest(page: WorkerPage, hand: Hand) -> None:
     hand.section(0, b"epoch", worker.NEVER)
     hand.section(1, b"step", 70 * SECOND)
@@ -105,14 +82,6 @@ def test_an_expired_section_is_told_once_and_again_when_it_is_entered_again(
     assert page.expired(100.0) == []
     hand.section(4, b"again", 90 * SECOND)
     assert [one.name for one in page.expired(100.0)] == ["again"]
-
-
-def test_of_several_the_one_that_was_to_be_left_first_comes_first(
-    page: WorkerPage, hand: Hand
-) -> None:
-    for slot, deadline in ((0, 70), (1, 50), (2, 60)):
-        hand.section(slot, b"%d" % deadline, deadline * SECOND)
-    assert [one.name for one in page.expired(100.0)] == ["50", "60", "70"]
 
 
 def test_a_section_that_was_left_meanwhile_has_not_expired(

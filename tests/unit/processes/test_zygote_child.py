@@ -131,14 +131,6 @@ def test_a_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str
             assert told(forked) == told(fresh)
 
 
-@pytest.mark.parametrize("name", ["PYTHONUNBUFFERED", "PYTHONIOENCODING", "PYTHONDEVMODE"])
-def test_the_interpreters_variables_hold(folder: Path, name: str) -> None:
-    env = {**os.environ, name: "latin-1:replace" if "ENC" in name else "1"}
-    with Nest("tell.py", cwd=folder, env=env) as nest:
-        fresh, forked = nest.both()
-        assert told(forked) == told(fresh)
-
-
 def test_other_variables_of_the_interpreter_are_for_a_new_one(folder: Path) -> None:
     with Nest("tell.py", cwd=folder) as nest:
         assert nest.warm.takes(nest.argv, {**nest.env, "RANK": "1"}, {})
@@ -172,21 +164,6 @@ def test_what_agents_are_deaf_to_stays_so(folder: Path) -> None:
             assert told(forked)["handlers"][signal.SIGHUP - 1] == "<Handlers.SIG_IGN: 1>"
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_descriptors_have_the_chosen_numbers(tmp_path: Path) -> None:
-    program = (
-        "import os; os.write(5, b'five'); os.write(63, b'last'); f = open('/dev/null')\n"
-        "print(f.fileno(), [os.get_inheritable(fd) for fd in (0, 1, 2, 5, 63)])"
-    )
-    with Nest("-c", program, cwd=tmp_path, modules=["json"]) as nest:
-        read, write = os.pipe()
-        fresh, forked = nest.both(fds={5: write, 63: write})
-        assert fresh == forked
-        assert forked.out == "3 [True, True, True, True, True]\n"
-        assert os.read(read, 100) == b"fivelast" * 2
-        os.close(read)
-        os.close(write)
 
 
 # Endings.
@@ -282,15 +259,6 @@ def test_programs_that_are_not_there(tmp_path: Path, words: list[str]) -> None:
         assert fresh.exitcode == 1
 
 
-def test_a_folder_that_is_gone_is_told_as_by_the_keeper(tmp_path: Path) -> None:
-    with Nest("-c", "pass", cwd=tmp_path) as nest:
-        nest.cwd = str(tmp_path / "gone")
-        fresh, forked = nest.both()
-        assert forked == fresh
-        assert forked.exitcode == 127
-        assert forked.trouble == (2, f"working directory {tmp_path}/gone")
-
-
 # What modules did.
 
 
@@ -318,16 +286,6 @@ def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:
         assert "handled" in forked.out
         other = nest.run(env={**env, "CHANGED": "otherwise"})
         assert "yes otherwise None" in other.out
-
-
-def test_files_that_came_since_are_found(tmp_path: Path) -> None:
-    (tmp_path / "first.py").touch()
-    with Nest("-c", "import later; print('found')", cwd=tmp_path, modules=["first"]) as nest:
-        before = os.stat(tmp_path)
-        (tmp_path / "later.py").touch()
-        # As if both had come in the same instant: what was listed then is of no use any more.
-        os.utime(tmp_path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        assert nest.run().out == "found\n"
 
 
 def test_what_modules_say_is_said_once_and_not_by_workers(
@@ -373,14 +331,6 @@ def test_locks_that_modules_have_made(tmp_path: Path) -> None:
     with Nest("-c", program, cwd=tmp_path, modules=["makes"]) as nest:
         fresh, forked = nest.both()
         assert forked == fresh
-
-
-def test_modules_are_not_imported_again(tmp_path: Path) -> None:
-    (tmp_path / "once.py").write_text("import os\nPID = os.getpid()\n")
-    (tmp_path / "uses.py").write_text("import once, os; print(once.PID == os.getppid(), once.PID)")
-    with Nest("uses.py", cwd=tmp_path, modules=["once"]) as nest:
-        assert nest.run().out == f"False {nest.warm.pids()[0]}\n"
-        assert nest.run().out == f"False {nest.warm.pids()[0]}\n"
 
 
 def test_random_numbers_are_each_workers_own(tmp_path: Path) -> None:

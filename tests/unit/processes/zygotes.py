@@ -127,7 +127,7 @@ class Nest:
             os.close(fd)
         exited = self.exited(key)
         with open(out) as out_stream, open(err) as err_stream:
-            return Outcome(exited.exitcode, exited.trouble, out_stream.read(), err_stream.read())
+            return Outcome(exited.exitcode, exited.error, out_stream.read(), err_stream.read())
 
     def both(self, *words: str, **how: Any) -> tuple[Outcome, Outcome]:
         """Return what a new interpreter does and what a forked one does."""

@@ -10,9 +10,8 @@ The file is named by `TORCHELASTIC_ERROR_FILE` and holds one JSON object::
 `timestamp_ns` is ours; everything else is what TorchElastic writes and reads. The file appears
 whole or not at all: it is written beside its place and renamed.
 
-The one thing to know: this runs inside the user's program. It imports next to nothing, and
-whatever goes wrong in here is one line on standard error, never an exception that hides the
-user's own.
+This runs inside the user's program. It imports next to nothing, and whatever goes wrong in here is
+one line on standard error, never an exception that hides the user's own.
 
 It does not judge failures (`failures/failure.py` does), and it records neither `SystemExit`
 nor `KeyboardInterrupt`: those are decisions, not mishaps.
@@ -157,7 +156,7 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
 
 def _record_safely(handler: ErrorHandler, e: Exception) -> None:
-    """Have the handler record `e`; its own trouble must not replace the user's exception."""
+    """Have the handler record `e`; its own errors must not replace the user's exception."""
     try:
         if _is_child_failed_error(e):
             _, failure = e.get_first_failure()  # type: ignore[attr-defined]
@@ -170,7 +169,7 @@ def _record_safely(handler: ErrorHandler, e: Exception) -> None:
 
 
 def _is_child_failed_error(e: Exception) -> bool:
-    """Say whether `e` tells of failed workers: ours or TorchElastic's, without importing either."""
+    """Whether `e` is about failed workers: ours or TorchElastic's, without importing either."""
     names = [cls.__name__ for cls in type(e).__mro__]
     return "ChildFailedError" in names and hasattr(e, "get_first_failure")
 

@@ -137,7 +137,7 @@ def unkillable(pid: int, reap_s: float) -> str:
 
 
 def report_left_behind(workers: dict[int, int], leftovers: list[int], reap_s: float) -> None:
-    """Tell of workers, by local rank, and of their leftovers that SIGKILL did not end."""
+    """Report workers, by local rank, and their leftovers that SIGKILL did not end."""
     for rank, pid in workers.items():
         console.error(f"worker {rank} (pid {pid}) is left behind: it {unkillable(pid, reap_s)}")
     for pid in leftovers:

@@ -1,14 +1,11 @@
-"""What is known of a worker that failed, and the error that tells of all of them.
+"""What is known of a worker that failed, and the error that carries all of them.
 
-The one thing to know: making a `ProcessFailure` never raises, whatever a dying worker left in its
-error file. What cannot be read is said in `detail`.
+Making a `ProcessFailure` never raises, whatever a dying worker left in its error file. What cannot
+be read is said in `detail`.
 
 The first failure is the one that counts. It is found by the precise time in the error file where
 there is one, and by the order in which the agent saw the exits; a failure that the stop of the
 group brought about (`consequence`) is never first as long as there is another.
-
-It deliberately does not lay out the text (`report_text` does), write files (`report` does), or
-decide about restarts.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ and of each failure:
 `stderr_file`           the log of its stderr
 ======================  ======================================================================
 
-It deliberately says nothing of workers that did not fail.
+Workers that did not fail are not in it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ VERSION = 1
 
 
 class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """One failed worker; the keys are told of in the module's docstring."""
+    """One failed worker; the module's docstring explains the keys."""
 
     rank: int
     local_rank: int
@@ -102,7 +102,7 @@ class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The failed job; the keys are told of in the module's docstring."""
+    """The failed job; the module's docstring explains the keys."""
 
     version: int = VERSION
     name: str

@@ -1,10 +1,7 @@
 """The failure report as text: short, complete, and with the labels people search for.
 
-The one thing to know: the first failure is shown in full and every other one on a line, since
-they nearly always follow from it. Long tracebacks lose their middle, and say so.
-
-It deliberately does not decide which failure is first (`failures` does), and never shows the same
-traceback twice.
+The first failure is shown in full and every other one on a line, since they nearly always follow
+from it. Long tracebacks lose their middle, and say so. The same traceback is never shown twice.
 """
 
 from __future__ import annotations

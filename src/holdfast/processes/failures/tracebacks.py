@@ -1,12 +1,12 @@
 """Find the Python traceback in what a worker wrote to standard error.
 
-The one thing to know: standard error is anybody's text, so this reads by habit, not by grammar.
+Standard error is anybody's text, so this reads by habit, not by grammar.
 It knows chained exceptions, exception groups, syntax errors, the blocks of `faulthandler`, the
 `[rank0]: ` that PyTorch puts before each line, progress bars and colours. The text of an
 exception is taken to end at the first empty line.
 
-It deliberately does not decide whether the traceback is why the worker ended; a program may well
-print one and go on.
+It does not decide whether the traceback is why the worker ended; a program may well print one and
+go on.
 """
 
 from __future__ import annotations

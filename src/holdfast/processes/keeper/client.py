@@ -5,9 +5,9 @@ which serves commands and freshly started interpreters. `Keeper.fork` forks this
 for function workers that must share its memory (start method `fork`). `prestart` begins a keeper
 in the background of other work; the next `Keeper.start` takes it over.
 
-Below it are the orphans: processes whose keeper was killed. An agent that is a process of its own
-(`adopt_orphans`) adopts, kills and reaps them. A program around an agent may have children of its
-own; what a killed keeper leaves there goes to the init process.
+At the end are the orphans: processes whose keeper was killed. An agent that is a process of its
+own (`adopt_orphans`) adopts, kills and reaps them. A program around an agent may have children of
+its own; what a killed keeper leaves there goes to the init process.
 """
 
 from __future__ import annotations
@@ -23,111 +23,25 @@ from collections import deque
 from holdfast.core.values import Value
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.processes.keeper import main as keeper_program
-from holdfast.processes.keeper.main import (
-    PR_SET_CHILD_SUBREAPER,
-    descendants_of,
-    load_prctl,
-    send_signal,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
-
-__all__ = [
-    "Event",
-    "Keeper",
-    "KeeperLost",
-    "adopt_orphans",
-    "current_folder",
-    "decode",
-    "inherited_environment",
-]
-
 
 SIGKILL = 9
 # How long a killed process may take to go before it is passed over.
 REAP_MS_MAX = 10_000
 # Each round kills one more layer of what was forked while the round before it ran.
 SWEEP_ROUNDS_MAX = 100
-
-_adopts = False
-_is_subreaper = False
-
-
-def adopt_orphans() -> None:
-    """Have this process adopt, once workers run, what a killed keeper would leave.
-
-    Only for a process that is nothing but an agent: a program around us may have children of
-    its own that must not be touched.
-    """
-    global _adopts  # noqa: PLW0603 (a property of the process)
-    _adopts = True
-
-
-def become_subreaper_if_wanted() -> None:
-    """Do what `adopt_orphans` asked for; once a worker is asked for, since it would delay that."""
-    global _is_subreaper  # noqa: PLW0603 (a property of the process)
-    if _adopts and not _is_subreaper:
-        load_prctl()(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        _is_subreaper = True
-
-
-def sweep_after_loss() -> None:
-    """Kill what a lost keeper left to us, if this process adopts such things at all."""
-    if _is_subreaper:
-        sweep_adopted(spared=set())
-
-
-def sweep_adopted(spared: set[int]) -> None:
-    """SIGKILL and reap every process below this one, but for those spared and their own."""
-    stuck: set[int] = set()  # SIGKILL does not end these.
-    for _ in range(SWEEP_ROUNDS_MAX):
-        kept = spared.union(stuck, *(descendants_of(pid) for pid in spared))
-        pids = [pid for pid in descendants_of(os.getpid()) if pid not in kept]
-        if not pids:
-            return
-        for pid in pids:
-            send_signal(pid, SIGKILL)
-        for pid in pids:
-            if not reap_soon(pid, 0 if stuck else REAP_MS_MAX):
-                stuck.add(pid)
-
-
-def ended_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
-    """Whether a process is gone or ends in time; it is not reaped."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(ms_max))
-    finally:
-        os.close(pidfd)
-
-
-def reap_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
-    """Reap a child once it has ended; False if that takes longer than it should."""
-    if not ended_soon(pid, ms_max):
-        return False
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
-        pass  # Not ours, or reaped before: the next round finds it as ours, or gone.
-    return True
-
-
 RECEIVE_BYTES = 1 << 18
 # How long a keeper may take to kill all that is below it; after that it is stuck itself.
-CLOSE_MS_MAX = keeper_program.FAREWELL_MS_MAX + 5_000
-# How long a keeper may take to answer at all. It is waited for only where all else took too long.
+CLOSE_MS_MAX = keeper_program.SHUTDOWN_MS_MAX + 5_000
+# How long a keeper may take to respond at all. It is waited for only where all else took too long.
 RESPONSE_MS_MAX = 2_000
 # What lets its holder into any job, at the coordinator and on etcd; see `holdfast.net.token` and
 # `holdfast.rendezvous.etcd`.
-FOR_AGENTS_ALONE = (
+AGENT_SECRETS = (
     "HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD",
 )  # fmt: skip
 
@@ -148,12 +62,13 @@ class SpawnFailed(Value):
 
 
 class Exited(Value):
-    """A worker's leader ended: `exitcode` is negative for the signal that ended it."""
+    """A worker's leader exited: `exitcode` is negative for the signal that ended it."""
 
     key: int
     pid: int
     exitcode: int
-    trouble: tuple[int, str] | None
+    error: tuple[int, str] | None
+    """Error number and step, if the child could not become the worker."""
 
 
 class Empty(Value):
@@ -172,11 +87,11 @@ def decode(event: tuple[Any, ...]) -> Event:
     match event:
         case ("spawned", key, pid):
             return Spawned(key, pid)
-        case ("unspawned", key, errno, text):
+        case ("spawn_failed", key, errno, text):
             return SpawnFailed(key, errno, text)
-        case ("exited", key, pid, code, status, trouble):
+        case ("exited", key, pid, code, status, error):
             exitcode = status if code == os.CLD_EXITED else -status
-            return Exited(key, pid, exitcode, trouble)
+            return Exited(key, pid, exitcode, error)
         case ("empty", _number):
             return Empty()
     raise EnvironmentProblem(f"the keeper sent an unknown event: {event!r}")
@@ -204,38 +119,18 @@ class Keeper:
         prestarted, Keeper._prestarted = Keeper._prestarted, None
         if prestarted is not None and prestarted._owner == os.getpid():  # not a forked copy's
             return prestarted
-        ours, its = socket.socketpair()
         script = os.open(_program_path(), os.O_RDONLY | os.O_CLOEXEC)
+        # Running it from a descriptor keeps this project's name off its command line:
+        # whoever kills by name must not hit the agent and its keeper at once.
+        argv = [sys.executable, "-I", "-S", "/dev/fd/4", "keeper of agent", str(os.getpid())]
+        null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
         try:
-            # Running it from a descriptor keeps this project's name off its command line:
-            # whoever kills by name must not hit the agent and its keeper at once.
-            argv = [sys.executable, "-I", "-S", "/dev/fd/4", "keeper of agent", str(os.getpid())]
-            null = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDWR, 0)
-            pid = os.posix_spawn(
-                sys.executable,
-                argv,
-                os.environ,
-                # In this order: where our own streams are closed, the two may be in their places.
-                file_actions=[
-                    *_moved_to(its.fileno(), 3, script, 4),
-                    null,
-                    (os.POSIX_SPAWN_DUP2, 0, 1),
-                ],
-                setsid=True,
-                setsigmask=[],
-            )
-        except OSError as error:
-            ours.close()
-            raise EnvironmentProblem(
-                f"could not start {sys.executable} to keep the workers: {error.strerror}"
-            ) from None
+            return cls.run_program(argv, script, null, (os.POSIX_SPAWN_DUP2, 0, 1))
         finally:
-            its.close()
             os.close(script)
-        return cls(pid, ours)
 
     @classmethod
-    def run_program(cls, argv: Sequence[str], payload_fd: int) -> Keeper:
+    def run_program(cls, argv: Sequence[str], payload_fd: int, *file_actions: Any) -> Keeper:
         """Return a keeper that is another program: it has the control socket as descriptor 3
         and `payload_fd` as descriptor 4.
         """
@@ -245,13 +140,16 @@ class Keeper:
                 argv[0],
                 list(argv),
                 os.environ,
-                file_actions=_moved_to(its.fileno(), 3, payload_fd, 4),
+                # In this order: where our own streams are closed, the two may be in their places.
+                file_actions=[*_moved_to(its.fileno(), 3, payload_fd, 4), *file_actions],
                 setsid=True,
                 setsigmask=[],
             )
         except OSError as error:
             ours.close()
-            raise EnvironmentProblem(f"could not start {argv[0]}: {error.strerror}") from None
+            raise EnvironmentProblem(
+                f"could not start {argv[0]} as the keeper of the workers: {error.strerror}"
+            ) from None
         finally:
             its.close()
         return cls(pid, ours)
@@ -303,7 +201,7 @@ class Keeper:
         call: Any = None,
         cpus: Sequence[int] = (),
     ) -> None:
-        """Ask for a worker; `fds` maps the numbers it is to have to descriptors of ours.
+        """Request a worker; `fds` maps the numbers it is to have to descriptors of ours.
 
         With `cpus` it is bound to these, before it begins.
         """
@@ -317,12 +215,12 @@ class Keeper:
         request = ("spawn", key, list(fds), words, plain_env, cwd, call, list(cpus))
         self._send(request, list(fds.values()))
 
-    def adopt(self, key: int, pid: int, trouble_fd: int, go_fd: int) -> None:
-        """Ask that an orphan below the keeper be a worker from now on.
+    def adopt(self, key: int, pid: int, error_fd: int, go_fd: int) -> None:
+        """Make an orphan below the keeper a worker.
 
-        It tells its trouble through the first pipe, and waits at the second to be let go.
+        It reports a start error through the first pipe, and waits at the second to begin.
         """
-        self._send(("adopt", key, pid), [trouble_fd, go_fd])
+        self._send(("adopt", key, pid), [error_fd, go_fd])
 
     def signal(self, key: int, signum: int) -> None:
         """Signal one worker's leader."""
@@ -334,7 +232,7 @@ class Keeper:
 
     def signal_leftovers(self, signum: int) -> None:
         """Signal all that ended workers left; `Empty` follows when it is gone."""
-        # Numbered, so that the answer to one that nobody waits for any more is none to the next.
+        # Numbered, so that the response to an earlier one is not taken for that to the next.
         self._clearings_requested += 1
         self._send(("clear", int(signum), self._clearings_requested))
 
@@ -355,7 +253,7 @@ class Keeper:
         return self.lost
 
     def responds(self) -> bool:
-        """Whether the keeper reacts to what it was asked last; waits for that, but not for long."""
+        """Whether the keeper reacts to the last request; waits for that, but not for long."""
         deadline = time.monotonic() + RESPONSE_MS_MAX / 1000
         poll = select.poll()
         poll.register(self._control.fileno(), select.POLLIN)
@@ -384,14 +282,10 @@ class Keeper:
                 data = b""
             self.lost = not data
             self._received += data
-        while len(self._received) >= 4:
-            size = int.from_bytes(self._received[:4], "little")
-            if len(self._received) < 4 + size:
-                break
-            self._add_event(marshal.loads(bytes(self._received[4 : 4 + size])))  # noqa: S302 (our keeper's)
-            del self._received[: 4 + size]
+        for event in take_messages(self._received):
+            self._add_event(event)
         if self.lost and not self._loss_reported:
-            # Only now: what it told before, and who failed first, is no less true.
+            # Only now: what it reported before, and who failed first, is no less true.
             self._loss_reported = True
             self._events.append(KeeperLost())
 
@@ -418,29 +312,44 @@ class Keeper:
             reap_soon(self.pid)
 
     def _send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
-        body = marshal.dumps(request)
-        message = len(body).to_bytes(4, "little") + body
         try:
-            rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
-            passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
-            # A program around us may have SIGPIPE at its default, which would end it.
-            sent = self._control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
-            self._control.sendall(message[sent:], socket.MSG_NOSIGNAL)
+            send_message(self._control, marshal.dumps(request), fds)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # `receive` tells of the lost keeper.
+            pass  # `receive` reports the lost keeper.
 
 
-def current_folder() -> str:
+def send_message(control: socket.socket, body: bytes, fds: Sequence[int] = ()) -> None:
+    """Send a length-prefixed message, and descriptors with it."""
+    message = len(body).to_bytes(4, "little") + body
+    rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
+    passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
+    # A program around us may have SIGPIPE at its default, which would end it.
+    sent = control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
+    control.sendall(message[sent:], socket.MSG_NOSIGNAL)
+
+
+def take_messages(received: bytearray) -> Iterator[tuple[Any, ...]]:
+    """Take the whole messages off the beginning of what was received from a child of ours."""
+    while len(received) >= 4:
+        size = int.from_bytes(received[:4], "little")
+        if len(received) < 4 + size:
+            break
+        body = bytes(received[4 : 4 + size])
+        del received[: 4 + size]
+        yield marshal.loads(body)  # noqa: S302 (our own child's)
+
+
+def working_directory() -> str:
     """Return the working directory for `spawn`; a keeper of ours is in one without a name too."""
     try:
         return os.getcwd()
     except FileNotFoundError:
-        return "."  # It was deleted, which keeps nobody from being in it.
+        return "."  # It was deleted; a process can be in it all the same.
 
 
 def inherited_environment() -> dict[str, str]:
     """Return what workers inherit: all but the secrets of agents and of the coordinator."""
-    return {name: value for name, value in os.environ.items() if name not in FOR_AGENTS_ALONE}
+    return {name: value for name, value in os.environ.items() if name not in AGENT_SECRETS}
 
 
 def _plain(value: object) -> str:
@@ -481,3 +390,68 @@ def _moved_to(first: int, first_target: int, second: int, second_target: int) ->
         (os.POSIX_SPAWN_DUP2, parked, first_target),
         (os.POSIX_SPAWN_CLOSE, parked),
     ]
+
+
+# Orphans: what a killed keeper leaves.
+
+_adopts = False
+_is_subreaper = False
+
+
+def adopt_orphans() -> None:
+    """Have this process adopt, once workers run, what a killed keeper would leave.
+
+    Only for a process that is nothing but an agent: a program around us may have children of
+    its own that must not be touched.
+    """
+    global _adopts  # noqa: PLW0603 (a property of the process)
+    _adopts = True
+
+
+def become_subreaper_if_wanted() -> None:
+    """Do what `adopt_orphans` promised; while workers are forked, so that it delays none."""
+    global _is_subreaper  # noqa: PLW0603 (a property of the process)
+    if _adopts and not _is_subreaper:
+        keeper_program.load_prctl()(keeper_program.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _is_subreaper = True
+
+
+def sweep_after_loss() -> None:
+    """SIGKILL and reap every process below this one, if it adopts orphans at all."""
+    if not _is_subreaper:
+        return
+    stuck: set[int] = set()  # SIGKILL does not end these.
+    for _ in range(SWEEP_ROUNDS_MAX):
+        pids = [pid for pid in keeper_program.descendants_of(os.getpid()) if pid not in stuck]
+        if not pids:
+            return
+        for pid in pids:
+            keeper_program.send_signal(pid, SIGKILL)
+        for pid in pids:
+            if not reap_soon(pid, 0 if stuck else REAP_MS_MAX):
+                stuck.add(pid)
+
+
+def ended_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
+    """Whether a process is gone or ends in time; it is not reaped."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(ms_max))
+    finally:
+        os.close(pidfd)
+
+
+def reap_soon(pid: int, ms_max: int = REAP_MS_MAX) -> bool:
+    """Reap a child once it has ended; False if that takes longer than it should."""
+    if not ended_soon(pid, ms_max):
+        return False
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+    except ChildProcessError:
+        pass  # Not ours, or reaped before: the next round finds it as ours, or gone.
+    return True

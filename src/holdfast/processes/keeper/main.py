@@ -4,30 +4,30 @@ It is the parent of every worker and the adopter of every process they leave (a 
 subreaper"), so whatever a worker starts stays below it, own sessions and double forks included.
 When the agent closes the control socket or ends, for any reason, the keeper kills all that is
 below it. When the keeper itself is killed, the kernel kills the workers (`PR_SET_PDEATHSIG`) and
-an agent that is a subreaper too sweeps up the rest.
+an agent that is a subreaper too kills the rest.
 
 It is started as a program of its own rather than forked from the agent, so that it is small
 (forking it is cheap), has one thread (the death signal is tied to the *thread* that forked) and
 does not share the agent's command line (``pkill -9 -f train.py`` must not hit both at once).
 For the same reasons it imports C modules of the standard library only, never `holdfast`.
 
-The agent sends requests and gets events, both as length-prefixed `marshal` tuples over a private
-socket pair between two processes of one interpreter. Requests, by their first item:
+The agent sends requests and receives events, both as length-prefixed `marshal` tuples over a
+private socket pair between two processes of one interpreter. Requests, by their first item:
 
 ``spawn key targets argv env cwd call cpus``
     Fork a worker; the message carries one file descriptor for each number in ``targets``. With
     ``argv`` None it runs ``run_call(call)`` instead of a program; it is bound to ``cpus``, if any.
-    A negative key is a servant's of the agent: it dies with the keeper, no ``clear`` is for it.
+    A negative key is a helper of the agent: it ends with the keeper, and ``clear`` spares it.
 ``adopt key pid``
-    Take an orphan that has come to the keeper as a worker. The message carries the pipe that tells
-    its trouble, and one that it waits at: it is let go by the keeper's process id.
+    Take an orphan that has come to the keeper as a worker. The message carries the pipe that has
+    its start error, and one that it waits at: it begins when it reads the keeper's process id.
 ``signal key signum``      Signal one worker's leader.
 ``kill key``               SIGKILL one worker's whole tree.
 ``clear signum number``    Signal all that ended workers left: ``clearing number`` at once, and
                            ``empty number`` when it is gone.
 
-Events besides: ``spawned key pid``, ``unspawned key errno text`` and ``exited key pid code status
-trouble``; ``trouble`` is None, or ``(errno, step)`` if the child could not become the worker.
+Further events: ``spawned key pid``, ``spawn_failed key errno text`` and ``exited key pid code
+status error``; ``error`` is None, or ``(errno, step)`` if the child could not become the worker.
 
 It decides nothing: no deadline and no retry is its own. `keeper/client.py` is the agent's side.
 """
@@ -51,12 +51,12 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-SIGNALS_SHRUGGED_OFF = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 MESSAGE_FDS_MAX = 253  # The kernel passes no more at once.
 RECEIVE_BYTES = 1 << 18
 # How long a keeper whose agent is gone waits for what it has killed; a process in
 # uninterruptible sleep may outlast it and is then left to the init process.
-FAREWELL_MS_MAX = 10_000
+SHUTDOWN_MS_MAX = 10_000
 NOT_EXECUTABLE = (EACCES, ENOEXEC, EPERM)  # Exit status 126, as in a shell; all else is 127.
 
 _prctl: Callable[..., int] | None = None
@@ -127,24 +127,24 @@ def send_signal(pid: int, signum: int) -> None:
 class Worker:
     """What the keeper knows of one worker's leader."""
 
-    __slots__ = ("key", "pid", "trouble_fd")
+    __slots__ = ("error_fd", "key", "pid")
 
-    def __init__(self, key: int, pid: int, trouble_fd: int) -> None:
+    def __init__(self, key: int, pid: int, error_fd: int) -> None:
         self.key = key
         self.pid = pid
-        self.trouble_fd = trouble_fd
-        os.set_blocking(trouble_fd, False)  # Others may have the other end for a moment longer.
+        self.error_fd = error_fd
+        os.set_blocking(error_fd, False)  # Others may have the other end for a moment longer.
 
-    def trouble(self) -> tuple[int, str] | None:
-        """Return why the child could not become the worker, and close the pipe that tells."""
+    def start_error(self) -> tuple[int, str] | None:
+        """Return why the child could not become the worker, and close the pipe that says so."""
         try:
-            told = os.read(self.trouble_fd, 4096)
+            text = os.read(self.error_fd, 4096)
         except BlockingIOError:
-            told = b""
-        os.close(self.trouble_fd)
-        if not told:
+            text = b""
+        os.close(self.error_fd)
+        if not text:
             return None
-        errno, _, step = told.decode(errors="replace").partition(" ")
+        errno, _, step = text.decode(errors="replace").partition(" ")
         return int(errno), step
 
 
@@ -159,7 +159,7 @@ class Keeper:
         self.prctl = load_prctl()
         self.pid = os.getpid()
         self.workers: dict[int, Worker] = {}  # by pid
-        self.clearing = 0  # The signal leftovers are being given; 0 while none is wanted.
+        self.clearing = 0  # The signal that leftovers get; 0 while none is requested.
         self.clearing_number = 0
         self.received = bytearray()
         self.received_fds: list[int] = []
@@ -167,15 +167,15 @@ class Keeper:
         self.agent_fd = self.watch_agent()
         self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Ignored dispositions survive an exec, so the workers need to get the old ones back.
-        self.dispositions = {number: signal.getsignal(number) for number in SIGNALS_SHRUGGED_OFF}
-        for number in SIGNALS_SHRUGGED_OFF:
+        self.dispositions = {number: signal.getsignal(number) for number in IGNORED_SIGNALS}
+        for number in IGNORED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         self.wake_in, self.wake_out = os.pipe()
         os.set_blocking(self.wake_in, False)
         os.set_blocking(self.wake_out, False)
         signal.signal(signal.SIGCHLD, lambda _signum, _frame: None)
         signal.set_wakeup_fd(self.wake_out, warn_on_full_buffer=False)
-        # A fork of the agent has its mask, and would never hear of a worker's end.
+        # A fork of the agent has its mask, and would never learn of a worker's exit.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
 
     def watch_agent(self) -> int:
@@ -217,7 +217,7 @@ class Keeper:
     # Requests.
 
     def receive(self) -> bool:
-        """Take in what the agent sent; False when it is gone or hung up."""
+        """Receive what the agent sent; False when it is gone or hung up."""
         fds_bytes = socket.CMSG_LEN(MESSAGE_FDS_MAX * 4)
         try:
             data, ancillary, _flags, _address = self.control.recvmsg(
@@ -236,10 +236,10 @@ class Keeper:
                 break
             request = marshal.loads(bytes(self.received[4 : 4 + size]))  # noqa: S302 (our agent's)
             del self.received[: 4 + size]
-            self.serve_one(request)
+            self.handle_request(request)
         return True
 
-    def serve_one(self, request: tuple[Any, ...]) -> None:
+    def handle_request(self, request: tuple[Any, ...]) -> None:
         """Act on one request."""
         kind = request[0]
         if kind == "spawn":
@@ -254,7 +254,7 @@ class Keeper:
                 self.kill_tree(worker.pid)
         elif kind == "clear":
             self.clearing, self.clearing_number = request[1:]
-            self.tell("clearing", self.clearing_number)
+            self.send_event("clearing", self.clearing_number)
             self.clear_leftovers()
             self.reap()
 
@@ -263,49 +263,49 @@ class Keeper:
         return [worker for worker in self.workers.values() if worker.key == key]
 
     def spawn(self, key: int, targets: list[int], *how: Any) -> None:
-        """Fork a worker and say so, or say why it could not be forked."""
+        """Fork a worker and report it, or why it could not be forked."""
         fds = self.received_fds[: len(targets)]
         del self.received_fds[: len(targets)]
-        trouble: list[int] = []
+        error_pipe: list[int] = []
         try:
             if len(fds) < len(targets):  # The kernel drops those we have no room for.
                 raise OSError(EMFILE, os.strerror(EMFILE))
-            trouble.extend(os.pipe())
+            error_pipe.extend(os.pipe())
             pid = self.fork()
         except OSError as error:
-            for fd in trouble:
+            for fd in error_pipe:
                 os.close(fd)
-            self.tell("unspawned", key, error.errno, error.strerror)
+            self.send_event("spawn_failed", key, error.errno, error.strerror)
         else:
-            trouble_in, trouble_out = trouble
+            error_in, error_out = error_pipe
             if pid == 0:
-                os.close(trouble_in)
-                self.become_worker(dict(zip(targets, fds, strict=True)), trouble_out, *how)
-            os.close(trouble_out)
-            self.workers[pid] = Worker(key, pid, trouble_in)
-            self.tell("spawned", key, pid)
+                os.close(error_in)
+                self.become_worker(dict(zip(targets, fds, strict=True)), error_out, *how)
+            os.close(error_out)
+            self.workers[pid] = Worker(key, pid, error_in)
+            self.send_event("spawned", key, pid)
         finally:
             for fd in fds:
                 os.close(fd)
 
     def adopt(self, key: int, pid: int) -> None:
-        """Count an orphan as a worker and let it go, or say that it is not there."""
+        """Make an orphan a worker and let it begin, or report that it is gone."""
         fds = self.received_fds[:2]
         del self.received_fds[:2]
         try:
             if len(fds) < 2:
                 raise OSError(EMFILE, os.strerror(EMFILE))
-            # One that ended meanwhile is told of like any other, unless it was reaped before.
+            # One that ended meanwhile is reported like any other, unless it was reaped before.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             self.workers[pid] = Worker(key, pid, fds.pop(0))
-            self.tell("spawned", key, pid)
+            self.send_event("spawned", key, pid)
             os.write(fds[0], self.pid.to_bytes(8, "little"))
         except BrokenPipeError:
             pass  # It has ended, and is reaped soon.
         except ChildProcessError as error:
-            self.tell("unspawned", key, error.errno, "it was killed before it began")
+            self.send_event("spawn_failed", key, error.errno, "it was killed before it began")
         except OSError as error:
-            self.tell("unspawned", key, error.errno, error.strerror)
+            self.send_event("spawn_failed", key, error.errno, error.strerror)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -324,7 +324,7 @@ class Keeper:
     def become_worker(
         self,
         fds: dict[int, int],
-        trouble_out: int,
+        error_out: int,
         argv: list[str] | None,
         env: dict[str, str],
         cwd: str,
@@ -341,7 +341,7 @@ class Keeper:
                 os._exit(status)  # The keeper died before the death signal was set.
             signal.set_wakeup_fd(-1)
             self.drop_own_fds()
-            trouble_out = self.take_fds(fds, trouble_out)
+            error_out = self.place_fds(fds, error_out)
             self.restore_signals()
             step = f"working directory {cwd}"
             os.chdir(cwd)
@@ -352,20 +352,20 @@ class Keeper:
                 os.environ.clear()
                 os.environ.update(env)
                 assert self.run_call is not None
-                os.close(trouble_out)
-                trouble_out = -1
+                os.close(error_out)
+                error_out = -1
                 status = 1
                 status = self.run_call(call)
             else:
                 step = argv[0]
                 os.execvpe(argv[0], argv, env)  # noqa: S606 (no shell is the point)
-        except BaseException as error:  # noqa: BLE001 (nobody else is left to tell)
+        except BaseException as error:  # noqa: BLE001 (nobody else can report it)
             errno = error.errno or 0 if isinstance(error, OSError) else 0
             if argv and step == argv[0] and errno in NOT_EXECUTABLE:
                 status = 126
-            if trouble_out >= 0:
-                story = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
-                os.write(trouble_out, story.encode(errors="replace")[:4096])
+            if error_out >= 0:
+                text = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
+                os.write(error_out, text.encode(errors="replace")[:4096])
         finally:
             os._exit(status)
 
@@ -373,24 +373,24 @@ class Keeper:
         """Close what is the keeper's own; a child that runs a call closes nothing by an exec."""
         self.control.close()
         own = (self.wake_in, self.wake_out, self.agent_fd)
-        for fd in (*own, *(worker.trouble_fd for worker in self.workers.values())):
+        for fd in (*own, *(worker.error_fd for worker in self.workers.values())):
             if fd >= 0:
                 os.close(fd)
 
-    def take_fds(self, fds: dict[int, int], trouble_out: int) -> int:
-        """Put each descriptor where the worker expects it; return where the trouble pipe went."""
-        above = max([*fds, *fds.values(), trouble_out, 2]) + 1
+    def place_fds(self, fds: dict[int, int], error_out: int) -> int:
+        """Put each descriptor where the worker expects it; return where the error pipe went."""
+        above = max([*fds, *fds.values(), error_out, 2]) + 1
         # First out of each other's way, then to their places.
         parked = {
             target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for target, fd in fds.items()
         }
-        parked_trouble = fcntl.fcntl(trouble_out, fcntl.F_DUPFD_CLOEXEC, above)
-        for fd in {trouble_out, *fds.values()}:
+        parked_error = fcntl.fcntl(error_out, fcntl.F_DUPFD_CLOEXEC, above)
+        for fd in {error_out, *fds.values()}:
             os.close(fd)
         for target, fd in parked.items():
             os.dup2(fd, target, inheritable=True)
             os.close(fd)
-        return parked_trouble
+        return parked_error
 
     def restore_signals(self) -> None:
         """Give the worker the signal dispositions the agent was started with."""
@@ -420,7 +420,7 @@ class Keeper:
     # Endings.
 
     def reap(self) -> None:
-        """Take in every ended child: tell of workers, forget what was adopted."""
+        """Reap every ended child: report workers, forget what was adopted."""
         try:
             while os.read(self.wake_in, 4096):
                 pass
@@ -435,13 +435,13 @@ class Keeper:
                 break
             worker = self.workers.pop(ended.si_pid, None)
             if worker is not None:
-                how = (ended.si_code, ended.si_status, worker.trouble())
-                self.tell("exited", worker.key, worker.pid, *how)
-        servants = {pid for pid, worker in self.workers.items() if worker.key < 0}
-        if self.clearing and len(self.workers) == len(servants):
-            if servants.issuperset(children_of(self.pid)):
+                how = (ended.si_code, ended.si_status, worker.start_error())
+                self.send_event("exited", worker.key, worker.pid, *how)
+        helpers = {pid for pid, worker in self.workers.items() if worker.key < 0}
+        if self.clearing and len(self.workers) == len(helpers):
+            if helpers.issuperset(children_of(self.pid)):
                 self.clearing = 0
-                self.tell("empty", self.clearing_number)
+                self.send_event("empty", self.clearing_number)
             elif self.clearing == signal.SIGKILL:
                 self.clear_leftovers()  # What a killed process left has come to us by now.
 
@@ -459,7 +459,7 @@ class Keeper:
         for pid in below:
             send_signal(pid, signal.SIGKILL)
 
-    def farewell(self) -> None:
+    def shut_down(self) -> None:
         """Kill all that is below and wait until it is gone."""
         poll = select.poll()
         poll.register(self.wake_in, select.POLLIN)
@@ -468,12 +468,12 @@ class Keeper:
             for pid in descendants_of(self.pid):
                 send_signal(pid, signal.SIGKILL)
             self.reap()
-            if children_of(self.pid) and not poll.poll(FAREWELL_MS_MAX):
+            if children_of(self.pid) and not poll.poll(SHUTDOWN_MS_MAX):
                 break
 
     # Events.
 
-    def tell(self, *event: Any) -> None:
+    def send_event(self, *event: Any) -> None:
         """Send an event, as soon as the agent has room for it."""
         body = marshal.dumps(event)
         self.unsent += len(body).to_bytes(4, "little") + body
@@ -497,7 +497,7 @@ def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None
     try:
         keeper.serve()
     finally:
-        keeper.farewell()
+        keeper.shut_down()
         keeper.control.close()
 
 

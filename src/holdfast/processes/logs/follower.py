@@ -37,7 +37,7 @@ IN_CLOSE_WRITE = 0x0008
 IN_NONBLOCK = os.O_NONBLOCK
 IN_CLOEXEC = os.O_CLOEXEC
 
-# The descriptor that the record of a queue overflow carries instead of a watch.
+# The watch in the record of a queue overflow.
 OVERFLOW = -1
 
 # One record of a watched file: watch, mask, cookie, length of a name (none), 4 bytes each.
@@ -103,7 +103,7 @@ CHUNK_BYTES = 1 << 18
 # How much one stream may read before it is another's turn.
 TURN_BYTES_MAX = 1 << 21
 
-# How much of a stream's end `tail()` gives unless told otherwise.
+# How much of a stream's end `tail()` gives by default.
 TAIL_BYTES_MAX = 1 << 14
 
 # The room asked for in a pipe, so that a noisy worker waits less often for its reader.
@@ -138,7 +138,7 @@ class Stream:
         self._done = threading.Event()
         self.bytes_read = 0
         self.burst_bytes = BURST_BYTES
-        # Set on the follower's thread once the stream was asked to finish.
+        # Set on the follower's thread once the stream is to finish.
         self.finishing = False
 
     @property
@@ -208,7 +208,7 @@ class FileStream(Stream):
         self._stop_at = os.fstat(self._fd).st_size
 
     def take_turn(self) -> bool:
-        """See `Stream.take_turn`. A file ends only after it was asked to finish."""
+        """See `Stream.take_turn`. A file ends only once it is to finish."""
         for _ in range(TURN_BYTES_MAX // CHUNK_BYTES):
             data = os.read(self._fd, CHUNK_BYTES)
             if data:
@@ -272,7 +272,7 @@ class PipeStream(Stream):
             _ask_for_room(fd)
 
     def take_turn(self) -> bool:
-        """See `Stream.take_turn`. When asked to finish, an empty pipe is an ended one."""
+        """See `Stream.take_turn`. Once it is to finish, an empty pipe has ended."""
         left = TURN_BYTES_MAX
         while left > 0:
             try:
@@ -355,7 +355,7 @@ def _ask_for_room(fd: int) -> None:
 # up the end of the job for ever, and one that is slow must not lose lines.
 DRAIN_S_MAX = 10.0
 
-# How often files are read where the kernel cannot tell us that they were written.
+# How often files are read where the kernel does not report writes.
 UNWATCHED_INTERVAL_S = 0.1
 
 # A worker that writes many short lines would wake us for each, and take the processor away from
@@ -471,7 +471,7 @@ class LogFollower:
         """Hand on all that was written to `stream` so far, then stop following it.
 
         Returns whether that was done. It gives up waiting, while the thread goes on, once no
-        byte moved for `drain_s_max`; 0 asks for the finish and does not wait.
+        byte moved for `drain_s_max`; 0 requests the finish and does not wait.
         """
         return self._finish([stream], drain_s_max)
 
@@ -535,7 +535,7 @@ class LogFollower:
     def _admit(self, stream: Stream) -> None:
         if self._closing:
             stream.end()
-            raise InternalError("a closed log follower was asked to follow a stream")
+            raise InternalError("a closed log follower cannot follow a stream")
         self._streams.add(stream)
 
     def _watch(self, stream: Stream) -> None:
@@ -611,7 +611,7 @@ class LogFollower:
                 ready[stream] = None
 
     def _pause(self) -> None:
-        """Let a burst of short lines gather, unless a caller asks for something."""
+        """Let a burst of short lines gather, unless a caller needs something."""
         pause_s = self._not_before - time.monotonic()
         if pause_s > 0:
             self._wake_poll.poll(pause_s * 1000)

@@ -8,7 +8,7 @@ The layout below a log directory is TorchElastic's::
 
 Folders are made when workers are about to start, never earlier, and none is ever emptied. A second
 start under the same restart count (nodes came or went) gets `attempt_<restart_count>_1` and so on.
-A folder that someone removed meanwhile is made again.
+A directory that someone removed meanwhile is made again.
 
 `Std` chooses streams; its text form is one digit for all workers (`3`), or a list of
 `local_rank:digit` (`0:1,12:2`), with any number of digits in the rank.
@@ -134,7 +134,7 @@ class LogsSpecs(ABC):
 
     @abstractmethod
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the folders for one start of workers with these environments by local rank.
+        """Make the directories for one start of workers with these environments by local rank.
 
         Sets `TORCHELASTIC_ERROR_FILE` in each of the environments.
         """
@@ -142,13 +142,13 @@ class LogsSpecs(ABC):
     @property
     @abstractmethod
     def root_log_dir(self) -> str:
-        """The folder below which everything is written."""
+        """The directory below which everything is written."""
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """TorchElastic's layout below `log_dir`, or below a folder of our own if it is not given.
+    """TorchElastic's layout below `log_dir`, or below a directory of our own if it is not given.
 
-    `log_dir="/dev/null"` makes no folder at all: redirected streams are discarded, and tee'd
+    `log_dir="/dev/null"` makes no directory at all: redirected streams are discarded, and tee'd
     ones stay on the console as they are.
     """
 
@@ -159,7 +159,7 @@ class DefaultLogsSpecs(LogsSpecs):
         tee: Std | dict[int, Std] = Std.NONE,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
-        # Absolute from the start: a worker that changes its folder must not write elsewhere.
+        # Absolute from the start: a worker that changes its directory must not write elsewhere.
         root = absolute(log_dir) if log_dir else None
         super().__init__(root, redirects, tee, local_ranks_filter)
         self._is_temporary = False
@@ -168,7 +168,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """The folder below which everything is written; it is made by asking for it."""
+        """The directory below which everything is written; it is made by asking for it."""
         if self._root_log_dir is None:
             self._root_log_dir = _make_temporary_dir()
             self._is_temporary = True
@@ -178,17 +178,17 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def is_for_failures_alone(self) -> bool:
-        """Whether the folder is removed at the end of a job that does not fail."""
+        """Whether the directory is removed at the end of a job that does not fail."""
         own = self._root_log_dir is None or self._is_temporary
         return own and not self._is_shared and self.keeps_nothing
 
     @property
     def run_dir(self) -> str | None:
-        """The folder of this run, or None as long as no workers were started with one."""
+        """The directory of this run, or None as long as no workers were started with one."""
         return self._run_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """See `LogsSpecs.reify`; also makes one folder for each worker."""
+        """See `LogsSpecs.reify`; also makes one directory for each worker."""
         size = len(envs)
         redirects, tees = to_map(self._redirects, size), to_map(self._tee, size)
         if self._root_log_dir == os.devnull:
@@ -216,7 +216,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return dest
 
     def for_another_run(self) -> DefaultLogsSpecs:
-        """Return the same choices for a run with folders of its own, at the same time or later.
+        """Return the same choices for a run with directories of its own, at the same time or later.
 
         A temporary root is shared only if its files are to be kept, or if someone has asked for
         it before: what one run removes must not be another's.
@@ -229,7 +229,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the root folder is one that we made up ourselves."""
+        """Whether the root directory is one that we made up ourselves."""
         return self._is_temporary
 
     @property
@@ -241,7 +241,7 @@ class DefaultLogsSpecs(LogsSpecs):
         )
 
     def discard_if_temporary(self) -> None:
-        """Remove the root folder with all in it, if it is one that we made up ourselves."""
+        """Remove the root directory with all in it, if it is one that we made up ourselves."""
         if self._is_temporary and not self._is_shared and self._root_log_dir is not None:
             _remove_tree(self._root_log_dir)
             self._root_log_dir = self._run_dir = None
@@ -279,9 +279,9 @@ class DefaultLogsSpecs(LogsSpecs):
     def _replace_run_dir(self) -> None:
         """Do without what was removed meanwhile, as by a cleaner of temporary folders."""
         assert self._run_dir is not None
-        console.warning(f"the log folder {self._run_dir} was removed while the job ran")
+        console.warning(f"the log directory {self._run_dir} was removed while the job ran")
         if self._is_temporary:
-            # Under a new name: in a folder for everyone the old one may be someone else's by now.
+            # Under a new name: in a directory for everyone the old one may be someone else's by now.
             self._root_log_dir = self._run_dir = None
             self._is_shared = False
         else:
@@ -304,7 +304,7 @@ class DefaultLogsSpecs(LogsSpecs):
             and self._local_ranks_filter == other._local_ranks_filter
         )
 
-    # Two equal ones differ as soon as they make folders, so they are no keys.
+    # Two equal ones differ as soon as they make directories, so they are no keys.
     __hash__ = None  # type: ignore[assignment]
 
 
@@ -324,12 +324,12 @@ def usable_filters(filtered_path: str, filters: Sequence[str] | None) -> tuple[b
 
 
 def absolute(log_dir: str) -> str:
-    """Return the absolute path of a log directory; the current folder may be gone."""
+    """Return the absolute path of a log directory; the current directory may be gone."""
     try:
         return os.path.abspath(log_dir)
     except FileNotFoundError as problem:
         raise EnvironmentProblem(
-            f"the log directory {log_dir} cannot be found: the current folder does not exist any "
+            f"the log directory {log_dir} cannot be found: the current directory does not exist any "
             "more",
             hint="change to one that does, or give the whole path",
         ) from problem
@@ -346,7 +346,7 @@ def _random_suffix() -> str:
 
 
 def _remove_tree(path: str) -> None:
-    """Remove a folder of ours with all in it; importing `shutil` would take longer than this."""
+    """Remove a directory of ours with all in it; importing `shutil` would take longer than this."""
     try:
         with os.scandir(path) as entries:
             for entry in entries:
@@ -356,7 +356,7 @@ def _remove_tree(path: str) -> None:
                     os.unlink(entry.path)
         os.rmdir(path)
     except OSError as problem:
-        console.info(f"the temporary folder {path} was not removed: {problem.strerror}")
+        console.info(f"the temporary directory {path} was not removed: {problem.strerror}")
 
 
 def _make_unique_dir(stem: str) -> str:
@@ -370,7 +370,7 @@ def _make_unique_dir(stem: str) -> str:
 def _make_temporary_dir() -> str:
     given = [os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")]
     folders = [os.path.abspath(folder) for folder in given if folder]
-    folders.append("/tmp")  # noqa: S108 - the folder made in it has a random name and mode 0700
+    folders.append("/tmp")  # noqa: S108 - the directory made in it has a random name and mode 0700
     for folder in folders[:-1]:
         if os.access(folder, os.W_OK | os.X_OK) and os.path.isdir(folder):
             return _make_unique_dir(os.path.join(folder, "holdfast"))
@@ -378,7 +378,7 @@ def _make_temporary_dir() -> str:
 
 
 def _make_dir(path: str, mode: int = 0o777) -> bool:
-    """Make one folder; return whether it is new."""
+    """Make one directory; return whether it is new."""
     try:
         os.mkdir(path, mode)
     except FileExistsError:
@@ -399,9 +399,9 @@ def _cannot_make(path: str, problem: OSError) -> NoReturn:
     if problem.errno in (errno.EEXIST, errno.ENOTDIR):
         raise UsageError(
             f"the log directory {path} cannot be made: a file is in the way",
-            hint="name a folder with --log-dir",
+            hint="name a directory with --log-dir",
         ) from problem
     raise EnvironmentProblem(
         f"the log directory {path} cannot be made: {problem.strerror}",
-        hint="name a writable folder with --log-dir",
+        hint="name a writable directory with --log-dir",
     ) from problem

@@ -57,8 +57,8 @@ def hold_standard_places() -> None:
 class WorkerStdio:
     """Opens the streams of each worker and follows those that need following.
 
-    Following begins with `begin_following`, once the workers have been asked for: what they write
-    until then waits for it, while its imports would make the workers wait.
+    Following begins with `begin_following`, once the workers were requested: what they write until
+    then waits for it, while its imports would make the workers wait.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class WorkerStdio:
             return os.dup(which)
         read, write = self._open_detour(which, is_terminal=inheritable and os.isatty(which))
         self._pipes[rank, which] = read
-        if hidden:  # Nobody wants to see it, but its end is for the report.
+        if hidden:  # It is not shown, but its end is for the report.
             self._hidden.add((rank, which))
         return write
 

@@ -29,7 +29,7 @@ _factory: Callable[..., SubprocessHandler] | None = None
 
 
 class SubprocessHandler:
-    """One command worker: its `Popen`, its log files, and how it is told to end."""
+    """One command worker: its `Popen`, its log files, and how it is signalled."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class SubprocessHandler:
             raise
 
     def close(self, death_sig: signal.Signals | None = None) -> None:
-        """Signal the process group, SIGTERM unless told otherwise, and close the log files."""
+        """Signal the process group, by default with SIGTERM, and close the log files."""
         try:
             os.killpg(self.proc.pid, death_sig or signal.SIGTERM)
         except ProcessLookupError:

@@ -49,7 +49,7 @@ class PassedFd:
         self.fd = fd
 
     def detach(self) -> int:
-        """Return the descriptor's number, as `multiprocessing` asks for it."""
+        """Return the descriptor's number, as `multiprocessing` needs it."""
         return self.fd
 
 
@@ -288,19 +288,19 @@ def serve_forks() -> None:
     with open(PREPARATION_FD, "rb") as stream:
         agent, preparation, modules, end_fd = pickle.load(stream)  # noqa: S301 (our agent's)
     if os.getppid() != agent:
-        os._exit(1)  # It was gone before the signal was asked for.
+        os._exit(1)  # It was gone before the signal was requested.
     reserved = range(RESULT_FD, end_fd)
-    trouble = None
+    import_error = None
     try:
         reserve_fds(reserved)
         prepare(preparation)
         preload(modules)
-    except BaseException as error:  # noqa: BLE001 (it is each worker's to fail of)
+    except BaseException as error:  # noqa: BLE001 (each worker fails with it)
         error.add_note("(raised as the fork server imported the main module and the preloads)")
-        trouble = error
+        import_error = error
     _flush_streams()  # Or each worker would write once more what is held back.
     prctl(keeper.PR_SET_PDEATHSIG, 0, 0, 0, 0)
-    keeper.serve(CONTROL_FD, lambda call: run_packed(call, reserved, trouble))
+    keeper.serve(CONTROL_FD, lambda call: run_packed(call, reserved, import_error))
 
 
 def reserve_fds(numbers: range) -> None:
@@ -323,13 +323,13 @@ def preload(modules: list[str]) -> None:
 
 
 def run_packed(
-    call: tuple[bytes, list[int]], reserved: range, trouble: BaseException | None
+    call: tuple[bytes, list[int]], reserved: range, import_error: BaseException | None
 ) -> int:
-    """Run one pickled call in a child of the forkserver; `trouble` is what to raise instead."""
+    """Run one pickled call in a child of the forkserver; `import_error` is what to raise instead."""
 
     def unpack_and_call() -> None:
-        if trouble is not None:
-            record(fail_of)(trouble)
+        if import_error is not None:
+            record(fail_with)(import_error)
         data, passed = call
         for fd in reserved:
             if fd not in passed:
@@ -342,7 +342,7 @@ def run_packed(
     return call_in_fork(unpack_and_call)
 
 
-def fail_of(error: BaseException) -> None:
+def fail_with(error: BaseException) -> None:
     """Raise what was raised before, in the process this one was forked from."""
     raise error
 
@@ -350,7 +350,7 @@ def fail_of(error: BaseException) -> None:
 def interpreter_command(entry: str) -> list[str]:
     """Return the command of a new interpreter that runs one function of this module.
 
-    The folder of this package goes to the end of `sys.path`: the agent may have found it
+    The directory of this package goes to the end of `sys.path`: the agent may have found it
     through a path entry of its own.
     """
     from multiprocessing import spawn

@@ -349,7 +349,7 @@ class PContext(ABC):
         streams = self._stdio.open(rank)
         fds = {**streams, **(passed or {})}
         env = {**keeper_client.inherited_environment(), **self.envs[rank]}
-        cwd, cpus = keeper_client.current_folder(), self._cpus.get(rank, ())
+        cwd, cpus = keeper_client.working_directory(), self._cpus.get(rank, ())
         try:
             if argv is not None and self._warm is not None and self._warm.takes(argv, env, fds):
                 self._warm.spawn(rank, argv, env=env, cwd=cwd, fds=fds, cpus=cpus)

@@ -8,8 +8,8 @@ Nothing is read at intervals. The agent writes into each page when it will read 
 that enters a section which ends before that puts a byte into a pipe. So a worker that enters
 sections of a minute's length a thousand times a second wakes the agent once a minute.
 
-The files are in a folder of shared memory that only its owner can open. An agent holds a lock on
-its folder: those of agents that were killed are removed by the next that starts.
+The files are in a directory of shared memory that only its owner can open. An agent holds a lock on
+its directory: those of killed agents are removed by the next that starts.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Section(Value):
 
 
 class Progress(Value):
-    """How far a worker is, as it says itself. Times are by the monotonic clock, 0 for never."""
+    """How far a worker is, by its own report. Times are monotonic, 0 for never."""
 
     pid: int = 0
     """The process that makes the calls, 0 if none does."""
@@ -77,14 +77,14 @@ class WorkerPage:
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
-        self._told: set[tuple[int, int]] = set()  # Slots and deadlines that were told already.
+        self._reported: set[tuple[int, int]] = set()  # Slots and deadlines.
         self._look_ns = NEVER
 
     @classmethod
     def create(cls, folder: str, rank: int, start: int = 0) -> WorkerPage:
-        """Make the page of a worker, for the so-manieth start of it.
+        """Make the page of a worker; raises `OSError` where there is no room for it.
 
-        Raises `OSError` where there is no room for it.
+        `start` numbers the starts of the workers, so that each has pages of its own.
         """
         path = os.path.join(folder, f"{rank}.{start}")
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -97,7 +97,7 @@ class WorkerPage:
         return page
 
     def read(self) -> Progress:
-        """Return what the worker has said so far."""
+        """Return what the worker has reported so far."""
         words, names = self._read()
         if not words:
             return Progress()
@@ -121,18 +121,18 @@ class WorkerPage:
         )
 
     def planned_look(self) -> float | None:
-        """Return when the page is looked at next, as the worker was let know."""
+        """Return when the page is read next, as the worker knows."""
         return None if self._look_ns == NEVER else self._look_ns / 1e9
 
     def asked_look(self) -> float | None:
-        """Return the deadline of the section for whose sake the worker last asked for a look."""
+        """Return the deadline of the section for which the worker last requested a look."""
         words, _ = self._read()
         return words[ASKED] / 1e9 if words and 0 < words[ASKED] < NEVER else None
 
     def next_deadline(self, after: float = 0.0) -> float | None:
-        """Return when the worker is to have left the section it has to leave first.
+        """Return the earliest deadline of the sections that the worker is in.
 
-        Only what is later than `after` counts: `expired` tells of the others.
+        Only what is later than `after` counts: `expired` returns the others.
         """
         after_ns = int(after * 1e9)
         words, _ = self._read()
@@ -142,25 +142,25 @@ class WorkerPage:
             (
                 deadline
                 for slot, deadline in enumerate(words[DEADLINES : DEADLINES + SLOTS])
-                if after_ns < deadline < NEVER and (slot, deadline) not in self._told
+                if after_ns < deadline < NEVER and (slot, deadline) not in self._reported
             ),
             default=NEVER,
         )
         return None if nearest == NEVER else nearest / 1e9
 
     def expired(self, now: float) -> list[Section]:
-        """Return the sections that should have been left by now, each once, the earliest first.
+        """Return the sections whose deadline has passed, each once, the earliest first.
 
         A section counts only if two looks agree on it, and if the process that is in it lives.
         """
         first, _ = self._read()
         now_ns = int(now * 1e9)
         entered = [*enumerate(first[DEADLINES : DEADLINES + SLOTS])]
-        self._told.intersection_update(entered)
+        self._reported.intersection_update(entered)
         late = [
             slot
             for slot, deadline in entered
-            if 0 < deadline <= now_ns and (slot, deadline) not in self._told
+            if 0 < deadline <= now_ns and (slot, deadline) not in self._reported
         ]
         if not late or not self._is_in_use():
             return []
@@ -169,19 +169,19 @@ class WorkerPage:
         for slot in sorted(late, key=lambda slot: first[DEADLINES + slot]):
             deadline = first[DEADLINES + slot]
             if second and second[DEADLINES + slot] == deadline:
-                self._told.add((slot, deadline))
+                self._reported.add((slot, deadline))
                 found.append(Section(_name_at(names, slot), second[ENTERED + slot], deadline))
         return found
 
     def plan_look(self, at: float | None) -> None:
-        """Let the worker know when its page is looked at next; None for not at all."""
+        """Let the worker know when its page is read next; None for not at all."""
         at_ns = NEVER if at is None else int(at * 1e9)
         if at_ns != self._look_ns:
             self._look_ns = at_ns
             try:
                 os.pwrite(self._fd, at_ns.to_bytes(8, sys.byteorder), LOOK_AT * 8)
             except OSError:
-                pass  # Then the worker asks for looks that are not needed, or its end is near.
+                pass  # Then the worker requests looks that are not needed, or its end is near.
 
     def close(self) -> None:
         """Give the page back; a worker that still writes to it writes for nobody."""
@@ -229,12 +229,12 @@ def _name_at(names: bytes, slot: int) -> str:
     return name.partition(b"\0")[0].decode(errors="replace")
 
 
-SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a folder only its owner can open is made there)
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a directory only its owner can open is made there)
 FOLDER_PREFIX = "holdfast-pages-"
 SWEPT_MAX = 64
-"""So many folders of agents that were killed are removed at a start."""
+"""So many directories of killed agents are removed at a start."""
 SWEPT_AGE_S = 60.0
-"""A folder that is younger may be one that its agent has not locked yet."""
+"""A younger one may not have been locked by its agent yet."""
 
 NOTICE_BYTES_MAX = 1 << 16
 SETTLE_S = 0.1
@@ -248,7 +248,7 @@ class WorkerPages:
     """
 
     def __init__(self, parent: str | None = None) -> None:
-        """Make the folder and the pipe. Raises `OSError` where that cannot be done."""
+        """Make the directory and the pipe. Raises `OSError` where that cannot be done."""
         self._parent = parent or _parent()
         self.folder = ""
         self._folder_fd = self._notice = -1
@@ -259,16 +259,16 @@ class WorkerPages:
         self._look_at: float | None = None
         self._settle_at: float | None = None
         self.was_asked = False
-        """Whether a worker asked for the last look."""
+        """Whether a worker requested the last look."""
 
     def begin(self, ranks: Iterable[int]) -> None:
-        """Make new pages for the workers of a generation; those of the last are given up.
+        """Make new pages for the workers of a generation; those of the last are closed.
 
-        Raises `OSError` where the folder was removed, and no other can be made.
+        Raises `OSError` where the directory was removed, and no other can be made.
         """
         self.end()
         if not os.path.exists(os.path.join(self.folder, NOTICE_NAME)):
-            console.warning(f"{self.folder} has been removed: another is made for the workers")
+            console.warning(f"{self.folder} was removed; making another for the workers' progress")
             self._remove()
             self._make()
         # Another path each time: a process of the last generation may only now look for its page.
@@ -278,37 +278,37 @@ class WorkerPages:
                 self._pages[rank] = WorkerPage.create(self.folder, rank, self._starts)
             except OSError as problem:
                 console.warning(
-                    f"worker {rank} cannot tell its progress: no page in {self.folder}: {problem}"
+                    f"worker {rank} cannot report progress: no page in {self.folder}: {problem}"
                 )
 
     def end(self) -> None:
-        """Give up the pages of a generation that has ended."""
+        """Close the pages of a generation that has ended."""
         for page in self._pages.values():
             page.close()
         self._pages.clear()
         self._look_at = self._settle_at = None
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return what a worker is to have in its environment."""
+        """Return the variables a worker needs to find its page."""
         page = self._pages.get(rank)
         return {PAGE_ENV: page.path} if page is not None else {}
 
     def progress(self, rank: int) -> Progress:
-        """Return what a worker has said so far."""
+        """Return what a worker has reported so far."""
         page = self._pages.get(rank)
         return page.read() if page is not None else Progress()
 
     def fileno(self) -> int:
-        """Return the descriptor that can be read when a page wants to be looked at."""
+        """Return the descriptor that is readable when a worker requests a look."""
         return self._notice
 
     def next_deadline(self) -> float | None:
-        """Return when to look at the latest, by the monotonic clock; None for not at all."""
+        """Return when `take` is due, by the monotonic clock; None for not at all."""
         times = [at for at in (self._look_at, self._settle_at) if at is not None]
         return min(times, default=None)
 
     def take(self, now: float) -> list[tuple[int, Section]]:
-        """Look, if it is time to; return the sections that should have been left, by local rank."""
+        """Look, if it is time to; return the sections whose deadline has passed, by local rank."""
         asked = self.was_asked = self._take_notice()
         deadline = self.next_deadline()
         if not asked and (deadline is None or now < deadline):
@@ -320,11 +320,11 @@ class WorkerPages:
         for rank, page in self._pages.items():
             planned = page.planned_look()
             if planned is not None and planned <= now:
-                # First of all: a section that is entered after the look asks for another.
+                # First of all: a section that is entered after the look requests another.
                 page.plan_look(None)
             late += [(rank, section) for section in page.expired(now)]
             # A look that is still to come stays, even if the section it was for has been left, and
-            # was so before this look: otherwise the next such section would ask for it again.
+            # was so before this look: otherwise the next such section would request it again.
             ahead = [at for at in (planned, page.asked_look()) if at is not None and at > now]
             at = page.next_deadline(after=now)
             if at is not None:
@@ -381,7 +381,7 @@ def _parent() -> str:
 
 
 def _hold(folder_fd: int) -> bool:
-    """Take the lock of a folder of pages; its agent has it for as long as that lives."""
+    """Lock a directory of pages; its agent has the lock for as long as it lives."""
     import fcntl
 
     try:
@@ -392,7 +392,7 @@ def _hold(folder_fd: int) -> bool:
 
 
 def _sweep(parent: str) -> None:
-    """Remove what agents of this user left that were killed."""
+    """Remove what killed agents of this user left."""
     prefix = f"{FOLDER_PREFIX}{os.getuid()}-"
     left = [name for name in _names_in(parent) if name.startswith(prefix)]
     for name in left[:SWEPT_MAX]:
@@ -414,7 +414,7 @@ def _names_in(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
     except OSError:
-        return []  # It cannot be looked into, or another agent that starts just now was first.
+        return []  # Not readable, or another agent that starts just now was first.
 
 
 def _remove(path: str) -> None:

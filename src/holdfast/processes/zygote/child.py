@@ -1,8 +1,8 @@
 """A process that was forked from a Python becomes, as far as a program can tell, a new one.
 
-The one thing to know: what modules did as they were imported is kept, since a new interpreter that
-imports them would have it too: handlers of signals, variables, entries of `sys.path`. All that
-belongs to one start is made new: arguments, environment, streams, `__main__`.
+What modules did as they were imported is kept, since a new interpreter that imports them would have
+it too: signal handlers, variables, entries of `sys.path`. All that belongs to one start is made new:
+arguments, environment, streams, `__main__`.
 
 Like the zygote, which loads it by its path, it imports nothing of `holdfast`.
 """
@@ -32,7 +32,7 @@ class Interpreter:
     """This interpreter, as it was before anything was imported for the workers."""
 
     def __init__(self) -> None:
-        # The folder of the program that is run, which is nothing to import from.
+        # The directory of the program that is run, which is nothing to import from.
         if not has_safe_path():
             del sys.path[0]
         self.path0: str | None = None
@@ -182,7 +182,7 @@ class CommandLine:
 
 
 def renew_multiprocessing() -> None:
-    """Tell it where this process is, and that the tracker of a module's locks is not its child."""
+    """Correct its working directory, and that the tracker of a module's locks is not our child."""
     process: Any = sys.modules.get("multiprocessing.process")
     if process is not None:
         process.ORIGINAL_DIR = os.path.abspath(os.getcwd())
@@ -221,7 +221,7 @@ def reseed_torch() -> None:
 
 
 def has_safe_path() -> bool:
-    """Whether flags keep the folder of a script off `sys.path`."""
+    """Whether flags keep the directory of a script off `sys.path`."""
     return bool(getattr(sys.flags, "safe_path", False) or sys.flags.isolated)
 
 
@@ -238,7 +238,7 @@ def whole_path(path: str) -> str:
 
 
 def is_importable(path: str) -> bool:
-    """Whether a script is a folder or an archive, with a `__main__` in it."""
+    """Whether a script is a directory or an archive, with a `__main__` in it."""
     for hook in sys.path_hooks:
         try:
             hook(path)
@@ -279,7 +279,7 @@ def run_text(text: str) -> None:
 
         text = textwrap.dedent(text)
     code = compile(text, "<string>", "exec", dont_inherit=True)
-    exec(code, sys.modules["__main__"].__dict__)  # noqa: S102 (it is what is asked for)
+    exec(code, sys.modules["__main__"].__dict__)  # noqa: S102 (it is the worker's program)
 
 
 def run_file(path: str) -> None:
@@ -309,7 +309,7 @@ def run_file(path: str) -> None:
     else:
         code = compile(source, whole, "exec", dont_inherit=True)
     del source
-    exec(code, main.__dict__)  # noqa: S102 (it is what is asked for)
+    exec(code, main.__dict__)  # noqa: S102 (it is the worker's program)
 
 
 def hide_frames(*files: str) -> None:

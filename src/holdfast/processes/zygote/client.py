@@ -20,7 +20,13 @@ from collections import deque
 
 from holdfast import console
 from holdfast.core.values import Value
-from holdfast.processes.keeper.client import current_folder, inherited_environment
+from holdfast.processes.keeper.client import (
+    RECEIVE_BYTES,
+    inherited_environment,
+    send_message,
+    take_messages,
+    working_directory,
+)
 from holdfast.processes.keeper.main import descendants_of
 from holdfast.processes.logs.stdio import hold_standard_places
 from holdfast.processes.poll import wait_for
@@ -49,7 +55,7 @@ class PythonCommand(Value):
     args: tuple[str, ...]
 
     def words(self) -> list[str]:
-        """Return the command in the form it is mostly written in."""
+        """Return the command in its usual form."""
         kind = [] if self.kind == "script" else [f"-{self.kind}"]
         return [self.program, *self.flags, *kind, self.what, *self.args]
 
@@ -59,7 +65,7 @@ class PythonCommand(Value):
 
 
 def parse_command(argv: Sequence[str]) -> PythonCommand | None:
-    """Take a command apart; None if it is no Python's, or not one that runs a program."""
+    """Parse a command; None if it is not Python, or not one that runs a program."""
     program, *words = argv
     name = os.path.basename(program)
     if program != sys.executable and not name.startswith("python"):
@@ -90,21 +96,20 @@ def parse_command(argv: Sequence[str]) -> PythonCommand | None:
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
 RESERVED_END = 64
 MARSHAL_VERSION = 2  # As in the program, which may be run by another Python than ours.
-RECEIVE_BYTES = 1 << 18
 # How many workers are forked at a time: each has some descriptors on their way to the zygote.
 BATCH_MAX = 16
 # How long the zygote may take for a batch, once it has imported all. Forks take milliseconds.
-HATCH_S_MAX = 30.0
+FORK_S_MAX = 30.0
 # How often in a row it may be lost before workers are started without it.
 LOSSES_MAX = 3
-# After how long a wait for its imports is told of.
-PATIENCE_S = 2.0
+# After how long a wait for its imports is announced.
+NOTICE_AFTER_S = 2.0
 # What a process reads once, as it starts: a worker that differs in these is started cold.
 READ_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_TUNABLES")
 
 
-class Asked:
-    """One worker that was asked for, with copies of its descriptors until it is answered."""
+class RequestedWorker:
+    """One requested worker, with copies of its descriptors until it is forked."""
 
     def __init__(
         self,
@@ -123,7 +128,7 @@ class Asked:
         self.cwd = cwd
         self.cpus = cpus
         self.fds: dict[int, int] = {}
-        self.trouble_fd = self.go_fd = -1  # The keeper's ends of the two pipes.
+        self.error_fd = self.go_fd = -1  # The keeper's ends of the two pipes.
         try:
             for target, fd in fds.items():
                 self.fds[target] = os.dup(fd)
@@ -135,32 +140,32 @@ class Asked:
         """Put it into the zygote's next batch; its own ends of the pipes go with it."""
         plain = self.command
         words = (self.argv, plain.kind, plain.what, list(plain.args), self.env, self.cwd)
-        self.trouble_fd, trouble_out = os.pipe()
+        self.error_fd, error_out = os.pipe()
         try:
             go_in, self.go_fd = os.pipe()
-            fds = [*self.fds.values(), trouble_out, go_in]
+            fds = [*self.fds.values(), error_out, go_in]
             zygote.send(("worker", serial, list(self.fds), *words, self.cpus), fds)
             os.close(go_in)
         finally:
-            os.close(trouble_out)
+            os.close(error_out)
 
     def hand_over(self, keeper: Keeper, pid: int) -> None:
         """Have the keeper take the forked process for this worker."""
-        keeper.adopt(self.key, pid, self.trouble_fd, self.go_fd)
+        keeper.adopt(self.key, pid, self.error_fd, self.go_fd)
         self.close()
 
     def start_cold(self, keeper: Keeper) -> None:
-        """Have the keeper start it; one that the zygote may have forked is never let go."""
+        """Have the keeper start it; one that the zygote may have forked never begins."""
         keeper.spawn(self.key, self.argv, env=self.env, cwd=self.cwd, fds=self.fds, cpus=self.cpus)
         self.close()
 
     def close(self) -> None:
         """Let go of the descriptors."""
-        for fd in (*self.fds.values(), self.trouble_fd, self.go_fd):
+        for fd in (*self.fds.values(), self.error_fd, self.go_fd):
             if fd >= 0:
                 os.close(fd)
         self.fds.clear()
-        self.trouble_fd = self.go_fd = -1
+        self.error_fd = self.go_fd = -1
 
 
 class Zygote:
@@ -189,7 +194,7 @@ class Zygote:
         modules: Sequence[str],
         path: list[str] | None,
     ) -> Zygote:
-        """Have a zygote started, and tell it what to import."""
+        """Have a zygote started, and let it import."""
         hold_standard_places()
         ours, its = socket.socketpair()
         zygote = cls(keeper, ours)
@@ -202,7 +207,7 @@ class Zygote:
                 zygote.key,
                 [*argv, room],
                 env=env,
-                cwd=current_folder(),
+                cwd=working_directory(),
                 # What modules say as they are imported is no worker's output.
                 fds={0: null, 1: 2, 2: 2, 3: its.fileno()},
             )
@@ -214,14 +219,9 @@ class Zygote:
 
     def send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
         """Send a request; a zygote that is gone, or takes nothing for long, is lost."""
-        body = marshal.dumps(request, MARSHAL_VERSION)
-        message = len(body).to_bytes(4, "little") + body
-        rights = b"".join(fd.to_bytes(4, sys.byteorder) for fd in fds)
-        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)] if fds else []
-        self.control.settimeout(HATCH_S_MAX)
+        self.control.settimeout(FORK_S_MAX)
         try:
-            sent = self.control.sendmsg([message], passed, socket.MSG_NOSIGNAL)
-            self.control.sendall(message[sent:], socket.MSG_NOSIGNAL)
+            send_message(self.control, marshal.dumps(request, MARSHAL_VERSION), fds)
         except (BrokenPipeError, ConnectionResetError):
             self.is_lost = True
         except TimeoutError:
@@ -239,14 +239,7 @@ class Zygote:
                 data = b""
             self.is_lost = not data
             self._received += data
-        events = []
-        while len(self._received) >= 4:
-            size = int.from_bytes(self._received[:4], "little")
-            if len(self._received) < 4 + size:
-                break
-            events.append(marshal.loads(bytes(self._received[4 : 4 + size])))  # noqa: S302 (our zygote's)
-            del self._received[: 4 + size]
-        return events
+        return [*take_messages(self._received)]
 
     def end(self) -> None:
         """Have it killed, and all below it; workers are below the keeper."""
@@ -265,8 +258,8 @@ class WarmStart:
         env: Mapping[str, str],
         path: list[str] | None = None,
     ) -> None:
-        """`command` is as what workers are started, and `path` what `sys.path` they will have, if
-        they set it themselves; `env` is the environment that all of them have.
+        """`command` is what workers run, and `path` the `sys.path` they will have, if they set it
+        themselves; `env` is the environment that all of them have.
         """
         self._command = command
         self._modules = modules
@@ -276,14 +269,14 @@ class WarmStart:
         self._is_cold = False
         self._losses = 0
         self._serial = 0
-        self._waiting: deque[Asked] = deque()
-        self._sent: dict[int, Asked] = {}  # by serial
+        self._waiting: deque[RequestedWorker] = deque()
+        self._sent: dict[int, RequestedWorker] = {}  # by serial
         self._due: float | None = None
 
     # The zygote itself.
 
     def prepare(self, keeper: Keeper) -> None:
-        """See to it that a zygote is there or on its way; it imports in the background."""
+        """Start a zygote unless one runs; it imports in the background."""
         zygote = self._zygote
         if self._is_cold or (zygote and not zygote.is_lost and zygote.keeper is keeper):
             return
@@ -291,8 +284,8 @@ class WarmStart:
         self._zygote = Zygote.start(keeper, self._command, self._env, self._modules, self._path)
 
     def await_ready(self, keeper: Keeper) -> None:
-        """Wait until all is imported. Without a zygote in the end, if that is not to be."""
-        tell_at: float | None = time.monotonic() + PATIENCE_S
+        """Wait until all is imported, or it is clear that there will be no zygote."""
+        notice_at: float | None = time.monotonic() + NOTICE_AFTER_S
         while not self._is_cold and not keeper.lost:
             self.prepare(keeper)
             self.receive_events()
@@ -301,11 +294,11 @@ class WarmStart:
                 continue
             if zygote.is_ready:
                 return
-            wait_for(tell_at, zygote.control.fileno())
-            if tell_at is not None and time.monotonic() >= tell_at:
-                tell_at = None
+            wait_for(notice_at, zygote.control.fileno())
+            if notice_at is not None and time.monotonic() >= notice_at:
+                notice_at = None
                 console.notice(
-                    f"preloading {', '.join(self._modules)}: workers start when it is imported"
+                    f"preloading {', '.join(self._modules)}; workers start when that is done"
                 )
 
     def fileno(self) -> int:
@@ -347,10 +340,12 @@ class WarmStart:
         fds: Mapping[int, int],
         cpus: Sequence[int] = (),
     ) -> None:
-        """Ask for a worker that the zygote `takes`; `begin` then has all of them forked."""
+        """Request a worker that the zygote `takes`; `begin` then has all of them forked."""
         command = parse_command(argv)
         assert command is not None
-        self._waiting.append(Asked(key, command, list(argv), dict(env), cwd, fds, list(cpus)))
+        self._waiting.append(
+            RequestedWorker(key, command, list(argv), dict(env), cwd, fds, list(cpus))
+        )
 
     def begin(self) -> None:
         """Have the next workers forked, if there are any and none is being forked."""
@@ -359,12 +354,12 @@ class WarmStart:
             return
         while self._waiting and len(self._sent) < BATCH_MAX and not zygote.is_lost:
             self._serial += 1
-            asked = self._sent[self._serial] = self._waiting.popleft()
-            asked.send_to(zygote, self._serial)
+            worker = self._sent[self._serial] = self._waiting.popleft()
+            worker.send_to(zygote, self._serial)
         zygote.send(("fork",))
-        self._due = time.monotonic() + HATCH_S_MAX
+        self._due = time.monotonic() + FORK_S_MAX
         if zygote.is_lost:
-            self._lose("takes nothing any more" if zygote.is_stuck else "")
+            self._lose("does not read its requests" if zygote.is_stuck else "")
 
     def next_deadline(self) -> float | None:
         """Return when `tick` is due, on the monotonic clock."""
@@ -373,59 +368,59 @@ class WarmStart:
     def tick(self, now: float) -> None:
         """Give up a zygote that takes far too long for a fork."""
         if self._due is not None and now >= self._due and self._zygote is not None:
-            self._lose(f"has not forked a worker for {HATCH_S_MAX:g} s")
+            self._lose(f"has not forked a worker for {FORK_S_MAX:g} s")
 
     def forget(self) -> None:
-        """Want none of the workers any more that were asked for and are not started."""
-        for asked in (*self._sent.values(), *self._waiting):
-            asked.close()
+        """Drop the requested workers that are not started."""
+        for worker in (*self._sent.values(), *self._waiting):
+            worker.close()
         self._sent.clear()
         self._waiting.clear()
         self._due = None
 
     def receive_events(self) -> None:
-        """Take in what the zygote has to tell."""
+        """Act on what the zygote reported."""
         zygote = self._zygote
         if zygote is None or zygote.is_lost:
             return
         for event in zygote.receive():
-            self._note(zygote, event)
+            self._handle(zygote, event)
         if zygote.is_lost:
             self._lose("")
         elif not self._sent:
             self._due = None
             self.begin()
 
-    def _note(self, zygote: Zygote, event: tuple[Any, ...]) -> None:
+    def _handle(self, zygote: Zygote, event: tuple[Any, ...]) -> None:
         match event:
-            case ("hatched", serial, pid) if serial in self._sent:
+            case ("forked", serial, pid) if serial in self._sent:
                 self._losses = 0
                 self._sent.pop(serial).hand_over(zygote.keeper, pid)
-            case ("unhatched", serial) if serial in self._sent:
-                self._sent.pop(serial).start_cold(zygote.keeper)  # Which tells if it cannot be.
+            case ("not_forked", serial) if serial in self._sent:
+                self._sent.pop(serial).start_cold(zygote.keeper)
             case ("importing", module):
                 zygote.importing = module
             case ("ready", pid):
                 zygote.is_ready, zygote.pid, zygote.importing = True, pid, ""
             case ("unimportable", module, why):
-                console.warning(f"preload: {module} cannot be imported here: {why}")
+                console.warning(f"preload: cannot import {module}: {why}")
             case ("threads", module, names, native):
                 console.warning(_about_threads(module, names, native))
             case ("device", module, path):
                 console.warning(
-                    f"preload: importing {module} opened {path}, which no worker could use after a "
-                    "fork: they are started without preloading"
+                    f"preload: importing {module} opened {path}, which is unusable after a fork; "
+                    "workers start without preloading"
                 )
                 self._is_cold = True
                 zygote.end()
 
     def _lose(self, why: str) -> None:
-        """Go on without this zygote: what it has not answered is started cold."""
+        """Go on without this zygote: what it has not forked is started cold."""
         zygote = self._zygote
         assert zygote is not None
         zygote.end()
-        for asked in (*self._sent.values(), *self._waiting):
-            asked.start_cold(zygote.keeper)
+        for worker in (*self._sent.values(), *self._waiting):
+            worker.start_cold(zygote.keeper)
         self.forget()
         if self._is_cold or zygote.keeper.is_gone():
             return  # It was to go, or went with the keeper.
@@ -434,17 +429,19 @@ class WarmStart:
         what = f"the process that preloads {', '.join(self._modules)} {why or f'was lost{where}'}"
         if self._losses < LOSSES_MAX:
             say = console.warning if why else console.info
-            say(f"{what}: it is started again")
+            say(f"{what}; starting it again")
         else:
             self._is_cold = True
-            console.warning(f"{what}, {LOSSES_MAX} in a row: workers start without preloading")
+            console.warning(
+                f"{what}, {LOSSES_MAX} times in a row; workers start without preloading"
+            )
 
 
 def _about_threads(module: str, names: list[str], native: int) -> str:
-    told = [*names, *([f"{native} native"] if native else [])]
+    threads = [*names, *([f"{native} native"] if native else [])]
     return (
-        f"preload: importing {module} started threads ({', '.join(told)}), which workers will not "
-        "have, as they are forked; leave it out of the preloads if it needs them"
+        f"preload: importing {module} started threads ({', '.join(threads)}), which forked workers "
+        "will not have; remove it from --preload if it needs them"
     )
 
 
@@ -463,7 +460,7 @@ def warm_start(
     start_method: str,
     worker_env: Mapping[str, str],
 ) -> WarmStart | None:
-    """Return what starts such workers from a zygote; None, and a warning, if nothing can."""
+    """Return what starts such workers from a zygote; None, with a warning, if they cannot be."""
     path = None
     if callable(entrypoint):
         if start_method != "spawn":
@@ -486,6 +483,6 @@ def warm_start(
 
 
 def unusable(why: str) -> WarmStart | None:
-    """Say why nothing can be forked for these workers."""
+    """Warn that these workers cannot be forked."""
     console.warning(f"preload has no effect: {why}")
     return None

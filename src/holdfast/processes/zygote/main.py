@@ -1,9 +1,9 @@
 """The zygote: a Python that imports modules once and is forked for each worker.
 
-It is the parent of no worker. For each batch it forks a nursery, which forks the workers and ends,
-so that they are orphans and come to the keeper; there a worker waits until it is let go, and only
-then becomes what ``python [flags] ...`` would be. So a zygote that dies takes nobody with it, and
-all that is known of workers' ends is known by the keeper, as of any other worker.
+It is the parent of no worker. For each batch it forks a process that forks the workers and ends, so
+that they are orphans and come to the keeper; there a worker waits until the keeper lets it begin,
+and only then becomes what ``python [flags] ...`` would be. So a zygote that dies takes nobody with
+it, and the keeper reports workers' exits as those of any other worker.
 
 It is a program of its own, for any interpreter the workers have: it imports nothing of `holdfast`.
 A worker ends by returning from this file's top level, or by an exception that leaves it, so that
@@ -13,16 +13,16 @@ Both sides send length-prefixed `marshal` tuples, in version 2 for interpreters 
 agent's requests, by their first item:
 
 ``preload modules kind what path``
-    The first: what to import, and as what the workers will be started, which is whose
-    `sys.path` is imported with; or ``path``, if it is not None.
+    The first: what to import, and how the workers will be started, which decides the `sys.path`
+    that is imported with; or ``path``, if it is not None.
 ``worker serial targets argv kind what args env cwd cpus``
     One worker of the next batch. The message carries a descriptor for each number in ``targets``,
-    the pipe to tell trouble by, and the one to wait at.
+    the pipe for its start error, and the one to wait at.
 ``fork``
     Fork the batch.
 
 Events: ``importing module``, ``unimportable module why``, ``threads module names native`` and
-``device module path`` while it imports; ``ready pid``; ``hatched serial pid``, or ``unhatched
+``device module path`` while it imports; ``ready pid``; ``forked serial pid``, or ``not_forked
 serial`` where there was no room for one more. `zygote/client.py` is the agent's side.
 """
 
@@ -59,8 +59,8 @@ MESSAGE_FDS_MAX = 253  # The kernel passes no more at once.
 MARSHAL_VERSION = 2
 PR_SET_PDEATHSIG = 1
 SIGKILL = 9
-# A worker that cannot begin, as from the keeper.
-CANNOT_BEGIN = 127
+# The exit status of a worker that cannot be started, as from the keeper.
+CANNOT_START = 127
 # What drivers of accelerators give their users; a process that has one open must not be forked.
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/", "/dev/xpu", "/dev/accel", "/dev/davinci")
 # How long threads that are being stopped may still be seen.
@@ -73,12 +73,12 @@ class Worker:
     def __init__(self, request: tuple[Any, ...], fds: list[int]) -> None:
         _, self.serial, targets, *how = request
         self.argv, self.kind, self.what, self.args, self.env, self.cwd, self.cpus = how
-        *given, self.trouble_fd, self.go_fd = fds
+        *given, self.error_fd, self.go_fd = fds
         self.fds = dict(zip(targets, given))  # noqa: B905 (older interpreters; both were counted)
 
     def all_fds(self) -> list[int]:
         """Return every descriptor that came with it."""
-        return [*self.fds.values(), self.trouble_fd, self.go_fd]
+        return [*self.fds.values(), self.error_fd, self.go_fd]
 
 
 class Zygote:
@@ -105,13 +105,13 @@ class Zygote:
         sys.argv = [what if kind == "script" else f"-{kind}"]
         seen = Seen()
         for module in modules:
-            self.tell("importing", module)
+            self.send_event("importing", module)
             try:
                 __import__(module)
-            except BaseException as error:  # noqa: BLE001 (workers that need it fail of it)
-                self.tell("unimportable", module, described(error))
-            for event in seen.news(module):
-                self.tell(*event)
+            except BaseException as error:  # noqa: BLE001 (workers that need it fail with it)
+                self.send_event("unimportable", module, described(error))
+            for event in seen.changes(module):
+                self.send_event(*event)
         if path is not None:
             sys.path[:] = own_path
         child.flush_streams()
@@ -121,7 +121,7 @@ class Zygote:
     def serve(self) -> Callable[[], object]:
         """Fork workers until the agent is gone. Returns in each worker what it is to call."""
         self.interpreter.rest()
-        self.tell("ready", os.getpid())
+        self.send_event("ready", os.getpid())
         while True:
             request = self.receive()
             if request[0] == "worker":
@@ -160,9 +160,9 @@ class Zygote:
             self.batch.append(Worker(request, fds))
         else:  # The kernel drops those we have no room for; and a module may close what is not its.
             close_all(fds)
-            self.tell("unhatched", request[1])
+            self.send_event("not_forked", request[1])
 
-    def tell(self, *event: Any) -> None:
+    def send_event(self, *event: Any) -> None:
         """Send an event to the agent."""
         body = marshal.dumps(event, MARSHAL_VERSION)
         try:
@@ -173,48 +173,48 @@ class Zygote:
     # Forking.
 
     def fork_batch(self) -> Worker | None:
-        """Fork the workers of the batch and tell of each. In a worker, return which it is."""
+        """Fork the workers of the batch and report each. In a worker, return which it is."""
         batch, self.batch = self.batch, []
-        told_in, told_out = os.pipe()
-        nursery = fork_if_possible()
-        if nursery == 0:
-            worker = nurse(batch, told_out)
-            os.close(told_in)
-            os.close(told_out)
+        pids_in, pids_out = os.pipe()
+        forker = fork_if_possible()
+        if forker == 0:
+            worker = fork_each(batch, pids_out)
+            os.close(pids_in)
+            os.close(pids_out)
             self.control.close()
             for other in batch:
                 if other is not worker:
                     close_all(other.all_fds())
             return worker
-        if nursery > 0:
-            reap(nursery)  # From now on the workers are the keeper's children.
-        os.close(told_out)
-        os.set_blocking(told_in, False)
+        if forker > 0:
+            reap(forker)  # From now on the workers are the keeper's children.
+        os.close(pids_out)
+        os.set_blocking(pids_in, False)
         try:
-            pids = [int(word) for word in os.read(told_in, 1 << 16).split()]
+            pids = [int(word) for word in os.read(pids_in, 1 << 16).split()]
         except BlockingIOError:
-            pids = []  # The nursery was killed, and workers still have the other end.
-        os.close(told_in)
+            pids = []  # The forker was killed, and workers still have the other end.
+        os.close(pids_in)
         for worker, pid in zip(batch, [*pids, *[-1] * len(batch)]):  # noqa: B905
-            self.tell(
-                *(("hatched", worker.serial, pid) if pid > 0 else ("unhatched", worker.serial))
+            self.send_event(
+                *(("forked", worker.serial, pid) if pid > 0 else ("not_forked", worker.serial))
             )
             close_all(worker.all_fds())
         return None
 
     def become(self, worker: Worker) -> Callable[[], object]:
-        """Turn the forked process into the worker, once the keeper lets it go."""
+        """Turn the forked process into the worker, once the keeper lets it begin."""
         step = "prepare"
         try:
             os.setsid()
             keeper = os.read(worker.go_fd, 8)
             child.libc.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0)
             if os.getppid() != int.from_bytes(keeper, "little"):
-                os._exit(CANNOT_BEGIN)  # Nobody wants it any more, or the keeper is gone.
+                os._exit(CANNOT_START)  # It is not needed any more, or the keeper is gone.
             os.close(worker.go_fd)
             for fd in range(CONTROL_FD, RESERVED_END):
                 if fd not in worker.fds:
-                    os.closerange(fd, fd + 1)  # It minds none that a module has closed.
+                    os.closerange(fd, fd + 1)  # One that a module has closed is no error.
             for target, fd in worker.fds.items():
                 os.dup2(fd, target, inheritable=True)
             close_all(worker.fds.values())
@@ -226,9 +226,9 @@ class Zygote:
             step = "prepare"
             start = (worker.argv, worker.kind, worker.what, worker.args, worker.env)
             program = self.interpreter.renew(*start)
-            os.close(worker.trouble_fd)
-        except BaseException as error:  # noqa: BLE001 (nobody else is left to tell)
-            tell_trouble(worker.trouble_fd, step, error)
+            os.close(worker.error_fd)
+        except BaseException as error:  # noqa: BLE001 (nobody else can report it)
+            report_start_error(worker.error_fd, step, error)
         return program
 
 
@@ -236,15 +236,15 @@ class Zygote:
 
 
 class Seen:
-    """What is known of this process so far, so that each thing is told once."""
+    """What is known of this process so far, so that each thing is reported once."""
 
     def __init__(self) -> None:
         self.threads = python_threads()
         self.native = 0
         self.devices = set(open_devices())
 
-    def news(self, module: str) -> list[tuple[Any, ...]]:
-        """Return the events that an import gives reason for."""
+    def changes(self, module: str) -> list[tuple[Any, ...]]:
+        """Return the events that an import is the cause of."""
         events: list[tuple[Any, ...]] = []
         threads = python_threads()
         native = native_threads(len(threads))
@@ -321,7 +321,7 @@ def described(error: BaseException) -> str:
 
 
 def fork() -> int:
-    """Fork, without the warning about threads: which they are was told."""
+    """Fork, without the warning about threads: which they are was reported."""
     if sys.version_info < (3, 12):
         return os.fork()
     import warnings
@@ -339,13 +339,13 @@ def fork_if_possible() -> int:
         return -1
 
 
-def nurse(batch: list[Worker], told_fd: int) -> Worker:
+def fork_each(batch: list[Worker], pids_fd: int) -> Worker:
     """Fork each worker, say its number, and end. Returns in the workers which one it is."""
     for worker in batch:
         pid = fork_if_possible()
         if pid == 0:
             return worker
-        os.write(told_fd, b"%d " % pid)
+        os.write(pids_fd, b"%d " % pid)
     os._exit(0)
 
 
@@ -373,14 +373,14 @@ def keep_free(control_fd: int) -> int:
     return moved
 
 
-def tell_trouble(trouble_fd: int, step: str, error: BaseException) -> NoReturn:
-    """Say why this process cannot become the worker, and end."""
+def report_start_error(error_fd: int, step: str, error: BaseException) -> NoReturn:
+    """Report why this process cannot become the worker, and end."""
     errno = error.errno or 0 if isinstance(error, OSError) else 0
-    story = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
+    text = f"{errno} {step}" if errno else f"0 {step}: {error!r}"
     try:
-        os.write(trouble_fd, story.encode(errors="replace")[:4096])
+        os.write(error_fd, text.encode(errors="replace")[:4096])
     finally:
-        os._exit(CANNOT_BEGIN)
+        os._exit(CANNOT_START)
 
 
 def main() -> Callable[[], object]:

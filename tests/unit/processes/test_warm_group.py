@@ -84,13 +84,6 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Started
     made.keeper.close()
 
 
-def test_each_start_of_a_context_is_warm(started: Started) -> None:
-    for _ in range(2):
-        context = started.context(TELLS, TELLS)
-        assert len(set(context.pids().values())) == 2
-        assert started.said(context) == ["warm 0\n", "warm 1\n"]
-
-
 def test_a_lost_zygote_is_started_again_while_workers_run(started: Started) -> None:
     context = started.context("import sys; sys.stdin.read(); import time; time.sleep(1000)")
     first = started.warm.pids()[0]
