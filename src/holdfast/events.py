@@ -1,24 +1,15 @@
-"""Events of a job: what happened, for programs that look on.
+"""Events of a job, for programs: record them, and receive them.
 
 `record(event, destination)` gives an event to the handler of that name. Derive from `EventHandler`
 and `configure` it, or choose one of those here: `null`, `console`, `jsonl`, `logging`, `otel`.
-
-Importing this package loads nothing but this file, since every agent that starts records events;
-each name is fetched from its module when it is first used.
+Each name is imported when it is first used.
 """
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.observe.events.destinations import (
-        configure,
-        construct_and_record_rdzv_event,
-        flush,
-        get_logging_handler,
-        record,
-        record_rdzv_event,
-    )
+    from holdfast.observe.events.destinations import configure, flush, record, record_rdzv_event
     from holdfast.observe.events.event import (
         Event,
         EventMetadataValue,
@@ -34,7 +25,6 @@ if TYPE_CHECKING:
     )
     from holdfast.observe.events.logging_handlers import LoggingEventHandler
     from holdfast.observe.events.otel import OpenTelemetryEventHandler
-    from holdfast.observe.events.recorder import JobEvents
 
 __all__ = [
     "ConsoleEventHandler",
@@ -42,7 +32,6 @@ __all__ = [
     "EventHandler",
     "EventMetadataValue",
     "EventSource",
-    "JobEvents",
     "JsonLinesEventHandler",
     "LoggingEventHandler",
     "NodeState",
@@ -50,40 +39,28 @@ __all__ = [
     "OpenTelemetryEventHandler",
     "RdzvEvent",
     "configure",
-    "construct_and_record_rdzv_event",
     "flush",
-    "get_logging_handler",
     "record",
     "record_rdzv_event",
 ]
 
-_HOMES = {
-    "ConsoleEventHandler": "holdfast.observe.events.handlers",
-    "Event": "holdfast.observe.events.event",
-    "EventHandler": "holdfast.observe.events.handlers",
-    "EventMetadataValue": "holdfast.observe.events.event",
-    "EventSource": "holdfast.observe.events.event",
-    "JobEvents": "holdfast.observe.events.recorder",
-    "JsonLinesEventHandler": "holdfast.observe.events.handlers",
-    "LoggingEventHandler": "holdfast.observe.events.logging_handlers",
-    "NodeState": "holdfast.observe.events.event",
-    "NullEventHandler": "holdfast.observe.events.handlers",
-    "OpenTelemetryEventHandler": "holdfast.observe.events.otel",
-    "RdzvEvent": "holdfast.observe.events.event",
-    "configure": "holdfast.observe.events.destinations",
-    "construct_and_record_rdzv_event": "holdfast.observe.events.destinations",
-    "flush": "holdfast.observe.events.destinations",
-    "get_logging_handler": "holdfast.observe.events.destinations",
-    "record": "holdfast.observe.events.destinations",
-    "record_rdzv_event": "holdfast.observe.events.destinations",
-}
-
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'holdfast.events' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
+    match name:
+        case "LoggingEventHandler":
+            home = "logging_handlers"
+        case "OpenTelemetryEventHandler":
+            home = "otel"
+        case _ if name.endswith("Handler"):
+            home = "handlers"
+        case _ if name[0].isupper():
+            home = "event"
+        case _:
+            home = "destinations"
+    value: object = getattr(import_module(f"holdfast.observe.events.{home}"), name)
     globals()[name] = value
     return value

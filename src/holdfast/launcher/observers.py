@@ -1,18 +1,18 @@
-"""Who looks on at a launch: the records of events and metrics, as the config asks for them.
+"""The observers of a launch: the records of events and metrics, as the config asks for them.
 
-The one thing to know: nothing of it delays a start. What happens before the workers run is kept,
-and what is needed to record it is imported while they start; or at the end, if nobody could look at
-the record before, and not at all if it would be thrown away.
+None of it delays a start. Lifecycle events before the workers run are buffered, and what is needed
+to record them is imported while the workers start; or at the end, if nobody could read the record
+before; and not at all if it would be thrown away.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from collections import deque
 
 from holdfast import console
 from holdfast.errors import UsageError
+from holdfast.observe import events_wanted, metrics_wanted
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent, RunEnded
 
 TYPE_CHECKING = False
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_EVENT_HANDLERS = ("null", "jsonl")
 OTEL_ENV = "OTEL_METRICS_EXPORTER"
 EARLY_EVENTS_MAX = 10_000
-"""Moments that are kept; of a job that fails, the newest say most."""
+"""Lifecycle events that are buffered; of a job that fails, the newest say most."""
 
 
 class LaunchObservers:
@@ -41,11 +41,11 @@ class LaunchObservers:
         self._is_for_failures_alone = False
         self._recorder: EventRecorder | None = None
         self._events: JobEvents | None = None
-        self._rdzv: RendezvousRecorder | None = None
-        self._outlets: MetricExporters | None = None
+        self._rendezvous: RendezvousRecorder | None = None
+        self._exporters: MetricExporters | None = None
 
     def begin(self, agent: LocalElasticAgent) -> None:
-        """Look on from now on; raises `UsageError` for a handler that there is not."""
+        """Observe from now on; raise `UsageError` for an unknown handler."""
         if self._config.event_log_handler not in DEFAULT_EVENT_HANDLERS:
             self._open_events()
         if self._config.metrics_addr and self._config.metrics_port is None:
@@ -53,65 +53,58 @@ class LaunchObservers:
         if self._wants_metrics():
             from holdfast.observe.metrics.exporters import open_exporters
 
-            self._outlets = open_exporters(
+            self._exporters = open_exporters(
                 agent.observers,
                 port=self._config.metrics_port,
                 host=self._config.metrics_addr,
                 progress=agent.progress,
             )
-        handlers = sys.modules.get("holdfast.observe.events.destinations")
         self._is_for_failures_alone = (
             getattr(self._logs, "is_for_failures_alone", False)
             and self._events is None
-            and (handlers is None or not handlers.is_recorded("null"))
+            and not events_wanted("null")
         )
         agent.observers.add(self)
-        if handlers is not None and handlers.is_recorded("dynamic_rendezvous"):
+        if events_wanted("dynamic_rendezvous"):
             from holdfast.observe.events.recorder import RendezvousRecorder
 
-            self._rdzv = RendezvousRecorder()
-            agent.observers.add(self._rdzv)
+            self._rendezvous = RendezvousRecorder()
+            agent.observers.add(self._rendezvous)
         agent.observers.recorded = True
 
     def _wants_metrics(self) -> bool:
         if self._config.metrics_port is not None or os.environ.get(OTEL_ENV):
             return True
-        handlers = sys.modules.get(
-            "holdfast.observe.metrics.handlers"
-        )  # Imported by whoever configured any.
-        return handlers is not None and handlers.has_handler()
+        return metrics_wanted()
 
-    def __call__(self, moment: LifecycleEvent) -> None:
-        """Record a moment, and those before it once there is time for that."""
-        if self._recorder is None:
-            self._early.append(moment)
-            if not self._is_time(moment):
-                return
+    def __call__(self, event: LifecycleEvent) -> None:
+        if self._recorder is not None:
+            self._recorder(event)
+            return
+        self._early.append(event)
+        if self._must_record_now(event):
             from holdfast.observe.events.recorder import EventRecorder
 
             self._recorder = EventRecorder(self._open_events().record)
             for one in self._early:
                 self._recorder(one)
             self._early.clear()
-            return
-        self._recorder(moment)
 
-    def _is_time(self, moment: LifecycleEvent) -> bool:
-        """Whether what was kept must be recorded now."""
+    def _must_record_now(self, event: LifecycleEvent) -> bool:
         if self._is_for_failures_alone:
-            return isinstance(moment, RunEnded) and moment.state != "succeeded"
-        return isinstance(moment, (GenerationStarted, RunEnded))
+            return isinstance(event, RunEnded) and event.state != "succeeded"
+        return isinstance(event, (GenerationStarted, RunEnded))
 
     def end(self) -> None:
         """Close everything; before the log directory is removed."""
-        if self._outlets is not None:
-            self._outlets.finish()
+        if self._exporters is not None:
+            self._exporters.finish()
         if self._events is not None:
             self._events.close()
-        if self._rdzv is not None:
-            self._rdzv.end()
-        if self._outlets is not None:
-            self._outlets.close()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+        if self._exporters is not None:
+            self._exporters.close()
 
     def _open_events(self) -> JobEvents:
         from holdfast.observe.events.recorder import JobEvents

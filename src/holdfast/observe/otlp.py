@@ -1,11 +1,10 @@
-"""Sending by OTLP so that a collector that is away costs the person one line, and it is ours.
+"""Sending by OTLP, so that a collector that is away costs one warning, and it is ours.
 
-OpenTelemetry's exporters log each try that fails, which a program without logging of its own shows
-on its console, again and again. `OneLineExporter` keeps those lines to itself, takes the reason out
-of them, and says it once, with the address: until something was taken and fails again.
-
-The one thing to know: only what is logged by a thread that sends for us is kept. A program that
-uses OpenTelemetry itself hears of its own troubles as ever.
+OpenTelemetry's exporters log each attempt that fails, which a program without logging of its own
+shows on its console, again and again. `OneLineExporter` captures those lines, takes the reason out
+of them, and prints it once, with the address, until an attempt succeeds and fails again. Only what
+is logged by a thread that sends for us is captured: a program that uses OpenTelemetry itself sees
+its own troubles as ever.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from urllib.parse import urlsplit
 from holdfast import console
 
 EXPORT_S = 4.0
-"""How long one attempt to reach the collector may last, tries again included.
+"""How long one attempt to reach the collector may last, retries included.
 
-Less than the end of a job waits for it, so that the person is told what is wrong with it."""
+Less than the end of a job waits for it, so that there is time to report what is wrong."""
 CAPTURED_MAX = 4
-"""How many lines of the library's are kept for each attempt; the first says what is wrong."""
+"""How many of the library's lines are kept for each attempt; the first says what is wrong."""
 CAUSES_MAX = 10
-"""How far the way from an exception to its first cause is followed."""
+"""How far the chain from an exception to its first cause is followed."""
 
-# Who else has something to say while an exporter sends.
+# What else logs while an exporter sends.
 ALSO_CAPTURED = ("opentelemetry.exporter.otlp.proto.common._internal", "urllib3.connectionpool")
 
 SERVICE = "holdfast"
@@ -37,7 +36,7 @@ _sending = threading.local()
 
 
 class OneLineExporter:
-    """Sends with an exporter of OpenTelemetry's; `what` is what the person calls the things sent.
+    """Sends with an exporter of OpenTelemetry's; `what` is `events` or `metrics`.
 
     To a batch processor it is an exporter itself. It never raises.
     """
@@ -45,67 +44,67 @@ class OneLineExporter:
     def __init__(self, exporter: Any, what: str) -> None:
         self._exporter = exporter
         self._what = what
-        self._told = False
+        self._warned = False
         for name in (type(exporter).__module__, *ALSO_CAPTURED):
             logger = logging.getLogger(name)
             if not any(isinstance(one, _CaptureFilter) for one in logger.filters):
                 logger.addFilter(_CaptureFilter())
 
     def export(self, batch: Any, **options: Any) -> bool:
-        """Send; return whether it was taken, and tell the person if it was not."""
+        """Send; return whether the collector accepted it, and warn if it did not."""
         why = ""
-        with _CaptureLogs() as heard:
+        with _CaptureLogs() as captured:
             try:
                 taken = bool(self._exporter.export(batch, **options).name == "SUCCESS")
             except Exception as problem:  # noqa: BLE001 (whatever it is, the job goes on)
                 taken, why = False, console.describe(problem)
         if taken:
-            self._told = False
-        elif not self._told:
-            self._told = True
+            self._warned = False
+        elif not self._warned:
+            self._warned = True
             at = _address(self._exporter)
             where = f" at {at}" if at else ""
             console.warning(
-                f"{self._what}: the OpenTelemetry collector{where} takes none: "
-                f"{why or _reason(heard)}"
+                f"{self._what}: the OpenTelemetry collector{where} accepts none: "
+                f"{why or _reason(captured)}"
             )
         return taken
 
     def shutdown(self, **options: Any) -> None:
-        """End; a try that still goes on is broken off."""
+        """End; an attempt in progress is broken off."""
         with _CaptureLogs():
             self._exporter.shutdown(**options)
 
 
 class _CaptureLogs:
-    """A stretch of a thread's time in which the library's lines are for us."""
+    """While this lasts, what the library logs in this thread is captured."""
 
     def __enter__(self) -> list[logging.LogRecord]:
-        heard: list[logging.LogRecord] = []
-        _sending.heard = heard
-        return heard
+        captured: list[logging.LogRecord] = []
+        _sending.captured = captured
+        return captured
 
     def __exit__(self, *problem: object) -> None:
-        _sending.heard = None
+        _sending.captured = None
 
 
 class _CaptureFilter(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
-        heard = getattr(_sending, "heard", None)
-        if heard is None:
+        captured = getattr(_sending, "captured", None)
+        if captured is None:
             return True
-        if len(heard) < CAPTURED_MAX:
-            heard.append(record)
+        if len(captured) < CAPTURED_MAX:
+            captured.append(record)
         return False
 
 
-def _reason(heard: list[logging.LogRecord]) -> str:
-    """Return why nothing was taken: the first cause of an exception, or what was logged first."""
-    for record in heard:
+def _reason(captured: list[logging.LogRecord]) -> str:
+    """Return why it failed: the first cause of an exception, or what was logged first."""
+    for record in captured:
         for one in record.args if isinstance(record.args, tuple) else ():
             if isinstance(one, BaseException):
                 return console.describe(_first_cause(one))
-    return " ".join(heard[0].getMessage().split()) if heard else "it did not say why"
+    return " ".join(captured[0].getMessage().split()) if captured else "no reason given"
 
 
 def _first_cause(problem: BaseException) -> BaseException:
@@ -118,7 +117,7 @@ def _first_cause(problem: BaseException) -> BaseException:
 
 
 def _address(exporter: Any) -> str:
-    """Return where an exporter sends to, without the password that may be in it."""
+    """Return the address an exporter sends to, without a password in it."""
     address = str(getattr(exporter, "_endpoint", ""))
     try:
         secret, at, _ = urlsplit(address).netloc.rpartition("@")
@@ -128,7 +127,7 @@ def _address(exporter: Any) -> str:
 
 
 def resource() -> Any:
-    """Return who sends, as OpenTelemetry's variables say; or else by our name."""
+    """Return the resource: as OpenTelemetry's variables name it, or else by our name."""
     from opentelemetry.sdk.resources import Resource
 
     variables = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
@@ -137,7 +136,7 @@ def resource() -> Any:
 
 
 def sendable(value: object) -> str | int | float | bool:
-    """Return a value as it can be sent. One that cannot would take all that go with it along."""
+    """Return a value that can be sent; one that cannot would spoil its whole batch."""
     if isinstance(value, (bool, float)) or (isinstance(value, int) and abs(value) <= INT_MAX):
         return value
     text = str.__str__(value) if isinstance(value, str) else str(value)

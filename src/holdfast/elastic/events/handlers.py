@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from holdfast.observe.events.destinations import get_logging_handler
+from holdfast.elastic._impl.events import _log_handlers, get_logging_handler
 from holdfast.observe.events.handlers import EventHandler, NullEventHandler
-from holdfast.observe.events.logging_handlers import _log_handlers
 
 __all__ = ["EventHandler", "NullEventHandler", "_log_handlers", "get_logging_handler"]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from holdfast.elastic._impl.metrics import (
+    MetricsConfig,
+    get_elapsed_time_ms,
+    prof,
+    profile,
+    publish_metric,
+)
 from holdfast.observe.metrics.handlers import (
     ConsoleMetricHandler,
     MetricData,
     MetricHandler,
-    MetricsConfig,
     MetricStream,
     NullMetricHandler,
     configure,
     getStream,
-    publish_metric,
     put_metric,
 )
-from holdfast.observe.metrics.profiling import get_elapsed_time_ms, prof, profile
 
 __all__ = [
     "ConsoleMetricHandler",

@@ -13,65 +13,65 @@ Recording never raises on account of a handler; only an unknown destination is a
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from typing import Any
 
 from holdfast import console
 from holdfast.errors import UsageError
-from holdfast.observe.events.event import NodeState, RdzvEvent
 from holdfast.observe.events.handlers import EventHandler, NullEventHandler
 from holdfast.observe.safe_handler import SafeHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import logging
+    from collections.abc import Callable
     from typing import Any
 
-    from holdfast.observe.events.event import Event
-
+    from holdfast.observe.events.event import Event, RdzvEvent
 
 GROUP = "holdfast.event_handlers"
 
 
 def installed_plugins() -> dict[str, Any]:
-    """Return the entry points of all plug-ins by name; none of them is loaded."""
+    """Return the entry points of all plug-ins by name, without loading any."""
     from importlib.metadata import entry_points
 
     return {one.name: one for one in entry_points(group=GROUP)}
 
 
 def load_plugin(plugin: Any) -> Any:
-    """Return the handler that a plug-in makes; raise `UsageError` if it makes none."""
+    """Return the handler that a plug-in makes; raise `UsageError` if it cannot."""
     try:
         return plugin.load()()
-    except (Exception, SystemExit) as problem:  # A module that exits when it is imported included.
+    except (Exception, SystemExit) as problem:  # Its module may exit when it is imported.
         what = f"the event handler {plugin.name!r} ({plugin.value})"
-        raise UsageError(f"{what} cannot be made: {console.describe(problem)}") from problem
+        raise UsageError(f"cannot make {what}: {console.describe(problem)}") from problem
 
 
 DEFAULT = "null"
 NAMES = ("console", "dynamic_rendezvous", "jsonl", "logging", "null", "otel")
 FLUSH_S = 5.0
-"""How long the end of a job waits for handlers that are not ours."""
+"""How long the end of a job waits for handlers of others."""
 
 _configured: dict[str, SafeHandler] = {}
 _added: dict[str, tuple[logging.Handler, SafeHandler]] = {}
 _found: dict[str, SafeHandler] = {}
 
+find_added: Callable[[str], logging.Handler | None] | None = None
+"""Looks a destination up in TorchElastic's table of handlers; set by the module that has it."""
+
 
 def configure(handler: EventHandler | logging.Handler, destination: str = DEFAULT) -> None:
-    """Have a handler get the events of a destination from now on.
+    """Send the events of a destination to a handler from now on.
 
     It gets the events of every job of this process, in a thread of its own. The handler it
     replaces is closed, once it has what was recorded so far.
     """
     if not destination:
-        raise UsageError("the name of a destination of events is empty")
-    guarded = make_safe(handler, destination)
+        raise UsageError("events: the name of a destination is empty")
+    safe = make_safe(handler, destination)
     old = _configured.get(destination)
-    _configured[destination] = guarded
+    _configured[destination] = safe
     if old is not None:
         old.close(FLUSH_S)
 
@@ -90,29 +90,28 @@ def find(destination: str) -> SafeHandler:
     """Return what gets the events of a destination; raise `UsageError` if there is none."""
     if destination in _configured:
         return _configured[destination]
-    table = sys.modules.get("holdfast.observe.events.logging_handlers")
-    added = table.added(destination) if table is not None else None
+    added = find_added(destination) if find_added is not None else None
     if added is not None:
-        return _guard_added(added, destination)
+        return _make_added_safe(added, destination)
     if destination not in _found:
         _found[destination] = _make(destination)
     return _found[destination]
 
 
-def _guard_added(handler: logging.Handler, destination: str) -> SafeHandler:
-    """Return what guards a handler of TorchElastic's table, the same as long as it is there."""
+def _make_added_safe(handler: logging.Handler, destination: str) -> SafeHandler:
+    """Return the guard of a handler of TorchElastic's table, the same as long as it is there."""
     old = _added.get(destination)
     if old is not None and old[0] is handler:
         return old[1]
-    guarded = make_safe(handler, destination)
-    _added[destination] = (handler, guarded)
+    safe = make_safe(handler, destination)
+    _added[destination] = (handler, safe)
     if old is not None:
         old[1].close(FLUSH_S)
-    return guarded
+    return safe
 
 
 def make_safe(handler: Any, name: str) -> SafeHandler:
-    """Return a handler so that it cannot hurt; one that is not ours gets a thread."""
+    """Return a handler with a guard; one of others gets a thread of its own."""
     if type(handler) is NullEventHandler:
         return SafeHandler(handler, name)
     from holdfast.observe.background import BackgroundHandler
@@ -126,27 +125,17 @@ def make_safe(handler: Any, name: str) -> SafeHandler:
         handler = LogHandlerSink(handler, name)
     if isinstance(handler, type) or not callable(getattr(handler, "record", None)):
         raise UsageError(
-            f"{handler!r} is no event handler: it has no method record",
+            f"events: {handler!r} is not an event handler: it has no method record",
             hint="derive from holdfast.events.EventHandler",
         )
     return BackgroundHandler(handler, f"{name!r} ({type(handler).__name__})")
 
 
 def flush(limit_s: float = FLUSH_S) -> None:
-    """Wait until every handler has the events recorded so far, each for at most so long."""
-    added = [guarded for _, guarded in _added.values()]
-    for guarded in [*_configured.values(), *added, *_found.values()]:
-        guarded.flush(limit_s)
-
-
-def get_logging_handler(destination: str = DEFAULT) -> logging.Handler:
-    """Return a destination as a `logging.Handler`; raise `KeyError` if there is none."""
-    from holdfast.observe.events.logging_handlers import log_handler
-
-    try:
-        return log_handler(destination)
-    except UsageError:
-        raise KeyError(destination) from None
+    """Wait until every handler has the events recorded so far, each for at most `limit_s`."""
+    added = [safe for _, safe in _added.values()]
+    for safe in [*_configured.values(), *added, *_found.values()]:
+        safe.flush(limit_s)
 
 
 def _make(destination: str) -> SafeHandler:
@@ -167,8 +156,8 @@ def _make(destination: str) -> SafeHandler:
             return make_safe(OpenTelemetryEventHandler(), destination)
         case "jsonl":
             raise UsageError(
-                "events: 'jsonl' needs a folder, which only a job has",
-                hint="configure(JsonLinesEventHandler(folder), 'jsonl') names one",
+                "events: 'jsonl' needs a log directory, which only a job has",
+                hint="name one: configure(JsonLinesEventHandler(folder), 'jsonl')",
             )
 
     found = installed_plugins()
@@ -179,16 +168,16 @@ def _make(destination: str) -> SafeHandler:
 
 
 RENDEZVOUS = "dynamic_rendezvous"
-"""The destination of events of the rendezvous; it has no handler unless one is configured."""
+"""The destination of rendezvous events; it has no handler unless one is configured."""
 
 
 def record(event: Event, destination: str = DEFAULT) -> None:
-    """Record an event. Raises `UsageError` if there is no such destination, and nothing else."""
+    """Record an event. Raises `UsageError` for an unknown destination, and nothing else."""
     find(destination).record(stamped(event))
 
 
 def stamped(event: Any) -> Any:
-    """Return the event as it is now, with the time in it: it may wait, and the caller goes on."""
+    """Return a copy with the time in it: the event is queued, and the caller may change it."""
     other = object.__new__(type(event))
     other.__dict__.update(event.__dict__)
     if isinstance(event.metadata, dict):
@@ -200,45 +189,5 @@ def stamped(event: Any) -> Any:
 
 def record_rdzv_event(event: RdzvEvent) -> None:
     """Record an event of the rendezvous."""
-    known: Any = event  # A handler for this destination gets these, and no other events.
+    known: Any = event  # A handler of this destination gets these and no other events.
     find(RENDEZVOUS).record(known)
-
-
-def construct_and_record_rdzv_event(
-    run_id: str,
-    message: str,
-    node_state: NodeState,
-    name: str = "",
-    hostname: str = "",
-    pid: int | None = None,
-    master_endpoint: str = "",
-    local_id: int | None = None,
-    rank: int | None = None,
-) -> None:
-    """Make an event of the rendezvous and record it; do nothing if nobody gets such events.
-
-    Its name says who called: the file, and `name` or else the function. If the node failed, the
-    traceback of the exception that is being handled is in it.
-    """
-    if not is_recorded(RENDEZVOUS):
-        return
-    caller = sys._getframe(1).f_code
-    trace = ""
-    if node_state == NodeState.FAILED:
-        import traceback
-
-        trace = traceback.format_exc()
-    record_rdzv_event(
-        RdzvEvent(
-            name=f"{os.path.basename(caller.co_filename)}:{name or caller.co_name}",
-            run_id=run_id,
-            message=message,
-            hostname=hostname or os.uname().nodename,
-            pid=pid or os.getpid(),
-            node_state=node_state,
-            master_endpoint=master_endpoint,
-            rank=rank,
-            local_id=local_id,
-            error_trace=trace,
-        )
-    )

@@ -26,7 +26,7 @@ _NAMES = {float("inf"): "Infinity", float("-inf"): "-Infinity"}
 
 
 DEPTH_MAX = 50
-"""How deep values may lie within each other; one that is in itself has no end."""
+"""How deep values may be nested; one that contains itself has no end."""
 
 
 def json_text(value: Any, depth: int = 0) -> str:
@@ -100,8 +100,8 @@ class EventSource(str, Enum):  # noqa: UP042 (a StrEnum would be shown as anothe
 class Event:
     """Something that happened in a job.
 
-    `timestamp` is the time of day in milliseconds since the epoch; 0 means that nobody said when,
-    and becomes the time at which the event is recorded.
+    `timestamp` is the time of day in milliseconds since the epoch; 0 becomes the time at which the
+    event is recorded.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Event:
 
     @staticmethod
     def deserialize(data: str | Event) -> Event:
-        """Return the event that `serialize` made this text of; an event is returned as it is."""
+        """Return the event of a text that `serialize` made; an event is returned as it is."""
         if isinstance(data, Event):
             return data
         fields = _fields_in(data)
@@ -127,7 +127,7 @@ class Event:
 
 
 class NodeState(str, Enum):  # noqa: UP042 (a StrEnum would be shown as another text)
-    """How a node is in a rendezvous."""
+    """The state of a node in a rendezvous."""
 
     INIT = "INIT"
     RUNNING = "RUNNING"
@@ -137,7 +137,7 @@ class NodeState(str, Enum):  # noqa: UP042 (a StrEnum would be shown as another 
 
 @lazy_dataclass
 class RdzvEvent:
-    """One step of a node's rendezvous; what is not known of it is "" or None."""
+    """One step of a node's rendezvous; what is not known is "" or None."""
 
     name: str
     run_id: str
@@ -155,7 +155,7 @@ class RdzvEvent:
 
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """Return the event that `serialize` made this text of; an event is returned as it is."""
+        """Return the event of a text that `serialize` made; an event is returned as it is."""
         if isinstance(data, RdzvEvent):
             return data
         fields = _fields_in(data)

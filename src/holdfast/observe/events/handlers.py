@@ -1,7 +1,7 @@
 """`EventHandler`, and the handlers that need nothing else: null, console and JSON lines.
 
 The caller's obligations: `record` is called for one event at a time, in order; `flush` at the end
-of each job, and `close` once, after the last event. A handler that is not ours is called in a
+of each job, and `close` once, after the last event. A handler of others is called in a
 thread of its own, so it may take its time; `holdfast.observe.background` has the limits.
 """
 
@@ -20,42 +20,51 @@ if TYPE_CHECKING:
 
 
 class EventHandler(ABC):
-    """Gets events, one by one. Derive from it, say what `record` does, and `configure` it."""
+    """Receives events, one by one. Derive from it and `configure` it."""
 
     @abstractmethod
     def record(self, event: Event) -> None:
-        """Do with an event what this handler is for; one for rendezvous gets `RdzvEvent`s."""
+        """Handle an event; a handler of rendezvous events gets `RdzvEvent`s."""
 
     def flush(self) -> None:  # noqa: B027 (most hold nothing back)
-        """Send whatever is still on its way; called at the end of a job."""
+        """Send what is held back; called at the end of a job."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to close)
-        """End: no event comes after this. Whatever is still on its way should be sent now."""
+        """Send what is held back, and end: no event comes after this."""
 
 
 class NullEventHandler(EventHandler):
     """Does nothing with events."""
 
     def record(self, event: Event) -> None:
-        """Ignore the event."""
+        pass
 
 
 class ConsoleEventHandler(EventHandler):
     """Writes each event as a line to standard error, whatever `LOGLEVEL` says."""
 
     def record(self, event: Event) -> None:
-        """Write the event. Raises `OSError` if the console is closed or stuck."""
+        """Raise `OSError` if the console is closed or stuck."""
         write_line(event.serialize())
 
 
 FILE_BYTES_MAX = 64 * 1024 * 1024
-"""A file is put aside before it grows beyond this; so a node needs twice as much at most."""
+"""A file is rotated before it grows beyond this, so a node needs twice as much at most."""
 BUFFERED_MAX = 1000
-"""How many events are kept while there is no folder yet; the oldest go first."""
+"""How many events are buffered while there is no folder yet; the oldest are dropped first."""
 
 
 class JsonLinesEventHandler(EventHandler):
-    """Appends events to `events-<host>-<pid>.jsonl` in a folder, or in whichever it is told of."""
+    """Appends events as JSON lines to `events-<host>-<pid>.jsonl` in a folder.
+
+    Each event is one line, written by one call to a file that is only appended to, so that a reader
+    never sees half of one and two writers never mix theirs. Each node has a file of its own, since
+    several may share a folder. At `FILE_BYTES_MAX` it is renamed to `<name>.1`, replacing the one
+    before.
+
+    The folder of a run is made when the first workers start, and events come before that. So
+    `folder` may be a function that returns None until the folder exists; events are buffered.
+    """
 
     def __init__(
         self, folder: str | Callable[[], str | None], *, file_bytes_max: int = FILE_BYTES_MAX
@@ -65,36 +74,36 @@ class JsonLinesEventHandler(EventHandler):
         self._owner = os.getpid()
         self._descriptor: int | None = None
         self._size = 0
-        self._kept: list[str] = []
+        self._buffer: list[str] = []
         self._lost = 0
         self._is_line_begun = False
         self.path = ""
         """The file, once there is one."""
 
     def record(self, event: Event) -> None:
-        """Append a line. Raises `OSError` where the file cannot be written."""
-        self._kept.append(event.serialize())
-        if len(self._kept) > BUFFERED_MAX:
-            del self._kept[0]
+        """Append a line; raise `OSError` if the file cannot be written."""
+        self._buffer.append(event.serialize())
+        if len(self._buffer) > BUFFERED_MAX:
+            del self._buffer[0]
             self._lost += 1
         self.flush()
 
     def flush(self) -> None:
-        """Write what was kept, if there is a folder by now."""
-        while self._kept and self._is_open():
-            # What cannot be written is not tried again: the next line may be another file's.
-            self._append(self._kept.pop(0))
+        """Write what is buffered, if there is a folder by now."""
+        while self._buffer and self._is_open():
+            # What cannot be written is not retried: the next line may be another file's.
+            self._append(self._buffer.pop(0))
 
     def close(self) -> None:
-        """Write what was kept, and close the file."""
+        """Write what is buffered, and close the file."""
         self.flush()
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-        self._lost += len(self._kept)
-        self._kept.clear()
+        self._lost += len(self._buffer)
+        self._buffer.clear()
         if self._lost and self.path:
-            raise OSError(f"{self._lost} events came before there was a folder")
+            raise OSError(f"{self._lost} events were dropped before there was a folder")
 
     def _is_open(self) -> bool:
         if self._descriptor is None:
@@ -111,20 +120,20 @@ class JsonLinesEventHandler(EventHandler):
         begin = "\n" if self._is_line_begun else ""
         data = f"{begin}{line}\n".encode()
         if self._size and self._size + len(data) > self._file_bytes_max:
-            self._put_aside()
+            self._rotate()
         assert self._descriptor is not None
         try:
             written = os.write(self._descriptor, data)
         except OSError as problem:
-            problem.filename = self.path  # So that the person is told which disk is full.
+            problem.filename = self.path  # So that the message says which disk is full.
             raise
         self._size += written
         self._is_line_begun = written < len(data) and (written > 0 or self._is_line_begun)
         if written < len(data):
             raise OSError(f"{self.path}: only {written} of {len(data)} bytes could be written")
 
-    def _put_aside(self) -> None:
-        """Begin a new file. Not in a fork: its parent goes on writing to the old one."""
+    def _rotate(self) -> None:
+        """Begin a new file; not in a fork, whose parent goes on writing to the old one."""
         if os.getpid() != self._owner or self._descriptor is None:
             return
         os.rename(self.path, f"{self.path}.1")
@@ -135,6 +144,6 @@ class JsonLinesEventHandler(EventHandler):
 
 
 def file_name() -> str:
-    """Return the name of this node's file; another agent of this host has another."""
+    """Return the name of this node's file; another agent on this host has another."""
     host = os.uname().nodename.replace("/", "_") or "node"
     return f"events-{host}-{os.getpid()}.jsonl"

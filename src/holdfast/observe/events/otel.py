@@ -36,22 +36,21 @@ class OpenTelemetryEventHandler(EventHandler):
         except ImportError as problem:
             raise _missing(problem) from problem
         self._logs: Any = _logs
-        there = provider or _logs.get_logger_provider()
-        self._is_own = not isinstance(there, LoggerProvider)
-        self._provider: Any = _provider_of_our_own() if self._is_own else there
+        given = provider or _logs.get_logger_provider()
+        self._is_own = not isinstance(given, LoggerProvider)
+        self._provider: Any = _own_provider() if self._is_own else given
         self._logger = self._provider.get_logger(f"{SERVICE}.events")
 
     def record(self, event: Event) -> None:
-        """Hand the event over; it is sent with others, soon."""
         self._logger.emit(self._as_log_record(event))
 
     def flush(self) -> None:
-        """Send what waits. Raises `TimeoutError` if the collector does not take it in time."""
+        """Send what is queued; raise `TimeoutError` if the collector does not accept it in time."""
         if not self._provider.force_flush(FLUSH_MS):
-            raise TimeoutError(f"the collector has not taken all events after {FLUSH_MS} ms")
+            raise TimeoutError(f"the collector has not accepted all events after {FLUSH_MS} ms")
 
     def close(self) -> None:
-        """Send what waits, and end the provider if it is ours."""
+        """Send what is queued, and end the provider if it is ours."""
         self.flush()
         if self._is_own:
             self._provider.shutdown()
@@ -75,7 +74,7 @@ class OpenTelemetryEventHandler(EventHandler):
         )
 
 
-def _provider_of_our_own() -> Any:
+def _own_provider() -> Any:
     from opentelemetry.sdk._logs import LoggerProvider
     from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 
@@ -85,13 +84,13 @@ def _provider_of_our_own() -> Any:
         raise _missing(problem) from problem
     try:
         exporter: Any = OneLineExporter(OTLPLogExporter(timeout=EXPORT_S), "events")
-        # Its own hook for the end of the process could wait for long; ours has a limit.
+        # Its own exit hook could wait for long; ours has a limit.
         provider = LoggerProvider(resource=resource(), shutdown_on_exit=False)
         provider.add_log_record_processor(BatchLogRecordProcessor(exporter))
     except Exception as problem:
         raise EnvironmentProblem(
-            f"events: OpenTelemetry cannot be set up: {console.describe(problem)}",
-            hint="mend what its variables say (OTEL_...)",
+            f"events: cannot set up OpenTelemetry: {console.describe(problem)}",
+            hint="check its variables (OTEL_...)",
         ) from problem
     return provider
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 
-from holdfast.observe import lifecycle
+from holdfast.observe import events_wanted, lifecycle
 from holdfast.observe.events.event import Event, EventSource, json_text
 from holdfast.observe.events.handlers import JsonLinesEventHandler
 from holdfast.observe.safe_handler import SafeHandler
@@ -32,9 +32,9 @@ PREFIX = "torchelastic.worker.status."
 
 
 class EventRecorder:
-    """An observer that records what it is told; `record` gets each event.
+    """An observer that turns lifecycle events into events; `record` gets each.
 
-    It must be told of the beginning of a run first, and may look on at several, one by one.
+    A run begins with `RunStarted`; one recorder serves several runs, one after the other.
     """
 
     name = "the recorder of events"
@@ -48,67 +48,66 @@ class EventRecorder:
         self._restarts = 0
         self._total_run_time = 0
 
-    def __call__(self, moment: lifecycle.LifecycleEvent) -> None:
-        """Record what a moment means, if it means anything."""
-        match moment:
+    def __call__(self, event: lifecycle.LifecycleEvent) -> None:
+        match event:
             case lifecycle.RunStarted():
-                self._run = moment
+                self._run = event
                 self._group_rank = self._group_world_size = None
                 self._restarts = self._total_run_time = 0
             case lifecycle.RendezvousEnded():
-                self._timed("RENDEZVOUS", moment)
+                self._timed("RENDEZVOUS", event)
             case lifecycle.RanksAssigned():
-                self._timed("ASSIGN_WORKER_RANKS", moment)
+                self._timed("ASSIGN_WORKER_RANKS", event)
             case lifecycle.GenerationStarted():
-                self._restarts = moment.restart_count
-                self._place(moment)
-                for worker in moment.workers:
-                    self._record(self.worker_event("START", moment.wall, worker))
+                self._restarts = event.restart_count
+                self._place(event)
+                for worker in event.workers:
+                    self._record(self.worker_event("START", event.wall, worker))
             case lifecycle.RunEnded():
-                self._ended(moment)
+                self._ended(event)
             case lifecycle.WatchdogEvent():
-                self._watchdog(moment)
-            case lifecycle.CustomEvent(event=Event() as event):
-                self._record(event)
+                self._watchdog(event)
+            case lifecycle.CustomEvent(event=Event() as custom):
+                self._record(custom)
 
     def _place(
         self,
-        moment: lifecycle.RendezvousEnded | lifecycle.RanksAssigned | lifecycle.GenerationStarted,
+        event: lifecycle.RendezvousEnded | lifecycle.RanksAssigned | lifecycle.GenerationStarted,
     ) -> None:
-        self._group_rank = moment.group_rank
-        self._group_world_size = moment.group_world_size
+        self._group_rank = event.group_rank
+        self._group_world_size = event.group_world_size
 
     def _timed(
-        self, state: str, moment: lifecycle.RendezvousEnded | lifecycle.RanksAssigned
+        self, state: str, event: lifecycle.RendezvousEnded | lifecycle.RanksAssigned
     ) -> None:
         """Record how long a step took that a node takes together with the others."""
-        self._restarts = max(self._restarts, moment.restart_count)
-        self._place(moment)
-        error = moment.error if isinstance(moment, lifecycle.RendezvousEnded) else ""
-        self._record(self.agent_event(state, moment.wall, error, moment.took_s * 1000.0))
+        self._restarts = max(self._restarts, event.restart_count)
+        self._place(event)
+        error = event.error if isinstance(event, lifecycle.RendezvousEnded) else ""
+        self._record(self.agent_event(state, event.wall, error, event.took_s * 1000.0))
 
-    def _ended(self, moment: lifecycle.RunEnded) -> None:
-        self._restarts = moment.restart_count
-        self._total_run_time = int(moment.took_s)
-        if moment.group_rank is not None:
-            self._group_rank = moment.group_rank
-            self._group_world_size = moment.group_world_size
-        for end in moment.outcomes:
+    def _ended(self, event: lifecycle.RunEnded) -> None:
+        self._restarts = event.restart_count
+        self._total_run_time = int(event.took_s)
+        if event.group_rank is not None:
+            self._group_rank = event.group_rank
+            self._group_world_size = event.group_world_size
+        for end in event.outcomes:
             state, worker = end.state.upper(), end.worker
-            self._record(self.worker_event(state, moment.wall, worker, end.error, end.exit_code))
-        raised = bool(moment.error) or not moment.state
+            self._record(self.worker_event(state, event.wall, worker, end.error, end.exit_code))
+        raised = bool(event.error) or not event.state
         state = "FAILED" if raised else "SUCCEEDED"
-        self._record(self.agent_event(state, moment.wall, moment.error))
+        self._record(self.agent_event(state, event.wall, event.error))
 
-    def _watchdog(self, moment: lifecycle.WatchdogEvent) -> None:
-        inner: dict[str, Any] = {"watchdog_event": moment.what}
-        if moment.pid:
-            inner["worker_pid"] = moment.pid
-            inner["scope_id"] = moment.scope
-            inner["expiration_time"] = moment.expires
-            inner["signal"] = moment.signum
+    def _watchdog(self, event: lifecycle.WatchdogEvent) -> None:
+        inner: dict[str, Any] = {"watchdog_event": event.what}
+        if event.pid:
+            inner["worker_pid"] = event.pid
+            inner["scope_id"] = event.scope
+            inner["expiration_time"] = event.expires
+            inner["signal"] = event.signum
         metadata = self._metadata("RUNNING", inner)
-        self._record(_event(moment.what, EventSource.AGENT, moment.wall, metadata))
+        self._record(_event(event.what, EventSource.AGENT, event.wall, metadata))
 
     def agent_event(
         self, state: str, wall: float, error: str = "", duration_ms: float | None = None
@@ -176,42 +175,35 @@ def _event(
 DESTINATION = "dynamic_rendezvous"
 
 
-def rendezvous_events_wanted() -> bool:
-    """Whether anybody gets such events; whoever does has imported the module that took it."""
-    destinations = sys.modules.get("holdfast.observe.events.destinations")
-    return destinations is not None and destinations.is_recorded(DESTINATION)
-
-
 class RendezvousRecorder:
-    """An observer that records how this node fares among the others."""
+    """An observer that records the steps of this node's rendezvous as `RdzvEvent`s."""
 
     name = "the recorder of the rendezvous"
 
     def __init__(self) -> None:
         self._run_id = ""
 
-    def __call__(self, moment: lifecycle.LifecycleEvent) -> None:
-        """Record what a moment says of the rendezvous, if anything."""
+    def __call__(self, event: lifecycle.LifecycleEvent) -> None:
         from holdfast.observe.events.event import NodeState
 
-        match moment:
+        match event:
             case lifecycle.RunStarted():
-                self._run_id = moment.run_id
+                self._run_id = event.run_id
                 self._record("the node joins the job", NodeState.INIT)
             case lifecycle.RendezvousEnded(error=""):
-                where = f"rank {moment.group_rank} of {moment.group_world_size}"
-                self._record(f"the node has {where}", NodeState.RUNNING, moment.group_rank)
+                where = f"rank {event.group_rank} of {event.group_world_size}"
+                self._record(f"the node has {where}", NodeState.RUNNING, event.group_rank)
             case lifecycle.RendezvousEnded():
-                self._record("the rendezvous failed", NodeState.FAILED, error=moment.error)
-            case lifecycle.RunEnded() if moment.error:
-                self._record("the node's part ended", NodeState.FAILED, error=moment.error)
+                self._record("the rendezvous failed", NodeState.FAILED, error=event.error)
+            case lifecycle.RunEnded() if event.error:
+                self._record("the node's part ended", NodeState.FAILED, error=event.error)
             case lifecycle.RunEnded():
-                failed = moment.state != "succeeded"
+                failed = event.state != "succeeded"
                 state = NodeState.FAILED if failed else NodeState.SUCCEEDED
-                self._record("the node's part ended", state, moment.group_rank)
+                self._record("the node's part ended", state, event.group_rank)
 
-    def end(self) -> None:
-        """Wait, for a limited time, until whoever gets these events has them."""
+    def close(self) -> None:
+        """Wait, for a limited time, until the handler has them."""
         from holdfast.observe.events import destinations
 
         destinations.find(DESTINATION).flush(destinations.FLUSH_S)
@@ -238,17 +230,22 @@ class RendezvousRecorder:
 
 JSON_LINES = "jsonl"
 FLUSH_S = 5.0
-"""How long the end of a job waits for handlers that are not ours."""
+"""How long the end of a job waits for handlers of others."""
 
 
 class JobEvents:
-    """Gets the events of a job, and passes them on to the handlers that are chosen."""
+    """Passes the events of one job on to its handlers: the log directory's and the chosen one.
+
+    The log directory has all events as JSON lines, whatever else is chosen. A handler that a
+    program configured for the default destination gets them besides. `close` it before the log
+    directory is removed, and before `os._exit`.
+    """
 
     def __init__(self, name: str, folder: str | Callable[[], str | None] | None) -> None:
-        """Choose by the name of a destination; raises `UsageError` if there is none.
+        """Raise `UsageError` if there is no destination `name`.
 
-        `folder` is the job's log directory, or a function that returns it as soon as it is there;
-        None if the job has none, in which case no lines are written.
+        `folder` is the job's log directory, or a function that returns it once it exists; None if
+        the job has none, in which case no lines are written.
         """
         self._own: list[SafeHandler] = []
         self._shared: list[SafeHandler] = []
@@ -257,7 +254,7 @@ class JobEvents:
             self._own.append(SafeHandler(JsonLinesEventHandler(folder), JSON_LINES))
         if name not in ("null", JSON_LINES) or (name == JSON_LINES and is_configured):
             self._share(name)
-        if _is_recorded("null"):
+        if events_wanted("null"):
             self._share("null")
 
     def _share(self, name: str) -> None:
@@ -266,26 +263,19 @@ class JobEvents:
         self._shared.append(destinations.find(name))
 
     def record(self, event: Event) -> None:
-        """Record an event with everyone who is chosen."""
-        for guarded in self._own:
-            guarded.record(event)
-        for guarded in self._shared:
-            guarded.record(event)
+        """Give an event to every handler."""
+        for handler in (*self._own, *self._shared):
+            handler.record(event)
 
     def close(self, limit_s: float = FLUSH_S) -> None:
-        """End the job's own handlers; wait for the others, which may serve the next job too."""
-        for guarded in self._own:
-            guarded.close(limit_s)
-        for guarded in self._shared:
-            guarded.flush(limit_s)
+        """Close the job's own handlers; flush the others, which may serve the next job too."""
+        for handler in self._own:
+            handler.close(limit_s)
+        for handler in self._shared:
+            handler.flush(limit_s)
 
 
 def _is_configured(destination: str) -> bool:
-    """Whether a program configured a destination; one that never imported that module did not."""
+    """Whether a program configured a destination; one that did has imported that module."""
     destinations = sys.modules.get("holdfast.observe.events.destinations")
     return destinations is not None and destinations.is_configured(destination)
-
-
-def _is_recorded(destination: str) -> bool:
-    destinations = sys.modules.get("holdfast.observe.events.destinations")
-    return destinations is not None and destinations.is_recorded(destination)

@@ -1,13 +1,14 @@
-"""All that metrics of a run go to, opened together and closed together.
+"""All that the metrics of a run go to, opened together and closed together.
 
-A launcher calls `open_exporters` for each agent before it runs, and `close` on what comes back after
-it, whatever happened. What nobody asked for is not even imported.
+A launcher calls `open_exporters` for each agent before it runs, and `close` on the result after it,
+whatever happened. What nobody asked for is not even imported.
 """
 
 from __future__ import annotations
 
 import os
-import sys
+
+from holdfast.observe import metrics_wanted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,24 +27,24 @@ class MetricExporters:
     """What was opened; each is None where it was not asked for."""
 
     def __init__(self) -> None:
-        self.to_handlers: MetricQueues | None = None
-        self.figures: JobMetrics | None = None
+        self.queues: MetricQueues | None = None
+        self.metrics: JobMetrics | None = None
         self.endpoint: MetricsEndpoint | None = None
-        self.export: OtelMetricExporter | None = None
+        self.otel: OtelMetricExporter | None = None
 
     def finish(self) -> None:
-        """Begin to send the last figures, while others are waited for."""
-        if self.export is not None:
-            self.export.finish()
+        """Begin to send the last metrics, while others are waited for."""
+        if self.otel is not None:
+            self.otel.finish()
 
     def close(self) -> None:
-        """Hand over and send what is left, and free the port. May be called twice."""
-        if self.to_handlers is not None:
-            self.to_handlers.close()
+        """Send what is left, and free the port. May be called twice."""
+        if self.queues is not None:
+            self.queues.close()
         endpoint, self.endpoint = self.endpoint, None
-        export, self.export = self.export, None
-        if export is not None:
-            export.close()
+        otel, self.otel = self.otel, None
+        if otel is not None:
+            otel.close()
         if endpoint is not None:
             endpoint.close()
 
@@ -55,38 +56,37 @@ def open_exporters(
     host: str = "",
     progress: Callable[[], Iterable[Progress]] | None = None,
 ) -> MetricExporters:
-    """Let metrics go where they are wanted: to handlers, to an endpoint, to a collector.
+    """Export metrics to the configured handlers, to an HTTP endpoint, and to a collector.
 
     `port` and `host` are `--metrics-port` and `--metrics-addr`; without a port there is no
-    endpoint, and without a host it is on loopback. `progress` tells how the workers get on, see
-    `JobMetrics`. Raises `EnvironmentProblem` if the port cannot be had.
+    endpoint, and without a host it is on loopback. `progress` is that of `JobMetrics`. Raises
+    `EnvironmentProblem` if the port cannot be bound.
     """
-    outlets = MetricExporters()
-    handlers = sys.modules.get("holdfast.observe.metrics.handlers")
-    if handlers is not None and handlers.has_handler():
+    exporters = MetricExporters()
+    if metrics_wanted():
         from holdfast.observe.metrics.recorder import MetricQueues, MetricRecorder
 
-        outlets.to_handlers = MetricQueues()
-        observers.add(MetricRecorder(outlets.to_handlers.put))
-    if port is None and not wants_otel():
-        return outlets
+        exporters.queues = MetricQueues()
+        observers.add(MetricRecorder(exporters.queues.put))
+    if port is None and not otel_wanted():
+        return exporters
     from holdfast.observe.metrics.job_metrics import JobMetrics
 
-    figures = outlets.figures = JobMetrics(progress)
+    metrics = exporters.metrics = JobMetrics(progress)
     if port is not None:
         from holdfast.observe.metrics.prometheus import MetricsEndpoint
 
-        endpoint = MetricsEndpoint(figures.collect, host=host, port=port)
+        endpoint = MetricsEndpoint(metrics.collect, host=host, port=port)
         endpoint.start()
-        outlets.endpoint = endpoint
-    if wants_otel():
+        exporters.endpoint = endpoint
+    if otel_wanted():
         from holdfast.observe.metrics.otel import start_export
 
-        outlets.export = start_export(figures.collect)
-    observers.add(figures)
-    return outlets
+        exporters.otel = start_export(metrics.collect)
+    observers.add(metrics)
+    return exporters
 
 
-def wants_otel() -> bool:
-    """Whether figures are to be sent by OTLP, as OpenTelemetry's own variable says it."""
+def otel_wanted() -> bool:
+    """Whether OpenTelemetry's own variable asks for metrics over OTLP."""
     return "otlp" in os.environ.get(OTEL_ENV, "").replace(" ", "").split(",")

@@ -61,15 +61,6 @@ class NullMetricHandler(MetricHandler):
         pass
 
 
-class MetricsConfig:
-    """TorchElastic's settings of metrics; nothing reads them."""
-
-    __slots__ = ("params",)
-
-    def __init__(self, params: dict[str, str] | None = None) -> None:
-        self.params = {} if params is None else params
-
-
 class MetricStream:
     """A group of metrics and its handler."""
 
@@ -147,15 +138,3 @@ def has_handler() -> bool:
 def put_metric(metric_name: str, metric_value: int, metric_group: str = DEFAULT_GROUP) -> None:
     """Give a metric to the handler of its group."""
     getStream(metric_group).add_value(metric_name, metric_value)
-
-
-def publish_metric(metric_group: str, metric_name: str, metric_value: int) -> None:
-    """Do as `put_metric`, which replaces it."""
-    from warnings import warn
-
-    warn("publish_metric is now called put_metric", FutureWarning, stacklevel=2)
-    put_metric(metric_name, metric_value, metric_group)
-
-
-def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
-    """Do nothing, as in TorchElastic."""

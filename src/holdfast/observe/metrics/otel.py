@@ -1,12 +1,12 @@
-"""The figures sent to an OpenTelemetry collector, by OTLP over HTTP. Needs the extra `otel`.
+"""Metrics sent to an OpenTelemetry collector, by OTLP over HTTP. Needs the extra `otel`.
 
 The same families as for Prometheus, turned into OpenTelemetry's values as they are: our histograms
 have their counts already, so nothing is counted twice and no meter is set up in the program.
 OpenTelemetry's own variables say where to send: `OTEL_EXPORTER_OTLP_ENDPOINT`,
 `OTEL_EXPORTER_OTLP_HEADERS`, `OTEL_METRIC_EXPORT_INTERVAL` (in ms), `OTEL_SERVICE_NAME`, ...
 
-The one thing to know: a collector that is away is told of once, and nobody waits for it but the
-thread that sends, and `close` for `CLOSE_S`.
+A collector that is away is reported once, and nothing waits for it but the thread that sends, and
+`close` for `CLOSE_S`.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 INTERVAL_S = 15.0
 INTERVAL_ENV = "OTEL_METRIC_EXPORT_INTERVAL"
 INTERVAL_S_MIN = 0.1
-"""What `OTEL_METRIC_EXPORT_INTERVAL` may be at least; the agent has better things to do."""
+"""The least that `OTEL_METRIC_EXPORT_INTERVAL` may be."""
 CLOSE_S = 5.0
-"""How long the end of a job waits for the last figures to be sent."""
+"""How long the end of a job waits for the last metrics to be sent."""
 SERVICE = "holdfast"
 
 
@@ -51,23 +51,23 @@ class OtelMetricExporter:
         self._resource = resource()
         self._began_ns = time.time_ns()
         self._over = threading.Event()
-        self._told = False  # That there are no figures to send.
+        self._warned = False
         self._thread = threading.Thread(target=self._run, name="holdfast-otel", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._thread.start()
 
     def finish(self) -> None:
-        """Send the last figures; nobody waits for that yet."""
+        """Begin to send the last metrics, without waiting for it."""
         self._over.set()
 
     def close(self) -> None:
-        """Send the last figures and end; a collector that is away costs no more than `CLOSE_S`."""
+        """Send the last metrics and end; a collector that is away costs at most `CLOSE_S`."""
         self.finish()
         if self._thread.ident is not None:
             self._thread.join(CLOSE_S)
-        # This also ends a try that still goes on. The limit is only for what it has to flush.
+        # This also ends an attempt in progress. The limit is only for what it has to flush.
         self._exporter.shutdown(timeout_millis=0)
 
     def _run(self) -> None:
@@ -79,11 +79,9 @@ class OtelMetricExporter:
         try:
             data = self._as_data(time.time_ns())
         except Exception as problem:  # noqa: BLE001 (whatever it is, the job goes on)
-            if not self._told:
-                self._told = True
-                console.warning(
-                    f"metrics: there are no figures to send: {console.describe(problem)}"
-                )
+            if not self._warned:
+                self._warned = True
+                console.warning(f"metrics: cannot collect any to send: {console.describe(problem)}")
             return
         if data is not None:
             self._exporter.export(data, timeout_millis=EXPORT_S * 1000)
@@ -104,14 +102,14 @@ class OtelMetricExporter:
 
 
 def start_export(collect: Callable[[], Iterable[Family]]) -> OtelMetricExporter | None:
-    """Begin to send; without OpenTelemetry say what is missing, and let the job go on."""
+    """Start sending; without OpenTelemetry warn what is missing, and let the job go on."""
     try:
         export = OtelMetricExporter(collect)
     except EnvironmentProblem as problem:
         console.warning(str(problem))
         return None
     except Exception as problem:  # noqa: BLE001 (what the variables say may be anything)
-        console.warning(f"metrics: OpenTelemetry cannot be set up: {console.describe(problem)}")
+        console.warning(f"metrics: cannot set up OpenTelemetry: {console.describe(problem)}")
         return None
     export.start()
     return export
@@ -130,7 +128,7 @@ def _as_metric(family: Family, began_ns: int, now_ns: int) -> Any:
     else:
         data = export.Gauge(points)
     unit = "s" if "_seconds" in family.name else "1"
-    return export.Metric(family.name, family.meaning, unit, data)
+    return export.Metric(family.name, family.help_text, unit, data)
 
 
 def _as_point(sample: Sample, began_ns: int, now_ns: int) -> Any:
@@ -140,7 +138,7 @@ def _as_point(sample: Sample, began_ns: int, now_ns: int) -> Any:
     value = sample.value
     if not isinstance(value, Histogram):
         return NumberDataPoint(labels, began_ns, now_ns, value)
-    unknown: Any = None  # The least and the most are not kept, and need not be sent.
+    unknown: Any = None  # Minimum and maximum are not kept, and need not be sent.
     return HistogramDataPoint(
         labels,
         began_ns,
@@ -155,11 +153,13 @@ def _as_point(sample: Sample, began_ns: int, now_ns: int) -> Any:
 
 
 def _interval() -> float:
-    told = os.environ.get(INTERVAL_ENV, "")
+    given = os.environ.get(INTERVAL_ENV, "")
     try:
-        return max(INTERVAL_S_MIN, float(told) / 1000) if told else INTERVAL_S
+        return max(INTERVAL_S_MIN, float(given) / 1000) if given else INTERVAL_S
     except ValueError:
-        console.warning(f"{INTERVAL_ENV}={told!r} is no number of milliseconds: using 15 s")
+        console.warning(
+            f"{INTERVAL_ENV}={given!r} is not a number of milliseconds; using {INTERVAL_S * 1000:.0f}"
+        )
         return INTERVAL_S
 
 

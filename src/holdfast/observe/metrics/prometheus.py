@@ -1,32 +1,36 @@
-"""Where Prometheus fetches the figures: `GET /metrics`, on this host alone unless told otherwise.
+"""Metrics for Prometheus: the text format 0.0.4, and the endpoint `GET /metrics` that serves it.
 
-Who may connect may read: there is neither a password nor encryption. That is why another address
-than loopback must be asked for, with `--metrics-addr`.
+Whoever can connect can read: there is neither a password nor encryption. So the endpoint is on
+loopback unless `--metrics-addr` names another address. A label's value may be anything a user
+chose, so it is escaped here and nowhere else.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.http_server import PLAIN, HttpRequest, HttpResponse, HttpServer, listen_tcp
-from holdfast.observe.metrics.families import CONTENT_TYPE, render
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from holdfast.observe.metrics.families import Family
 
 LOOPBACK = "127.0.0.1"
 PATH = "/metrics"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LABEL_CHARS_MAX = 200
+"""A longer value is cut: Prometheus keeps each for as long as its data."""
 
 
 class MetricsEndpoint:
     """Serves what `collect` returns from `start` until `close`.
 
-    `collect` is called in another thread for each request. Port 0 is any that is free; `url` tells
-    which, and so does a line to the person.
+    `collect` is called in another thread for each request. Port 0 is any free one; `url` tells
+    which, and so does a line on the console.
     """
 
     def __init__(
@@ -39,16 +43,16 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int:
-        """Where it listens, once started."""
+        """The port it listens at, once started."""
         return self._server.port if self._server is not None else self._port
 
     @property
     def url(self) -> str:
-        """What to fetch."""
+        """The address to scrape."""
         return f"http://{format_endpoint(self._host, self.port)}{PATH}"
 
     def start(self) -> None:
-        """Serve from now on; raise `EnvironmentProblem` if the port cannot be had."""
+        """Serve from now on; raise `EnvironmentProblem` if the port cannot be bound."""
         name = "--metrics-port"
         listener = listen_tcp(self._host, self._port, name=name, host_name="--metrics-addr")
         self._server = HttpServer(listener, self._respond, name=name)
@@ -63,5 +67,49 @@ class MetricsEndpoint:
 
     def _respond(self, request: HttpRequest) -> HttpResponse:
         if request.path != PATH:
-            return HttpResponse(404, PLAIN, f"only {PATH} is here\n".encode())
+            return HttpResponse(404, PLAIN, f"not found; metrics are at {PATH}\n".encode())
         return HttpResponse(200, CONTENT_TYPE, render(self._collect()))
+
+
+def render(families: Iterable[Family]) -> bytes:
+    """Return the text of all families that have samples."""
+    return "".join(line for family in families for line in _lines(family)).encode(errors="replace")
+
+
+def _lines(family: Family) -> Iterator[str]:
+    if not family.samples:
+        return
+    name = family.name
+    help_text = family.help_text.replace("\\", "\\\\").replace("\n", "\\n")
+    yield f"# HELP {name} {help_text}\n"
+    yield f"# TYPE {name} {family.kind}\n"
+    for labels, value in family.samples:
+        if isinstance(value, (int, float)):
+            yield f"{name}{label_text(labels)} {number_text(value)}\n"
+            continue
+        for bound, count in value.cumulative():
+            yield f"{name}_bucket{label_text({**labels, 'le': number_text(bound)})} {count}\n"
+        yield f"{name}_sum{label_text(labels)} {number_text(value.sum)}\n"
+        yield f"{name}_count{label_text(labels)} {value.count}\n"
+
+
+def label_text(labels: Mapping[str, object]) -> str:
+    """Return labels as they follow a name."""
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{escape(value)}"' for name, value in labels.items()) + "}"
+
+
+def escape(value: object) -> str:
+    """Return a label's value as it stands between quotes, cut at `LABEL_CHARS_MAX`."""
+    text = str(value)[:LABEL_CHARS_MAX]
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def number_text(value: float) -> str:
+    """Return a number as Prometheus writes it."""
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    if math.isnan(value):
+        return "NaN"
+    return str(int(value)) if value == int(value) and abs(value) < 2**53 else repr(float(value))

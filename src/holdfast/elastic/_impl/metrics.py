@@ -1,4 +1,7 @@
-"""How long a function takes and whether it raises, as metrics: the decorator `prof`."""
+"""What only TorchElastic's `metrics` has: the decorator `prof`, and names without a use here.
+
+`prof` puts how long a function takes, and whether it raises, as metrics.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import time
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from holdfast.observe.metrics import handlers
+from holdfast.observe.metrics.handlers import DEFAULT_GROUP, put_metric
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,8 +23,8 @@ def prof(fn: F, group: str = ...) -> F: ...
 def prof(fn: None = None, group: str = ...) -> Callable[[F], F]: ...
 
 
-def prof(fn: Any = None, group: str = handlers.DEFAULT_GROUP) -> Any:
-    """Tell of every call: `<name>.success` or `<name>.failure`, and `<name>.duration.ms`.
+def prof(fn: Any = None, group: str = DEFAULT_GROUP) -> Any:
+    """Put metrics of every call: `<name>.success` or `<name>.failure`, and `<name>.duration.ms`.
 
     Use it bare (`@prof`) or with a group (`@prof(group="mine")`). The name is `Class.method`, or
     `module.function` with the last part of the module's name.
@@ -34,11 +37,11 @@ def prof(fn: Any = None, group: str = handlers.DEFAULT_GROUP) -> Any:
 
 
 def profile(group: str | None = None) -> Callable[[F], F]:
-    """Do as `prof` does, which is the newer name; here a metric's name is the function's alone."""
+    """Do as `prof`, which replaces it; here a metric's name is the function's alone."""
     from warnings import warn
 
     warn("profile is now called prof", FutureWarning, stacklevel=2)
-    chosen = handlers.DEFAULT_GROUP if group is None else group
+    chosen = DEFAULT_GROUP if group is None else group
 
     def decorated(function: Any) -> Any:
         return _reported(function, function.__name__, chosen)
@@ -47,7 +50,7 @@ def profile(group: str | None = None) -> Callable[[F], F]:
 
 
 def _reported(function: Callable[..., Any], name: str, group: str) -> Callable[..., Any]:
-    """Return a function of which every call is told by this name."""
+    """Return the function with metrics of every call, by this name."""
 
     @wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -60,11 +63,11 @@ def _reported(function: Callable[..., Any], name: str, group: str) -> Callable[.
             outcome = "failure"
             raise
         finally:
-            # Told of from here, so that the way an exception takes shows nothing of ours.
+            # Here, so that a traceback shows nothing of ours.
             if outcome:
-                handlers.put_metric(f"{name}.{outcome}", 1, group)
+                put_metric(f"{name}.{outcome}", 1, group)
             took_ms = int((time.monotonic() - begin) * 1000)
-            handlers.put_metric(f"{name}.duration.ms", took_ms, group)
+            put_metric(f"{name}.duration.ms", took_ms, group)
         return result
 
     return wrapper
@@ -80,3 +83,24 @@ def _name_of(function: Callable[..., Any]) -> str:
     if "." in qualname or not function.__module__:
         return qualname
     return f"{function.__module__.rpartition('.')[2]}.{qualname}"
+
+
+class MetricsConfig:
+    """TorchElastic's settings of metrics; nothing reads them."""
+
+    __slots__ = ("params",)
+
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        self.params = {} if params is None else params
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """Do nothing, as in TorchElastic."""
+
+
+def publish_metric(metric_group: str, metric_name: str, metric_value: int) -> None:
+    """Do as `put_metric`, which replaces it."""
+    from warnings import warn
+
+    warn("publish_metric is now called put_metric", FutureWarning, stacklevel=2)
+    put_metric(metric_name, metric_value, metric_group)
