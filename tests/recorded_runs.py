@@ -1,4 +1,4 @@
-"""The moments of whole runs, as an agent would tell them: a second for each step, or so."""
+"""The lifecycle events of whole runs: about a second for each step."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ class SideServices:
             try:
                 self._pulse.answer()
             except OSError as problem:
-                console.warning(f"health checks do not ask this agent any more: {problem}")
+                console.warning(f"health probe disabled: {problem}")
                 self._drop_pulse()
         self.watchdogs.look(now)
         self._foresight.look(now)
@@ -161,4 +161,4 @@ class SideServices:
         """Return a context in which the agent waits for something that is not its loop."""
         from contextlib import nullcontext
 
-        return self._pulse.away(what) if self._pulse is not None else nullcontext()
+        return self._pulse.busy(what) if self._pulse is not None else nullcontext()

@@ -1,4 +1,4 @@
-"""What all tests of events share: nothing that one of them configured stays."""
+"""Nothing that a test configures stays."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from holdfast import console
 from holdfast.observe.events import destinations
+from holdfast.observe.metrics import handlers, recorder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,15 +18,21 @@ if TYPE_CHECKING:
 def nothing_configured() -> Iterator[None]:
     yield
     tables = (destinations._configured, destinations._found)
-    added = [guarded for _, guarded in destinations._added.values()]
-    for guarded in [one for table in tables for one in table.values()] + added:
-        guarded.close(5.0)
+    added = [safe for _, safe in destinations._added.values()]
+    for safe in [one for table in tables for one in table.values()] + added:
+        safe.close(5.0)
     for table in (*tables, destinations._added):
         table.clear()
+    handlers.configure(handlers.NullMetricHandler())
+    handlers._handlers.clear()
+    handlers._faulty.clear()
+    for queue in recorder._unfinished.values():
+        queue.close(20.0)
+    recorder._unfinished.clear()
 
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    """Return what was said to the person, as `said.messages`."""
+    """Return what was printed on the console, as `said.messages`."""
     caplog.set_level(console.NOTICE, "holdfast")
     return caplog

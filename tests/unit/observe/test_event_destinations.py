@@ -1,42 +1,56 @@
+"""Which handler gets the events of a destination, and of a job."""
+
 from __future__ import annotations
 
 import logging
+import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from event_fakes import PATIENCE_S, Keeping, event, names
+from event_fakes import PATIENCE_S, Blocking, Keeping, event, names
 
 from holdfast import events
 from holdfast.errors import UsageError
+from holdfast.events import Event, EventSource
 from holdfast.observe.background import BackgroundHandler
-from holdfast.observe.events import destinations, logging_handlers
-from holdfast.observe.safe_handler import SafeHandler
+from holdfast.observe.events import destinations
+from holdfast.observe.events.recorder import JobEvents
+from holdfast.observe.safe_handler import FAULTS_MAX, SafeHandler
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from holdfast.events import Event
+
+class ListHandler(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
-def test_a_configured_handler_gets_what_goes_to_the_default() -> None:
-    handler = Keeping()
-    events.configure(handler)
-    events.record(event("a"))
-    events.record(event("b"), "null")
-    events.flush(PATIENCE_S)
-    assert names(handler.got) == ["a", "b"]
-    assert handler.calls == ["flush"]
+def lines_in(folder: Path) -> list[Event]:
+    lines = [line for path in folder.iterdir() for line in path.read_text().splitlines()]
+    return [Event.deserialize(line) for line in lines]
 
 
-def test_a_handler_for_another_destination() -> None:
-    first, second = Keeping(), Keeping()
+def test_each_destination_has_its_handler() -> None:
+    first, second, logged = Keeping(), Keeping(), ListHandler()
+    events.record(event("for nobody"))
     events.configure(first)
     events.configure(second, destination="mine")
-    events.record(event("a"), "mine")
+    events.configure(logged, "logged")
+    for name, destination in (("a", "null"), ("b", "mine"), ("c", "logged")):
+        events.record(event(name), destination)
+    events.record(event("d"))
     events.flush(PATIENCE_S)
-    assert (names(first.got), names(second.got)) == ([], ["a"])
+    assert (names(first.got), names(second.got)) == (["a", "d"], ["b"])
+    assert logged.lines == [event("c").serialize()]
+    assert first.calls == ["flush"]
 
 
 def test_the_handler_that_is_replaced_has_everything_and_is_closed() -> None:
@@ -50,154 +64,59 @@ def test_the_handler_that_is_replaced_has_everything_and_is_closed() -> None:
     assert (names(first.got), names(second.got)) == (["a"], ["b"])
 
 
-def test_one_of_ours_is_called_directly_and_any_other_apart() -> None:
-    assert type(destinations.find("null")) is SafeHandler
-    assert type(destinations.find("dynamic_rendezvous")) is SafeHandler
-    assert type(destinations.find("console")) is SafeHandler
+def test_only_handlers_of_others_have_a_thread() -> None:
+    events.configure(logging.NullHandler(), "mine")
+    for name in ("null", "dynamic_rendezvous", "console", "mine"):
+        assert type(destinations.find(name)) is SafeHandler
     assert type(destinations.find("logging")) is BackgroundHandler
+    assert not destinations.is_recorded("mine")
     assert destinations.find("console") is destinations.find("console")
 
 
-def test_what_is_no_handler_is_refused() -> None:
+def test_what_is_not_a_handler_or_a_destination_is_refused() -> None:
     for wrong in (object(), Keeping, None):
-        with pytest.raises(UsageError, match="is no event handler"):
+        with pytest.raises(UsageError):
             events.configure(wrong)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is empty"):
+    with pytest.raises(UsageError):
         events.configure(Keeping(), "")
-
-
-def test_an_unknown_destination_is_named_with_those_there_are() -> None:
     events.configure(Keeping(), "mine")
-    with pytest.raises(UsageError, match=r"accepted: console, .*, mine, null, otel$"):
+    with pytest.raises(UsageError, match=r"console, .*, mine, null, otel$"):
         events.record(event(), "other")
-    with pytest.raises(UsageError, match="'jsonl' needs a folder"):
+    with pytest.raises(UsageError, match="jsonl"):
         events.record(event(), "jsonl")
 
 
-def test_a_folder_for_lines_outside_of_a_job(tmp_path: Path) -> None:
-    events.configure(events.JsonLinesEventHandler(str(tmp_path)), "jsonl")
-    events.record(event(), "jsonl")
-    events.flush(PATIENCE_S)
-    (path,) = tmp_path.iterdir()
-    assert path.read_text() == event().serialize() + "\n"
-
-
-class ListHandler(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-def test_a_handler_of_logging_can_be_configured() -> None:
-    handler = ListHandler()
+def test_an_event_is_recorded_as_it_was_then_with_its_time() -> None:
+    handler = Blocking()
     events.configure(handler)
-    events.record(event())
+    events.record(event("first"))
+    assert handler.entered.wait(PATIENCE_S)
+    later = Event("later", EventSource.WORKER, metadata={"step": 1})
+    begin_ms = time.time_ns() // 1_000_000
+    events.record(later)
+    end_ms = time.time_ns() // 1_000_000
+    later.metadata["step"] = 2
+    later.name = "another"
+    handler.go_on.set()
     events.flush(PATIENCE_S)
-    assert handler.lines == [event().serialize()]
+    first, second = handler.got
+    assert (first.timestamp, later.timestamp) == (7, 0)
+    assert begin_ms <= second.timestamp <= end_ms
+    assert (second.name, second.source, second.metadata) == ("later", later.source, {"step": 1})
 
 
-@pytest.mark.parametrize("destination", ["null", "console", "dynamic_rendezvous", "mine"])
-def test_the_table_of_torchelastic_can_be_written_into(
-    destination: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_no_handler_is_blamed_for_what_is_in_an_event(
+    capsys: pytest.CaptureFixture[str], said: pytest.LogCaptureFixture
 ) -> None:
-    first, second = ListHandler(), ListHandler()
-    if destination != "mine":
-        destinations.find(destination)  # It does not matter that it was used before.
-    for handler in (first, second):
-        monkeypatch.setitem(logging_handlers._log_handlers, destination, handler)
-        for _ in range(2):
-            events.record(event(), destination)
-        assert events.get_logging_handler(destination) is handler
-    events.flush(PATIENCE_S)
-    assert first.lines == second.lines == [event().serialize()] * 2
-    monkeypatch.undo()
-    if destination != "mine":
-        events.record(event("after"), destination)
-        assert len(second.lines) == 2
-        assert ("after" in capsys.readouterr().err) == (destination == "console")
+    for _ in range(FAULTS_MAX):
+        events.record(event("odd", what=b"bytes"), "console")  # type: ignore[arg-type]
+    events.record(event("good"), "console")
+    found = [Event.deserialize(line) for line in capsys.readouterr().err.splitlines()]
+    assert names(found) == ["odd"] * FAULTS_MAX + ["good"]
+    assert said.messages == []
 
 
-def test_loglevel_does_not_silence_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOGLEVEL", "ERROR")
-    handler = ListHandler()
-    events.configure(handler, "quiet")
-    events.record(event(), "quiet")
-    events.flush(PATIENCE_S)
-    assert len(handler.lines) == 1
-
-
-def test_a_null_handler_of_logging_starts_no_thread() -> None:
-    events.configure(logging.NullHandler(), "mine")
-    assert type(destinations.find("mine")) is SafeHandler
-    assert not destinations.is_recorded("mine")
-
-
-def test_a_logging_handler_for_every_destination() -> None:
-    assert isinstance(events.get_logging_handler(), logging.NullHandler)
-    assert isinstance(events.get_logging_handler("console"), logging.StreamHandler)
-    with pytest.raises(KeyError, match="unheard of"):
-        events.get_logging_handler("unheard of")
-    kept = Keeping()
-    events.configure(kept, "mine")
-    record = logging.makeLogRecord({"msg": event("by logging").serialize()})
-    events.get_logging_handler("mine").handle(record)
-    events.flush(PATIENCE_S)
-    assert kept.got == [event("by logging")]
-
-
-def install(folder: Path, code: str) -> None:
-    """Make a package as installers leave it."""
-    info = folder / "some_events-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some_events\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[holdfast.event_handlers]\nsome = some_events:Mine\n")
-    (folder / "some_events.py").write_text(code)
-
-
-def test_a_plugin_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(
-        tmp_path,
-        "from holdfast.events import EventHandler\n"
-        "class Mine(EventHandler):\n"
-        "    got = []\n"
-        "    def record(self, event):\n"
-        "        self.got.append(event)\n",
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    try:
-        events.record(event("a"), "some")
-        events.record(event("b"), "some")
-        events.flush(PATIENCE_S)
-        plugin: Any = sys.modules["some_events"]
-        assert names(plugin.Mine.got) == ["a", "b"]
-    finally:
-        sys.modules.pop("some_events", None)
-
-
-@pytest.mark.parametrize(
-    ("code", "told"),
-    [
-        ("import a_module_that_is_not_there", "'some' .* cannot be made: ModuleNotFoundError"),
-        ("def Mine():\n    return 7", "7 is no event handler"),
-        ("raise SystemExit(9)", "'some' .* cannot be made: SystemExit: 9"),
-    ],
-)
-def test_a_faulty_plugin_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, told: str
-) -> None:
-    install(tmp_path, code)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    try:
-        with pytest.raises(UsageError, match=told):
-            events.record(event(), "some")
-    finally:
-        sys.modules.pop("some_events", None)
-
-
-def test_a_handler_may_put_another_in_its_place(said: pytest.LogCaptureFixture) -> None:
+def test_a_handler_may_flush_and_replace_itself(said: pytest.LogCaptureFixture) -> None:
     other = Keeping()
 
     class GivingUp(Keeping):
@@ -222,3 +141,111 @@ def test_a_handler_may_put_another_in_its_place(said: pytest.LogCaptureFixture) 
     assert names(handler.got) == ["a", "b", "c"]
     assert names(other.got) == ["d"]
     assert said.messages == []
+
+
+PLUGIN = """
+from holdfast.events import EventHandler
+class Mine(EventHandler):
+    got = []
+    def record(self, event):
+        self.got.append(event)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        (PLUGIN, ""),
+        ("import a_module_that_is_not_there", "ModuleNotFoundError"),
+        ("def Mine():\n    return 7", "7"),
+        ("raise SystemExit(9)", "SystemExit: 9"),
+    ],
+)
+def test_a_plugin_is_found_by_its_name_and_a_faulty_one_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, problem: str
+) -> None:
+    info = tmp_path / "some_events-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some_events\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[holdfast.event_handlers]\nsome = some_events:Mine\n")
+    (tmp_path / "some_events.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        if problem:
+            with pytest.raises(UsageError, match=problem):
+                events.record(event(), "some")
+            return
+        events.record(event("a"), "some")
+        events.record(event("b"), "some")
+        events.flush(PATIENCE_S)
+        plugin: Any = sys.modules["some_events"]
+        assert names(plugin.Mine.got) == ["a", "b"]
+    finally:
+        sys.modules.pop("some_events", None)
+
+
+def test_a_job_has_lines_in_its_folder_and_a_configured_handler_besides(tmp_path: Path) -> None:
+    handler = Keeping()
+    for number, name in enumerate(("null", "jsonl", "null")):
+        job = JobEvents(name, str(tmp_path))
+        job.record(event(str(number)))
+        job.close()
+        if not number:
+            events.configure(handler)  # It serves one job after the other.
+    assert names(lines_in(tmp_path)) == ["0", "1", "2"]
+    assert names(handler.got) == ["1", "2"]
+    assert handler.calls == ["flush"] * 2
+    job = JobEvents("jsonl", None)
+    job.record(event("3"))
+    job.close()
+    assert len(lines_in(tmp_path)) == 3
+
+
+def test_a_job_chooses_a_destination_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JobEvents("console", str(tmp_path))
+    job.record(event("a"))
+    job.close()
+    assert capsys.readouterr().err == event("a").serialize() + "\n"
+    with pytest.raises(UsageError):
+        JobEvents("unheard of", str(tmp_path))
+    handler = Keeping()
+    events.configure(handler, "jsonl")  # The lines go elsewhere.
+    job = JobEvents("jsonl", str(tmp_path))
+    job.record(event("b"))
+    job.close()
+    assert (names(handler.got), names(lines_in(tmp_path))) == (["b"], ["a"])
+
+
+HEAVY = {
+    "asyncio", "atexit", "copy", "dataclasses", "importlib.metadata", "inspect", "json", "logging",
+    "msgspec", "opentelemetry", "queue", "re", "socket", "threading", "traceback", "typing",
+}  # fmt: skip
+
+RECORDING = """
+import enum, sys
+bare = set(sys.modules)
+from holdfast.observe.events.recorder import JobEvents
+from holdfast.observe.events.event import Event, EventSource
+job = JobEvents('jsonl', sys.argv[1])
+job.record(Event('a', EventSource.AGENT, 1))
+job.close()
+print(*sorted(set(sys.modules) - bare))
+"""
+
+
+def test_writing_lines_loads_little_and_starts_no_thread(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RECORDING, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
+    modules = {*done.stdout.split()}
+    assert modules & HEAVY == set(), done.stderr
+    assert len([name for name in modules if name.startswith("holdfast.observe")]) <= 7
+    assert len(lines_in(tmp_path)) == 1
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in events.__all__ if getattr(events, name, None) is None] == []
+    with pytest.raises(AttributeError):
+        _ = events.nothing  # type: ignore[attr-defined]

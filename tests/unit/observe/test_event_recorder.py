@@ -1,4 +1,4 @@
-"""The moments of a run become the events that TorchElastic would record."""
+"""Lifecycle events become the events that TorchElastic would record."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.supervision import StopReason
-from holdfast.observe.events.event import Event, EventSource
-from holdfast.observe.events.recorder import PREFIX, EventRecorder
+from holdfast.observe import events_wanted
+from holdfast.observe.events.destinations import configure
+from holdfast.observe.events.event import Event, EventSource, NodeState
+from holdfast.observe.events.handlers import EventHandler
+from holdfast.observe.events.recorder import PREFIX, EventRecorder, RendezvousRecorder
 from holdfast.observe.lifecycle import (
     GenerationStarted,
     GenerationStopped,
     GenerationStopping,
     LifecycleEvent,
-    Observers,
     RanksAssigned,
     RendezvousEnded,
     RunEnded,
@@ -44,11 +46,11 @@ INNER = ["group_world_size", "entry_point"]
 INNER_OF_WORKER = [*INNER, "local_rank", "role_rank", "role_world_size", "exit_code", "worker_pid"]
 
 
-def events_of(*moments: LifecycleEvent) -> list[Event]:
+def events_of(*run: LifecycleEvent) -> list[Event]:
     recorded: list[Event] = []
     recorder = EventRecorder(recorded.append)
-    for moment in moments:
-        recorder(moment)
+    for one in run:
+        recorder(one)
     return recorded
 
 
@@ -143,12 +145,19 @@ def test_a_rendezvous_that_failed() -> None:
 
 def test_restarts_are_counted_from_the_rendezvous_on() -> None:
     events = events_of(
-        BEGAN, MET, RANKED, STARTED,
-        WorkersObserved(4.0, "failed", 2), WorkerEnded(4.0, 1003.0, 0, WORKERS[0], failed=True),
-        GenerationStopping(4.0, 0, StopReason.WORKER_FAILED), GenerationStopped(5.0, 0),
-        RendezvousEnded(6.0, 1005.0, 0.1, 0, 2, restart_count=1), RanksAssigned(6.0, 1005.0, 0.1, 0, 2),
-        GenerationStarted(7.0, 1006.0, 0.1, 1, 1, 0, 2, WORKERS[:1]), ended("succeeded", restarts=1),
-    )  # fmt: skip
+        BEGAN,
+        MET,
+        RANKED,
+        STARTED,
+        WorkersObserved(4.0, "failed", 2),
+        WorkerEnded(4.0, 1003.0, 0, WORKERS[0], failed=True),
+        GenerationStopping(4.0, 0, StopReason.WORKER_FAILED),
+        GenerationStopped(5.0, 0),
+        RendezvousEnded(6.0, 1005.0, 0.1, 0, 2, restart_count=1),
+        RanksAssigned(6.0, 1005.0, 0.1, 0, 2),
+        GenerationStarted(7.0, 1006.0, 0.1, 1, 1, 0, 2, WORKERS[:1]),
+        ended("succeeded", restarts=1),
+    )
     counts = [(name, one.metadata["agent_restarts"]) for one in events for _, name in short([one])]
     assert counts == [
         ("RENDEZVOUS", 0), ("ASSIGN_WORKER_RANKS", 0), ("START", 0), ("START", 0),
@@ -188,10 +197,26 @@ def test_no_name_server_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(events_of(BEGAN, MET, RANKED, STARTED)) == 4
 
 
-def test_it_is_an_onlooker() -> None:
-    recorded: list[Event] = []
-    observers = Observers()
-    observers.add(EventRecorder(recorded.append))
-    for moment in (BEGAN, MET):
-        observers.notify(moment)
-    assert short(recorded) == [("AGENT", "RENDEZVOUS")]
+class Keeping(EventHandler):
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def record(self, event: Any) -> None:
+        self.got.append(event)
+
+
+def test_rendezvous_events_for_whoever_configured_a_handler() -> None:
+    handler = Keeping()
+    assert not events_wanted("dynamic_rendezvous")
+    configure(handler, "dynamic_rendezvous")
+    assert events_wanted("dynamic_rendezvous")
+    recorder = RendezvousRecorder()
+    failed = RendezvousEnded(2.0, 1001.0, 0.5, None, None, "Traceback ...")
+    for one in (BEGAN, MET, failed, STARTED, ended("succeeded"), ended("failed")):
+        recorder(one)
+    recorder.close()
+    assert [one.node_state for one in handler.got] == [
+        NodeState.INIT, NodeState.RUNNING, NodeState.FAILED, NodeState.SUCCEEDED, NodeState.FAILED,
+    ]  # fmt: skip
+    assert {one.run_id for one in handler.got} == {"job"}
+    assert (handler.got[1].rank, handler.got[2].error_trace) == (1, "Traceback ...")

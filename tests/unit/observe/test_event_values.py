@@ -1,53 +1,73 @@
+"""The text of an event is that of `json`, and reads back."""
+
 from __future__ import annotations
 
 import copy
 import dataclasses
+import enum
 import json
 import pickle
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.events import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
+from holdfast.events import Event, EventSource, NodeState, RdzvEvent
+from holdfast.observe.events.event import DEPTH_MAX, json_text
 
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.characters()
+VALUES = st.recursive(PLAIN, lambda one: st.lists(one) | st.dictionaries(st.text(), one))
 EVENT = Event("started", EventSource.WORKER, 17, {"rank": 3, "share": 0.5, "up": True, "x": None})
 STEP = RdzvEvent("join", "job", "joined", "host", 42, NodeState.RUNNING, rank=2)
 
 
-def test_the_text_of_an_event_is_one_line_and_reads_back() -> None:
-    text = EVENT.serialize()
-    assert text == str(EVENT)
-    assert "\n" not in text
-    assert json.loads(text) == {
-        "name": "started", "source": "WORKER", "timestamp": 17,
-        "metadata": {"rank": 3, "share": 0.5, "up": True, "x": None},
-    }  # fmt: skip
-    assert Event.deserialize(text) == EVENT
-    assert type(Event.deserialize(text).source) is EventSource
-    assert Event.deserialize(EVENT) is EVENT
+class Number(enum.IntEnum):
+    ONE = 1
 
 
-def test_a_step_of_a_rendezvous_reads_back() -> None:
-    assert RdzvEvent.deserialize(str(STEP)) == STEP
-    assert RdzvEvent.deserialize(STEP) is STEP
-    assert list(json.loads(STEP.serialize())) == [one.name for one in dataclasses.fields(STEP)]
+@given(VALUES)
+def test_the_text_is_that_of_the_module_json(value: Any) -> None:
+    assert json_text(value) == json.dumps(value)
 
 
-@pytest.mark.parametrize("kind", [Event, RdzvEvent])
-def test_a_text_that_is_no_event_is_refused(kind: type[Event]) -> None:
-    for text in ("", "no", "[1]", '{"name": "x"}'):
+@pytest.mark.parametrize(
+    "value", ["\ud800", "a\udfff", "\U0001f600 \x7f\x80", "\0\x1f\"\\/\b\f\n\r\t", (1, ("a",)), {},
+              EventSource.AGENT, Number.ONE, -0.0, 1e300, float("-inf"),
+              {1: 2, 0.5: 3, None: 4}, {True: 5}, {EventSource.AGENT: 1}],
+)  # fmt: skip
+def test_rare_values_are_the_same_too(value: Any) -> None:
+    assert json_text(value) == json.dumps(value)
+
+
+class Mute:
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def test_what_json_has_no_type_for_becomes_text() -> None:
+    endless: list[Any] = []
+    endless.append(endless)
+    for value, text in (
+        ({"a": b"x"}, '{"a": "b\'x\'"}'),
+        (Mute(), '"<Mute>"'),
+        ({(1,): 2}, '{"(1,)": 2}'),
+        (endless, "[" * (DEPTH_MAX + 1) + '"..."' + "]" * (DEPTH_MAX + 1)),
+    ):
+        assert json_text(value) == text
+
+
+@pytest.mark.parametrize("event", [EVENT, STEP])
+def test_an_event_is_one_line_that_reads_back_and_a_data_class(event: Any) -> None:
+    text = event.serialize()
+    assert text == str(event) == json.dumps(dataclasses.asdict(event))
+    assert type(event).deserialize(text) == event
+    assert type(event).deserialize(event) is event
+    assert copy.deepcopy(event) == event == pickle.loads(pickle.dumps(event))
+    assert dataclasses.replace(event, name="ended").name == "ended"
+    for wrong in ("", "no", "[1]", '{"name": "x"}'):
         with pytest.raises((ValueError, KeyError, TypeError)):
-            kind.deserialize(text)
-
-
-def test_events_are_data_classes() -> None:
-    assert dataclasses.asdict(EVENT)["metadata"] == EVENT.metadata
-    assert dataclasses.replace(EVENT, name="ended").name == "ended"
-    assert [one.name for one in dataclasses.fields(Event)] == [
-        "name", "source", "timestamp", "metadata",
-    ]  # fmt: skip
-    assert copy.deepcopy(EVENT) == EVENT == pickle.loads(pickle.dumps(EVENT))
-    assert Event("a", EventSource.AGENT).metadata is not Event("a", EventSource.AGENT).metadata
-    assert Event("a", EventSource.AGENT) != Event("b", EventSource.AGENT)
+            type(event).deserialize(wrong)
 
 
 def test_a_class_with_more_fields_writes_them() -> None:
@@ -56,7 +76,3 @@ def test_a_class_with_more_fields_writes_them() -> None:
         more: int = 5
 
     assert json.loads(Wider("a", EventSource.AGENT).serialize())["more"] == 5
-
-
-def test_a_value_of_metadata_is_plain() -> None:
-    assert EventMetadataValue == str | int | float | bool | None

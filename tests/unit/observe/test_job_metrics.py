@@ -1,9 +1,8 @@
-"""The figures of told runs, read back by the parser of Prometheus's own client."""
+"""The metrics of recorded runs, read back by the parser of Prometheus's own client."""
 
 from __future__ import annotations
 
 import re
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +11,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
-from holdfast.observe.metrics.families import render
-from holdfast.observe.metrics.job_metrics import FAMILIES, JobMetrics
-from recorded_runs import began, ended, exited, failure, first_start, met, restart, spoke, success
+from holdfast.observe.metrics.job_metrics import FAMILIES, STAGES, JobMetrics, RecoveryTimes
+from holdfast.observe.metrics.prometheus import render
+from recorded_runs import (
+    began,
+    ended,
+    exited,
+    failure,
+    first_start,
+    met,
+    restart,
+    spoke,
+    started,
+    success,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,15 +32,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[3]
 
 
-class Figures:
-    """What the page says at a time."""
+class Page:
+    """What Prometheus reads at a time."""
 
     def __init__(
-        self, told: Iterable[lifecycle.LifecycleEvent], now: float = 0.0, **more: Any
+        self, run: Iterable[lifecycle.LifecycleEvent], now: float = 0.0, **more: Any
     ) -> None:
-        self.metrics = JobMetrics(clock=lambda: now, **more)
-        for moment in told:
-            self.metrics(moment)
+        self.now = now
+        self.metrics = JobMetrics(clock=lambda: self.now, **more)
+        for event in run:
+            self.metrics(event)
+        self.read()
+
+    def read(self) -> None:
         text = render(self.metrics.collect()).decode()
         self.families = [*text_string_to_metric_families(text)]
         self.samples = [one for family in self.families for one in family.samples]
@@ -40,222 +54,207 @@ class Figures:
         [found] = [
             one.value
             for one in self.samples
-            if one.name == name and labels.items() <= one.labels.items()
+            if one.name == f"holdfast_{name}" and labels.items() <= one.labels.items()
         ]
         return float(found)
 
-    def state(self, name: str) -> str:
-        [state] = [
-            one.labels["state"] for one in self.samples if one.name == name and one.value == 1
-        ]
-        return state
-
-
-def test_there_is_nothing_before_a_run_begins() -> None:
-    assert Figures([]).samples == []
+    def states(self) -> tuple[str, str]:
+        """Return the states of the job and of the node."""
+        job, node = (
+            [one.labels["state"] for one in self.samples if one.name == name and one.value == 1]
+            for name in ("holdfast_job_state", "holdfast_node_state")
+        )
+        return job[0], node[0]
 
 
 def test_a_run_that_goes_well() -> None:
-    figures = Figures(first_start(), now=23.0)
-    assert figures.state("holdfast_job_state") == "running"
-    assert figures.state("holdfast_node_state") == "running"
-    assert figures.value("holdfast_job_nodes") == 4
-    assert figures.value("holdfast_node_rank") == 2
-    assert figures.value("holdfast_generation") == 0
-    assert figures.value("holdfast_workers", state="running") == 2
-    assert figures.value("holdfast_worker_up", rank="5", local_rank="1") == 1
-    assert figures.value("holdfast_restarts_remaining") == 3
-    assert figures.value("holdfast_restarts_total", reason="worker_failed") == 0
-    assert figures.value("holdfast_rendezvous_seconds_sum") == 2.0
-    assert figures.value("holdfast_elapsed_seconds_total") == 13.0
-    assert figures.value("holdfast_running_seconds_total") == 10.0
-    assert figures.value("holdfast_goodput_ratio") == pytest.approx(10 / 13)
-    [info] = [one for one in figures.samples if one.name == "holdfast_job_info"]
-    assert info.labels == {
-        "run_id": "job-1",
-        "role": "trainer",
-        "backend": "c10d",
-        "entry_point": "train.py",
-    }
+    assert Page([]).samples == []
+    page = Page(first_start(), now=23.0)
+    assert page.states() == ("running", "running")
+    for name, labels, value in (
+        ("job_nodes", {}, 4),
+        ("node_rank", {}, 2),
+        ("generation", {}, 0),
+        ("workers", {"state": "running"}, 2),
+        ("worker_up", {"rank": "5", "local_rank": "1"}, 1),
+        ("restarts_remaining", {}, 3),
+        ("restarts_total", {"reason": "worker_failed"}, 0),
+        ("rendezvous_seconds_sum", {}, 2.0),
+        ("elapsed_seconds_total", {}, 13.0),
+        ("running_seconds_total", {}, 10.0),
+        ("goodput_ratio", {}, pytest.approx(10 / 13)),
+        ("job_info", {"role": "trainer", "backend": "c10d", "entry_point": "train.py"}, 1),
+    ):
+        assert page.value(name, **labels) == value, name
+    page = Page([*first_start(), *success(20.0, 3)[:-1]])  # It waits for the other nodes.
+    assert page.states() == ("running", "leaving")
+    page = Page([*first_start(), *success(20.0, 3)], now=99.0)
+    assert page.states() == ("succeeded", "ended")
+    assert page.value("workers", state="succeeded") == 2
+    assert page.value("elapsed_seconds_total") == 11.0
+    assert page.value("running_seconds_total") == 8.0
 
 
 def test_a_failure_and_what_comes_of_it() -> None:
-    broken = [*first_start(), *failure(20.0)]
-    figures = Figures(broken[:5], now=30.0)
-    assert figures.state("holdfast_job_state") == "recovering"
-    assert figures.value("holdfast_workers", state="failed") == 1
-    assert figures.value("holdfast_worker_up", rank="5") == 0
-    assert figures.value("holdfast_worker_exits_total", outcome="failed") == 1
-    assert figures.value("holdfast_running_seconds_total") == 7.0
-    figures = Figures(broken, now=30.0)
-    assert figures.state("holdfast_node_state") == "joining"
-    assert figures.value("holdfast_workers", state="terminated") == 1
-
-
-def test_what_ends_because_it_is_stopped_did_not_fail() -> None:
-    told = [*first_start(), *failure(20.0)]
-    told.insert(-1, exited(21.0, 0, failed=True))
-    figures = Figures(told, now=30.0)
-    assert figures.value("holdfast_workers", state="failed") == 1
-    assert figures.value("holdfast_workers", state="terminated") == 1
-    assert figures.value("holdfast_worker_exits_total", outcome="failed") == 1
-
-
-def test_a_recovery() -> None:
-    figures = Figures([*first_start(), *failure(20.0), *restart(22.5)], now=40.5)
-    assert figures.state("holdfast_job_state") == "running"
-    assert figures.value("holdfast_generation") == 1
-    assert figures.value("holdfast_restarts_total", reason="worker_failed") == 1
-    assert figures.value("holdfast_recovery_seconds_sum", stage="regroup") == 5.0
-    assert figures.value("holdfast_recovery_seconds_bucket", stage="stop", le="1") == 0
-    assert figures.value("holdfast_recovery_seconds_bucket", stage="stop", le="3") == 1
-    assert figures.value("holdfast_outage_seconds_sum") == 15.5
-    assert figures.value("holdfast_running_seconds_total") == 12.0
-    assert figures.value("holdfast_recovery_seconds_count", stage="first_line") == 0
-    figures.metrics(spoke(36.0))
-    text = render(figures.metrics.collect()).decode()
-    assert 'holdfast_recovery_seconds_sum{run_id="job-1",stage="first_line"} 0.5\n' in text
-
-
-def test_success_and_the_clocks_stand_still() -> None:
-    figures = Figures([*first_start(), *success(20.0, 3)], now=99.0)
-    assert figures.state("holdfast_job_state") == "succeeded"
-    assert figures.state("holdfast_node_state") == "ended"
-    assert figures.value("holdfast_workers", state="succeeded") == 2
-    assert figures.value("holdfast_elapsed_seconds_total") == 11.0
-    # While it waits for the workers of other nodes, the job is running.
-    assert figures.value("holdfast_running_seconds_total") == 8.0
-
-
-def test_a_node_that_is_done_waits_for_the_others() -> None:
-    figures = Figures([*first_start(), *success(20.0, 3)[:-1]])
-    assert figures.state("holdfast_node_state") == "leaving"
-    assert figures.state("holdfast_job_state") == "running"
+    run = [*first_start(), *failure(20.0)]
+    page = Page(run[:5], now=30.0)
+    assert page.states()[0] == "recovering"
+    assert page.value("worker_up", rank="5") == 0
+    assert page.value("worker_exits_total", outcome="failed") == 1
+    assert page.value("running_seconds_total") == 7.0
+    run.insert(-1, exited(21.0, 0, failed=True))  # It was stopped: no failure of its own.
+    page = Page(run, now=30.0)
+    assert page.states()[1] == "joining"
+    assert page.value("workers", state="failed") == 1
+    assert page.value("workers", state="terminated") == 1
+    assert page.value("worker_exits_total", outcome="failed") == 1
+    page = Page([*run, *restart(22.5), spoke(36.0)], now=40.5)
+    assert page.states()[0] == "running"
+    assert page.value("generation") == 1
+    assert page.value("restarts_total", reason="worker_failed") == 1
+    assert page.value("recovery_seconds_sum", stage="regroup") == 5.0
+    assert page.value("recovery_seconds_sum", stage="first_line") == 0.5
+    assert page.value("outage_seconds_sum") == 15.5
+    assert page.value("running_seconds_total") == 12.0
 
 
 @pytest.mark.parametrize("last", [ended(30.0, "failed", 0), ended(30.0, "", 2, error="SIGTERM")])
-def test_an_end_that_is_no_success(last: lifecycle.LifecycleEvent) -> None:
-    figures = Figures([*first_start(), last])
-    assert figures.state("holdfast_job_state") == "failed"
-
-
-def test_a_signal_stops_the_clock() -> None:
+def test_an_end_that_is_not_a_success(last: lifecycle.LifecycleEvent) -> None:
     stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL)
-    figures = Figures([*first_start(), stopping], now=30.0)
-    assert figures.state("holdfast_node_state") == "stopping"
-    assert figures.value("holdfast_running_seconds_total") == 7.0
-    assert figures.value("holdfast_elapsed_seconds_total") == 20.0
+    page = Page([*first_start(), stopping], now=30.0)
+    assert page.states()[1] == "stopping"
+    assert page.value("running_seconds_total") == 7.0
+    assert page.value("elapsed_seconds_total") == 20.0
+    assert Page([*first_start(), stopping, last]).states()[0] == "failed"
 
 
-def test_a_clock_that_was_looked_at_never_goes_back() -> None:
-    """What has just ended may have been counted already, by a look that came in between."""
-    now = [30.0]
-    metrics = JobMetrics(clock=lambda: now[0])
-    for moment in first_start():
-        metrics(moment)
-    before = render(metrics.collect()).decode()
-    for moment in (exited(29.0, 0, failed=True), ended(29.5, "failed", 0)):
-        metrics(moment)
-    after = render(metrics.collect()).decode()
-    for name, value in (("running", 17), ("elapsed", 20)):
-        line = f'holdfast_{name}_seconds_total{{run_id="job-1"}} {value}\n'
-        assert line in before
-        assert line in after
+def test_a_counter_that_was_read_never_falls() -> None:
+    """What has just ended may have been counted already, by a read that came in between."""
+    page = Page(first_start(), now=30.0)
+    for event in (exited(29.0, 0, failed=True), ended(29.5, "failed", 0)):
+        page.metrics(event)
+    page.read()
+    assert page.value("running_seconds_total") == 17
+    assert page.value("elapsed_seconds_total") == 20
 
 
-def test_a_rendezvous_that_fails_is_counted() -> None:
-    figures = Figures([began(), met(12.0, 2.0, error="timed out")])
-    assert figures.value("holdfast_rendezvous_failures_total") == 1
-    assert figures.value("holdfast_rendezvous_seconds_count") == 0
-
-
-def test_timers_that_expire_are_counted() -> None:
-    told = [
-        lifecycle.WatchdogEvent(20.0, 1020.0, what)
-        for what in ("watchdog started", "timer expired")
-    ]
-    assert Figures([*first_start(), *told]).value("holdfast_timers_expired_total") == 1
-
-
-def test_what_workers_say_of_themselves() -> None:
-    figures = Figures(
-        first_start(),
-        progress=lambda: [(4, 120, 0.25, "checkpoint"), (5, None, None, None)],
+def test_other_things_are_counted() -> None:
+    page = Page(
+        [
+            began(),
+            met(12.0, 2.0, error="timed out"),
+            lifecycle.WatchdogEvent(20.0, 1020.0, "watchdog started"),
+            lifecycle.WatchdogEvent(20.0, 1020.0, "timer expired"),
+        ]
     )
-    assert figures.value("holdfast_worker_step", rank="4") == 120
-    assert figures.value("holdfast_worker_heartbeat_age_seconds", rank="4") == 0.25
-    assert figures.value("holdfast_worker_section", section="checkpoint") == 1
-    assert not [one for one in figures.samples if "step" in one.name and one.labels["rank"] == "5"]
+    assert page.value("rendezvous_failures_total") == 1
+    assert page.value("rendezvous_seconds_count") == 0
+    assert page.value("timers_expired_total") == 1
 
 
-def test_progress_that_cannot_be_had_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_workers_report_their_progress_outside_the_lock() -> None:
+    def progress() -> list[Any]:
+        metrics[0](spoke(2.0))  # It is somebody else's code, and may do anything.
+        return [(4, 120, 0.25, "checkpoint"), (5, None, None, None)]
+
+    metrics: list[Any] = [lambda _event: None]
+    page = Page(first_start(), progress=progress)
+    metrics[0] = page.metrics
+    page.read()
+    assert page.value("worker_step", rank="4") == 120
+    assert page.value("worker_heartbeat_age_seconds", rank="4") == 0.25
+    assert page.value("worker_section", section="checkpoint") == 1
+    assert not [one for one in page.samples if "step" in one.name and one.labels["rank"] == "5"]
+
+
+def test_progress_that_cannot_be_read_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     def gone() -> list[Any]:
         raise OSError("no such page")
 
-    figures = Figures(first_start(), progress=gone)
-    figures.metrics.collect()
-    assert caplog.messages == ["the workers' progress: OSError: no such page"]
-    assert figures.state("holdfast_job_state") == "running"
+    page = Page(first_start(), progress=gone)
+    page.read()
+    assert len(caplog.messages) == 1
+    assert page.states()[0] == "running"
 
 
-def test_every_family_is_declared_and_can_be_seen() -> None:
-    figures = Figures(
+def test_every_family_is_declared_and_in_the_guide() -> None:
+    page = Page(
         [*first_start(), exited(20.0, 0, failed=False)], progress=lambda: [(4, 1, 0.5, "a")]
     )
-    seen = {
-        f"{one.name}_total" if one.type == "counter" else one.name: (one.type, one.documentation)
-        for one in figures.families
-    }
-    assert seen == FAMILIES
-
-
-def test_the_table_for_people_is_complete_and_true() -> None:
-    page = (ROOT / "docs" / "guides" / "metrics.md").read_text()
-    rows = re.findall(r"^\| `(holdfast_\w+)` \| (\w+) \|([^|]*)\|([^|]*)\|$", page, re.MULTILINE)
-    figures = Figures(first_start(), progress=lambda: [(4, 1, 0.5, "a")])
-    labels: dict[str, set[str]] = {}
-    for family in figures.families:
+    seen, labels = {}, {}
+    for family in page.families:
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        labels[name] = {one for sample in family.samples for one in sample.labels} - {
-            "run_id",
-            "le",
-        }
+        seen[name] = (family.type, family.documentation)
+        found = {one for sample in family.samples for one in sample.labels}
+        labels[name] = found - {"run_id", "le"}
+    assert seen == FAMILIES
+    guide = (ROOT / "docs" / "guides" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(holdfast_\w+)` \| (\w+) \|([^|]*)\|([^|]*)\|$", guide, re.MULTILINE)
     assert {name: kind for name, kind, _, _ in rows} == {
         name: kind for name, (kind, _) in FAMILIES.items()
     }
-    assert {name: {*re.findall(r"`(\w+)`", told)} for name, _, told, _ in rows} == labels
+    assert {name: {*re.findall(r"`(\w+)`", text)} for name, _, text, _ in rows} == labels
 
 
-class Entered:
-    """A lock that counts how often it is taken."""
-
-    def __init__(self) -> None:
-        self.times = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self.times += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
+# How a recovery is divided into stages.
 
 
-def test_moments_may_come_while_figures_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    metrics = JobMetrics(lambda: [(4, entered.times, None, None)])
-    entered = Entered()
-    monkeypatch.setattr(metrics, "_lock", entered)
-    metrics(began())
-    metrics(spoke(1.0))
-    figures = metrics.collect()
-    assert entered.times == 3
+def after(*run: lifecycle.LifecycleEvent) -> RecoveryTimes:
+    times = RecoveryTimes()
+    for event in run:
+        times.take(event)
+    return times
 
-    def meanwhile() -> list[Any]:
-        metrics(spoke(2.0))
-        return []
 
-    # What workers say is asked for outside the lock, since it is somebody else's code.
-    monkeypatch.setattr(metrics, "_progress", meanwhile)
-    metrics.collect()
-    assert entered.times == 5
-    assert len(figures) == len(FAMILIES)
+def seconds(times: RecoveryTimes) -> dict[str, float]:
+    return {name: found.sum for name, found in times.stages.items() if found.count}
+
+
+def test_each_stage_has_its_share() -> None:
+    times = after(*first_start(), *failure(20.0), *restart(22.5), spoke(36.0), spoke(99.0))
+    assert seconds(times) == dict(zip(STAGES, (0.5, 2.0, 5.0, 8.0, 0.5), strict=True))
+    assert (times.outages.count, times.outages.sum) == (1, 15.5)
+    assert {name for name, count in times.restarts.items() if count} == {"worker_failed"}
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        [*first_start(), spoke(14.0), *success(20.0, 3)],
+        [*first_start(), *failure(20.0), ended(23.0, "failed", 0), *first_start()],
+        [*first_start(), lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL), *restart(22.5)],
+    ],
+)
+def test_a_start_an_end_and_giving_up_are_no_recoveries(
+    run: list[lifecycle.LifecycleEvent],
+) -> None:
+    times = after(*run)
+    assert (seconds(times), times.outages.count, sum(times.restarts.values())) == ({}, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("stop", "nodes", "restarts", "reason"),
+    [
+        (StopReason.TOLD, 2, 1, "worker_failed"),
+        (StopReason.TOLD, 1, 1, "worker_failed"),
+        (StopReason.TOLD, 3, 0, "nodes_waiting"),
+        (StopReason.TOLD, 1, 0, "nodes_lost"),
+        (StopReason.TOLD, 2, 0, "coordinator"),
+        (StopReason.REGROUP, 2, 0, "nodes_waiting"),
+        (StopReason.COORDINATOR_LOST, 2, 0, "other"),
+    ],
+)
+def test_the_reason_of_a_restart(stop: StopReason, nodes: int, restarts: int, reason: str) -> None:
+    times = after(
+        lifecycle.GenerationStarted(10.0, 10.0, 1.0, 4, 0, 0, 2, ()),
+        lifecycle.GenerationStopping(20.0, 4, stop),
+        lifecycle.GenerationStarted(30.0, 30.0, 1.0, 5, restarts, 0, nodes, ()),
+    )
+    assert {name for name, count in times.restarts.items() if count} == {reason}
+
+
+def test_a_rank_that_is_known_before_the_stop_ends_takes_no_time() -> None:
+    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.TOLD)
+    stopped = lifecycle.GenerationStopped(24.0, 0)
+    times = after(*first_start(), stopping, met(22.0, 1.0), stopped, started(25.0, 1.0, 1))
+    assert seconds(times) == {"detect": 0.0, "stop": 4.0, "regroup": 0.0, "start": 1.0}

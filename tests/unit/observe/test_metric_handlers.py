@@ -1,35 +1,154 @@
-"""What a handler is given, and what those that are here make of it."""
+"""Metrics reach the handler of their group; the agent's own in the background."""
 
 from __future__ import annotations
 
-import pytest
+import threading
+import time
+from typing import TYPE_CHECKING
 
 from holdfast.observe.metrics.handlers import (
     ConsoleMetricHandler,
     MetricData,
     MetricHandler,
     NullMetricHandler,
+    configure,
+    getStream,
+    has_handler,
+    put_metric,
 )
+from holdfast.observe.metrics.recorder import HANDLERS_MAX, MetricQueues
+from holdfast.observe.safe_handler import FAULTS_MAX
 
-ONE = MetricData(12.5, "mine", "loss", 3)
+if TYPE_CHECKING:
+    import pytest
+
+PATIENCE_S = 20.0
 
 
-def test_a_metric_is_a_tuple_with_names() -> None:
-    assert ONE == (12.5, "mine", "loss", 3)
-    assert (ONE.timestamp, ONE.group_name, ONE.name, ONE.value) == ONE
-    assert ONE._fields == ("timestamp", "group_name", "name", "value")
+class Kept(MetricHandler):
+    def __init__(self) -> None:
+        self.metrics: list[MetricData] = []
+        self.threads: set[str] = set()
+
+    def emit(self, metric_data: MetricData) -> None:
+        self.metrics.append(metric_data)
+        self.threads.add(threading.current_thread().name)
+
+    def names(self) -> list[str]:
+        return [one.name for one in self.metrics]
+
+
+class Blocking(Kept):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+
+    def emit(self, metric_data: MetricData) -> None:
+        super().emit(metric_data)
+        self.entered.set()
+        assert self.go_on.wait(PATIENCE_S)
+
+
+class Raising(Kept):
+    def emit(self, metric_data: MetricData) -> None:
+        super().emit(metric_data)
+        raise OSError("the collector is away")
+
+
+def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
+    mine, others = Kept(), Kept()
+    assert not has_handler()
+    configure(others)
+    configure(mine, group="mine")
+    assert has_handler()
+    stream = getStream("yours")
+    configure(NullMetricHandler())
+    before = time.time()
+    put_metric("a", 1, "mine")
+    stream.add_value("b", 2)  # Bound to the handler of its time.
+    put_metric("c", 3)
+    assert [one[1:] for one in mine.metrics] == [("mine", "a", 1)]
+    assert [one[1:] for one in others.metrics] == [("yours", "b", 2)]
+    assert before <= mine.metrics[0].timestamp <= time.time()
+    assert mine.threads == {threading.current_thread().name}
 
 
 def test_the_console_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    ConsoleMetricHandler().emit(ONE)
+    ConsoleMetricHandler().emit(MetricData(12.5, "mine", "loss", 3))
     assert capsys.readouterr().out == "[12.5][mine]: loss=3\n"
 
 
-def test_nothing_comes_of_the_null_handler(capsys: pytest.CaptureFixture[str]) -> None:
-    NullMetricHandler().emit(ONE)
-    assert capsys.readouterr() == ("", "")
+def test_queued_metrics_come_in_order_with_their_time() -> None:
+    kept = Kept()
+    configure(kept)
+    queues = MetricQueues()
+    before = time.time()
+    for number in range(100):
+        queues.put(str(number), number)
+    after = time.time()
+    queues.close()
+    queues.close()
+    assert [(one.name, one.value) for one in kept.metrics] == [(str(n), n) for n in range(100)]
+    assert all(before <= one.timestamp <= after for one in kept.metrics)
+    assert kept.threads == {"holdfast-metrics-Kept"}
 
 
-def test_a_handler_must_say_what_it_does() -> None:
-    with pytest.raises(TypeError, match="emit"):
-        MetricHandler()  # type: ignore[abstract]
+def test_a_handler_that_blocks_is_dropped_until_it_is_configured_again() -> None:
+    handler = Blocking()
+    configure(handler)
+    queues = MetricQueues(call_s_max=0.0)
+    queues.put("stuck", 1)
+    assert handler.entered.wait(PATIENCE_S)
+    queues.put("late", 1)
+    put_metric("of the program", 1)
+    queues.close(PATIENCE_S)
+    handler.go_on.set()
+    configure(handler)
+    put_metric("again", 1)
+    assert handler.names() == ["stuck", "again"]
+    another = MetricQueues()
+    another.put("by another run", 1)
+    another.close(PATIENCE_S)
+    assert handler.names()[2:] == ["by another run"]
+
+
+def test_a_handler_that_raises_is_dropped_for_the_program_too() -> None:
+    handler = Raising()
+    configure(handler)
+    queues = MetricQueues()
+    for number in range(FAULTS_MAX + 2):
+        queues.put(str(number), number)
+    queues.close(PATIENCE_S)
+    put_metric("of the program", 1)
+    assert handler.names() == [str(number) for number in range(FAULTS_MAX)]
+
+
+def test_the_end_of_a_run_waits_no_longer_than_it_may() -> None:
+    blocked = [Blocking() for _ in range(3)]
+    first, second = MetricQueues(), MetricQueues()
+    for handler in blocked:
+        configure(handler)
+        first.put("a", 1)
+        assert handler.entered.wait(PATIENCE_S)
+    begin = time.monotonic()
+    first.close(0.5)
+    assert time.monotonic() - begin < 1.0  # In all, not for each.
+    second.put("b", 2)  # Goes to the end of the same queue.
+    for handler in blocked:
+        handler.go_on.set()
+    second.close(PATIENCE_S)
+    assert blocked[-1].names() == ["a", "b"]
+
+
+def test_each_metric_goes_to_the_handler_of_its_time() -> None:
+    kept = [Kept() for _ in range(HANDLERS_MAX + 1)]
+    queues = MetricQueues()
+    for number, handler in enumerate(kept):
+        configure(handler)
+        queues.put(str(number), number)
+    configure(NullMetricHandler())
+    queues.put("for nobody", 1)
+    queues.close(PATIENCE_S)
+    assert [one.names() for one in kept[:-1]] == [[str(n)] for n in range(HANDLERS_MAX)]
+    assert kept[-1].names() == []

@@ -1,4 +1,4 @@
-"""Figures sent to a collector: a stand-in that takes OTLP over HTTP, as a real one does."""
+"""Metrics sent to a collector: a stand-in that accepts OTLP over HTTP, as a real one does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 
 from holdfast.observe.metrics import otel
-from holdfast.observe.metrics.exporters import wants_otel
 from holdfast.observe.metrics.families import Family, Histogram
 from holdfast.observe.metrics.otel import OtelMetricExporter
 from holdfast.observe.otlp import EXPORT_S
@@ -91,7 +90,7 @@ def collect() -> list[Family]:
     ]
 
 
-def test_the_figures_arrive_as_they_are(collector: Collector) -> None:
+def test_the_metrics_arrive_as_they_are(collector: Collector) -> None:
     export = OtelMetricExporter(collect, interval_s=1000)
     export.start()
     export.close()
@@ -130,7 +129,7 @@ def test_they_are_sent_again_and_again(
     assert len(collector.requests) >= 4  # The last is sent at the end.
 
 
-def test_a_collector_that_refuses_is_told_of_once(
+def test_a_collector_that_refuses_is_reported_once(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     collector.status = 400
@@ -140,10 +139,8 @@ def test_a_collector_that_refuses_is_told_of_once(
         assert collector.came.acquire(timeout=PATIENCE_S)
     export.close()
     [line] = caplog.messages
-    assert line == (
-        f"metrics: the OpenTelemetry collector at {collector.url}/v1/metrics takes none: "
-        "Failed to export metrics batch code: 400, reason: Bad Request"
-    )
+    assert f"{collector.url}/v1/metrics" in line
+    assert "400" in line
 
 
 def test_a_collector_that_is_away_keeps_nobody_for_long(
@@ -159,30 +156,21 @@ def test_a_collector_that_is_away_keeps_nobody_for_long(
     assert not export._thread.is_alive()
 
 
-def test_figures_that_cannot_be_had_are_told_of(
+def test_nothing_is_sent_where_there_is_nothing(
     collector: Collector, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken() -> list[Family]:
-        raise ValueError("no figures today")
+        raise ValueError("no metrics today")
 
     export = OtelMetricExporter(broken, interval_s=1000)
     export.start()
     export.close()
-    assert caplog.messages == [
-        "metrics: there are no figures to send: ValueError: no figures today"
-    ]
+    assert "no metrics today" in caplog.text
+    for nothing in (OtelMetricExporter(list, interval_s=1000), OtelMetricExporter(list)):
+        nothing.start()
+        nothing.close()
+    OtelMetricExporter(collect).close()  # Never started.
     assert collector.requests == []
-
-
-def test_nothing_is_sent_while_there_is_nothing(collector: Collector) -> None:
-    export = OtelMetricExporter(list, interval_s=1000)
-    export.start()
-    export.close()
-    assert collector.requests == []
-
-
-def test_one_that_was_never_started_may_be_closed(collector: Collector) -> None:
-    OtelMetricExporter(collect).close()
 
 
 @pytest.mark.parametrize(
@@ -204,8 +192,7 @@ def test_where_it_is_not_installed_one_line_says_what_to_do() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     [line] = done.stderr.splitlines()
-    assert "OpenTelemetry is not installed" in line
-    assert "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http" in line
+    assert "opentelemetry-sdk" in line
 
 
 def test_what_cannot_be_set_up_leaves_the_job_alone(
@@ -216,24 +203,4 @@ def test_what_cannot_be_set_up_leaves_the_job_alone(
 
     monkeypatch.setattr(otel, "_exporter", refuse)
     assert otel.start_export(collect) is None
-    assert caplog.messages == [
-        "metrics: OpenTelemetry cannot be set up: ValueError: no such certificate"
-    ]
-
-
-def test_it_is_started_in_one_call(collector: Collector) -> None:
-    export = otel.start_export(collect)
-    assert export is not None
-    export.close()
-    assert len(collector.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("told", "wanted"),
-    [("otlp", True), ("console, otlp", True), ("", False), ("none", False), ("otlp2", False)],
-)
-def test_the_variable_says_whether_it_is_wanted(
-    told: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", told)
-    assert wants_otel() is wanted
+    assert "no such certificate" in caplog.text

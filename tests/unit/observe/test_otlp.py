@@ -1,4 +1,4 @@
-"""What is said of a collector that takes nothing: one line, and only of what is sent for us."""
+"""A collector that is away is one warning, and only for what is sent for us."""
 
 from __future__ import annotations
 
@@ -54,17 +54,18 @@ def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(one.name, one.getMessage()) for one in caplog.records]
 
 
-def test_trouble_is_said_once_until_something_was_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_is_reported_once_until_something_was_accepted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     exporter = Exporter()
     one_line = OneLineExporter(exporter, "events")
     bad, good = Result.FAILURE, Result.SUCCESS
     exporter.answers = [bad, bad, bad, good, good, bad]
     assert [one_line.export([]) for _ in range(4)] == [False, False, False, True]
-    line = (
-        "events: the OpenTelemetry collector at http://collector:4318/v1/logs takes none: "
-        "ConnectionRefusedError: [Errno 111] Connection refused"
-    )
-    assert said(caplog) == [("holdfast", line)]
+    [(logger, line)] = said(caplog)
+    assert logger == "holdfast"
+    assert "http://collector:4318/v1/logs" in line
+    assert "ConnectionRefusedError" in line
     assert [one_line.export([]) for _ in range(2)] == [True, False]
     one_line.shutdown()
     assert said(caplog)[1:] == [("holdfast", line)]
@@ -78,18 +79,17 @@ def test_what_the_program_itself_sends_is_logged_as_ever(caplog: pytest.LogCaptu
     assert [name for name, _ in said(caplog)] == [LIBRARY, LIBRARY]
 
 
-def test_an_exporter_that_raises_is_one_that_took_nothing(
+def test_an_exporter_that_raises_has_failed(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     exporter = Exporter("http://me:secret@collector/")
     exporter.answers = [ValueError("two\nlines")]
     assert OneLineExporter(exporter, "metrics").export([], timeout_millis=5) is False
     assert exporter.options == {"timeout_millis": 5}
-    line = (
-        "metrics: the OpenTelemetry collector at http://collector/ takes none: "
-        "ValueError: two lines"
-    )
-    assert said(caplog) == [("holdfast", line)]
+    [(_, line)] = said(caplog)
+    assert "http://collector/" in line
+    assert "secret" not in line
+    assert "ValueError: two lines" in line
 
 
 @pytest.mark.parametrize(

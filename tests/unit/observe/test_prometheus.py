@@ -1,71 +1,141 @@
-"""The endpoint over real sockets."""
+"""The text against the parser of Prometheus's own client, and the endpoint over real sockets."""
 
 from __future__ import annotations
 
+import math
 import urllib.error
 import urllib.request
-from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.observe.metrics.families import Family
-from holdfast.observe.metrics.prometheus import MetricsEndpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from holdfast.observe.metrics.families import SECONDS, Family, Histogram
+from holdfast.observe.metrics.prometheus import (
+    LABEL_CHARS_MAX,
+    MetricsEndpoint,
+    number_text,
+    render,
+)
 
 PATIENCE_S = 20
 
 
-def collect() -> list[Family]:
-    return [Family("up", "gauge", "Up").add(1, job='"quoted"')]
+def read(family: Family) -> tuple[dict[str, str], float]:
+    """Return labels and value of a family's only sample, as the parser finds them."""
+    [found] = text_string_to_metric_families(render([family]).decode())
+    [sample] = found.samples
+    return sample.labels, sample.value
 
 
-@pytest.fixture
-def endpoint() -> Iterator[MetricsEndpoint]:
-    serving = MetricsEndpoint(collect)
-    serving.start()
-    yield serving
-    serving.close()
+def test_the_text_to_the_letter() -> None:
+    times = Histogram((0.5, 2.0))
+    times.observe(1.25)
+    families = [
+        Family("up", "gauge", "Whether it\nis \\ up").add(1, host="a").add(0, host="b"),
+        Family("seen_total", "counter", "How many").add(3),
+        Family("took_seconds", "histogram", "How long").add(times, stage="stop"),
+        Family("empty", "gauge", "Nothing yet"),
+    ]
+    text = render(families).decode()
+    assert text.splitlines() == [
+        r"# HELP up Whether it\nis \\ up",
+        "# TYPE up gauge",
+        'up{host="a"} 1',
+        'up{host="b"} 0',
+        "# HELP seen_total How many",
+        "# TYPE seen_total counter",
+        "seen_total 3",
+        "# HELP took_seconds How long",
+        "# TYPE took_seconds histogram",
+        'took_seconds_bucket{stage="stop",le="0.5"} 0',
+        'took_seconds_bucket{stage="stop",le="2"} 1',
+        'took_seconds_bucket{stage="stop",le="+Inf"} 1',
+        'took_seconds_sum{stage="stop"} 1.25',
+        'took_seconds_count{stage="stop"} 1',
+    ]
+    assert [one.documentation for one in text_string_to_metric_families(text)] == [
+        one.help_text for one in families[:3]
+    ]
 
 
-def test_what_is_fetched_is_what_prometheus_reads(
-    endpoint: MetricsEndpoint, caplog: pytest.LogCaptureFixture
+LABELS = st.text(max_size=LABEL_CHARS_MAX) | st.text(alphabet='\\"\n{}=, n', max_size=12)
+
+
+@given(st.dictionaries(st.sampled_from(["a", "b_2", "run_id"]), LABELS, min_size=1), st.floats())
+def test_labels_and_numbers_come_back_as_they_were(labels: dict[str, str], value: float) -> None:
+    found, number = read(Family("up", "gauge", "Up").add(value, **labels))
+    assert found == labels
+    assert number == value or (math.isnan(number) and math.isnan(value))
+
+
+def test_numbers_are_short_and_labels_limited() -> None:
+    values = (3.0, 0.25, 2.0**60, math.inf, -math.inf, math.nan, True)
+    assert [number_text(one) for one in values] == [
+        "3", "0.25", "1.152921504606847e+18", "+Inf", "-Inf", "NaN", "1",
+    ]  # fmt: skip
+    found, _ = read(Family("up", "gauge", "Up").add(1, a="x" * 999, b="\ud800"))
+    assert found == {"a": "x" * LABEL_CHARS_MAX, "b": "?"}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "label"),
+    [
+        ("no-dash", "gauge", "a"), ("1st", "gauge", "a"), ("up", "meter", "a"),
+        ("up", "counter", "a"), ("up_total", "gauge", "a"), ("up", "gauge", "no-dash"),
+        ("up", "gauge", "__name__"), ("up", "gauge", "le"),
+    ],
+)  # fmt: skip
+def test_an_invalid_name_is_refused(name: str, kind: str, label: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}|{label}"):
+        Family(name, kind, "").add(1, **{label: 1})
+
+
+@given(st.lists(st.floats(0, 1e6) | st.sampled_from(SECONDS)))
+def test_a_histogram_counts_up_to_each_bound(values: list[float]) -> None:
+    times = Histogram(SECONDS)
+    before = times.copy()
+    for value in values:
+        times.observe(value)
+    counts = [count for _, count in times.cumulative()]
+    assert counts == [sum(one <= bound for one in values) for bound in (*SECONDS, math.inf)]
+    assert (times.count, times.sum) == (len(values), pytest.approx(sum(values)))
+    assert before.count == sum(before.counts) == 0
+
+
+def test_a_histogram_takes_negative_times_as_zero_and_no_odd_bounds() -> None:
+    times = Histogram((1.0,))
+    times.observe(-3.0)
+    assert (times.sum, times.cumulative()[0]) == (0.0, (1.0, 1))
+    for bounds in ((2.0, 1.0), (1.0, 1.0), (1.0, math.inf)):
+        with pytest.raises(ValueError, match="bounds"):
+            Histogram(bounds)
+
+
+def test_the_endpoint_serves_this_host_what_prometheus_reads(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO", "holdfast")
+    endpoint = MetricsEndpoint(lambda: [Family("up", "gauge", "Up").add(1, job='"quoted"')])
+    endpoint.start()
+    assert endpoint.url == f"http://127.0.0.1:{endpoint.port}/metrics"
+    assert endpoint.url in caplog.text
     with urllib.request.urlopen(endpoint.url, timeout=PATIENCE_S) as answer:
         assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
         [family] = text_string_to_metric_families(answer.read().decode())
     assert family.samples[0].labels == {"job": '"quoted"'}
-
-
-def test_nothing_else_is_there(endpoint: MetricsEndpoint) -> None:
     with pytest.raises(urllib.error.HTTPError, match="404") as caught:
         urllib.request.urlopen(endpoint.url + "/more", timeout=PATIENCE_S)
     caught.value.close()
-
-
-def test_it_is_on_this_host_alone_and_tells_where(caplog: pytest.LogCaptureFixture) -> None:
-    serving = MetricsEndpoint(collect)
-    caplog.set_level("INFO", "holdfast")
-    serving.start()
-    assert serving.port
-    assert serving.url == f"http://127.0.0.1:{serving.port}/metrics"
-    assert caplog.messages == [f"metrics: {serving.url}"]
-    serving.close()
-
-
-def test_an_address_with_colons_is_written_in_brackets() -> None:
-    assert MetricsEndpoint(collect, host="::1", port=9400).url == "http://[::1]:9400/metrics"
-
-
-def test_a_port_in_use_names_the_flag(endpoint: MetricsEndpoint) -> None:
-    with pytest.raises(EnvironmentProblem, match=r"^--metrics-port: cannot listen .*in use"):
-        MetricsEndpoint(collect, port=endpoint.port).start()
+    with pytest.raises(EnvironmentProblem, match=r"^--metrics-port: "):
+        MetricsEndpoint(list, port=endpoint.port).start()
+    endpoint.close()
+    assert MetricsEndpoint(list, host="::1", port=9400).url == "http://[::1]:9400/metrics"
 
 
 @pytest.mark.parametrize("host", ["203.0.113.7", "no.such.host.invalid"])
 def test_an_address_that_is_not_ours_names_its_own_flag(host: str) -> None:
-    with pytest.raises(EnvironmentProblem, match=rf"^--metrics-addr: cannot listen at {host}: "):
-        MetricsEndpoint(collect, host=host).start()
+    with pytest.raises(EnvironmentProblem, match=rf"^--metrics-addr: .*{host}"):
+        MetricsEndpoint(list, host=host).start()

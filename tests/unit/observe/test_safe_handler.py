@@ -1,62 +1,111 @@
+"""One guard for handlers and observers: the first failure is reported, three in a row drop it."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from event_fakes import Failing, Keeping, event, names
 
+from holdfast.observe.lifecycle import GenerationStopped, LifecycleEvent, Observers
+from holdfast.observe.metrics import handlers
+from holdfast.observe.metrics.handlers import MetricData, MetricHandler, configure, put_metric
 from holdfast.observe.safe_handler import FAULTS_MAX, SafeHandler
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Callable
 
 
-def test_a_handler_gets_events_at_once() -> None:
-    handler = Keeping()
-    guarded = SafeHandler(handler, "mine")
-    guarded.record(event("a"))
-    guarded.record(event("b"))
-    assert names(handler.got) == ["a", "b"]
-    guarded.flush(0)
-    guarded.close(0)
-    assert handler.calls == ["flush", "close"]
+class Fragile(MetricHandler):
+    """An event handler, a metric handler and an observer: what comes to it as `bad` fails."""
+
+    name = "the fragile one"
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def take(self, item: str) -> None:
+        self.calls += 1
+        if item == "bad":
+            raise ValueError("no\nway")
+
+    def emit(self, metric_data: MetricData) -> None:
+        self.take(metric_data.name)
+
+    def __call__(self, event: LifecycleEvent) -> None:
+        assert isinstance(event, GenerationStopped)
+        self.take("bad" if event.generation else "good")
 
 
-def test_one_that_raises_is_named_once(said: pytest.LogCaptureFixture) -> None:
-    guarded = SafeHandler(Failing(), "mine")
-    for name in ("bad 1", "good", "bad 2", "good", "bad 3", "good", "bad 4"):
-        guarded.record(event(name))
-    assert said.messages == ["the event handler mine failed: ValueError: cannot do bad 1"]
-    assert not guarded.is_dropped
-    guarded.close(0)
-    assert said.messages[1:] == ["4 events were not recorded by the event handler mine"]
-    guarded.close(0)
-    assert len(said.messages) == 2
-
-
-def test_one_that_stays_faulty_is_dropped(said: pytest.LogCaptureFixture) -> None:
+def as_event_handler(fragile: Fragile) -> Callable[[str], object]:
     handler = Failing()
-    guarded = SafeHandler(handler, "mine")
+    safe = SafeHandler(handler, "mine")
+
+    def send(item: str) -> None:
+        safe.record(event(item))
+        fragile.calls = len(handler.got)
+
+    return send
+
+
+def as_metric_handler(fragile: Fragile) -> Callable[[str], object]:
+    configure(fragile)
+    return lambda item: put_metric(item, 1)
+
+
+def as_observer(fragile: Fragile) -> Callable[[str], object]:
+    observers = Observers()
+    observers.add(fragile)
+    return lambda item: observers.notify(GenerationStopped(0.0, int(item == "bad")))
+
+
+GUARDED = pytest.mark.parametrize("guarded", [as_event_handler, as_metric_handler, as_observer])
+
+
+@GUARDED
+def test_one_that_fails_in_a_row_is_reported_once_and_dropped(
+    guarded: Callable[[Fragile], Callable[[str], object]], said: pytest.LogCaptureFixture
+) -> None:
+    fragile = Fragile()
+    send = guarded(fragile)
+    for _ in range(FAULTS_MAX + 2):
+        send("bad")
+    assert fragile.calls == FAULTS_MAX
+    assert len(said.messages) == 2  # The first failure, and that it was dropped.
+    assert "ValueError" in said.messages[0]
+
+
+@GUARDED
+def test_one_that_recovers_is_kept(
+    guarded: Callable[[Fragile], Callable[[str], object]], said: pytest.LogCaptureFixture
+) -> None:
+    fragile = Fragile()
+    send = guarded(fragile)
+    for item in ("bad", "bad", "good") * FAULTS_MAX:
+        send(item)
+    assert fragile.calls == 3 * FAULTS_MAX
+    assert len(said.messages) == 1
+
+
+def test_what_was_missed_is_reported_once(said: pytest.LogCaptureFixture) -> None:
+    handler = Failing()
+    safe = SafeHandler(handler, "mine")
     for number in range(FAULTS_MAX + 2):
-        guarded.record(event(f"bad {number}"))
-    assert guarded.is_dropped
-    assert len(handler.got) == FAULTS_MAX
-    assert said.messages[1:] == [
-        f"the event handler mine failed {FAULTS_MAX} times in a row: it gets no more events"
-    ]
-    guarded.close(0)
-    assert handler.calls == []
-    assert said.messages[2:] == [
-        f"{FAULTS_MAX + 2} events were not recorded by the event handler mine"
-    ]
+        safe.record(event(f"bad {number}"))
+    safe.close(0)
+    safe.close(0)
+    assert handler.calls == []  # A dropped handler is not even closed.
+    assert len(said.messages) == 3
+    assert f"{FAULTS_MAX + 2} events" in said.messages[2]
 
 
-def test_one_that_cannot_be_closed_hurts_nobody(said: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_cannot_be_closed_hurts_nobody(said: pytest.LogCaptureFixture) -> None:
     class Unclosable(Keeping):
         def close(self) -> None:
             raise OSError("stays open")
 
     SafeHandler(Unclosable(), "mine").close(0)
-    assert said.messages == ["the event handler mine failed: OSError: stays open"]
+    assert len(said.messages) == 1
 
 
 def test_a_handler_needs_only_to_record() -> None:
@@ -67,8 +116,48 @@ def test_a_handler_needs_only_to_record() -> None:
             self.got += 1
 
     bare = Bare()
-    guarded = SafeHandler(bare, "bare")  # type: ignore[arg-type]
-    guarded.record(event())
-    guarded.flush(0)
-    guarded.close(0)
+    safe = SafeHandler(bare, "bare")  # type: ignore[arg-type]
+    safe.record(event())
+    safe.flush(0)
+    safe.close(0)
     assert bare.got == 1
+
+
+def test_an_observer_that_fails_keeps_nothing_from_the_others() -> None:
+    received: list[LifecycleEvent] = []
+    observers = Observers()
+    assert not observers
+    observers.add(Fragile())
+    observers.add(received.append)
+    assert observers
+    for _ in range(FAULTS_MAX + 1):
+        observers.notify(GenerationStopped(0.0, 1))
+    assert len(received) == FAULTS_MAX + 1
+
+
+def test_a_metric_handler_that_is_configured_again_begins_anew() -> None:
+    fragile = Fragile()
+    configure(fragile)
+    for _ in range(FAULTS_MAX + 1):
+        put_metric("bad", 1)
+    configure(fragile)
+    put_metric("good", 1)
+    assert fragile.calls == FAULTS_MAX + 1
+
+
+def test_only_so_many_faulty_metric_handlers_are_remembered() -> None:
+    for _ in range(handlers.FAULTY_MAX + 10):
+        configure(Fragile())
+        put_metric("bad", 1)
+    assert len(handlers._faulty) == handlers.FAULTY_MAX
+
+
+def test_events_come_at_once_and_in_order() -> None:
+    handler = Keeping()
+    safe = SafeHandler(handler, "mine")
+    safe.record(event("a"))
+    safe.record(event("b"))
+    assert names(handler.got) == ["a", "b"]
+    safe.flush(0)
+    safe.close(0)
+    assert handler.calls == ["flush", "close"]

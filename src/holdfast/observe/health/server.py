@@ -1,16 +1,15 @@
-"""The server that probes ask: liveness and readiness as Kubernetes wants them, by HTTP.
+"""The HTTP server of health checks: liveness and readiness as Kubernetes probes them.
 
 ====================================  =========================================================
-`GET /healthz`, `/livez` and `/`      200 while the agent gave a sign of life within `timeout`
-`GET /readyz`                         200 while, besides, the workers of the generation run
+`GET /healthz`, `/livez` and `/`      200 while the agent's loop answered within `timeout`
+`GET /readyz`                         200 while, in addition, the generation's workers run
 ====================================  =========================================================
 
-All else is 503, with the reason in one line of text. The one thing to know: the answer is found at
-the moment of the question. A process that is stopped as a whole answers nobody, which is a failed
-probe as well.
+Otherwise it is 503, with the reason in one line of text. The state is read at the time of the
+request. A process that is stopped as a whole does not answer, which is a failed probe as well.
 
-A probe comes to the pod's own address, so this listens on every address of the machine. It tells
-two bits and one line about them, and takes nothing.
+A probe comes to the pod's own address, so this listens on every address of the machine. It gives
+out two bits and one line about them, and accepts nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 PORT_VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 TIMEOUT_VARIABLE = "HOLDFAST_HEALTH_TIMEOUT"
 TIMEOUT_S = 60
-"""How long an agent may be silent before it counts as dead, as in TorchElastic."""
+"""How long an agent may be silent before it counts as dead; TorchElastic's."""
 PORT_MAX = 65535
 PORT = re.compile("[0-9]{1,20}")
 SHOWN_CHARS_MAX = 80
@@ -88,16 +87,16 @@ class Readiness:
 class HealthCheckServer:
     """Answers probes from `start` until `stop`; both may be called at any time, also twice.
 
-    `alive_callback` returns the time of the last sign of life in seconds since 1970; it is called
-    in the server's thread for each probe, and should not take longer than a probe waits. After
-    `timeout` seconds without a sign the agent counts as dead. `port` 0 is any that is free; `port`
-    tells which once it is started.
+    `alive_callback` returns when the agent was last alive, in seconds since 1970; it is called in
+    the server's thread for each probe, and should not take longer than a probe waits. After
+    `timeout` seconds the agent counts as dead. Port 0 is any free one; `port` tells which once the
+    server is started.
 
-    `ready_callback` returns why the workers do not run, or nothing if they do. Without one, whoever
-    lives is ready. `host` is where to listen, every address unless given. `name` is what the person
-    reads before the reason if the port cannot be had.
+    `ready_callback` returns why the workers do not run, or nothing if they do. Without one, a live
+    agent is ready. `host` is where to listen, every address by default. `name` is the prefix of the
+    error if the port cannot be bound.
 
-    Subclasses of TorchElastic's override `start` and `stop`, and can do so here.
+    Subclasses may override `start` and `stop`, as those of TorchElastic's do.
     """
 
     def __init__(
@@ -119,13 +118,13 @@ class HealthCheckServer:
         self._server: HttpServer | None = None
 
     def start(self) -> None:
-        """Listen from now on; raise `EnvironmentProblem` if the port cannot be had."""
+        """Listen from now on; raise `EnvironmentProblem` if the port cannot be bound."""
         if self._server is not None:
             return
         listener = listen_tcp(self._host, self._port, name=self._name)
         self._server = server = HttpServer(listener, self._respond, name=self._name)
-        say = console.info if self._port else console.notice
-        say(f"health checks at port {server.port}")
+        log = console.info if self._port else console.notice
+        log(f"health checks at port {server.port}")
 
     def stop(self) -> None:
         """Free the port."""
@@ -135,12 +134,12 @@ class HealthCheckServer:
 
     @property
     def alive_callback(self) -> Callable[[], float]:
-        """What is asked for the last sign of life."""
+        """The function that returns when the agent was last alive."""
         return self._alive_callback
 
     @property
     def port(self) -> int:
-        """Where it listens; 0 before `start` if any port will do."""
+        """The port it listens at; 0 before `start` if any free one will do."""
         return self._server.port if self._server is not None else self._port
 
     def _respond(self, request: HttpRequest) -> HttpResponse:
@@ -151,7 +150,7 @@ class HealthCheckServer:
             reason = self._why_dead() or self._why_unready()
         else:
             known = ", ".join((*LIVENESS[1:], READINESS))
-            return HttpResponse(404, PLAIN, f"nothing is here; probes: {known}\n".encode())
+            return HttpResponse(404, PLAIN, f"not found; probes: {known}\n".encode())
         if reason:
             return HttpResponse(503, PLAIN, f"{_one_line(reason)}\n".encode())
         return HttpResponse(200, PLAIN, b"ok\n")
@@ -159,12 +158,12 @@ class HealthCheckServer:
     def _why_dead(self) -> str:
         try:
             silent_s = time.time() - self._alive_callback()
-        except Exception as problem:  # noqa: BLE001 (whoever wrote it; what it means is known)
-            return f"the agent cannot say if it lives: {type(problem).__name__}: {problem}"
-        # A time that is not a number is no sign of life. One in the future is: clocks are set.
+        except Exception as problem:  # noqa: BLE001 (a callback may raise anything)
+            return f"the liveness check failed: {type(problem).__name__}: {problem}"
+        # A time that is not a number counts as dead. One in the future counts as alive: clocks are set.
         if silent_s <= self._timeout:
             return ""
-        return f"the agent has given no sign of life for {silent_s:.0f} s"
+        return f"the agent has not responded for {silent_s:.0f} s"
 
     def _why_unready(self) -> str:
         if self._ready_callback is None:
@@ -172,7 +171,7 @@ class HealthCheckServer:
         try:
             return self._ready_callback()
         except Exception as problem:  # noqa: BLE001 (as above)
-            return f"the agent cannot say if it is ready: {type(problem).__name__}: {problem}"
+            return f"the readiness check failed: {type(problem).__name__}: {problem}"
 
 
 def create_healthcheck_server(
@@ -189,15 +188,15 @@ def server_from_environment(
 ) -> HealthCheckServer | None:
     """Return the server that `TORCHELASTIC_HEALTH_CHECK_PORT` asks for, still to be started.
 
-    A value that is no port is said in one line, and means none.
+    A value that is not a port is warned about, and means none.
     """
     given = environ.get(PORT_VARIABLE, "")
     if not given:
         return None
     if not (PORT.fullmatch(given) and int(given) <= PORT_MAX):
         console.warning(
-            f"{PORT_VARIABLE}={given[:SHOWN_CHARS_MAX]!r} is not a port from 0 to {PORT_MAX}: "
-            "no health checks"
+            f"{PORT_VARIABLE}={given[:SHOWN_CHARS_MAX]!r} is not a port from 0 to {PORT_MAX}; "
+            "there are no health checks"
         )
         return None
     return HealthCheckServer(
@@ -218,7 +217,9 @@ def _timeout_from(environ: Mapping[str, str]) -> float:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        console.warning(f"{TIMEOUT_VARIABLE}={given!r} is no number of seconds: it is {TIMEOUT_S}")
+        console.warning(
+            f"{TIMEOUT_VARIABLE}={given!r} is not a number of seconds; using {TIMEOUT_S}"
+        )
         return TIMEOUT_S
     return seconds
 

@@ -1,0 +1,292 @@
+"""The health checks: of a live, a wedged and a stopped agent."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.core.supervision import StopReason
+from holdfast.elastic.agent.server.health_check_server import create_healthcheck_server
+from holdfast.errors import EnvironmentProblem
+from holdfast.observe.health.loop_probe import FRESH_S, LoopProbe
+from holdfast.observe.health.server import HealthCheckServer, Readiness, server_from_environment
+from holdfast.observe.lifecycle import GenerationStopped, GenerationStopping
+from recorded_runs import ended, exited, started
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PORT, TIMEOUT = "TORCHELASTIC_HEALTH_CHECK_PORT", "HOLDFAST_HEALTH_TIMEOUT"
+
+
+@contextmanager
+def serving(server: HealthCheckServer) -> Iterator[HealthCheckServer]:
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+def get(port: int, path: str = "/healthz", host: str = "127.0.0.1") -> tuple[int, str]:
+    connection = http.client.HTTPConnection(host, port, timeout=30)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        assert response.getheader("Content-Type") == "text/plain; charset=utf-8"
+        text = response.read().decode()
+        assert text.count("\n") == 1
+        return response.status, text
+    finally:
+        connection.close()
+
+
+def test_a_live_agent_passes_every_probe_on_every_address() -> None:
+    with serving(create_healthcheck_server(lambda: int(time.time()), 0, 60)) as server:
+        for path in ("/", "/healthz", "/livez", "/readyz", "/healthz?verbose=1"):
+            assert get(server.port, path) == (200, "ok\n")
+        assert get(server.port, host="127.0.0.2")[0] == 200
+        assert get(server.port, "/metrics")[0] == 404
+
+
+@pytest.mark.parametrize(
+    "alive",
+    [lambda: time.time() - 100, lambda: float("nan"), lambda: "soon", lambda: 1 / 0],
+)
+def test_an_agent_that_does_not_respond_is_dead_and_not_ready(alive: object) -> None:
+    with serving(HealthCheckServer(alive, 0, 60)) as server:  # type: ignore[arg-type]
+        assert get(server.port)[0] == get(server.port, "/readyz")[0] == 503
+
+
+def test_readiness_has_its_own_reason() -> None:
+    reasons = ["worker 3\nhas failed", ""]
+    with serving(HealthCheckServer(time.time, 0, 60, ready_callback=lambda: reasons[0])) as server:
+        assert get(server.port, "/readyz") == (503, "worker 3 has failed\n")
+        assert get(server.port, "/livez")[0] == 200
+        reasons.pop(0)
+        assert get(server.port, "/readyz")[0] == 200
+        reasons.clear()
+        assert get(server.port, "/readyz")[0] == 503  # The callback raises.
+
+
+def test_ready_exactly_while_all_workers_run() -> None:
+    readiness = Readiness()
+    assert readiness.why_not()
+    for event, is_ready in (
+        (started(0.0, 0.1, 0), True),
+        (exited(0.0, 1, failed=True), False),
+        (GenerationStopping(0.0, 0, StopReason.WORKER_FAILED), False),
+        (GenerationStopped(0.0, 0), False),
+        (started(0.0, 0.1, 2), True),
+        (exited(0.0, 0, failed=True, generation=1), True),  # Of an earlier generation.
+        (GenerationStopping(0.0, 1, StopReason.REGROUP), True),
+        (GenerationStopped(0.0, 1), True),
+        (exited(0.0, 0, failed=False, generation=2), True),
+        (exited(0.0, 1, failed=False, generation=2), False),
+        (ended(0.0, "succeeded", 1), False),
+    ):
+        readiness(event)
+        assert (readiness.why_not() == "") is is_ready, event
+
+
+def test_starting_and_stopping_twice_is_once() -> None:
+    server = HealthCheckServer(time.time, 0, 60)
+    server.stop()
+    server.start()
+    port = server.port
+    server.start()
+    assert server.port == port > 0
+    with pytest.raises(EnvironmentProblem, match=rf"^health checks: .*{port}"):
+        HealthCheckServer(time.time, port, 60).start()
+    server.stop()
+    server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_the_environment_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    assert server_from_environment({}, time.time) is None
+    server = server_from_environment({PORT: "80", TIMEOUT: "2.5"}, time.time)
+    assert server is not None
+    assert (server.port, server._timeout) == (80, 2.5)
+    assert caplog.messages == []
+    for wrong in ("http", "-1", "65536", "\u0663", "9" * 5000):
+        assert server_from_environment({PORT: wrong}, time.time) is None
+        assert f"{PORT}='{wrong[:50]}" in caplog.messages[-1]
+        assert len(caplog.messages[-1]) < 200
+    for wrong in ("0", "nan", "inf", "soon"):
+        server = server_from_environment({PORT: "80", TIMEOUT: wrong}, time.time)
+        assert server is not None
+        assert server._timeout == 60
+        assert f"{TIMEOUT}={wrong!r}" in caplog.messages[-1]
+
+
+class Loop:
+    """What an agent's loop is to a probe: it waits for all that may happen, and answers."""
+
+    def __init__(self) -> None:
+        self.probe = LoopProbe()
+        self.turns = 0
+        self.may_turn = threading.Event()
+        self.may_turn.set()
+        self.is_over, self.end = os.pipe()
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self) -> None:
+        poll = select.poll()
+        poll.register(self.probe.fileno(), select.POLLIN)
+        poll.register(self.is_over, select.POLLIN)
+        while self.is_over not in dict(poll.poll()):
+            self.may_turn.wait()
+            self.probe.answer()
+            self.turns += 1
+
+    def close(self) -> None:
+        self.may_turn.set()
+        os.close(self.end)
+        self.thread.join()
+        os.close(self.is_over)
+        self.probe.close()
+
+
+@pytest.fixture
+def loop() -> Iterator[Loop]:
+    one = Loop()
+    yield one
+    one.close()
+
+
+def test_a_wedged_loop_fails_until_it_turns_again(loop: Loop) -> None:
+    with serving(HealthCheckServer(loop.probe.alive_time, 0, 0.2)) as server:
+        assert get(server.port)[0] == 200
+        loop.may_turn.clear()
+        deadline = time.monotonic() + 30
+        for status in (503, 200):
+            while get(server.port)[0] != status:
+                assert time.monotonic() < deadline
+            loop.may_turn.set()
+
+
+def test_an_idle_loop_turns_once_for_each_probe(loop: Loop) -> None:
+    for number in range(3):
+        loop.probe._answered_at = 0.0
+        loop.probe.alive_time()
+        assert loop.turns == number + 1
+    loop.probe._answered_at = time.monotonic() + 3600
+    loop.probe.alive_time()  # A fresh answer serves the next probe too.
+    assert loop.turns == 3
+
+
+def test_one_answer_serves_all_that_probe(loop: Loop) -> None:
+    answered: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: answered.append(loop.probe.probe(60))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answered == [True] * 8
+
+
+@pytest.fixture
+def probe() -> Iterator[LoopProbe]:
+    one = LoopProbe()
+    yield one
+    one.close()
+
+
+def test_a_loop_is_silent_since_the_first_probe_without_an_answer(probe: LoopProbe) -> None:
+    probe.answer()
+    before = time.monotonic()
+    assert not probe.probe(0.01)
+    after = time.monotonic()
+    assert not probe.probe(0.01)
+    assert time.monotonic() - after <= probe.silent_s() <= time.monotonic() - before
+    probe.answer()
+    assert probe.silent_s() == 0.0
+
+
+def test_time_that_an_earlier_probe_waited_counts(
+    probe: LoopProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(probe, "_answered_at", now - 2 * FRESH_S)
+    monkeypatch.setattr(probe, "_asked_at", now - 100)
+    limits: list[float] = []
+    monkeypatch.setattr(probe, "probe", limits.append)
+    assert time.time() - probe.alive_time() >= 100
+    assert limits == [0.0]
+
+
+def test_a_loop_that_is_busy_need_not_answer(probe: LoopProbe) -> None:
+    assert not probe.probe(0.01)
+    with probe.busy("rendezvous"):
+        assert probe.probe(60)
+        assert probe.silent_s() == 0.0
+    assert probe.silent_s() == 0.0
+    assert not probe.probe(0.01)
+
+
+@pytest.mark.parametrize("closes", [True, False])
+def test_a_probe_ends_when_the_loop_becomes_busy_or_is_closed(closes: bool) -> None:
+    probe = LoopProbe()
+    answered: list[bool] = []
+    thread = threading.Thread(target=lambda: answered.append(probe.probe(60)))
+    thread.start()
+    poll = select.poll()
+    poll.register(probe.fileno(), select.POLLIN)
+    assert poll.poll(30_000)
+    if closes:
+        probe.close()
+        thread.join()
+    else:
+        with probe.busy("rendezvous"):
+            thread.join()
+    assert answered == [not closes]
+    probe.close()
+    probe.answer()
+    assert not probe.probe(60)
+    assert probe.fileno() == -1
+
+
+STOPPED = """
+import time
+from holdfast.observe.health.server import HealthCheckServer
+server = HealthCheckServer(time.time, 0, 60)
+server.start()
+print(server.port, flush=True)
+input()
+server.stop()
+"""
+
+
+def test_a_stopped_agent_does_not_answer() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as agent:
+        assert agent.stdout is not None
+        port = int(agent.stdout.readline())
+        assert get(port)[0] == 200
+        agent.send_signal(signal.SIGSTOP)
+        os.waitpid(agent.pid, os.WUNTRACED)
+        with socket.create_connection(("127.0.0.1", port), timeout=0.3) as asking:
+            asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            with pytest.raises(TimeoutError):
+                asking.recv(1)
+        agent.send_signal(signal.SIGCONT)
+        assert get(port)[0] == 200
+        agent.communicate("\n")
+    assert agent.returncode == 0
