@@ -248,4 +248,4 @@ def test_writing_lines_loads_little_and_starts_no_thread(tmp_path: Path) -> None
 def test_every_public_name_is_there() -> None:
     assert [name for name in events.__all__ if getattr(events, name, None) is None] == []
     with pytest.raises(AttributeError):
-        _ = events.nothing  # type: ignore[attr-defined]
+        _ = events.nothing

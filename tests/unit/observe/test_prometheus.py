@@ -101,7 +101,8 @@ def test_a_histogram_counts_up_to_each_bound(values: list[float]) -> None:
         times.observe(value)
     counts = [count for _, count in times.cumulative()]
     assert counts == [sum(one <= bound for one in values) for bound in (*SECONDS, math.inf)]
-    assert (times.count, times.sum) == (len(values), pytest.approx(sum(values)))
+    assert times.count == len(values)
+    assert times.sum == pytest.approx(sum(values))
     assert before.count == sum(before.counts) == 0
 
 
