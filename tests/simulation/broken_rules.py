@@ -241,7 +241,7 @@ class Trusting(Leadership):
         return super()._begin(now, msgspec.structs.replace(answer, results=results), record)
 
 
-TOLD = View(run_id="", node="", incarnation=0, term=0, revision=2**50, role=NodeRole.WAITING)
+TOLD = View(run_id="any", node="any", incarnation=0, term=0, revision=2**50, role=NodeRole.WAITING)
 
 
 class NobodyLeadsAgain(EtcdSession):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import broken_rules as broken
 import pytest
 
-from holdfast.testing.sim import CHECKERS, Checker, Rules, simulate
+from holdfast.testing.sim import CHECKERS, Checker, Machines, simulate
 from holdfast.testing.sim.checkers import (
     BudgetKept,
     ClosedIsFinal,
@@ -24,67 +24,69 @@ from holdfast.testing.sim.checkers import (
 
 SEEDS_MAX = 40
 
-ON_ETCD: list[tuple[Rules, type[Checker], str]] = [
-    (Rules(session=broken.DeposedLeadersWrite), GenerationGrows, "pauses"),
-    (Rules(session=broken.NobodyIsToldAgain), RoundForms, "lossy"),
-    (Rules(session=broken.NobodyLeadsAgain), RoundForms, "crashes"),
-    (Rules(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
-    (Rules(rounds=broken.LossesCost), BudgetKept, "crashes"),
+ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
+    (Machines(etcd_session=broken.DeposedLeadersWrite), GenerationGrows, "pauses"),
+    (Machines(etcd_session=broken.NobodyIsToldAgain), RoundForms, "lossy"),
+    (Machines(etcd_session=broken.NobodyLeadsAgain), RoundForms, "crashes"),
+    (Machines(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
+    (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
 ]
 
-CASES: list[tuple[Rules, type[Checker], str]] = [
-    (Rules(rounds=broken.FreeRestarts), BudgetKept, "calm"),
-    (Rules(rounds=broken.LossesCost), BudgetKept, "crashes"),
-    (Rules(rounds=broken.LostKeepsItsRank), RoundForms, "crashes"),
-    (Rules(rounds=broken.SameGenerationAgain), GenerationGrows, "churn"),
-    (Rules(rounds=broken.RoundChangesUnseen), OneRound, "churn"),
-    (Rules(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
-    (Rules(rounds=broken.AdoptsAnIncompleteRound), OneRound, "coordinator"),
-    (Rules(rounds=broken.NeverAdopts), NoNeedlessRestart, "coordinator"),
-    (Rules(membership=broken.OldViewsCount), GenerationGrows, "lossy"),
-    (Rules(teamwork=broken.StartsBesideTheOld), OneGenerationPerNode, "calm"),
-    (Rules(rounds=broken.JoinersAreLeftOut), RoundForms, "churn"),
-    (Rules(rounds=broken.ClosedOpensAgain), ClosedIsFinal, "churn"),
-    (Rules(rounds=broken.OneIsEnough), ClosedIsFinal, "calm"),
-    (Rules(rounds=broken.NeverDone), JobEnds, "calm"),
-    (Rules(rounds=broken.RanksTurnedRound), RanksStable, "churn"),
-    (Rules(rounds=broken.RankZeroForTwo), RankOnce, "calm"),
-    (Rules(rounds=broken.SizeIsGuessed), SameRound, "churn"),
-    (Rules(rounds=broken.NoMaximum), SizeInBounds, "calm"),
-    (Rules(hosting=broken.NobodyIsEverLost), RoundForms, "crashes"),
+CASES: list[tuple[Machines, type[Checker], str]] = [
+    (Machines(rounds=broken.FreeRestarts), BudgetKept, "calm"),
+    (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
+    (Machines(rounds=broken.LostKeepsItsRank), RoundForms, "crashes"),
+    (Machines(rounds=broken.SameGenerationAgain), GenerationGrows, "churn"),
+    (Machines(rounds=broken.RoundChangesUnseen), OneRound, "churn"),
+    (Machines(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
+    (Machines(rounds=broken.AdoptsAnIncompleteRound), OneRound, "coordinator"),
+    (Machines(rounds=broken.NeverAdopts), NoNeedlessRestart, "coordinator"),
+    (Machines(session=broken.OldViewsCount), GenerationGrows, "lossy"),
+    (Machines(supervision=broken.StartsBesideTheOld), OneGenerationPerNode, "calm"),
+    (Machines(rounds=broken.JoinersAreLeftOut), RoundForms, "churn"),
+    (Machines(rounds=broken.ClosedOpensAgain), ClosedIsFinal, "churn"),
+    (Machines(rounds=broken.OneIsEnough), ClosedIsFinal, "calm"),
+    (Machines(rounds=broken.NeverDone), JobEnds, "calm"),
+    (Machines(rounds=broken.RanksTurnedRound), RanksStable, "churn"),
+    (Machines(rounds=broken.RankZeroForTwo), RankOnce, "calm"),
+    (Machines(rounds=broken.SizeIsGuessed), SameRound, "churn"),
+    (Machines(rounds=broken.NoMaximum), SizeInBounds, "calm"),
+    (Machines(coordinator=broken.NobodyIsEverLost), RoundForms, "crashes"),
 ]
 
 
-def name_of(rules: Rules) -> str:
-    changed = [value for name, value in vars(rules).items() if value != vars(Rules())[name]]
+def name_of(machines: Machines) -> str:
+    changed = [value for name, value in vars(machines).items() if value != vars(Machines())[name]]
     return " ".join(one.__name__ for one in changed)
 
 
 @pytest.mark.parametrize(
-    ("rules", "checker", "profile"), CASES, ids=[name_of(rules) for rules, _, _ in CASES]
+    ("machines", "checker", "profile"), CASES, ids=[name_of(machines) for machines, _, _ in CASES]
 )
-def test_broken_rules_are_caught(rules: Rules, checker: type[Checker], profile: str) -> None:
-    is_caught(rules, checker, profile, on_etcd=False)
+def test_broken_rules_are_caught(machines: Machines, checker: type[Checker], profile: str) -> None:
+    is_caught(machines, checker, profile, driver="coordinator")
 
 
 @pytest.mark.parametrize(
-    ("rules", "checker", "profile"), ON_ETCD, ids=[name_of(rules) for rules, _, _ in ON_ETCD]
+    ("machines", "checker", "profile"),
+    ON_ETCD,
+    ids=[name_of(machines) for machines, _, _ in ON_ETCD],
 )
 def test_rules_that_are_broken_on_etcd_are_caught(
-    rules: Rules, checker: type[Checker], profile: str
+    machines: Machines, checker: type[Checker], profile: str
 ) -> None:
-    is_caught(rules, checker, profile, on_etcd=True)
+    is_caught(machines, checker, profile, driver="etcd")
 
 
-def is_caught(rules: Rules, checker: type[Checker], profile: str, *, on_etcd: bool) -> None:
+def is_caught(machines: Machines, checker: type[Checker], profile: str, *, driver: str) -> None:
     for seed in range(SEEDS_MAX):
         result = simulate(
             seed,
-            nodes=9 if on_etcd else 5,
+            nodes=5 if driver == "coordinator" else 9,
             minutes=1.7,
             profile=profile,
-            on_etcd=on_etcd,
-            rules=rules,
+            driver=driver,
+            machines=machines,
             checkers=[checker],
         )
         if result.violation:

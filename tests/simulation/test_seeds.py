@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.testing.sim import PROFILES, mixed, simulate
+from holdfast.testing.sim import DRIVERS, PROFILES, mixed, simulate
 
 MINUTES = 1.6
 SEEDS_IN_A_TEST = 40
@@ -16,9 +16,9 @@ SEEDS = 320
 
 
 def held(
-    seed: int, *, nodes: int, profile: str, minutes: float = MINUTES, on_etcd: bool = False
+    seed: int, *, nodes: int, profile: str, minutes: float = MINUTES, driver: str = "coordinator"
 ) -> int:
-    result = simulate(seed, nodes=nodes, minutes=minutes, profile=profile, on_etcd=on_etcd)
+    result = simulate(seed, nodes=nodes, minutes=minutes, profile=profile, driver=driver)
     assert not result.violation, (
         f"{result.invariant}: {result.violation}; {result.command}\n"
         + "\n".join(result.story[-40:])
@@ -26,25 +26,25 @@ def held(
     return result.steps
 
 
-@pytest.mark.parametrize("on_etcd", [False, True], ids=["coordinator", "etcd"])
+@pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("first", range(0, SEEDS, SEEDS_IN_A_TEST))
-def test_every_invariant_holds(first: int, *, on_etcd: bool) -> None:
+def test_every_invariant_holds(first: int, driver: str) -> None:
     steps = 0
     for seed in range(first, first + SEEDS_IN_A_TEST):
         profile, nodes = mixed(seed)
-        steps += held(seed, nodes=nodes, profile=profile, on_etcd=on_etcd)
+        steps += held(seed, nodes=nodes, profile=profile, driver=driver)
     assert steps > SEEDS_IN_A_TEST * 300, "next to nothing happened"
 
 
-@pytest.mark.parametrize("on_etcd", [False, True], ids=["coordinator", "etcd"])
+@pytest.mark.parametrize("driver", DRIVERS)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_every_invariant_holds_with_many_nodes(profile: str, *, on_etcd: bool) -> None:
-    held(7, nodes=32, profile=profile, on_etcd=on_etcd)
+def test_every_invariant_holds_with_many_nodes(profile: str, driver: str) -> None:
+    held(7, nodes=32, profile=profile, driver=driver)
 
 
-@pytest.mark.parametrize("on_etcd", [False, True], ids=["coordinator", "etcd"])
-def test_every_invariant_holds_for_longer(*, on_etcd: bool) -> None:
-    steps = held(11, nodes=16, profile="everything", minutes=8.0, on_etcd=on_etcd)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_every_invariant_holds_for_longer(driver: str) -> None:
+    steps = held(11, nodes=16, profile="everything", minutes=8.0, driver=driver)
     assert steps > 10_000
 
 
@@ -55,7 +55,7 @@ def test_every_invariant_holds_for_longer(*, on_etcd: bool) -> None:
 @pytest.mark.parametrize("seed", [18, 65, 73, 831, 1375, 2083, 201396, 203135])
 def test_what_went_wrong_once_does_not_again(seed: int) -> None:
     profile, nodes = mixed(seed)
-    held(seed, nodes=nodes, profile=profile, on_etcd=True)
+    held(seed, nodes=nodes, profile=profile, driver="etcd")
 
 
 def test_seeds_in_a_row_have_all_profiles_and_few_and_many_nodes() -> None:

@@ -24,6 +24,10 @@ NODES_MAX = 10_000
 MINUTES_MAX = 10_000.0
 VIOLATED = 1
 
+DRIVER_HELP = {
+    "coordinator": "one process that may die and be replaced",
+    "etcd": "the nodes themselves, one of them leading; the coordinator's faults are etcd's",
+}
 DESCRIPTION = """\
 Run simulated jobs of many nodes in virtual time: the decisions are the real ones,
 the network, the clocks and the workers are not. Every invariant is checked after
@@ -35,7 +39,7 @@ examples:
       one run with all kinds of faults
   holdfast simulate --seed 7 --profile coordinator --story
       what happens when the coordinator dies, line by line
-  holdfast simulate --seed 7 --profile coordinator --on-etcd --story
+  holdfast simulate --seed 7 --profile coordinator --driver etcd --story
       what happens when etcd, or the node that leads, dies
   holdfast simulate --seeds 1:10000
       many runs, with a profile and a number of nodes that depend on the seed
@@ -47,7 +51,7 @@ that run is shown, and the command that shows it again.
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `holdfast simulate`."""
-    from holdfast.testing.sim import MINUTES, NODES, PROFILES
+    from holdfast.testing.sim import DRIVERS, MINUTES, NODES, PROFILES
 
     parser = VerbParser(
         prog="holdfast simulate",
@@ -82,10 +86,12 @@ def build_parser() -> argparse.ArgumentParser:
         + "; ".join(f"{name}: {profile.about}" for name, profile in PROFILES.items()),
     )
     parser.add_argument(
-        "--on-etcd",
-        action="store_true",
-        help="the job lies on a simulated etcd and its nodes lead themselves; the faults of the "
-        "coordinator are etcd's",
+        "--driver",
+        choices=list(DRIVERS),
+        default="coordinator",
+        metavar="NAME",
+        help="who decides for a job (default coordinator): "
+        + "; ".join(f"{name}: {about}" for name, about in DRIVER_HELP.items()),
     )
     parser.add_argument(
         "--story", action="store_true", help="print all that happens, not only before a failure"
@@ -119,7 +125,7 @@ def execute(args: argparse.Namespace) -> int:
             nodes=args.nodes or nodes,
             minutes=args.minutes,
             profile=args.profile or profile,
-            on_etcd=args.on_etcd,
+            driver=args.driver,
             whole_story=args.story,
             progress=progress.within,
         )

@@ -301,16 +301,16 @@ class SessionDriver:
         generation: int,
         failure: Failure | None = None,
         report: bytes = b"",
-        cause: str = "",  # noqa: ARG002 (until `core.session` keeps a story)
+        cause: str = "",
     ) -> None:
         """Report what the node does now."""
         if failure is not None:
             failure = clip_failure(failure)
-        self._handle(StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX]))
+        self._handle(StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX]), cause)
 
-    def rejoin(self, incarnation: int, cause: str = "") -> None:  # noqa: ARG002 (as above)
+    def rejoin(self, incarnation: int, cause: str = "") -> None:
         """Begin anew after the node was fenced."""
-        self._handle(Rejoined(incarnation))
+        self._handle(Rejoined(incarnation), cause)
 
     async def leave(self, limit_s: float) -> bool:
         """Report that the node leaves; return whether the coordinator is known to have it."""
@@ -355,10 +355,10 @@ class SessionDriver:
 
     # The machine.
 
-    def _handle(self, event: SessionEvent) -> None:
+    def _handle(self, event: SessionEvent, cause: str = "") -> None:
         if self._closed:
             return
-        for effect in self.session.handle(self._loop.time(), event):
+        for effect in self.session.handle(self._loop.time(), event, cause):
             self._perform(effect)
         if not self._closed:
             self._schedule()

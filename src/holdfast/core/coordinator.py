@@ -209,7 +209,8 @@ class CoordinatorMachine:
             lost.setdefault(run_id, []).append(NodeLost(node, incarnation, why))
         for run_id, those in lost.items():
             if run_id in self.jobs:
-                answers += self._decide(now, self.jobs[run_id], NodesLost(tuple(those)))
+                event = NodesLost(tuple(those))
+                answers += self._decide(now, self.jobs[run_id], event, self._cause_of(event))
         answers += self._release(now)
         if self._waits:
             attended = self._clock.look(now)
@@ -222,6 +223,16 @@ class CoordinatorMachine:
                 break
             self._drop(run_id)
         return answers
+
+    def _cause_of(self, event: NodesLost) -> str:
+        """Return the step in which the connection of a lost node closed, if that is why."""
+        lost = {(one.node, one.incarnation) for one in event.lost}
+        cause = ""
+        for step in self.story:
+            closed = step.event
+            if isinstance(closed, ConnectionClosed) and (closed.node, closed.incarnation) in lost:
+                cause = step.id
+        return cause
 
     def next_deadline(self, now: float) -> float | None:
         """Return when `TICK` is wanted next, or None while there is nothing to wait for."""

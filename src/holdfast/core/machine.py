@@ -23,8 +23,8 @@ as the cause of what comes of it. Between nodes nothing is added to the messages
 `View` have ids of their own (`n1/status#5`, `n1/view#2.7`); the step that sends one shows it among
 its effects, the step that receives it has it as its cause. So a failure can be followed from the
 worker's exit through its agent's supervision and session to the coordinator's rounds, and from
-there to the sessions and supervisions of all nodes. `story.sink` (of one machine; `Story.sink` for
-all) is called with each step as it is recorded; `str(step)` is its line in a listing.
+there to the sessions and supervisions of all nodes. `Story.sink` is called with each step of any
+machine as it is recorded; `str(step)` is its line in a listing.
 
 Steps without news (a heartbeat, an acknowledgement, a timer that changed nothing) are not recorded.
 """
@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 STEPS_MAX = 256  # A restart takes a supervision about six.
-TEXT_CHARS_MAX = 200  # Of one value in a listing.
+TEXT_CHARS_MAX = 200  # Of a message in a listing, and of a field of an event or effect.
+FIELD_CHARS_MAX = 60
 
 
 class Event(Value):
@@ -64,15 +65,26 @@ class InvalidEvent(Exception):
     """An event that cannot happen in this state; the machine is as it was."""
 
 
-class Step(Value):
+class Step:
     """What happened to a machine, the state it was in, and what it asked for."""
 
-    id: str
-    cause: str
-    now: float
-    state: object
-    event: object
-    effects: tuple[object, ...]
+    __slots__ = ("cause", "effects", "event", "id", "now", "state")
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 (the field's name)
+        cause: str,
+        now: float,
+        state: object,
+        event: object,
+        effects: tuple[object, ...],
+    ) -> None:
+        self.id = id
+        self.cause = cause
+        self.now = now
+        self.state = state
+        self.event = event
+        self.effects = effects
 
     def __str__(self) -> str:
         state = "" if self.state is None else f" ({brief(self.state)})"
@@ -84,8 +96,8 @@ class Step(Value):
 class Story:
     """The newest steps of one machine."""
 
-    sink: Callable[[Step], None] | None = None
-    """Called with each step as it is recorded."""
+    sink: ClassVar[Callable[[Step], None] | None] = None
+    """Called with each step of any machine as it is recorded."""
 
     def __init__(self, machine: str, *, node: str = "", steps_max: int = STEPS_MAX) -> None:
         self.machine = machine
@@ -109,8 +121,8 @@ class Story:
         self.last = f"{self.node or '-'}/{self.machine}#{self._number}"
         step = Step(self.last, cause, now, state, event, tuple(effects))
         self._steps.append(step)
-        if self.sink is not None:
-            self.sink(step)
+        if Story.sink is not None:
+            Story.sink(step)
 
 
 class TableMachine:
@@ -137,17 +149,19 @@ class TableMachine:
         return effects
 
 
-def brief(value: object) -> str:
+def brief(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
     """Return a value as a listing shows it: without defaults, enums by their value."""
     if isinstance(value, Enum):
         return str(value.value)
     if isinstance(value, Value):
         defaults = vars(type(value))
         fields = ", ".join(
-            f"{name}={brief(field)}"
+            f"{name}={brief(field, FIELD_CHARS_MAX)}"
             for name, field in vars(value).items()
             if name not in defaults or field != defaults[name]
         )
         return f"{type(value).__name__}({fields})" if fields else type(value).__name__
+    if isinstance(value, tuple):
+        return f"[{', '.join(brief(one, FIELD_CHARS_MAX) for one in value)}]"
     text = str(value)
-    return text if len(text) <= TEXT_CHARS_MAX else f"{text[: TEXT_CHARS_MAX - 1]}…"
+    return text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"

@@ -19,7 +19,7 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
-from holdfast.testing.sim import PROFILES, Rules, World
+from holdfast.testing.sim import PROFILES, Machines, World
 from holdfast.testing.sim import etcd_network as module
 from holdfast.testing.sim.etcd import ELECTION_S, SimEtcd
 from holdfast.testing.sim.etcd_network import (
@@ -80,7 +80,12 @@ class Scene:
 
     def __init__(self, seed: int = 1) -> None:
         self.world = World(
-            seed, nodes=1, seconds=100.0, profile=PROFILES["calm"], rules=Rules(), story=RunLog()
+            seed,
+            nodes=1,
+            seconds=100.0,
+            profile=PROFILES["calm"],
+            machines=Machines(),
+            log=RunLog(),
         )
         self.etcd = SimEtcd()
         self.network = EtcdNetwork(self.world, self.etcd, seeded(seed))
@@ -123,7 +128,7 @@ def scene() -> Scene:
 
 
 def test_a_call_takes_a_way_there_and_a_way_back(scene: Scene) -> None:
-    scene.world.network.weather = NetworkConditions(delay_s=1.0)
+    scene.world.network.conditions = NetworkConditions(delay_s=1.0)
     scene.agent.lag_s = -0.5  # So that a way takes from a quarter to three quarters of a second.
     scene.put()
     scene.pass_s(0.24)
@@ -184,7 +189,7 @@ def test_a_request_into_a_cut_is_lost_or_arrives_when_it_has_healed(scene: Scene
 
 
 def test_loss_leaves_open_whether_a_request_was_carried_out(scene: Scene) -> None:
-    scene.world.network.weather = NetworkConditions(loss=0.3)
+    scene.world.network.conditions = NetworkConditions(loss=0.3)
     for _ in range(100):
         scene.put()
     scene.pass_s(CALL_S + 0.01)
@@ -194,7 +199,7 @@ def test_loss_leaves_open_whether_a_request_was_carried_out(scene: Scene) -> Non
 
 
 def test_what_comes_later_than_the_limit_is_not_waited_for(scene: Scene) -> None:
-    scene.world.network.weather = NetworkConditions(delay_s=1.8)
+    scene.world.network.conditions = NetworkConditions(delay_s=1.8)
     for _ in range(50):
         scene.put()
     scene.pass_s(20.0)
@@ -319,7 +324,7 @@ def test_a_lease_that_nobody_keeps_ends_soon_after_its_time(scene: Scene) -> Non
 
 def test_a_watch_keeps_its_order_in_any_weather(scene: Scene) -> None:
     scene.watch()
-    scene.world.network.weather = NetworkConditions(
+    scene.world.network.conditions = NetworkConditions(
         loss=0.3, duplication=0.3, reordering=0.5, jitter_s=1.0
     )
     for _ in range(100):
@@ -469,7 +474,7 @@ def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float]
     """Go through calls and a watch in bad weather; a watch that ends begins again."""
     scene = Scene(seed)
     agent, network, rng = scene.agent, scene.network, seeded(seed)
-    scene.world.network.weather = NetworkConditions(loss=0.1, jitter_s=2.5)
+    scene.world.network.conditions = NetworkConditions(loss=0.1, jitter_s=2.5)
     watches = 1
     scene.watch(watches, 2)
     for _ in range(300):
@@ -494,7 +499,7 @@ def trouble(seed: int) -> tuple[list[tuple[int, Answer]], list[int], list[float]
             network.watch(agent, watches, KEY, b"", max([1, *agent.revisions]) + 1)
     agent.cut_in = agent.cut_out = False
     network.come_back()
-    scene.world.network.weather = NetworkConditions()
+    scene.world.network.conditions = NetworkConditions()
     scene.pass_s(3 * module.LATE_S)
     if len(agent.ends) == watches:
         watches += 1

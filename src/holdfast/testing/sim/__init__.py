@@ -13,21 +13,23 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
+from holdfast.core.machine import Story
 from holdfast.core.values import Value
 from holdfast.testing.sim.checkers import Checker, Violation
 from holdfast.testing.sim.faults import PROFILES, Profile
-from holdfast.testing.sim.world import CHECKERS, LOG_LINES_MAX, Rules, RunLog, World
+from holdfast.testing.sim.world import CHECKERS, DRIVERS, LOG_LINES_MAX, Machines, RunLog, World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
     "CHECKERS",
+    "DRIVERS",
     "PROFILES",
     "Checker",
+    "Machines",
     "Profile",
     "Result",
-    "Rules",
     "Violation",
     "World",
     "mixed",
@@ -48,7 +50,7 @@ class Result(Value):
     profile: str
     nodes: int
     minutes: float
-    on_etcd: bool
+    driver: str
     violation: str
     """What went wrong, or nothing."""
     invariant: str
@@ -66,9 +68,10 @@ class Result(Value):
     @property
     def command(self) -> str:
         """What shows this very run again."""
+        driver = "" if self.driver == "coordinator" else f" --driver {self.driver}"
         return (
             f"holdfast simulate --seed {self.seed} --profile {self.profile} --nodes {self.nodes} "
-            f"--minutes {self.minutes:g}{' --on-etcd' * self.on_etcd} --story"
+            f"--minutes {self.minutes:g}{driver} --story"
         )
 
 
@@ -78,31 +81,32 @@ def simulate(
     nodes: int = NODES,
     minutes: float = MINUTES,
     profile: str = "everything",
-    on_etcd: bool = False,
-    rules: Rules | None = None,
+    driver: str = "coordinator",
+    machines: Machines | None = None,
     checkers: Sequence[type[Checker]] = CHECKERS,
     whole_story: bool = False,
     progress: Callable[[World], None] | None = None,
 ) -> Result:
     """Run one job, or a few in a row, and return how it went; the story of a failure is in it.
 
-    `minutes` is virtual time, the quiet at the end included; `on_etcd`, nodes lead themselves.
-    `rules` are the machines under test, `checkers` what is demanded of them.
+    `minutes` is virtual time, the quiet at the end included; `driver` is who decides, of `DRIVERS`.
+    `machines` are those under test, `checkers` what is demanded of them.
     """
-    story = RunLog(lines_max=None if whole_story else LOG_LINES_MAX)
+    log = RunLog(lines_max=None if whole_story else LOG_LINES_MAX)
     world = World(
         seed,
         nodes=nodes,
         seconds=minutes * 60.0,
         profile=PROFILES[profile],
-        rules=rules or Rules(),
-        story=story,
+        machines=machines or Machines(),
+        log=log,
         checkers=checkers,
-        on_etcd=on_etcd,
+        driver=driver,
     )
     violation = invariant = ""
     collects = gc.isenabled()
     gc.disable()  # A world is hundreds of thousands of small things that live as long as it does.
+    Story.sink = world.record
     try:
         world.begin()
         while world.run(world.now + SLICE_S):
@@ -110,10 +114,11 @@ def simulate(
                 progress(world)
     except Violation as error:
         violation, invariant = error.what, error.invariant
-        story.note(world.now, "VIOLATION", f"{invariant}: {violation}".replace("{", "{{"))
+        log.note(world.now, "VIOLATION", f"{invariant}: {violation}".replace("{", "{{"))
     except Exception as error:  # noqa: BLE001 (whatever a machine raises is a finding)
         violation, invariant = f"{type(error).__name__}: {error}", _where(error)
-        story.note(world.now, "ERROR", f"{invariant}: {violation}".replace("{", "{{"))
+        log.note(world.now, "ERROR", f"{invariant}: {violation}".replace("{", "{{"))
+    Story.sink = None
     if collects:
         gc.enable()
     return Result(
@@ -121,7 +126,7 @@ def simulate(
         profile=profile,
         nodes=nodes,
         minutes=minutes,
-        on_etcd=on_etcd,
+        driver=driver,
         violation=violation,
         invariant=invariant,
         seconds=world.now,
@@ -130,7 +135,7 @@ def simulate(
         agents=world.agents_started,
         coordinators=world.coordinators_started,
         rounds=len(world.ledger.rounds),
-        story=tuple(story.lines()) if whole_story or violation else (),
+        story=tuple(log.lines()) if whole_story or violation else (),
     )
 
 

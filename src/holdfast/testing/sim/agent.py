@@ -80,20 +80,21 @@ class Workers:
         self._rng = rng
         self._stopping = False
 
-    def start(self, generation: int) -> None:
+    def start(self, generation: int, cause: str) -> None:
         """Start them all."""
         self.there = True
         self._stopping = False
         self.generation = generation
         self.running = []
-        self._agent.after(self._takes(START_S, SLOW_START_S), self._started, generation)
+        self._agent.after(self._takes(START_S, SLOW_START_S), self._started, (generation, cause))
 
-    def _started(self, generation: int) -> None:
+    def _started(self, which: tuple[int, str]) -> None:
+        generation, cause = which
         if generation != self.generation:
             return
         self.running = list(range(self._count))
         agent = self._agent
-        agent.happens(WorkersStarted(generation))
+        agent.supervise(WorkersStarted(generation), cause)
         if self._stopping or not agent.alive:
             return
         left_s = max(0.0, agent.job.finish_at - agent.world.now)
@@ -110,7 +111,7 @@ class Workers:
         if not self.running and not self._stopping:
             self.done_generation = generation
             self._agent.world.note(self._agent, f"workers of generation {generation} are done")
-        self._agent.happens(WorkerExited(generation, local_rank, failed=False))
+        self._agent.supervise(WorkerExited(generation, local_rank, failed=False))
 
     def fail(self, which: tuple[int, bool, bool]) -> None:
         """Let one worker of a generation fail, or all of them hang."""
@@ -132,27 +133,28 @@ class Workers:
         )
         agent.world.worker_failed(agent, generation)
         if hangs:
-            agent.happens(WorkersUnhealthy(generation, "no progress", retryable=retryable))
+            agent.supervise(WorkersUnhealthy(generation, "no progress", retryable=retryable))
             return
         self.running.remove(local_rank)
-        agent.happens(WorkerExited(generation, local_rank, failed=True, retryable=retryable))
+        agent.supervise(WorkerExited(generation, local_rank, failed=True, retryable=retryable))
 
-    def stop(self, generation: int) -> None:
+    def stop(self, generation: int, cause: str) -> None:
         """Bring them down, which takes a while."""
         self._stopping = True
         takes = self._takes(STOP_S, SLOW_STOP_S) if self.running else STOP_S[0]
-        self._agent.after(takes, self._stopped, generation)
+        self._agent.after(takes, self._stopped, (generation, cause))
 
-    def kill(self, generation: int) -> None:
+    def kill(self, generation: int, cause: str) -> None:
         """Bring them down at once."""
-        self._agent.after(STOP_S[0], self._stopped, generation)
+        self._agent.after(STOP_S[0], self._stopped, (generation, cause))
 
-    def _stopped(self, generation: int) -> None:
+    def _stopped(self, which: tuple[int, str]) -> None:
+        generation, cause = which
         if generation != self.generation or not self.there:
             return  # They were killed before their time was over.
         self.there = False
         self.running = []
-        self._agent.happens(WorkersStopped(generation, 0))
+        self._agent.supervise(WorkersStopped(generation, 0), cause)
 
     def vanish(self) -> None:
         """Be gone, as after the agent's own end."""
@@ -178,7 +180,7 @@ class Agent(Process):
         self.cut_in = self.cut_out = False
         self.lag_s = 0.0
         self.outcome: Outcome | None = None
-        self.told: View | None = None
+        self.view: View | None = None
         self.round: RoundTruth | None = None
         """The round it was last told to be a member of."""
         self.failure: Failure | None = None
@@ -196,7 +198,7 @@ class Agent(Process):
             label=f"rack-{rng.randrange(3)}",
             ports=(20_000, 20_001),
         )
-        self.membership = world.rules.membership(
+        self.session = world.machines.session(
             self.clock,
             run_id=job.run_id,
             info=self.info,
@@ -204,9 +206,10 @@ class Agent(Process):
             times=world.times,
             draw=rng.random,
         )
-        self.teamwork = world.rules.teamwork(
+        self.supervision = world.machines.supervision(
             local_world_size=world_size, max_restarts=job.settings.max_restarts
         )
+        self.supervision.story.node = node
         self.workers = Workers(self, world_size, rng)
 
     @property
@@ -219,8 +222,8 @@ class Agent(Process):
     def begin(self, _arg: object = None) -> None:
         """Start the agent."""
         self.world.note(self, "starts (host {0.host}, {0.job.run_id})", self)
-        self.happens(Begun())
-        self.arm(self.membership.next_deadline(self.clock))
+        self.supervise(Begun())
+        self.arm(self.session.next_deadline(self.clock))
 
     def receive(self, parcel: tuple[Link, Ack | View]) -> None:
         """Take in a message of the coordinator; one by a link it has given up is refused."""
@@ -233,18 +236,18 @@ class Agent(Process):
             return
         world = self.world
         world.steps += 1
-        effects = self.membership.handle(self.offset + world.now * self.rate, message)
+        effects = self.session.handle(self.offset + world.now * self.rate, message)
         if effects:
             self._perform(effects)
 
     def tick(self) -> None:
         """See what time has brought."""
         now = self.offset + self.world.now * self.rate
-        effects = self.membership.handle(now, TICK)
+        effects = self.session.handle(now, TICK)
         if effects:
             self._perform(effects)
         if self.alive:
-            self.arm(self.membership.next_deadline(now))
+            self.arm(self.session.next_deadline(now))
 
     def link_opened(self, link: Link) -> None:
         """Take note that the link asked for is there; or that the other side is gone already."""
@@ -252,23 +255,23 @@ class Agent(Process):
             self.link_failed("connection reset")
             return
         self.link = link
-        self._member(Connected())
+        self._session_event(Connected())
 
     def link_failed(self, why: str) -> None:
         """Take note that there will be no link."""
-        self._member(Disconnected(why))
+        self._session_event(Disconnected(why))
 
     def link_lost(self, link: Link) -> None:
         """Take note that the other side closed a link."""
         if self.link is link:
             self.link = None
-            self._member(Disconnected("connection reset"))
+            self._session_event(Disconnected("connection reset"))
 
     def signalled(self, signum: int) -> None:
         """Get a signal that asks to end."""
         self.left = True
         self.world.note(self, f"gets signal {signum}")
-        self.happens(SignalReceived(signum))
+        self.supervise(SignalReceived(signum))
 
     def die(self, *, host_too: bool) -> None:
         """End without a word, and the workers with it."""
@@ -278,38 +281,39 @@ class Agent(Process):
 
     # The two machines.
 
-    def _member(self, event: Connected | Disconnected | StatusChanged | Rejoined) -> None:
+    def _session_event(
+        self, event: Connected | Disconnected | StatusChanged | Rejoined, cause: str = ""
+    ) -> None:
         now = self.clock
-        effects = self.membership.handle(now, event)
+        effects = self.session.handle(now, event, cause)
         if effects:
             self._perform(effects)
         if self.alive and type(event) is Disconnected:  # All else only puts its deadlines off.
-            self.arm(self.membership.next_deadline(now))
+            self.arm(self.session.next_deadline(now))
 
     def _perform(self, effects: list[SessionEffect]) -> None:
+        cause = self.session.story.last
         for effect in effects:
             kind = type(effect)
             if kind is Send:
                 self._send(effect.message)  # type: ignore[union-attr]
             elif isinstance(effect, DeliverView):
                 view = effect.view
-                self.world.told(self, view)
-                self.told = view
-                self.happens(ViewReceived(view))
+                self.world.view_received(self, view)
+                self.view = view
+                self.supervise(ViewReceived(view), cause)
             elif isinstance(effect, Connect):
                 self._open()
             elif isinstance(effect, Disconnect):
-                self.world.note(self, "drops its link: {0.why}", effect)
                 self._drop()
             elif isinstance(effect, GiveUp):
-                self.world.note(self, "has waited {0.away_s:.1f} s for a coordinator", effect)
-                self.happens(CoordinatorLost(effect.why))
+                self.supervise(CoordinatorLost(effect.why), cause)
             if not self.alive:
                 return
 
     # The link.
 
-    def teller(self, _view: View) -> Decider:
+    def decider(self, _view: View) -> Decider:
         """Return whose word a view is that was just told."""
         assert self.link is not None
         return self.link.coordinator
@@ -328,39 +332,39 @@ class Agent(Process):
 
     # The workers' machine.
 
-    def happens(self, event: Event) -> None:
+    def supervise(self, event: Event, cause: str = "") -> None:
         """Give the workers' machine an event, and do what it asks for."""
-        teamwork = self.teamwork
-        effects = teamwork.handle(self.clock, event)
-        teamwork.check()
+        supervision = self.supervision
+        effects = supervision.handle(self.clock, event, cause)
+        supervision.check()
+        cause = supervision.story.last
         for effect in effects:
-            self._do(effect)
+            self._do(effect, cause)
 
-    def _do(self, effect: Effect) -> None:
+    def _do(self, effect: Effect, cause: str) -> None:
         world = self.world
         if isinstance(effect, ReportStatus):
-            self._member(self._in_words(effect))
+            self._session_event(self._status_change(effect), cause)
         elif isinstance(effect, StartWorkers):
             self.failure = None
-            world.starts(self, effect.generation)
-            self.workers.start(effect.generation)
+            world.workers_starting(self, effect.generation)
+            self.workers.start(effect.generation, cause)
         elif isinstance(effect, StopWorkers):
-            world.stops(self, effect)
-            self.workers.stop(effect.generation)
+            world.workers_stopping(self, effect)
+            self.workers.stop(effect.generation, cause)
         elif isinstance(effect, KillWorkers):
-            self.workers.kill(effect.generation)
+            self.workers.kill(effect.generation, cause)
         elif isinstance(effect, Rejoin):
             incarnation = world.new_incarnation(self)
             self.info = msgspec.structs.replace(self.info, incarnation=incarnation)
-            world.note(self, "joins again as another incarnation")
-            self._member(Rejoined(incarnation))
+            self._session_event(Rejoined(incarnation), cause)
         elif isinstance(effect, Finish):
             self.outcome = effect.outcome
             world.note(self, "ends: {0.value}", effect.outcome)
             self._depart()
 
-    def _in_words(self, effect: ReportStatus) -> StatusChanged:
-        """Return what is said, with the failure and, once all workers are gone, its report."""
+    def _status_change(self, effect: ReportStatus) -> StatusChanged:
+        """Return what is reported, with the failure and, once all workers are gone, its report."""
         if effect.phase is not NodePhase.FAILED:
             return StatusChanged(effect.phase, effect.generation)
         report = b"" if self.workers.there else f"report of {self.node}".encode()
@@ -369,7 +373,7 @@ class Agent(Process):
     def _depart(self) -> None:
         """End of its own accord."""
         self._end()
-        self.world.ends(self)
+        self.world.agent_ended(self)
 
     def _end(self) -> None:
         self.alive = False

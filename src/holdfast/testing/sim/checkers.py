@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 HOOKS = (
     "decided",
-    "made",
-    "told",
-    "starts",
-    "stops",
+    "view_sent",
+    "view_received",
+    "workers_starting",
+    "workers_stopping",
     "worker_failed",
-    "ends",
-    "coordinator_back",
+    "agent_ended",
+    "coordinator_returned",
     "settled",
     "over",
 )
@@ -60,25 +60,25 @@ class Checker:
     def decided(self, decision: Decision) -> None:
         """A coordinator changed the state of a job."""
 
-    def made(self, coordinator: Decider, view: View) -> None:
+    def view_sent(self, coordinator: Decider, view: View) -> None:
         """A coordinator sends a view."""
 
-    def told(self, agent: Agent, view: View) -> None:
-        """A node accepted a view; `agent.told` still has the one before."""
+    def view_received(self, agent: Agent, view: View) -> None:
+        """A node accepted a view; `agent.view` still has the one before."""
 
-    def starts(self, agent: Agent, generation: int) -> None:
+    def workers_starting(self, agent: Agent, generation: int) -> None:
         """A node is about to start its workers."""
 
-    def stops(self, agent: Agent, effect: StopWorkers) -> None:
+    def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
         """A node is about to stop its workers."""
 
     def worker_failed(self, agent: Agent, generation: int) -> None:
         """A worker failed, and its agent is about to be told."""
 
-    def ends(self, agent: Agent) -> None:
+    def agent_ended(self, agent: Agent) -> None:
         """An agent ended of its own accord; `agent.outcome` says how."""
 
-    def coordinator_back(self) -> None:
+    def coordinator_returned(self) -> None:
         """Another coordinator came up on the endpoint."""
 
     def settled(self, job: JobTruth) -> None:
@@ -127,7 +127,7 @@ class RankOnce(Checker):
         if decision.after.phase is JobPhase.ACTIVE and len(set(nodes)) != len(nodes):
             self.violated(f"a node is twice in {nodes}")
 
-    def told(self, agent: Agent, view: View) -> None:
+    def view_received(self, agent: Agent, view: View) -> None:
         """Compare with what other nodes were told of this round."""
         if view.role is not NodeRole.MEMBER:
             return
@@ -158,7 +158,7 @@ class SameRound(Checker):
         super().__init__(world)
         self._told: dict[tuple[int, int], tuple[object, ...]] = {}
 
-    def told(self, agent: Agent, view: View) -> None:
+    def view_received(self, agent: Agent, view: View) -> None:
         """Compare with the round as it was formed, and with what others were told."""
         if view.role is not NodeRole.MEMBER:
             return
@@ -197,9 +197,9 @@ class GenerationGrows(Checker):
             if self._round_of.setdefault(key, number) != number:
                 self.violated(f"two rounds have generation {after.generation}")
 
-    def told(self, agent: Agent, view: View) -> None:
+    def view_received(self, agent: Agent, view: View) -> None:
         """Compare with what the node was told before."""
-        last = agent.told
+        last = agent.view
         if last is not None and view.role is NodeRole.MEMBER and last.role is NodeRole.MEMBER:
             newer = (view.term, view.revision) > (last.term, last.revision)
             if not newer or view.generation < last.generation:
@@ -243,7 +243,7 @@ class OneGenerationPerNode(Checker):
         super().__init__(world)
         self._started: dict[Agent, int] = {}
 
-    def starts(self, agent: Agent, generation: int) -> None:
+    def workers_starting(self, agent: Agent, generation: int) -> None:
         """See that everything earlier is gone."""
         if agent.workers.there:
             self.violated(
@@ -319,16 +319,16 @@ class ClosedIsFinal(Checker):
         else:
             self.violated(f"{job.run_id} was closed and nobody asked for it")
 
-    def made(self, coordinator: Decider, view: View) -> None:
+    def view_sent(self, coordinator: Decider, view: View) -> None:
         """See that nobody is told to run in a closed job."""
         closed_by = self.world.job_of(view.run_id).closed_by
         if view.role is NodeRole.MEMBER and coordinator.number in closed_by:
             self.violated(f"{view.node} is told to run in {view.run_id}, which is closed")
 
-    def told(self, agent: Agent, view: View) -> None:
+    def view_received(self, agent: Agent, view: View) -> None:
         """See to it that a node which was told of the end has no workers soon after."""
         if view.role is NodeRole.CLOSED and (
-            agent.told is None or agent.told.role is not NodeRole.CLOSED
+            agent.view is None or agent.view.role is not NodeRole.CLOSED
         ):
             agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, agent)
 
@@ -356,15 +356,15 @@ class FencedStaysOut(Checker):
             nodes = sorted(self.world.ledger.agent_of[one].node for one in back)
             self.violated(f"{', '.join(nodes)} is in the job again after it was out")
 
-    def told(self, agent: Agent, view: View) -> None:
+    def view_received(self, agent: Agent, view: View) -> None:
         """Take note of who knows that it is out; another coordinator knows nothing of it."""
-        by = agent.teller(view).number
+        by = agent.decider(view).number
         if view.role in (NodeRole.FENCED, NodeRole.REFUSED):
             self._fenced[view.incarnation] = by
         elif self._fenced.get(view.incarnation, by) != by:
             del self._fenced[view.incarnation]
 
-    def starts(self, agent: Agent, generation: int) -> None:
+    def workers_starting(self, agent: Agent, generation: int) -> None:
         """See that an incarnation that is out starts nothing."""
         if agent.info.incarnation in self._fenced:
             self.violated(f"{agent.node} was fenced and starts generation {generation}")
@@ -381,20 +381,20 @@ class NoNeedlessRestart(Checker):
         self._watch_until = 0.0
         self._calm_since = 0.0
 
-    def coordinator_back(self) -> None:
+    def coordinator_returned(self) -> None:
         """Watch what comes of it, if nothing else was going on."""
         world = self.world
         calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
-        if calm and not world.network.weather.rough and not self._misses_a_member():
+        if calm and not world.network.conditions.rough and not self._misses_a_member():
             self._watch_until = world.now + RECOVER_S_MAX + 2.0
             self._calm_since = world.disturbed_at
 
-    def stops(self, agent: Agent, effect: StopWorkers) -> None:
+    def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
         """See whether anything but the coordinator's return can be the reason."""
         world = self.world
         if effect.reason is not StopReason.TOLD or world.now >= self._watch_until:
             return
-        closed = agent.told is not None and agent.told.role is NodeRole.CLOSED
+        closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
         if world.disturbed_at == self._calm_since and not closed:
             self.violated(f"{agent.node} restarts its workers because the coordinator did")
 
@@ -435,11 +435,11 @@ class RoundForms(Checker):
         generation = known.generation
         for agent in living:
             if agent.node in members:
-                running = agent.teamwork.state in (State.RUNNING, State.LEAVING)
-                if not running or agent.teamwork.generation != generation:
+                running = agent.supervision.state in (State.RUNNING, State.LEAVING)
+                if not running or agent.supervision.generation != generation:
                     self.violated(
-                        f"{agent.node} is {agent.teamwork.state.value} in generation "
-                        f"{agent.teamwork.generation}, not running in {generation}"
+                        f"{agent.node} is {agent.supervision.state.value} in generation "
+                        f"{agent.supervision.generation}, not running in {generation}"
                     )
 
 
@@ -451,12 +451,12 @@ class JobEnds(Checker):
         self._ended: dict[tuple[str, int], tuple[Outcome, str]] = {}
         self._closed_to: dict[Agent, int] = {}
 
-    def told(self, agent: Agent, view: View) -> None:
+    def view_received(self, agent: Agent, view: View) -> None:
         """Take note whose word it is that the job is over."""
         if view.role is NodeRole.CLOSED:
-            self._closed_to[agent] = agent.teller(view).number
+            self._closed_to[agent] = agent.decider(view).number
 
-    def ends(self, agent: Agent) -> None:
+    def agent_ended(self, agent: Agent) -> None:
         """Compare with how other nodes of the job ended."""
         by = self._closed_to.get(agent)
         outcome = agent.outcome

@@ -34,13 +34,14 @@ class Coordinator(Process):
         super().__init__(world, f"coordinator {number}", rng)
         self.number = number
         self.links: dict[tuple[str, str, int], Link] = {}
-        self.hosting = world.rules.hosting(
+        self.machine = world.machines.coordinator(
             self.clock,
             silence_s=SILENCE_S,
             grace_s=GRACE_S,
             follows_another=number > 1,
             strict=True,
-            rounds=world.rules.rounds,
+            name=f"coordinator-{number}",
+            rounds=world.machines.rounds,
         )
         world.note(self, "is there")
 
@@ -58,11 +59,11 @@ class Coordinator(Process):
         now = self.offset + world.now * self.rate
         if type(message) is Heartbeat:
             peer = (message.run_id, message.node, message.incarnation)
-            answers = self.hosting.handle(now, message)
+            answers = self.machine.handle(now, message)
             if self.links.get(peer) is link and len(answers) == 1:
                 world.network.send_down(link, answers[0])
                 if type(answers[0]) is View:
-                    world.made(self, answers[0])
+                    world.view_sent(self, answers[0])
                 return
             self._took(link, peer)
             self._send(answers)
@@ -70,11 +71,10 @@ class Coordinator(Process):
         assert isinstance(message, Status)
         peer = (message.run_id, message.info.node, message.info.incarnation)
         self._took(link, peer)
-        world.note(self, "heard {0.info.node}: {0.phase.value}, generation {0.generation}", message)
-        answers = self.hosting.handle(now, StatusReceived(message, link.agent.address))
+        answers = self.machine.handle(now, StatusReceived(message, link.agent.address))
         world.decided(self, self.job(message.run_id), message)
         self._send(answers)
-        self.arm(self.hosting.next_deadline(now))
+        self.arm(self.machine.next_deadline(now))
 
     def _took(self, link: Link, peer: tuple[str, str, int]) -> None:
         current = self.links.get(peer)
@@ -86,7 +86,7 @@ class Coordinator(Process):
         world = self.world
         for answer in answers:
             if type(answer) is View:
-                world.made(self, answer)
+                world.view_sent(self, answer)
             link = self.links.get((answer.run_id, answer.node, answer.incarnation))
             if link is not None:
                 world.network.send_down(link, answer)
@@ -94,11 +94,11 @@ class Coordinator(Process):
     def tick(self) -> None:
         """See what time has brought."""
         now = self.clock
-        answers = self.hosting.handle(now, TICK)
-        for run_id in self.hosting.jobs:
+        answers = self.machine.handle(now, TICK)
+        for run_id in self.machine.jobs:
             self.world.decided(self, self.job(run_id), None)
         self._send(answers)
-        self.arm(self.hosting.next_deadline(now))
+        self.arm(self.machine.next_deadline(now))
 
     def link_gone(self, link: Link) -> None:
         """Take note that a link was closed by the other side."""
@@ -106,13 +106,13 @@ class Coordinator(Process):
         for peer in link.peers:
             if self.links.get(peer) is link:
                 del self.links[peer]
-                self.hosting.handle(now, ConnectionClosed(*peer))
+                self.machine.handle(now, ConnectionClosed(*peer))
         link.peers = []
-        self.arm(self.hosting.next_deadline(now))
+        self.arm(self.machine.next_deadline(now))
 
     def job(self, run_id: str) -> Job | None:
         """Return a job as it stands, if it is known."""
-        rounds = self.hosting.jobs.get(run_id)
+        rounds = self.machine.jobs.get(run_id)
         return rounds.job if rounds is not None else None
 
     def knows_end_of(self, job: JobTruth) -> bool:

@@ -67,80 +67,80 @@ class EtcdAgent(Agent):
         super().__init__(world, job, node, host, rng)
         self._place = place
         self._departs = False
-        self.session = world.rules.session(
+        self.etcd_session = world.machines.etcd_session(
             run_id=job.run_id,
             info=self.info,
             prefix=PREFIX,
             lease_s=LEASE_S,
             strict=True,
-            rounds=world.rules.rounds,
+            rounds=world.machines.rounds,
         )
-        self.session.address = self.address
-        self.session.leadership.is_observed = True
-        self.session.leadership.ops_max = OPS_MAX
+        self.etcd_session.address = self.address
+        self.etcd_session.leadership.is_observed = True
+        self.etcd_session.leadership.ops_max = OPS_MAX
 
     @property
     def leads(self) -> bool:
         """Whether it is the leader of its job, as far as it knows."""
-        return self.session.leadership.led is not None
+        return self.etcd_session.leadership.led is not None
 
     # What happens to it.
 
     def tick(self) -> None:
         """See what time has brought."""
         now = self.clock
-        self._do_all(self.session.handle(now, TICK))
+        self._perform_etcd(self.etcd_session.handle(now, TICK))
         if self.alive and not self._departs:
-            self._perform(self.membership.handle(now, TICK))
+            self._perform(self.session.handle(now, TICK))
             if self.alive:
-                self.arm(self.membership.next_deadline(now))
+                self.arm(self.session.next_deadline(now))
         if self.alive:
-            self.arm(self.session.next_deadline(now))
+            self.arm(self.etcd_session.next_deadline(now))
 
     def answered(self, parcel: tuple[int, Answer]) -> None:
         """Take in an answer of etcd."""
-        self._session_event(RequestAnswered(*parcel))
+        self._etcd_event(RequestAnswered(*parcel))
 
     def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
         """Take in what a watch tells."""
         number, _revision, changes = parcel
-        self._session_event(KeysChanged(number, changes))
+        self._etcd_event(KeysChanged(number, changes))
 
     def watch_ended(self, parcel: tuple[int, Problem]) -> None:
         """Take note that a watch is over."""
-        self._session_event(WatchEnded(*parcel))
+        self._etcd_event(WatchEnded(*parcel))
 
-    def happens(self, event: Event) -> None:
+    def supervise(self, event: Event, cause: str = "") -> None:
         """Give the workers' machine an event, unless it has come to its end."""
         if not self._departs:
-            super().happens(event)
+            super().supervise(event, cause)
 
     # The session.
 
-    def teller(self, view: View) -> Decider:
+    def decider(self, view: View) -> Decider:
         """Return whose word a view is."""
         return self._place.life_of(view)
 
     def _send(self, message: Status | Heartbeat) -> None:
-        self._session_event(MessageSubmitted(message))
+        self._etcd_event(MessageSubmitted(message))
 
     def _open(self) -> None:
-        self._session_event(OpenRequested())
+        self._etcd_event(OpenRequested())
 
     def _drop(self) -> None:
-        self._session_event(DropRequested())
+        self._etcd_event(DropRequested())
 
-    def _session_event(self, event: SessionEvent) -> None:
-        self._do_all(self.session.handle(self.clock, event))
+    def _etcd_event(self, event: SessionEvent) -> None:
+        self._perform_etcd(self.etcd_session.handle(self.clock, event))
 
-    def _do_all(self, effects: list[SessionEffect]) -> None:
+    def _perform_etcd(self, effects: list[SessionEffect]) -> None:
         network = self._place.network
         for effect in effects:
             if not self.alive:
                 return
             match effect:
                 case SendRequest(number, request):
-                    self._place.expect(self.session.leadership.last_write, request)
+                    self._place.expect(self.etcd_session.leadership.last_write, request)
                     network.ask(self, number, request)
                 case StartWatch(number, key, end, start_revision):
                     network.watch(self, number, key, end, start_revision)
@@ -148,28 +148,28 @@ class EtcdAgent(Agent):
                     network.unwatch(self, number)
                 case DeliverMessage(message):
                     if not self._departs:
-                        self._perform(self.membership.handle(self.clock, message))
+                        self._perform(self.session.handle(self.clock, message))
                 case ReportOpened():
-                    self._member(Connected())
+                    self._session_event(Connected())
                 case ReportClosed(why, permanent):
                     self.world.note(self, "loses its session: {0}", why)
-                    self._member(Disconnected(why, permanent))
+                    self._session_event(Disconnected(why, permanent))
                 case ReportLeft():
                     self._go()
         if self.alive:
-            self.arm(self.session.next_deadline(self.clock))
+            self.arm(self.etcd_session.next_deadline(self.clock))
 
     def _depart(self) -> None:
         self.left = True
         self._departs = True
         self.workers.vanish()
         self.after(LEAVE_S, self._go)
-        self._session_event(LeaveRequested())
+        self._etcd_event(LeaveRequested())
 
     def _go(self, _arg: object = None) -> None:
         if self.alive:
             self._end()
-            self.world.ends(self)
+            self.world.agent_ended(self)
 
     def _end(self) -> None:
         self.alive = False
@@ -297,7 +297,7 @@ class EtcdPlace:
         for view in written.views:
             # Whoever is turned away may have heard of higher terms elsewhere.
             self._life_of_term.setdefault((view.run_id, view.term), life)
-            self.world.made(life, view)
+            self.world.view_sent(life, view)
 
     def _life(self, written: LeaderWrite) -> Life:
         lead = written.led

@@ -1,4 +1,4 @@
-"""The way between simulated agents and their etcd: what the weather, a cut or an outage does to it.
+"""The way between simulated agents and their etcd: what the network's conditions, a cut or an outage do to it.
 
 A call is answered exactly once, `CALL_S` after it was made at the latest, and calls may overtake
 each other. `UNREACHABLE` says nothing of whether the request was carried out: it may have been
@@ -113,14 +113,14 @@ class EtcdNetwork:
 
     def _delay_s(self, agent: EtcdAgent) -> float:
         """Draw how long something takes on its way, one way."""
-        weather = self._world.network.weather
-        delay = (weather.delay_s + agent.lag_s) * (0.5 + self._random())
-        if weather.jitter_s:
-            delay += weather.jitter_s * self._random() ** 6  # Most come soon, a few very late.
+        conditions = self._world.network.conditions
+        delay = (conditions.delay_s + agent.lag_s) * (0.5 + self._random())
+        if conditions.jitter_s:
+            delay += conditions.jitter_s * self._random() ** 6  # Most come soon, a few very late.
         return delay
 
     def _is_lost(self) -> bool:
-        loss = self._world.network.weather.loss
+        loss = self._world.network.conditions.loss
         return loss > 0.0 and self._random() < loss
 
     # Calls.

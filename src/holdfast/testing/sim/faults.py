@@ -37,11 +37,11 @@ class Profile(Value):
     jitter_s: float = 0.0
     lag_share: float = 0.0
     """So many of the nodes are slow to answer."""
-    on_etcd: Mapping[str, float] = {}
-    """How likely faults are that there are only on etcd."""
+    only_on: Mapping[str, Mapping[str, float]] = {}
+    """How likely faults are that only one driver has."""
 
     @property
-    def weather(self) -> NetworkConditions:
+    def conditions(self) -> NetworkConditions:
         """What the network does while faults last."""
         return NetworkConditions(
             loss=self.loss,
@@ -75,28 +75,28 @@ PROFILES: dict[str, Profile] = {
             "nodes are cut off, one by one or many at once, in one direction or both",
             {"cut": 4.0, "cut_many": 2.0, "cut_one_way": 3.0, "fail": 1.0, "join": 1.0},
             3.0,
-            on_etcd={"break_links": 2.0, "compact": 1.0},
+            only_on={"etcd": {"break_links": 2.0, "compact": 1.0}},
         ),
         Profile(
             "crashes",
             "agents and their hosts die; some return",
             {**_NODES, **_WORKERS},
             2.0,
-            on_etcd={"leader": 2.0},
+            only_on={"etcd": {"leader": 2.0}},
         ),
         Profile(
             "coordinator",
             "the coordinator dies and returns, also several times in a row",
             {"coordinator": 4.0, "coordinator_host": 0.7, "fail": 0.7, "kill": 0.4, "join": 0.4},
             8.0,
-            on_etcd={**_ETCD, "leader": 2.0},
+            only_on={"etcd": {**_ETCD, "leader": 2.0}},
         ),
         Profile(
             "pauses",
             "agents and the coordinator are stopped for a while and go on",
             {"pause": 4.0, "pause_coordinator": 2.0, "fail": 1.0, "join": 1.0},
             3.0,
-            on_etcd={"pause_leader": 2.0},
+            only_on={"etcd": {"pause_leader": 2.0}},
         ),
         Profile(
             "churn",
@@ -125,7 +125,7 @@ PROFILES: dict[str, Profile] = {
             reordering=0.1,
             jitter_s=0.5,
             lag_share=0.1,
-            on_etcd=_ETCD,
+            only_on={"etcd": _ETCD},
         ),
     )
 }
@@ -146,13 +146,13 @@ class FaultInjector:
         self._profile = profile
         self._rng = rng
         self._until_s = until_s
-        weights = {**profile.weights, **(profile.on_etcd if world.on_etcd else {})}
+        weights = {**profile.weights, **profile.only_on.get(world.driver, {})}
         self._kinds = list(weights)
         self._weights = list(weights.values())
 
     def begin(self) -> None:
-        """Make the weather, and plan the first fault."""
-        self._world.network.weather = self._profile.weather
+        """Set the network's conditions, and plan the first fault."""
+        self._world.network.conditions = self._profile.conditions
         self._plan()
 
     def greet(self, agent: Agent) -> None:
@@ -175,8 +175,8 @@ class FaultInjector:
     def end(self, _arg: object = None) -> None:
         """Heal everything, and give every job what it needs."""
         world = self._world
-        world.note("weather", "faults are over; everything is healed")
-        world.network.weather = NetworkConditions()
+        world.note("faults", "faults are over; everything is healed")
+        world.network.conditions = NetworkConditions()
         for job in list(world.jobs.values()):
             for agent in job.agents:
                 agent.lag_s = 0.0
@@ -185,8 +185,8 @@ class FaultInjector:
         world.coordinator.resume()
         if not world.coordinator.alive:
             world.start_coordinator()
-        if world.on_etcd:
-            self._place.make_room()
+        if isinstance(world.coordinator, EtcdPlace):
+            world.coordinator.make_room()
         for delay_s in REFILLS_S:
             world.schedule(world.now + delay_s, self._refill, None)
 

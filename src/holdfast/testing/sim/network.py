@@ -1,6 +1,6 @@
 """The simulated network between agents and the coordinator: links, and what can happen to them.
 
-A link is a connection. Messages on it keep their order unless the weather reorders them; it may
+A link is a connection. Messages on it keep their order unless the network's conditions reorder them; it may
 also lose, repeat and delay them, which is more than TCP would allow itself: the machines under
 test promise to stand it. A cut stops one direction or both. What is sent into a cut is lost, or
 arrives after it has healed, as TCP's own repeats would. That a link was closed is noticed by the
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.testing.sim.etcd_driver import EtcdPlace
+from holdfast.testing.sim.coordinator import Coordinator
 
 if TYPE_CHECKING:
     from random import Random
 
     from holdfast.core.protocol import Ack, Heartbeat, Status, View
     from holdfast.testing.sim.agent import Agent
-    from holdfast.testing.sim.coordinator import Coordinator
     from holdfast.testing.sim.world import World
 
 CONNECT_TIMEOUT_S = 3.0
@@ -61,11 +60,11 @@ class Link:
 
 
 class Network:
-    """All links, and the weather they are in."""
+    """All links, and the network's conditions."""
 
     def __init__(self, world: World, rng: Random) -> None:
         self.world = world
-        self.weather = NetworkConditions()
+        self.conditions = NetworkConditions()
         self._rng = rng
         self._random = rng.random
         self._links = 0
@@ -78,9 +77,9 @@ class Network:
             self._hold(link, message, up=True)
             return
         world = self.world
-        weather = self.weather
-        at = world.now + (weather.delay_s + link.agent.lag_s) * (0.5 + self._random())
-        if weather.rough:
+        conditions = self.conditions
+        at = world.now + (conditions.delay_s + link.agent.lag_s) * (0.5 + self._random())
+        if conditions.rough:
             self._send_in_rough(link, message, at, up=True)
             return
         if at <= link.up_at:
@@ -94,9 +93,9 @@ class Network:
             self._hold(link, message, up=False)
             return
         world = self.world
-        weather = self.weather
-        at = world.now + (weather.delay_s + link.agent.lag_s) * (0.5 + self._random())
-        if weather.rough:
+        conditions = self.conditions
+        at = world.now + (conditions.delay_s + link.agent.lag_s) * (0.5 + self._random())
+        if conditions.rough:
             self._send_in_rough(link, message, at, up=False)
             return
         if at <= link.down_at:
@@ -107,16 +106,16 @@ class Network:
     def _send_in_rough(
         self, link: Link, message: Status | Heartbeat | Ack | View, at: float, *, up: bool
     ) -> None:
-        weather, draw = self.weather, self._random
+        conditions, draw = self.conditions, self._random
         chance = draw()
-        if chance < weather.loss:
+        if chance < conditions.loss:
             return
-        copies = 2 if chance < weather.loss + weather.duplication else 1
+        copies = 2 if chance < conditions.loss + conditions.duplication else 1
         for _ in range(copies):
             arrives = at
-            if weather.jitter_s:
-                arrives += weather.jitter_s * draw() ** 6  # Most come soon, a few very late.
-            if draw() >= weather.reordering:
+            if conditions.jitter_s:
+                arrives += conditions.jitter_s * draw() ** 6  # Most come soon, a few very late.
+            if draw() >= conditions.reordering:
                 arrives = max(arrives, (link.up_at if up else link.down_at) + 1e-9)
                 if up:
                     link.up_at = arrives
@@ -144,13 +143,13 @@ class Network:
 
     def delay_s(self, agent: Agent) -> float:
         """Return how long something small takes on its way, one way."""
-        return (self.weather.delay_s + agent.lag_s) * (0.5 + self._random())
+        return (self.conditions.delay_s + agent.lag_s) * (0.5 + self._random())
 
     def open(self, agent: Agent) -> None:
         """Connect an agent, which is told what came of it."""
         at = self.delay_s(agent) * 2
         coordinator = self.world.coordinator
-        assert not isinstance(coordinator, EtcdPlace)
+        assert isinstance(coordinator, Coordinator)
         unheard = agent.cut_out or agent.cut_in or not coordinator.host_up
         if unheard:
             agent.after(CONNECT_TIMEOUT_S, agent.link_failed, "timed out")

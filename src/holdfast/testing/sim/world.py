@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import deque
 from heapq import heappop, heappush
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator import CoordinatorMachine
 from holdfast.core.etcd.session import EtcdSession
+from holdfast.core.machine import Step
 from holdfast.core.protocol import JobSettings, NodeRole
 from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import Rounds
@@ -58,41 +59,26 @@ LOG_LINES_MAX = 1_000
 
 
 class RunLog:
-    """The last lines of a run, or all of them."""
+    """The last lines of a run, or all of them: what the world did, and each machine's steps.
+
+    Lines are kept as they are cheapest, and put in words only when they are asked for.
+    """
 
     def __init__(self, *, lines_max: int | None = LOG_LINES_MAX) -> None:
         self._lines: deque[tuple[float, object, str, object]] = deque(maxlen=lines_max)
 
     def note(self, now: float, who: object, what: str, about: object = None) -> None:
-        """Write down what somebody did; `about` is put where `what` has `{0}`."""
+        """Add what somebody did; `about` is put where `what` has `{0}`."""
         self._lines.append((now, who, what, about))
 
     def lines(self) -> Iterator[str]:
         """Return what happened, line by line."""
         for now, who, what, about in self._lines:
-            text = what.format(about) if about is not None else what
-            yield f"{now:10.4f} s  {who!s:<16}  {text}"
-
-
-class ViewText:
-    """A view, in the words of a story."""
-
-    __slots__ = ("_view",)
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-
-    def __format__(self, _spec: str) -> str:
-        view = self._view
-        what = f"is told: {view.role.value}"
-        if view.role is NodeRole.MEMBER:
-            what += f" of round {view.round_term}.{view.round}, rank {view.rank} of {view.size}"
-        if view.outcome is not None:
-            what += f", {view.outcome.value}{' (final)' if view.final else ''}"
-        return (
-            f"{what}, generation {view.generation}, restarts {view.restarts}"
-            f" [{view.term}.{view.revision}] {view.why}"
-        )
+            if isinstance(who, Step):
+                yield f"{now:10.4f} s  {who}"
+            else:
+                text = what.format(about) if about is not None else what
+                yield f"{now:10.4f} s  {who!s:<16}  {text}"
 
 
 SETTLED_S = 30.0  # So long after the last fault all must run again.
@@ -129,14 +115,52 @@ def seeded(seed: int | str) -> Random:
     return Random(seed)  # noqa: S311 (which is the point)
 
 
-class Rules(Value):
+class Machines(Value):
     """The machines under test; a test puts broken ones in their place."""
 
-    hosting: type[CoordinatorMachine] = CoordinatorMachine
+    coordinator: type[CoordinatorMachine] = CoordinatorMachine
     rounds: type[Rounds] = Rounds
-    membership: type[Session] = Session
-    teamwork: type[CoordinatedSupervision] = CoordinatedSupervision
-    session: type[EtcdSession] = EtcdSession
+    session: type[Session] = Session
+    supervision: type[CoordinatedSupervision] = CoordinatedSupervision
+    etcd_session: type[EtcdSession] = EtcdSession
+
+
+class Driver(Protocol):
+    """Whoever decides for the jobs of a world, or the place where decisions are stored."""
+
+    @property
+    def alive(self) -> bool: ...
+    @property
+    def paused(self) -> bool: ...
+    @property
+    def host_up(self) -> bool: ...
+
+    def job(self, run_id: str) -> Job | None:
+        """Return a job as it stands, if it is known."""
+
+    def knows_end_of(self, job: JobTruth) -> bool:
+        """Return whether late nodes can learn that a job is over."""
+
+    def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> Agent:
+        """Return an agent that uses this driver."""
+
+    def cut(self, agent: Agent) -> None:
+        """Take note that an agent was cut off."""
+
+    def die(self, *, host_too: bool) -> None: ...
+
+    def return_as(self, number: int, rng: Random) -> Driver:
+        """Return what comes up on the endpoint after this one died."""
+
+    def pause(self) -> None: ...
+
+    def resume(self, _arg: object = None) -> None: ...
+
+
+DRIVERS: dict[str, Callable[[World, Random], Driver]] = {
+    "coordinator": lambda world, rng: Coordinator(world, 1, rng),
+    "etcd": EtcdPlace,
+}
 
 
 class World:
@@ -149,38 +173,36 @@ class World:
         nodes: int,
         seconds: float,
         profile: Profile,
-        rules: Rules,
-        story: RunLog,
+        machines: Machines,
+        log: RunLog,
         checkers: Sequence[type[Checker]] = CHECKERS,
-        on_etcd: bool = False,
+        driver: str = "coordinator",
     ) -> None:
-        self.on_etcd = on_etcd
+        self.driver = driver
         self.now = 0.0
         self.steps = 0
         self.digest = seed
-        self.rules = rules
+        self.machines = machines
         self.times = SessionTimeouts(away_s=30.0)
-        self.story = story
+        self.log = log
         self.ledger = Ledger()
         self.jobs: dict[str, JobTruth] = {}
         self.disturbed_at = 0.0
         self.coordinator_gone_at = 0.0
         self.agents_started = self.coordinators_started = 0
-        self.chaos_until_s = max(5.0, seconds - SETTLED_S - OVER_S)
+        self.faults_until_s = max(5.0, seconds - SETTLED_S - OVER_S)
         self.stopped = False
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._count = 0
         self._nodes = nodes
         self._rng = seeded(f"{seed}/{profile.name}/world")
         self.network = Network(self, seeded(f"{seed}/{profile.name}/network"))
-        chaos_rng = seeded(f"{seed}/{profile.name}/chaos")
-        self.chaos = FaultInjector(self, profile, chaos_rng, self.chaos_until_s)
+        fault_rng = seeded(f"{seed}/{profile.name}/chaos")
+        self.faults = FaultInjector(self, profile, fault_rng, self.faults_until_s)
         self._watch([checker(self) for checker in checkers])
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
-        self.coordinator: Coordinator | EtcdPlace = (
-            EtcdPlace(self, rng) if on_etcd else Coordinator(self, 1, rng)
-        )
+        self.coordinator: Driver = DRIVERS[driver](self, rng)
 
     def _watch(self, checkers: list[Checker]) -> None:
         """Note who wants to know of what; whoever does not is not asked."""
@@ -205,8 +227,8 @@ class World:
         count = 2 if self._nodes >= 4 and self._rng.random() < 0.25 else 1
         for _ in range(count):
             self.start_job(self._nodes // count)
-        self.chaos.begin()
-        self.schedule(self.chaos_until_s, self.chaos.end, None)
+        self.faults.begin()
+        self.schedule(self.faults_until_s, self.faults.end, None)
 
     def run(self, until_s: float) -> bool:
         """Let everything happen up to a time; return whether there is more to come."""
@@ -238,17 +260,17 @@ class World:
             settle_s=rng.choice((1.0, 1.0, 0.2)),
             order=rng.choice(RANK_ORDERS),
         )
-        finish_at = self.chaos_until_s + SETTLED_S + 3.0 * rng.random()
+        finish_at = self.faults_until_s + SETTLED_S + 3.0 * rng.random()
         if rng.random() < 0.25:
-            finish_at = self.now + (self.chaos_until_s - self.now) * (0.2 + 0.8 * rng.random())
+            finish_at = self.now + (self.faults_until_s - self.now) * (0.2 + 0.8 * rng.random())
         job = JobTruth(f"job-{len(self.jobs) + 1}", settings, finish_at)
         self.jobs[job.run_id] = job
         self.note(job.run_id, "begins: {0}", settings)
         for _ in range(nodes):
             self.start_agent(job, delay_s=rng.random() * 2.0)
-        if finish_at >= self.chaos_until_s + SETTLED_S:
+        if finish_at >= self.faults_until_s + SETTLED_S:
             self._at_settled(job)
-        over_at = max(finish_at, self.chaos_until_s) + OVER_S
+        over_at = max(finish_at, self.faults_until_s) + OVER_S
         for hook in self._hooks["over"]:
             self.schedule(over_at, hook, job)
         self.schedule(over_at, self._stop_if_last, job)
@@ -259,12 +281,12 @@ class World:
 
     def _at_settled(self, job: JobTruth) -> None:
         for hook in self._hooks["settled"]:
-            self.schedule(self.chaos_until_s + SETTLED_S, hook, job)
+            self.schedule(self.faults_until_s + SETTLED_S, hook, job)
 
     def keep_busy(self) -> None:
         """Begin another job if all are over and there is time for one."""
         over = all(job.closed_by or not job.living for job in self.jobs.values())
-        if over and self.now < self.chaos_until_s - ANOTHER_JOB_S:
+        if over and self.now < self.faults_until_s - ANOTHER_JOB_S:
             self.start_job(self._nodes)
 
     def job_of(self, run_id: str) -> JobTruth:
@@ -288,7 +310,7 @@ class World:
         rng = seeded(self._rng.getrandbits(64))
         host = str(self.agents_started)
         agent = self.coordinator.new_agent(job, node or f"n{host}", host, rng)
-        self.chaos.greet(agent)
+        self.faults.greet(agent)
         self.disturb()
         job.agents.append(agent)
         agent.after(delay_s, agent.begin)
@@ -313,7 +335,7 @@ class World:
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
         self.coordinator = self.coordinator.return_as(self.coordinators_started, rng)
-        for hook in self._hooks["coordinator_back"]:
+        for hook in self._hooks["coordinator_returned"]:
             hook()
 
     def disturb(self) -> None:
@@ -323,13 +345,17 @@ class World:
     # What is seen.
 
     def note(self, who: object, what: str, about: object = None) -> None:
-        """Write a line of the story."""
-        self.story.note(self.now, who, what, about)
+        """Add a line to the log."""
+        self.log.note(self.now, who, what, about)
+
+    def record(self, step: Step) -> None:
+        """Add a machine's step to the log."""
+        self.log.note(self.now, step, "")
 
     def round_meant(self, agent: Agent, view: View) -> RoundTruth | None:
         """Return the round that a view, just told to an agent, speaks of."""
-        teller = agent.teller(view)
-        return self.ledger.round_of(teller, view.run_id, view.round_term, view.round)
+        decider = agent.decider(view)
+        return self.ledger.round_of(decider, view.run_id, view.round_term, view.round)
 
     def decided(self, coordinator: Decider, job: Job | None, status: Status | None) -> None:
         """Write down what became of a job, if anything."""
@@ -341,29 +367,26 @@ class World:
             for hook in self._hooks["decided"]:
                 hook(decision)
 
-    def made(self, coordinator: Decider, view: View) -> None:
+    def view_sent(self, coordinator: Decider, view: View) -> None:
         """Show a view to the checkers as it is sent."""
-        for hook in self._hooks["made"]:
+        for hook in self._hooks["view_sent"]:
             hook(coordinator, view)
 
-    def told(self, agent: Agent, view: View) -> None:
+    def view_received(self, agent: Agent, view: View) -> None:
         """Show a view to the checkers as it is accepted."""
-        self.note(agent, "{0}", ViewText(view))
-        for hook in self._hooks["told"]:
+        for hook in self._hooks["view_received"]:
             hook(agent, view)
         if view.role is NodeRole.MEMBER:
             agent.round = self.round_meant(agent, view)
 
-    def starts(self, agent: Agent, generation: int) -> None:
+    def workers_starting(self, agent: Agent, generation: int) -> None:
         """Show a start of workers."""
-        self.note(agent, f"starts workers of generation {generation}")
-        for hook in self._hooks["starts"]:
+        for hook in self._hooks["workers_starting"]:
             hook(agent, generation)
 
-    def stops(self, agent: Agent, effect: StopWorkers) -> None:
+    def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
         """Show a stop of workers."""
-        self.note(agent, "stops workers of generation {0.generation}: {0.reason.value}", effect)
-        for hook in self._hooks["stops"]:
+        for hook in self._hooks["workers_stopping"]:
             hook(agent, effect)
 
     def worker_failed(self, agent: Agent, generation: int) -> None:
@@ -373,12 +396,12 @@ class World:
         for hook in self._hooks["worker_failed"]:
             hook(agent, generation)
 
-    def ends(self, agent: Agent) -> None:
+    def agent_ended(self, agent: Agent) -> None:
         """Show an agent's own end; when all have ended, there is no more to see."""
         self.disturb()
-        for hook in self._hooks["ends"]:
+        for hook in self._hooks["agent_ended"]:
             hook(agent)
-        if self.now > self.chaos_until_s:
+        if self.now > self.faults_until_s:
             self.stopped = not any(one.alive for each in self.jobs.values() for one in each.agents)
             if self.stopped:
                 for each in self.jobs.values():
