@@ -15,12 +15,14 @@ from holdfast.etcd import protocol
 from holdfast.etcd.diagnose import NO_WORD, diagnose_silence
 from holdfast.etcd.failover import Attempts
 from holdfast.etcd.protocol import OK, Handling, Refusal, refusal_of
-from holdfast.etcd.settings import EtcdSettings, written
 from holdfast.etcd.transport import ConnectionProblem, HttpConnection, Reply, open_connection
+from holdfast.net.endpoints import format_endpoint
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+
+    from holdfast.etcd.settings import EtcdSettings
 
 
 class WatchHandle:
@@ -378,7 +380,7 @@ class AsyncEtcdClient:
             self._leave(at, refusal.problem.why)
 
     def _name(self, at: int) -> str:
-        return written(*self.settings.endpoints[at])
+        return format_endpoint(*self.settings.endpoints[at])
 
     def _works(self, at: int) -> None:
         """Use the endpoint that answered, where the one in use did not.

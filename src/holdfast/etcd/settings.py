@@ -7,25 +7,22 @@ and those only by `tls_context`.
 from __future__ import annotations
 
 import re
-import socket
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from holdfast.errors import UsageError
+from holdfast.net.endpoints import format_endpoint, split_endpoint
 
 if TYPE_CHECKING:
     import ssl
 
 DEFAULT_PORT = 2379
-PORT_MAX = 65_535
 ENDPOINTS_MAX = 16
 """A cluster of etcd has three, five or seven members; more endpoints are a slip."""
 NAMES = ("cert", "key", "cacert")
 """What `--rdzv-conf` calls the files of certificate, key and authority."""
 
-_HOST = re.compile(r"[\w.-]+")
-_PORT = re.compile(r"[0-9]{1,5}")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
 
 
@@ -62,7 +59,7 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def where(self) -> str:
         """All endpoints as a person writes them."""
-        return ",".join(written(host, port) for host, port in self.endpoints)
+        return ",".join(format_endpoint(host, port) for host, port in self.endpoints)
 
     def __repr__(self) -> str:
         """All but the password: what is shown ends in logs."""
@@ -84,11 +81,6 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         return tls.client_context(self.ca or None, self.cert or None, self.key or None, names=names)
 
 
-def written(host: str, port: int) -> str:
-    """Return an endpoint as a person writes it."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def parse_endpoints(
     text: str, *, source: str = "--rdzv-endpoint"
 ) -> tuple[tuple[tuple[str, int], ...], bool]:
@@ -103,7 +95,10 @@ def parse_endpoints(
                 raise _refusal(source, one, f"begins with {scheme[1]}://")
             one = one[scheme.end() :].removesuffix("/")
         with_tls.add(scheme is not None and scheme[1].lower() == "https")
-        found.append(_parse_endpoint(source, one))
+        try:
+            found.append(split_endpoint(one, DEFAULT_PORT, port_min=1))
+        except ValueError as problem:
+            raise _refusal(source, one, str(problem)) from None
     if len(with_tls) > 1:
         raise UsageError(
             f"{source}: some endpoints of etcd have https:// and some have not",
@@ -112,43 +107,6 @@ def parse_endpoints(
     if len(found) > ENDPOINTS_MAX:
         raise UsageError(f"{source}: {len(found)} endpoints, where {ENDPOINTS_MAX} are allowed")
     return tuple(dict.fromkeys(found)), with_tls == {True}
-
-
-def _parse_endpoint(source: str, text: str) -> tuple[str, int]:
-    if not text:
-        raise _refusal(source, text, "is empty")
-    if text.startswith("["):
-        host, bracket, rest = text[1:].partition("]")
-        if not bracket or not _is_ipv6(host) or (rest and not rest.startswith(":")):
-            raise _refusal(source, text, "has brackets, but no IPv6 address in them")
-        return host, _port(source, text, rest[1:]) if rest else DEFAULT_PORT
-    if _is_ipv6(text):
-        return text, DEFAULT_PORT
-    host, colon, port = text.rpartition(":")
-    if not colon:
-        host, number = text, DEFAULT_PORT
-    else:
-        number = _port(source, text, port)
-    if not _HOST.fullmatch(host):
-        raise _refusal(source, text, f"has {host!r} for a host" if host else "has no host")
-    return host, number
-
-
-def _is_ipv6(text: str) -> bool:
-    address, percent, zone = text.partition("%")
-    if percent and not _HOST.fullmatch(zone):
-        return False
-    try:
-        socket.inet_pton(socket.AF_INET6, address)
-    except (OSError, ValueError):  # ValueError: a null character.
-        return False
-    return True
-
-
-def _port(source: str, endpoint: str, text: str) -> int:
-    if not _PORT.fullmatch(text) or not 0 < int(text) <= PORT_MAX:
-        raise _refusal(source, endpoint, f"has {text!r} for a port")
-    return int(text)
 
 
 def _refusal(source: str, endpoint: str, what: str) -> UsageError:

@@ -29,12 +29,14 @@ def parse_rendezvous_endpoint(
 
 
 def split_endpoint(text: str, default_port: int, *, port_min: int = 0) -> tuple[str, int]:
-    """Return host and port, or raise `ValueError` with a phrase such as "has no host".
+    """Return host and port, or raise `ValueError` with a phrase such as "is empty".
 
     `[::1]:29400`, `[::1]` and `::1` are all understood. `fe80::1:29400` can only be an address and
     a port, since a group of an address has four digits at most; with a shorter port it would be
     another address, so write the brackets.
     """
+    if not text:
+        raise ValueError("is empty")
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or not is_ipv6(host) or (rest and not rest.startswith(":")):

@@ -21,10 +21,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Iterable
-    from typing import Any
+    from typing import Any, Self
 
     from holdfast.net.addresses import Address
 
+LOOPBACK = "127.0.0.1"
 BACKLOG = 4096  # Connections that wait to be accepted; the kernel has a limit of its own besides.
 DESCRIPTORS_MAX = 1 << 20  # What is asked for at most; each connection needs one.
 
@@ -89,6 +90,46 @@ def candidates_of(host: str, port: int) -> list[tuple[int, Any]]:
     from holdfast.net import addresses
 
     return [*addresses.resolve(host, port)] if addresses.names_loopback(host) else everywhere(port)
+
+
+class ReservedPort:
+    """A TCP port that is ours to give away, on every address of this host unless it is `local`.
+
+    The kernel gives a held port to nobody who asks for any free one. Unless it is listened on, a
+    worker that binds it by number with `SO_REUSEADDR`, as stores do, gets it all the same. `number`
+    0 is any free one. A port that is `listening` takes connections from now on, for whoever will
+    accept them.
+    """
+
+    def __init__(self, number: int = 0, *, listening: bool = False, local: bool = False) -> None:
+        where = [(_socket.AF_INET, (LOOPBACK, number))] if local else everywhere(number)
+        try:
+            self._socket = bind(where, _socket.SOMAXCONN if listening else None)
+        except OSError as problem:
+            if number and problem.errno == errno.EADDRINUSE:
+                raise EnvironmentProblem(
+                    f"the port {number}, at which the workers are to meet, is taken on this host",
+                    hint="give another one with --master-port, or none to get a free one",
+                ) from None
+            what = f"port {number} cannot be bound" if number else "no TCP port can be reserved"
+            raise EnvironmentProblem(
+                f"{what} for the workers: {problem}", hint="give another one with --master-port"
+            ) from None
+        self.number: int = self._socket.getsockname()[1]
+
+    def listener(self) -> _socket.socket:
+        """Return a socket of its own that listens at this port; closing it keeps the port ours."""
+        return _socket.socket(fileno=os.dup(self._socket.fileno()))
+
+    def release(self) -> None:
+        """Give the port back to the kernel."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 # Who coordinates: whoever can bind the endpoint.

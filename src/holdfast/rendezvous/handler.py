@@ -46,7 +46,7 @@ class RendezvousStoreInfo:
             import os
 
             from holdfast import console
-            from holdfast.rendezvous.reserved_port import ReservedPort
+            from holdfast.net.listening import ReservedPort
 
             address = local_addr or os.uname().nodename
             if not local_addr:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 
-from holdfast.rendezvous.reserved_port import ReservedPort
+from holdfast.net.listening import ReservedPort
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import pytest
 
 from holdfast.elastic._impl.static_tcp_rendezvous import StaticTCPRendezvous
 from holdfast.errors import UsageError
+from holdfast.net.listening import ReservedPort
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import create_static_handler
-from holdfast.rendezvous.reserved_port import ReservedPort
 
 
 def test_nodes_have_the_ranks_they_were_given() -> None:

@@ -25,10 +25,10 @@ from holdfast.launcher.launch import (
     os_error_problem,
     split_endpoint,
 )
+from holdfast.net.listening import ReservedPort
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
 from holdfast.processes.signals import SignalException
-from holdfast.rendezvous.reserved_port import ReservedPort
 
 if TYPE_CHECKING:
     from collections.abc import Callable

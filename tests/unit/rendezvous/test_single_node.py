@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from holdfast.rendezvous.reserved_port import ReservedPort
+from holdfast.net.listening import ReservedPort
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.store.memory import MemoryStore
 

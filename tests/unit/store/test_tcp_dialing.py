@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from scripted_tcp_store import LONG_S, Peer, ScriptedStore
 
+from holdfast.net import addresses
+from holdfast.net.addresses import Address
 from holdfast.store.errors import DistNetworkError, StoreTimeoutError
 from holdfast.store.tcp import channel
-from holdfast.store.tcp.channel import connect, is_address, resolve, written
+from holdfast.store.tcp.channel import connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,10 +59,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def found_at(monkeypatch: pytest.MonkeyPatch, *hosts: tuple[str, int]) -> None:
     """Make any name mean these places."""
 
-    def look_up(*_: object) -> list[tuple[int, Any]]:
-        return [(int(socket.AF_INET), place) for place in hosts]
+    def look_up(*_: object) -> list[Address]:
+        return [Address(socket.AF_INET, place) for place in hosts]
 
-    monkeypatch.setattr(channel, "_look_up", look_up)
+    monkeypatch.setattr(addresses, "resolve", look_up)
 
 
 @pytest.mark.usefixtures("clock")
@@ -218,14 +220,9 @@ def test_a_name_that_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def look_up(*_: object) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(channel, "_look_up", look_up)
+    monkeypatch.setattr(addresses, "resolve", look_up)
     with pytest.raises(DistNetworkError, match=r"\(nowhere:7: Name or service not known\)"):
         reach(7, host="nowhere")
-
-
-def test_a_name_that_is_none() -> None:
-    with pytest.raises(OSError, match="cannot be resolved"):
-        resolve("a" * 70 + ".example", 7, LONG_S)
 
 
 @pytest.mark.usefixtures("clock")
@@ -236,27 +233,10 @@ def test_a_name_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> 
         over.wait(LONG_S)
         raise OSError("too late")
 
-    monkeypatch.setattr(channel, "_look_up", look_up)
+    monkeypatch.setattr(addresses, "resolve", look_up)
     with pytest.raises(DistNetworkError, match="the name server does not answer"):
         reach(7, 0.05, "somewhere")
     over.set()
-
-
-def test_names_are_resolved() -> None:
-    assert resolve("127.0.0.1", 7, LONG_S) == [(int(socket.AF_INET), ("127.0.0.1", 7))]
-    assert "127.0.0.1" in [where[0] for _, where in resolve("localhost", 7, LONG_S)]
-
-
-@pytest.mark.parametrize(
-    ("host", "is_one"),
-    [("127.0.0.1", True), ("::1", True), ("fe80::1%eth0", True), ("localhost", False), ("", False)],
-)
-def test_addresses_and_names(host: str, is_one: bool) -> None:
-    assert is_address(host) == is_one
-
-
-def test_an_address_with_colons_is_written_with_brackets() -> None:
-    assert (written("::1", 7), written("host", 7)) == ("[::1]:7", "host:7")
 
 
 @pytest.mark.usefixtures("clock")

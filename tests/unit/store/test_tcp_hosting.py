@@ -13,7 +13,6 @@ import pytest
 
 from holdfast.store.errors import DistNetworkError
 from holdfast.store.tcp.client import TCPStore
-from holdfast.store.tcp.shared import names_loopback
 
 LONG = timedelta(seconds=30)
 
@@ -124,22 +123,6 @@ def test_a_name_that_is_not_known_here_can_be_served() -> None:
     with served(host="store.invalid") as store:
         assert store.host == "store.invalid"
         assert store.add("count", 1) == 1
-
-
-@pytest.mark.parametrize(
-    ("host", "is_loopback"),
-    [
-        ("localhost", True),
-        ("db.localhost", True),
-        ("127.0.0.5", True),
-        ("::1", True),
-        ("10.0.0.1", False),
-        ("127.example.org", False),
-        ("::", False),
-    ],
-)
-def test_what_says_loopback(host: str, is_loopback: bool) -> None:
-    assert names_loopback(host) == is_loopback
 
 
 def test_a_bound_socket_is_taken_over() -> None:

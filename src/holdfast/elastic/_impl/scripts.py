@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.agent.worker_env import substitute_local_rank
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.net.listening import listen
 from holdfast.processes.procfs import state_of
 
 
@@ -39,30 +40,20 @@ class macros:  # noqa: N801 (TorchElastic's name)
 
 
 # Addresses, not names: what `localhost` resolves to, if to anything, must not matter.
-_LOOPBACKS = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
+_LOOPBACKS = [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::1", 0))]
 
 
 def get_socket_with_port() -> socket.socket:
     """Return a socket that listens on loopback at a free port; the caller has to close it."""
-    problem: OSError | None = None
-    for family, address in _LOOPBACKS:
-        try:
-            listener = socket.socket(family, socket.SOCK_STREAM)
-        except OSError as error:
-            problem = error
-            continue
-        try:
-            listener.bind((address, 0))
-            listener.listen(0)
-        except OSError as error:
-            listener.close()
-            problem = error
-        else:
-            return listener
-    raise EnvironmentProblem(
-        f"no TCP port of this host could be bound: {problem}",
-        hint="is the loopback interface up, and are there descriptors left?",
-    )
+    try:
+        listener = listen(_LOOPBACKS, backlog=0)
+    except OSError as problem:
+        raise EnvironmentProblem(
+            f"no TCP port of this host could be bound: {problem}",
+            hint="is the loopback interface up, and are there descriptors left?",
+        ) from None
+    listener.setblocking(True)  # noqa: FBT003 (the name says it)
+    return listener
 
 
 def get_free_port() -> int:

@@ -12,15 +12,16 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 
+from holdfast.net.addresses import check_not_itself, resolve_within
+from holdfast.net.endpoints import format_endpoint
 from holdfast.store.errors import DistNetworkError, StoreTimeoutError
 from holdfast.store.tcp import protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from holdfast.net.addresses import Address
 
 
 ANSWER_BYTES_MAX = 1 << 30
@@ -178,9 +179,6 @@ ATTEMPT_S_MAX = 5.0
 
 NO_TIME = "there was no time to try"
 
-Found = tuple[int, "Any"]
-"""A family of addresses, and one of these as the `socket` module takes it."""
-
 
 def connect(host: str, port: int, deadline: float, timeout_s: float, about: str) -> Connection:
     """Return a connection on which the server has answered, by the deadline.
@@ -189,7 +187,7 @@ def connect(host: str, port: int, deadline: float, timeout_s: float, about: str)
     `StoreTimeoutError` if nobody does on a connection. These messages begin with `about`, which
     says what the connection is for, and tell `timeout_s`.
     """
-    where = written(host, port)
+    where = format_endpoint(host, port)
     pause = PAUSE_S_MIN
     problems = {where: NO_TIME}
     while True:
@@ -197,13 +195,13 @@ def connect(host: str, port: int, deadline: float, timeout_s: float, about: str)
         if left <= 0:
             raise _unreachable(about, timeout_s, problems)
         try:
-            found = resolve(host, port, left)
+            found = resolve_within(host, port, left)
         except OSError as problem:
             problems = {where: _reason(problem)}
         else:
             before, problems = problems, {}
             for number, one in enumerate(found):
-                place = written(*one[1][:2])
+                place = format_endpoint(*one.sockaddr[:2])
                 left = deadline - time.monotonic()
                 if left <= 0:  # What was wrong when there was time says more.
                     problems[place] = before.get(place, NO_TIME)
@@ -220,62 +218,12 @@ def connect(host: str, port: int, deadline: float, timeout_s: float, about: str)
         pause = min(pause * PAUSE_GROWTH, PAUSE_S_MAX)
 
 
-def resolve(host: str, port: int, timeout_s: float) -> list[Found]:
-    """Return where a host may be, or raise `OSError`, not later than `timeout_s` from now.
-
-    Only names take a thread, which a name server that does not answer may keep for a while.
-    """
-    if is_address(host):
-        return _look_up(host, port)
-    answer: list[list[Found] | OSError] = []
-
-    def look() -> None:
-        try:
-            answer.append(_look_up(host, port))
-        except OSError as problem:
-            answer.append(problem)
-        except ValueError:  # It has a zero in it, or is no name in any encoding.
-            answer.append(OSError("the name cannot be resolved"))
-
-    looking = threading.Thread(target=look, name="holdfast-resolve", daemon=True)
-    looking.start()
-    looking.join(min(timeout_s, threading.TIMEOUT_MAX))
-    if not answer:
-        raise TimeoutError("the name server does not answer")
-    if isinstance(answer[0], OSError):
-        raise answer[0]
-    return answer[0]
-
-
-def is_address(host: str) -> bool:
-    """Whether a host is given as an IPv4 or IPv6 address."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, host.partition("%")[0])
-        except (OSError, ValueError):  # ValueError: a null character.
-            continue
-        return True
-    return False
-
-
-def written(host: str, port: int) -> str:
-    """Return host and port as a person writes them."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _look_up(host: str, port: int) -> list[Found]:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys((int(family), where) for family, _, _, _, where in found))
-
-
-def _open_socket(address: Found, timeout_s: float) -> socket.socket:
-    sock = socket.socket(address[0], socket.SOCK_STREAM)
+def _open_socket(address: Address, timeout_s: float) -> socket.socket:
+    sock = socket.socket(address.family, socket.SOCK_STREAM)
     try:
         sock.settimeout(timeout_s)
-        sock.connect(address[1])
-        if sock.getsockname() == sock.getpeername():
-            # The kernel gave this socket the very port that nobody listens at.
-            raise ConnectionRefusedError("nobody listens there")
+        sock.connect(address.sockaddr)
+        check_not_itself(sock)
     except BaseException:
         sock.close()
         raise

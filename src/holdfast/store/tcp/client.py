@@ -9,6 +9,7 @@ import weakref
 from datetime import timedelta
 
 from holdfast import console
+from holdfast.net.endpoints import format_endpoint
 from holdfast.store.errors import (
     DistError,
     DistNetworkError,
@@ -19,7 +20,7 @@ from holdfast.store.errors import (
 from holdfast.store.memory import named
 from holdfast.store.tcp import protocol as requests
 from holdfast.store.tcp import protocol as words
-from holdfast.store.tcp.channel import Connection, DeadlinePassed, InvalidResponse, connect, written
+from holdfast.store.tcp.channel import Connection, DeadlinePassed, InvalidResponse, connect
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -262,7 +263,7 @@ class Channel:
     """Connects when it is used first, and again after a loss."""
 
     def __init__(self, host: str, port: int, hosting: SharedServer | None) -> None:
-        self.where = written(host, port)
+        self.where = format_endpoint(host, port)
         self.hosting = hosting
         self._address = hosting.address if hosting else host
         self._port = port

@@ -14,17 +14,15 @@ import threading
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
+from holdfast.net.endpoints import format_endpoint
+from holdfast.net.listening import candidates_of, listen
 from holdfast.store.errors import DistNetworkError
-from holdfast.store.tcp.channel import is_address, written
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from holdfast.store.tcp.embedded import TcpStoreServer
 
 BACKLOG = 4096  # Connections that wait to be accepted; the kernel has a limit of its own besides.
-LOCALHOST = "localhost"
 
 
 class SharedServer:
@@ -78,7 +76,11 @@ def host(
         if shared and (there := _shared.by_port.get(port)) is not None:
             return there.share()
         try:
-            listener = _adopt(listen_fd, port) if listen_fd is not None else _bind(name, port)
+            listener = (
+                _adopt(listen_fd, port)
+                if listen_fd is not None
+                else listen(candidates_of(name, port))
+            )
         except OSError as problem:
             if problem.errno == errno.EADDRINUSE and is_agents(port):
                 console.info(f"port {port} is served by the agent; this process is a client of it")
@@ -107,13 +109,6 @@ def forget_after_fork() -> None:
 os.register_at_fork(after_in_child=forget_after_fork)
 
 
-def names_loopback(name: str) -> bool:
-    """Whether an endpoint says by itself that it is for this host alone."""
-    if is_address(name):
-        return name == "::1" or (name.startswith("127.") and ":" not in name)
-    return name.lower() == LOCALHOST or name.lower().endswith("." + LOCALHOST)
-
-
 def _serve(listener: socket.socket) -> SharedServer:
     from holdfast.store.tcp.embedded import TcpStoreServer
 
@@ -139,43 +134,8 @@ def _adopt(descriptor: int, port: int) -> socket.socket:
     return listener
 
 
-def _bind(name: str, port: int) -> socket.socket:
-    """Return a socket that listens: only then is a port surely nobody else's."""
-    problem: OSError | None = None
-    for family, address in _candidates(name, port):
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            # Connections of a server that is gone must not keep the next from the port.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                only = int(address[0] != "::")
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-            listener.bind(address)
-            listener.listen(BACKLOG)
-        except OSError as error:
-            listener.close()
-            problem = error
-            if error.errno == errno.EADDRINUSE:
-                break  # Elsewhere it might work, but that is where clients look first.
-        else:
-            return listener
-    raise problem or OSError("it has no address here")
-
-
-def _candidates(name: str, port: int) -> list[tuple[int, Any]]:
-    """Return where to listen, the best first."""
-    if names_loopback(name):
-        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-        places = [(int(family), where) for family, _, _, _, where in found]
-        return sorted(places, key=lambda one: one[0] != socket.AF_INET)
-    everywhere: list[tuple[int, Any]] = [(int(socket.AF_INET), ("0.0.0.0", port))]  # noqa: S104 (all nodes must reach it)
-    if socket.has_dualstack_ipv6():
-        everywhere.insert(0, (int(socket.AF_INET6), ("::", port, 0, 0)))
-    return everywhere
-
-
 def _refusal(name: str, port: int, problem: OSError) -> DistNetworkError:
-    where = written(name, port)
+    where = format_endpoint(name, port)
     if problem.errno == errno.EADDRINUSE:
         return DistNetworkError(
             f"no store can be served at {where}: port {port} is in use; free it, choose another, "

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.rendezvous import reserved_port
-from holdfast.rendezvous.reserved_port import ReservedPort
+from holdfast.net import listening
+from holdfast.net.listening import ReservedPort
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -184,7 +184,7 @@ def test_a_host_without_ipv6_reserves_for_ipv4(monkeypatch: pytest.MonkeyPatch) 
                 raise OSError(errno.EAFNOSUPPORT, "no IPv6 here")
             super().__init__(family, kind)
 
-    monkeypatch.setattr(reserved_port, "socket", with_sockets(Ipv4Only))
+    monkeypatch.setattr(listening, "_socket", with_sockets(Ipv4Only))
     with (
         ReservedPort() as reserved,
         socket.socket() as other,
@@ -198,10 +198,8 @@ def test_a_host_without_any_port_says_what_to_do(monkeypatch: pytest.MonkeyPatch
         def bind(self, address: object, /) -> None:
             raise OSError(errno.EADDRINUSE, "all taken")
 
-    monkeypatch.setattr(reserved_port, "socket", with_sockets(Full))
-    with pytest.raises(
-        EnvironmentProblem, match=r"all taken \(name another one with --master-port\)$"
-    ):
+    monkeypatch.setattr(listening, "_socket", with_sockets(Full))
+    with pytest.raises(EnvironmentProblem, match=r"all taken.*--master-port"):
         ReservedPort()
 
 
