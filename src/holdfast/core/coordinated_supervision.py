@@ -1,22 +1,22 @@
 """What one agent does about its workers when a coordinator decides for the whole job.
 
 The states are those of `core.supervision`, and so is everything about one node's workers. What
-differs is who decides: failures and successes are said to the coordinator, and the newest view it
-sent says what to do next. The rules:
+differs is who decides: failures and successes are reported to the coordinator, and its newest view
+determines what to do next. The rules:
 
-1.  The newest view counts, and nothing else: it is kept whenever it comes and heeded whenever the
-    workers are in a state to be acted on. Views that came in between are as if never sent.
+1.  Only the newest view counts: it is kept whenever it arrives and applied as soon as the state of
+    the workers allows it. Views that came in between are as if never sent.
 2.  A member runs the generation of its view, once. A higher one, or not being a member any more,
     means to stop the workers first.
-3.  A failure is said at once, before the other workers are stopped, so that all nodes stop at the
-    same time; and said again when they are gone, with the whole report.
-4.  A node whose workers are all done waits for the job to close. Until then it may be told to
-    start again.
+3.  A failure is reported at once, before the other workers are stopped, so that all nodes stop at
+    the same time; and again when they are gone, with the whole report.
+4.  A node whose workers are all done waits for the job to close. Until then it may have to start
+    them again.
 5.  A fenced node begins anew as another incarnation. A refused one ends; so does one whose
     coordinator stayed away for too long.
-6.  A signal makes the node say that it leaves, at once. Then it stops its workers and ends.
-7.  When the job is closed, the node ends as the job did, once the coordinator's word is final or
-    no more words come. Closed is final: a later coordinator that knows nothing of it is left.
+6.  On a signal the node reports at once that it leaves. Then it stops its workers and ends.
+7.  When the job is closed, the node ends as the job did, once its view is final or no more views
+    come. Closed is final: a later coordinator that knows nothing of the end is left.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ import msgspec
 
 from holdfast.core.machine import Effect, Event
 from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, View
-from holdfast.core.restarts import Budget, Verdict, judge
 from holdfast.core.supervision import (
     SIGKILL,
     BarrierEnded,
     Begun,
+    Budget,
     Outcome,
     SignalReceived,
     StartWorkers,
     State,
     StopReason,
     Supervision,
+    Verdict,
     WorkerExited,
     WorkersStarted,
     WorkersStopped,
     WorkersUnhealthy,
+    judge,
 )
 
 
@@ -58,32 +60,32 @@ class CoordinatorLost(Event):
 
 
 class ReportStatus(Effect):
-    """Tell the coordinator this of the node."""
+    """Report this to the coordinator."""
 
     phase: NodePhase
     generation: int
 
 
 class Rejoin(Effect):
-    """Become a new incarnation, and say that it is ready."""
+    """Become a new incarnation, and report that it is ready."""
 
 
 class CoordinatedSupervision(Supervision):
-    """The machine of an agent that is told."""
+    """The machine of an agent for which a coordinator decides."""
 
     def __init__(self, *, local_world_size: int, max_restarts: int) -> None:
         super().__init__(local_world_size=local_world_size, max_restarts=max_restarts)
         self.view: View | None = None
         self._was_in = False
-        self._left_alone = False
+        self._coordinator_lost = False
 
-    # In the order of a life.
+    # Handlers, in the order of a generation's life.
 
     def _begin(self, _event: Begun) -> list[Effect]:
         self.state = State.JOINING
         return [ReportStatus(NodePhase.READY, self.generation)]
 
-    def _told(self, event: ViewReceived) -> list[Effect]:
+    def _view_received(self, event: ViewReceived) -> list[Effect]:
         over = self.view is not None and self.view.role is NodeRole.CLOSED
         if over and event.view.role is not NodeRole.CLOSED:
             return self._closed_before()
@@ -95,24 +97,24 @@ class CoordinatedSupervision(Supervision):
         )
         if event.view.role is NodeRole.MEMBER:  # The job's count, whatever this node knew before.
             self.budget = Budget(self.budget.max_restarts, event.view.restarts)
-        return self._heed()
+        return self._apply()
 
     def _closed_before(self) -> list[Effect]:
-        """Stay with the end that it was told of; who says otherwise is a later coordinator."""
+        """Stay with the end that is known; only a later coordinator can contradict it."""
         assert self.view is not None
         self.view = msgspec.structs.replace(self.view, final=True)
-        effects = self._heed()
+        effects = self._apply()
         left = self.state is State.DONE
         return [ReportStatus(NodePhase.LEAVING, self.generation), *effects] if left else effects
 
-    def _heed(self) -> list[Effect]:
-        """Do what the newest view asks for, if the workers are in a state for it."""
+    def _apply(self) -> list[Effect]:
+        """Do what the newest view asks for, if the state of the workers allows it."""
         view = self.view
         if view is None:
             return []
         if self.state is State.RUNNING:
             goes_on = view.role is NodeRole.MEMBER and view.generation <= self.generation
-            return [] if goes_on else self._stop(StopReason.TOLD)
+            return [] if goes_on else self._stop(StopReason.COORDINATOR)
         if self.state not in (State.JOINING, State.LEAVING):
             return []
         if view.role is NodeRole.MEMBER and view.generation > self.generation:
@@ -147,9 +149,9 @@ class CoordinatedSupervision(Supervision):
         if self.signum:  # It came while they were being started.
             signum = SIGKILL if self._interrupts >= 2 else self.signum
             return self._stop(StopReason.SIGNAL, signum)
-        if self._left_alone:
+        if self._coordinator_lost:
             return self._stop(StopReason.COORDINATOR_LOST)
-        return self._heed()
+        return self._apply()
 
     def _exited(self, event: WorkerExited) -> list[Effect]:
         effects = super()._exited(event)
@@ -171,16 +173,16 @@ class CoordinatedSupervision(Supervision):
         failed = reason in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
         if self.signum:
             return self._end_by_signal(failed=failed)
-        if self._left_alone:
-            return self._end_alone()
+        if self._coordinator_lost:
+            return self._end_without_coordinator()
         if reason is StopReason.SUCCEEDED:
             self.state = State.LEAVING
-            return [ReportStatus(NodePhase.SUCCEEDED, self.generation), *self._heed()]
+            return [ReportStatus(NodePhase.SUCCEEDED, self.generation), *self._apply()]
         self.state = State.JOINING
-        said = ReportStatus(NodePhase.FAILED if failed else NodePhase.READY, self.generation)
-        return [said, *self._heed()]
+        report = ReportStatus(NodePhase.FAILED if failed else NodePhase.READY, self.generation)
+        return [report, *self._apply()]
 
-    def _waited_enough(self, _event: BarrierEnded) -> list[Effect]:
+    def _barrier_ended(self, _event: BarrierEnded) -> list[Effect]:
         return [ReportStatus(NodePhase.LEAVING, self.generation), *self._finish(Outcome.SUCCEEDED)]
 
     # Signals, and a coordinator that is gone.
@@ -193,7 +195,9 @@ class CoordinatedSupervision(Supervision):
 
     def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
         first = [] if self.signum else [ReportStatus(NodePhase.LEAVING, self.generation)]
-        if first and self._after_stop is StopReason.SUCCEEDED:  # So that nobody misses its workers.
+        if (
+            first and self._after_stop is StopReason.SUCCEEDED
+        ):  # So that its workers are not missed.
             first.insert(0, ReportStatus(NodePhase.SUCCEEDED, self.generation))
         return [*first, *super()._signal_stopping(event)]
 
@@ -205,23 +209,23 @@ class CoordinatedSupervision(Supervision):
         ]
 
     def _end_by_signal(self, *, failed: bool) -> list[Effect]:
-        """End; but a failure that was the end anyway stays the reason."""
+        """End; but a failure that ended the job anyway stays the reason."""
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return self._end_with_job(self.view)
         if failed and judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP:
             return self._finish(Outcome.FAILED)
         return self._finish(Outcome.SIGNALLED)
 
-    def _alone_running(self, _event: CoordinatorLost) -> list[Effect]:
-        self._left_alone = True
+    def _lost_running(self, _event: CoordinatorLost) -> list[Effect]:
+        self._coordinator_lost = True
         return self._stop(StopReason.COORDINATOR_LOST)
 
-    def _alone_busy(self, _event: CoordinatorLost) -> list[Effect]:
-        self._left_alone = True
+    def _lost_busy(self, _event: CoordinatorLost) -> list[Effect]:
+        self._coordinator_lost = True
         return []
 
-    def _alone_idle(self, _event: CoordinatorLost) -> list[Effect]:
-        return self._end_alone()
+    def _lost_idle(self, _event: CoordinatorLost) -> list[Effect]:
+        return self._end_without_coordinator()
 
     def check(self) -> None:
         """Assert what must hold after every step; the budget is the job's, older than this node."""
@@ -229,9 +233,9 @@ class CoordinatedSupervision(Supervision):
         if self.view is not None and self.state is State.STARTING:
             assert self.generation >= 0
 
-    # Common parts.
+    # Steps that several handlers share.
 
-    def _end_alone(self) -> list[Effect]:
+    def _end_without_coordinator(self) -> list[Effect]:
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return self._end_with_job(self.view)
         cleared = self.state is State.STOPPING and self._after_stop is StopReason.SUCCEEDED
@@ -249,26 +253,26 @@ _S, _T = State, CoordinatedSupervision
 _T._handlers = {
     (_S.IDLE, Begun): _T._begin,
     (_S.IDLE, SignalReceived): _T._signal_idle,
-    (_S.JOINING, ViewReceived): _T._told,
-    (_S.JOINING, CoordinatorLost): _T._alone_idle,
+    (_S.JOINING, ViewReceived): _T._view_received,
+    (_S.JOINING, CoordinatorLost): _T._lost_idle,
     (_S.JOINING, SignalReceived): _T._signal_idle,
-    (_S.STARTING, ViewReceived): _T._told,
-    (_S.STARTING, CoordinatorLost): _T._alone_busy,
+    (_S.STARTING, ViewReceived): _T._view_received,
+    (_S.STARTING, CoordinatorLost): _T._lost_busy,
     (_S.STARTING, WorkersStarted): _T._started,
     (_S.STARTING, SignalReceived): _T._signal_starting,
-    (_S.RUNNING, ViewReceived): _T._told,
-    (_S.RUNNING, CoordinatorLost): _T._alone_running,
+    (_S.RUNNING, ViewReceived): _T._view_received,
+    (_S.RUNNING, CoordinatorLost): _T._lost_running,
     (_S.RUNNING, WorkerExited): _T._exited,
     (_S.RUNNING, WorkersUnhealthy): _T._unhealthy,
     (_S.RUNNING, SignalReceived): _T._signal_running,
-    (_S.STOPPING, ViewReceived): _T._told,
-    (_S.STOPPING, CoordinatorLost): _T._alone_busy,
+    (_S.STOPPING, ViewReceived): _T._view_received,
+    (_S.STOPPING, CoordinatorLost): _T._lost_busy,
     (_S.STOPPING, WorkerExited): _T._exited_while_stopping,
     (_S.STOPPING, SignalReceived): _T._signal_stopping,
     (_S.STOPPING, WorkersStopped): _T._stopped,
-    (_S.LEAVING, ViewReceived): _T._told,
-    (_S.LEAVING, CoordinatorLost): _T._alone_idle,
-    (_S.LEAVING, BarrierEnded): _T._waited_enough,
+    (_S.LEAVING, ViewReceived): _T._view_received,
+    (_S.LEAVING, CoordinatorLost): _T._lost_idle,
+    (_S.LEAVING, BarrierEnded): _T._barrier_ended,
     (_S.LEAVING, SignalReceived): _T._signal_idle,
 }
 _T._ignored = {

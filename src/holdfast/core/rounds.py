@@ -61,7 +61,7 @@ from holdfast.core.protocol import (
     View,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, order_nodes
-from holdfast.core.restarts import Budget, Verdict, judge
+from holdfast.core.supervision import Budget, Verdict, judge
 from holdfast.core.values import Value
 
 TYPE_CHECKING = False

@@ -1,4 +1,4 @@
-"""What one agent does about its workers: the machine that makes every decision.
+"""What one agent does about its workers: the machine that makes every decision of one node.
 
 ::
 
@@ -20,16 +20,15 @@ The rules:
 3.  A failure that a new start would only repeat (the program cannot be started, a process that
     SIGKILL does not end) is answered by giving up.
 4.  A signal stops the workers with that same signal, and nothing starts after it. A second SIGINT
-    kills them at once. A failure before the signal stays the reason if it was the end anyway.
-5.  Success is when every worker ended with code 0. What they left is cleared away all the same;
+    kills them at once. A failure before the signal stays the reason if it ended the job anyway.
+5.  Success is when every worker exited with code 0. What they left is cleaned up all the same;
     then the node waits for the others at the barrier.
 6.  A generation is one start of the workers; its number only grows.
 
-Use: perform the effects of each `handle` in order, and bring the outcome of each back as exactly
-one event (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`:
-`WorkersStopped`; `EnterBarrier`: `BarrierEnded`). `KillWorkers` only hastens a stop, and `Finish`
-is the last. An event that cannot happen in a state raises `InvalidEvent` and changes nothing; late
-news of an earlier generation is ignored. Pure: no I/O, no clock; `now` is kept for the story alone.
+Use, besides the contract of `core.machine`: bring the outcome of each effect back as exactly one
+event (`JoinRound`: `RoundJoined`; `StartWorkers`: `WorkersStarted`; `StopWorkers`:
+`WorkersStopped`; `EnterBarrier`: `BarrierEnded`). `KillWorkers` only shortens a stop, and `Finish`
+is the last effect. A late report of an earlier generation is ignored. `now` is kept for the story.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from __future__ import annotations
 from enum import Enum
 
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, TableMachine
-from holdfast.core.restarts import Budget, Verdict, judge
+from holdfast.core.values import Value
 
 SIGINT, SIGKILL = 2, 9
 
@@ -62,8 +61,8 @@ class StopReason(Enum):
     UNHEALTHY = "the workers are not healthy"
     SIGNAL = "a signal asked to stop"
     REGROUP = "nodes are waiting to join"
-    TOLD = "the coordinator says so"
-    COORDINATOR_LOST = "the coordinator stayed away"
+    COORDINATOR = "the coordinator decided so"
+    COORDINATOR_LOST = "the coordinator was lost"
 
 
 class Outcome(Enum):
@@ -73,14 +72,47 @@ class Outcome(Enum):
     FAILED = "failed"
     SIGNALLED = "signalled"
     REFUSED = "refused"
-    COORDINATOR_LOST = "left alone"
+    COORDINATOR_LOST = "coordinator lost"
 
 
-# Events: facts, in the past tense.
+class Verdict(Enum):
+    """What a failure leads to."""
+
+    RESTART = "restart"
+    GIVE_UP = "give up"
+
+
+class Budget(Value):
+    """How many restarts a job may have, and how many it had.
+
+    It belongs to the job. Only failures are charged to it: a node that comes or goes is not.
+    """
+
+    max_restarts: int
+    used: int = 0
+
+    @property
+    def left(self) -> int:
+        """Restarts that may still be spent."""
+        return max(0, self.max_restarts - self.used)
+
+    def charge(self) -> Budget:
+        """Return the budget after one more restart. Ask `left` before."""
+        if self.left == 0:
+            raise ValueError(f"all {self.max_restarts} restarts are spent")
+        return Budget(self.max_restarts, self.used + 1)
+
+
+def judge(budget: Budget, *, retryable: bool) -> Verdict:
+    """Decide on a failure. `retryable` is false for what a new start would only repeat."""
+    return Verdict.RESTART if retryable and budget.left > 0 else Verdict.GIVE_UP
+
+
+# Events.
 
 
 class Begun(Event):
-    """The agent was told to run."""
+    """The agent was asked to run."""
 
 
 class RoundJoined(Event):
@@ -98,7 +130,7 @@ class WorkersStarted(Event):
 
 
 class WorkerExited(Event):
-    """A worker ended; `failed` for any ending but a good one."""
+    """A worker exited; `failed` for anything but success."""
 
     generation: int
     local_rank: int
@@ -107,7 +139,7 @@ class WorkerExited(Event):
 
 
 class WorkersUnhealthy(Event):
-    """The workers run but are of no use any more."""
+    """The workers run but make no progress any more."""
 
     generation: int
     why: str
@@ -134,14 +166,14 @@ class WorkersStopped(Event):
 
 
 class BarrierEnded(Event):
-    """The other nodes are done too, or waiting for them is over."""
+    """The other nodes are done too, or the wait for them is over."""
 
 
-# Effects: imperatives.
+# Effects.
 
 
 class JoinRound(Effect):
-    """Take part in the next round."""
+    """Join the next round."""
 
 
 class StartWorkers(Effect):
@@ -152,7 +184,7 @@ class StartWorkers(Effect):
 
 
 class StopWorkers(Effect):
-    """Bring down what is left of a generation; `signum` 0 is the configured stop signal."""
+    """Stop what is left of a generation; `signum` 0 is the configured stop signal."""
 
     generation: int
     reason: StopReason
@@ -212,13 +244,13 @@ class Supervision(TableMachine):
 
     @property
     def reason(self) -> StopReason:
-        """Why the last stop was begun."""
+        """Why the last stop began."""
         return self._after_stop
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
         """Take in one fact; return what must now be done, in order."""
         if isinstance(event, _REPORTS) and event.generation < self.generation:
-            return []  # Late news.
+            return []  # A late report.
         return super().handle(now, event, cause)
 
     def check(self) -> None:
@@ -230,7 +262,7 @@ class Supervision(TableMachine):
         if self.state is State.DONE:
             assert not self.running
 
-    # In the order of a life.
+    # Handlers, in the order of a generation's life.
 
     def _begin(self, _event: Begun) -> list[Effect]:
         self.state = State.JOINING
@@ -316,7 +348,7 @@ class Supervision(TableMachine):
     def _barrier_ended(self, _event: BarrierEnded) -> list[Effect]:
         return self._finish(Outcome.SUCCEEDED)
 
-    # Common parts.
+    # Steps that several handlers share.
 
     def _stop(self, reason: StopReason, signum: int = 0) -> list[Effect]:
         self.state = State.STOPPING
@@ -333,7 +365,7 @@ class Supervision(TableMachine):
 
     def _expect_generation(self, generation: int) -> None:
         if generation != self.generation:
-            raise InvalidEvent(f"generation {generation} is not {self.generation}, the current one")
+            raise InvalidEvent(f"generation {generation} is not the current one, {self.generation}")
 
 
 _S = State

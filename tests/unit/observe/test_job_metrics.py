@@ -235,11 +235,11 @@ def test_a_start_an_end_and_giving_up_are_no_recoveries(
 @pytest.mark.parametrize(
     ("stop", "nodes", "restarts", "reason"),
     [
-        (StopReason.TOLD, 2, 1, "worker_failed"),
-        (StopReason.TOLD, 1, 1, "worker_failed"),
-        (StopReason.TOLD, 3, 0, "nodes_waiting"),
-        (StopReason.TOLD, 1, 0, "nodes_lost"),
-        (StopReason.TOLD, 2, 0, "coordinator"),
+        (StopReason.COORDINATOR, 2, 1, "worker_failed"),
+        (StopReason.COORDINATOR, 1, 1, "worker_failed"),
+        (StopReason.COORDINATOR, 3, 0, "nodes_waiting"),
+        (StopReason.COORDINATOR, 1, 0, "nodes_lost"),
+        (StopReason.COORDINATOR, 2, 0, "coordinator"),
         (StopReason.REGROUP, 2, 0, "nodes_waiting"),
         (StopReason.COORDINATOR_LOST, 2, 0, "other"),
     ],
@@ -254,7 +254,7 @@ def test_the_reason_of_a_restart(stop: StopReason, nodes: int, restarts: int, re
 
 
 def test_a_rank_that_is_known_before_the_stop_ends_takes_no_time() -> None:
-    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.TOLD)
+    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.COORDINATOR)
     stopped = lifecycle.GenerationStopped(24.0, 0)
     times = after(*first_start(), stopping, met(22.0, 1.0), stopped, started(25.0, 1.0, 1))
     assert seconds(times) == {"detect": 0.0, "stop": 4.0, "regroup": 0.0, "start": 1.0}

@@ -37,7 +37,7 @@ REASONS: Mapping[StopReason, str] = {
     StopReason.WORKER_FAILED: "worker_failed",
     StopReason.UNHEALTHY: "unhealthy",
     StopReason.REGROUP: "nodes_waiting",
-    StopReason.TOLD: "coordinator",
+    StopReason.COORDINATOR: "coordinator",
 }
 NODES_LOST = "nodes_lost"
 OTHER = "other"
@@ -108,14 +108,14 @@ class RecoveryTimes:
     ) -> str:
         """Return why there was a restart; a coordinator's reason shows in what came of it."""
         last = self._last
-        if stopping.reason != StopReason.TOLD or last is None:
+        if stopping.reason != StopReason.COORDINATOR or last is None:
             return REASONS.get(stopping.reason, OTHER)
         if started.restart_count > last.restart_count:
             return REASONS[StopReason.WORKER_FAILED]
         more = (started.group_world_size or 0) - (last.group_world_size or 0)
         if more:
             return REASONS[StopReason.REGROUP] if more > 0 else NODES_LOST
-        return REASONS[StopReason.TOLD]
+        return REASONS[StopReason.COORDINATOR]
 
 
 JOB_STATES = ("starting", "running", "recovering", "succeeded", "failed")

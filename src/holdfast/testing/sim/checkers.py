@@ -392,7 +392,7 @@ class NoNeedlessRestart(Checker):
     def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
         """See whether anything but the coordinator's return can be the reason."""
         world = self.world
-        if effect.reason is not StopReason.TOLD or world.now >= self._watch_until:
+        if effect.reason is not StopReason.COORDINATOR or world.now >= self._watch_until:
             return
         closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
         if world.disturbed_at == self._calm_since and not closed:
