@@ -1,7 +1,12 @@
-"""One watch: a connection of its own, on which etcd tells of every change in a range of keys.
+"""A client of etcd for asyncio; it belongs to one running loop.
 
-A watch ends with the connection or with the endpoint's fate, and tells so once. It does not open
-itself again: only whoever uses it knows the last revision that was taken in.
+All of a client is at one endpoint at a time. If that endpoint does not answer, or has no leader, the
+client leaves it for the next: its idle connections are dropped and its watches end, and whoever
+watches opens the watch again elsewhere. So a watch at an etcd that hangs is noticed as soon as a
+call is.
+
+A call asks one endpoint after another within its limit, as long as it is certain that nothing was
+done yet, or that doing it twice does no harm. Otherwise the answer is `ProblemKind.UNREACHABLE`.
 """
 
 from __future__ import annotations
@@ -12,21 +17,35 @@ from typing import TYPE_CHECKING
 from holdfast.core.etcd.calls import Answer, Change, Problem, ProblemKind, Request
 from holdfast.errors import HoldfastError
 from holdfast.etcd import protocol
-from holdfast.etcd.diagnose import NO_WORD, diagnose_silence
+from holdfast.etcd.diagnose import diagnose_silence
 from holdfast.etcd.failover import Attempts
-from holdfast.etcd.protocol import OK, Handling, Refusal, refusal_of
-from holdfast.etcd.transport import ConnectionProblem, HttpConnection, Reply, open_connection
-from holdfast.net.endpoints import format_endpoint
+from holdfast.etcd.protocol import OK, Handling, Refusal, decode_refusal
+from holdfast.etcd.settings import EtcdSettings, written
+from holdfast.etcd.transport import (
+    ConnectionFault,
+    ConnectionProblem,
+    HttpConnection,
+    Reply,
+    open_connection,
+)
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    from holdfast.etcd.settings import EtcdSettings
+
+CONNECTIONS_MAX = 8
+"""Calls of one client under way at a time; others wait. Watches have connections of their own."""
+CLOSE_S = 1.0
+
+CLOSED = Problem(ProblemKind.CLOSED, "the client is closed")
 
 
 class WatchHandle:
-    """A watch, from `AsyncEtcd.watch` until it ends or `cancel` is called."""
+    """A watch with its own connection, from `AsyncEtcdClient.watch` until it ends or is cancelled.
+
+    It ends once, and does not open itself again: only its user knows the last revision it has seen.
+    """
 
     def __init__(
         self,
@@ -45,13 +64,13 @@ class WatchHandle:
         self._refusal: Refusal | None = None
 
     def cancel(self) -> None:
-        """End it; nothing is told after this."""
+        """End it; no callback is called after this."""
         self._over = True
         if self.task is not None:
             self.task.cancel()
 
     def end(self, problem: Problem) -> None:
-        """Tell that it has ended, unless that was told."""
+        """Report that it has ended, once."""
         if not self._over:
             self._over = True
             self._on_ended(problem)
@@ -64,16 +83,16 @@ class WatchHandle:
     async def follow(
         self, connection: HttpConnection, token: str, limit_s: float
     ) -> Problem | Refusal:
-        """Pass on what comes in until it ends; return why it did.
+        """Pass changes on until it ends; return why it did.
 
         A `Refusal` came before etcd confirmed the watch: another endpoint, or another token, may
-        help. Raises `ConnectionProblem` where there was no answer before that.
+        help. Raises `ConnectionProblem` if there was no answer before that.
         """
         timer = self._begin(connection, limit_s)
         try:
             reply = await connection.stream(protocol.WATCH, self.body, token, self._take)
             if reply.status != OK:
-                return refusal_of(reply.status, reply.body)
+                return decode_refusal(reply.status, reply.body)
             return Problem(ProblemKind.UNREACHABLE, "it ended the watch")
         except ConnectionProblem as problem:
             if self._refusal is not None:
@@ -92,44 +111,22 @@ class WatchHandle:
         return self._timer
 
     def _take(self, line: bytes) -> None:
-        said = protocol.decode_line(line)
-        if isinstance(said, Refusal):
-            self._refusal = said
+        events = protocol.decode_line(line)
+        if isinstance(events, Refusal):
+            self._refusal = events
             assert self._connection is not None
-            self._connection.abort(said.problem.why)
+            self._connection.abort(events.problem.why)
             return
         if not self.is_created:
             self.is_created = True
             assert self._timer is not None
             self._timer.cancel()
-        if said.changes and not self._over:
-            self._on_changes(said.revision, said.changes)
+        if events.changes and not self._over:
+            self._on_changes(events.revision, events.changes)
 
 
-# A client of etcd for asyncio; it belongs to one running loop.
-#
-# The one thing to know: all of a client is at one endpoint at a time. When that does not answer,
-# or
-# says that it has no leader, the client leaves it for the next: its idle connections are dropped
-# and
-# its watches end, since they share its fate, and whoever watches opens the watch again elsewhere.
-# So
-# a watch at an etcd that stands still is noticed as soon as a call is.
-#
-# A call asks one endpoint after another within its limit, as long as it is sure that nothing was
-# done
-# yet or that doing it twice does no harm. Otherwise no answer is `ProblemKind.UNREACHABLE`.
-
-
-CONNECTIONS_MAX = 8
-"""Calls that one client has under way at a time; others wait. Watches come on top of that."""
-CLOSE_S = 1.0
-
-CLOSED = Problem(ProblemKind.UNREACHABLE, "the client is closed")
-
-
-class TokenRefused(Exception):
-    """There is no token for this user and password."""
+class AuthenticationRefused(Exception):
+    """etcd gives no token for this user and password."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.problem.why)
@@ -143,15 +140,15 @@ class AsyncEtcdClient:
         self.settings = settings
         self._loop = asyncio.get_running_loop()
         self.local_address = ""
-        """Our end of the newest connection."""
+        """This side of the newest connection."""
         self.tried: dict[str, str] = {}
-        """What was last wrong with each endpoint; one that answers is not in here."""
+        """The last problem of each endpoint; one that answers is not in here."""
         self._current = 0
         self._tls: ssl.SSLContext | None = None
         self._token: str | None = None
         self._renewing = asyncio.Lock()
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
-        self._heard: set[int] = set()  # Endpoints that ever answered.
+        self._heard: set[int] = set()  # Endpoints that have ever answered.
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._watches: set[WatchHandle] = set()
@@ -159,17 +156,24 @@ class AsyncEtcdClient:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint in use now, as a person writes it."""
+        """The endpoint in use now, as text."""
         return self._name(self._current)
+
+    def describe(self, why: str) -> str:
+        """Return the problem of each endpoint, if none can be reached and the reasons differ."""
+        tried = self.tried
+        if len(tried) < len(self.settings.endpoints) or len(set(tried.values())) < 2:
+            return why
+        return "; ".join(f"{endpoint}: {problem}" for endpoint, problem in sorted(tried.items()))
 
     # Calls.
 
     async def call(self, request: Request, *, limit_s: float | None = None) -> Answer:
         """Return etcd's answer, or a `Problem`; nothing is raised but `CancelledError`.
 
-        The limit, `settings.call_s` if none is given, is for all endpoints together. An endpoint
-        that lets it pass is left, with all watches there: do not make it shorter than etcd may
-        take on a bad day.
+        The limit, by default `settings.call_s`, is for all endpoints together. An endpoint that
+        exceeds it is left, with all watches there: it must not be shorter than etcd may take on a
+        bad day.
         """
         limit_s = self.settings.call_s if limit_s is None else limit_s
         deadline = self._loop.time() + limit_s
@@ -189,28 +193,28 @@ class AsyncEtcdClient:
 
     async def _call(self, request: Request, deadline: float) -> Answer:
         path, body = protocol.encode(request)
-        tries = self._tries(deadline, may_repeat=protocol.may_repeat(request))
-        while (at := await self._next(tries)) is not None:
+        attempts = self._attempts(deadline, may_repeat=protocol.may_repeat(request))
+        while (at := await self._next(attempts)) is not None:
             try:
-                token = await self._token_at(at, tries)
-                reply = await self._ask(at, tries, path, body, token)
+                token = await self._token_at(at, attempts)
+                reply = await self._ask(at, attempts, path, body, token)
             except ConnectionProblem as problem:
-                self._failed(at, tries, await self._explained(at, tries, problem))
+                self._failed(at, attempts, await self._explained(at, attempts, problem))
                 continue
-            except TokenRefused as error:  # By an endpoint that speaks for all of them.
-                self._refused(at, tries, error.refusal, "")
+            except AuthenticationRefused as error:  # The endpoint speaks for all of them.
+                self._refused(at, attempts, error.refusal, "")
                 continue
             answer = protocol.decode(request, reply.status, reply.body)
             if not isinstance(answer, Refusal):
                 self._works(at)
                 return answer
-            self._refused(at, tries, answer, token)
-        return tries.problem
+            self._refused(at, attempts, answer, token)
+        return attempts.problem
 
-    async def _ask(self, at: int, tries: Attempts, path: str, body: bytes, token: str) -> Reply:
-        connection = self._take_idle(at) or await self._connect(at, tries)
+    async def _ask(self, at: int, attempts: Attempts, path: str, body: bytes, token: str) -> Reply:
+        connection = self._take_idle(at) or await self._connect(at, attempts)
         try:
-            limit_s = tries.answer_s(self._loop.time())
+            limit_s = attempts.answer_s(self._loop.time())
             reply = await connection.ask(path, body, token, limit_s=limit_s)
             self._heard.add(at)
             return reply
@@ -228,11 +232,11 @@ class AsyncEtcdClient:
         if at == self._current and connection.is_idle and not self._closed:
             self._idle.append(connection)
         else:
-            connection.abort("it is not used any more")
+            connection.abort("it is no longer used")
 
-    async def _connect(self, at: int, tries: Attempts) -> HttpConnection:
+    async def _connect(self, at: int, attempts: Attempts) -> HttpConnection:
         if self._closed:
-            raise ConnectionProblem(CLOSED.why)
+            raise ConnectionProblem(CLOSED.why, CLOSED.kind)
         host, port = self.settings.endpoints[at]
         if self.settings.tls and self._tls is None:
             try:
@@ -244,48 +248,48 @@ class AsyncEtcdClient:
             port,
             tls=self._tls,
             server_name=self.settings.server_name,
-            limit_s=tries.connect_s(self._loop.time()),
+            limit_s=attempts.connect_s(self._loop.time()),
         )
         self._keep(connection)
         if self._closed:
             connection.abort(CLOSED.why)
             await connection.ended
-            raise ConnectionProblem(CLOSED.why)
+            raise ConnectionProblem(CLOSED.why, CLOSED.kind)
         self.local_address = connection.local_address
         return connection
 
     def _keep(self, connection: HttpConnection) -> None:
-        """Have `close` end a connection, and wait for its end."""
+        """Have `close` end a connection and wait for it."""
         self._open.add(connection)
         connection.on_ended = self._open.discard
 
     # Users.
 
-    async def _token_at(self, at: int, tries: Attempts) -> str:
-        """Return the token to ask with; raise `ConnectionProblem` if there is none to be had."""
+    async def _token_at(self, at: int, attempts: Attempts) -> str:
+        """Return the token for a request; raise `ConnectionProblem` if there is none."""
         if not self.settings.user:
             return ""
         if self._token is not None:
             return self._token
-        limit_s = tries.answer_s(self._loop.time())
+        limit_s = attempts.answer_s(self._loop.time())
         try:
             async with asyncio.timeout(limit_s), self._renewing:
                 if self._token is None:
-                    self._token = await self._authenticate(at, tries)
+                    self._token = await self._authenticate(at, attempts)
                 return self._token
         except TimeoutError:
             raise ConnectionProblem(f"no token within {limit_s:.3g} s") from None
 
-    async def _authenticate(self, at: int, tries: Attempts) -> str:
+    async def _authenticate(self, at: int, attempts: Attempts) -> str:
         body = protocol.encode_user(self.settings.user, self.settings.password)
         try:
-            reply = await self._ask(at, tries, protocol.AUTHENTICATE, body, "")
+            reply = await self._ask(at, attempts, protocol.AUTHENTICATE, body, "")
         except ConnectionProblem as problem:
-            # Whatever was to be asked has not been asked yet.
-            raise ConnectionProblem(problem.why, problem.kind, mute=problem.mute) from None
+            # The request itself has not been sent yet.
+            raise ConnectionProblem(problem.why, problem.kind, problem.fault) from None
         token = protocol.decode_token(reply.status, reply.body)
         if isinstance(token, Refusal):
-            raise TokenRefused(token)
+            raise AuthenticationRefused(token)
         return token
 
     # Watches.
@@ -300,9 +304,9 @@ class AsyncEtcdClient:
     ) -> WatchHandle:
         """Watch a key, or all from `key` up to `end`, from a revision on.
 
-        `on_changes` gets the revision of the last change and all changes of one transaction or
-        more, in order; `on_ended` why it ended, once, and not after `cancel` or `close`. Both must
-        not block. Whoever watches again does so from the last revision + 1, and after a pause: an
+        `on_changes` gets the revision of the last change and all changes of one or more
+        transactions, in order; `on_ended` gets the reason, once, and not after `cancel` or `close`.
+        Neither may block. To watch again, begin at the last revision + 1, and after a pause: an
         endpoint that is down refuses at once.
         """
         handle = WatchHandle(protocol.encode_watch(key, end, start_revision), on_changes, on_ended)
@@ -312,49 +316,51 @@ class AsyncEtcdClient:
         return handle
 
     async def _follow(self, handle: WatchHandle) -> None:
-        tries = self._tries(self._loop.time() + self.settings.call_s, may_repeat=True)
-        while (at := await self._next(tries)) is not None:
+        attempts = self._attempts(self._loop.time() + self.settings.call_s, may_repeat=True)
+        while (at := await self._next(attempts)) is not None:
             connection = None
             try:
-                token = await self._token_at(at, tries)
-                connection = await self._connect(at, tries)
-                if tries.next_endpoint(self._loop.time(), self._current) != at:
-                    continue  # All else has gone on to another endpoint meanwhile.
+                token = await self._token_at(at, attempts)
+                connection = await self._connect(at, attempts)
+                if attempts.next_endpoint(self._loop.time(), self._current) != at:
+                    continue  # The client has moved to another endpoint meanwhile.
                 self._use(at)
-                said = await handle.follow(connection, token, tries.answer_s(self._loop.time()))
+                reason = await handle.follow(
+                    connection, token, attempts.answer_s(self._loop.time())
+                )
             except ConnectionProblem as problem:
-                self._failed(at, tries, await self._explained(at, tries, problem))
+                self._failed(at, attempts, await self._explained(at, attempts, problem))
                 continue
-            except TokenRefused as error:
-                self._refused(at, tries, error.refusal, "")
+            except AuthenticationRefused as error:
+                self._refused(at, attempts, error.refusal, "")
                 continue
             finally:
                 if connection is not None:
                     connection.abort("the watch has ended")
-            if isinstance(said, Problem):
-                handle.end(said)
+            if isinstance(reason, Problem):
+                handle.end(reason)
                 return
-            self._refused(at, tries, said, token)
-        handle.end(tries.problem)
+            self._refused(at, attempts, reason, token)
+        handle.end(attempts.problem)
 
     # Endpoints.
 
-    def _tries(self, deadline: float, *, may_repeat: bool) -> Attempts:
+    def _attempts(self, deadline: float, *, may_repeat: bool) -> Attempts:
         return Attempts(len(self.settings.endpoints), deadline, may_repeat=may_repeat)
 
-    async def _next(self, tries: Attempts) -> int | None:
-        at = tries.next_endpoint(self._loop.time(), self._current)
-        if tries.pause_s:
-            await asyncio.sleep(tries.pause_s)
-            if tries.is_late(self._loop.time()):
+    async def _next(self, attempts: Attempts) -> int | None:
+        at = attempts.next_endpoint(self._loop.time(), self._current)
+        if attempts.pause_s:
+            await asyncio.sleep(attempts.pause_s)
+            if attempts.is_late(self._loop.time()):
                 return None
         return at
 
     async def _explained(
-        self, at: int, tries: Attempts, problem: ConnectionProblem
+        self, at: int, attempts: Attempts, problem: ConnectionProblem
     ) -> ConnectionProblem:
-        """Return more of a problem with an endpoint that never said a word, if there is more."""
-        if not problem.mute or at in self._heard or self._closed:
+        """Return more about a problem with an endpoint that has never sent anything, if there is more."""
+        if problem.fault is not ConnectionFault.SILENT or at in self._heard or self._closed:
             return problem
         host, port = self.settings.endpoints[at]
         better = await diagnose_silence(
@@ -362,28 +368,28 @@ class AsyncEtcdClient:
             port,
             tls=self._tls,
             server_name=self.settings.server_name,
-            limit_s=tries.connect_s(self._loop.time()),
-            opened=self._keep,
+            limit_s=attempts.connect_s(self._loop.time()),
+            on_opened=self._keep,
         )
-        why = f"{problem.why} {NO_WORD}"
+        why = f"{problem.why} (it is not etcd, or a proxy that cannot reach one)"
         return better or ConnectionProblem(why, problem.kind, written=problem.written)
 
-    def _failed(self, at: int, tries: Attempts, problem: ConnectionProblem) -> None:
-        tries.failed(at, Problem(problem.kind, problem.why), written=problem.written)
+    def _failed(self, at: int, attempts: Attempts, problem: ConnectionProblem) -> None:
+        attempts.failed(at, Problem(problem.kind, problem.why), written=problem.written)
         self._leave(at, problem.why)
 
-    def _refused(self, at: int, tries: Attempts, refusal: Refusal, token: str) -> None:
-        if tries.refused(at, refusal, can_renew=bool(self.settings.user)):
-            if self._token == token:  # Else somebody has got a new one already.
+    def _refused(self, at: int, attempts: Attempts, refusal: Refusal, token: str) -> None:
+        if attempts.refused(at, refusal, can_renew=bool(self.settings.user)):
+            if self._token == token:  # Else another call has got a new one already.
                 self._token = None
         elif refusal.handling in (Handling.ELSEWHERE, Handling.UNSURE):
             self._leave(at, refusal.problem.why)
 
     def _name(self, at: int) -> str:
-        return format_endpoint(*self.settings.endpoints[at])
+        return written(*self.settings.endpoints[at])
 
     def _works(self, at: int) -> None:
-        """Use the endpoint that answered, where the one in use did not.
+        """Use the endpoint that answered, if the one in use did not.
 
         A late answer of one that was left is no reason to go back to it.
         """
@@ -400,11 +406,11 @@ class AsyncEtcdClient:
 
     def _leave(self, at: int, why: str) -> None:
         self.tried[self._name(at)] = why
-        if at == self._current:  # Else somebody was faster.
+        if at == self._current:  # Else another call was faster.
             self._switch((at + 1) % len(self.settings.endpoints), why)
 
     def _switch(self, to: int, why: str) -> None:
-        """Go on to another endpoint; whatever there is at this one shares its fate."""
+        """Move to another endpoint; whatever there is at this one ends."""
         self._current = to
         idle, self._idle = self._idle, []
         for connection in idle:
@@ -413,7 +419,7 @@ class AsyncEtcdClient:
             handle.drop(why)
 
     async def close(self) -> None:
-        """End everything; calls under way are answered with a `Problem`."""
+        """End everything; calls under way get a `Problem`."""
         self._closed = True
         tasks = [handle.task for handle in self._watches if handle.task is not None]
         for handle in tuple(self._watches):

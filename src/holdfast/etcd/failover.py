@@ -1,9 +1,9 @@
-"""Which endpoint a call asks next, and when it has asked enough. Pure: it is told the time.
+"""Which endpoint a call asks next, and when it has asked enough. Pure: times are arguments.
 
-The one thing to know: a request that may have been carried out is not sent again, unless doing it
-twice does no harm. Where an endpoint answers that there is no leader now, all are asked again after
-a pause, until the limit; where nobody answers at all, the call ends after one round, because its
-caller knows better how long to go on.
+A request that may have been performed is not sent again, unless doing it twice does no harm. If an
+endpoint answers that there is no leader now, all are asked again after a pause, until the limit; if
+none answers at all, the call ends after one round, because its caller knows better how long to go
+on.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from holdfast.core.etcd.calls import Problem, ProblemKind
 from holdfast.etcd.protocol import Handling, Refusal
 
 CONNECT_S = 2.0
-"""For one endpoint to take a connection, TLS included. A packet that was lost is sent again after a
-second, so that one lost packet is no failure."""
+"""For one endpoint to accept a connection, TLS included. A lost packet is sent again after a second,
+so that one lost packet is no failure."""
 LEADERLESS_PAUSE_S = 0.1
 """Before all endpoints are asked again where none has a leader; elections take about a second."""
 TRY_S_MIN = 0.01
-"""An endpoint that gets less than this is not asked: it would only be blamed."""
+"""An endpoint is not asked with less time than this: it would only be blamed."""
 SHARE_S_MIN = 0.001
 
 NO_TIME = Problem(ProblemKind.UNREACHABLE, "there was no time to ask")
 
 
 class Attempts:
-    """The endpoints that one call asked, and what came of it."""
+    """The endpoints that one call has asked, and the outcomes."""
 
     def __init__(self, endpoints: int, deadline: float, *, may_repeat: bool) -> None:
         self.over = False
@@ -45,7 +45,7 @@ class Attempts:
         return self._leaderless or self._problem or NO_TIME
 
     def next_endpoint(self, now: float, current: int) -> int | None:
-        """Return whom to ask: the one in use, or the next that was not asked; None at the end."""
+        """Return the endpoint to ask: the current one, or the next not yet asked; None at the end."""
         self.pause_s = 0.0
         if self.over or self.is_late(now):
             return None
@@ -66,26 +66,26 @@ class Attempts:
         return self._deadline - now <= (0 if self._problem is None else TRY_S_MIN)
 
     def connect_s(self, now: float) -> float:
-        """Return how long to wait for a connection, so that the others get their turn too."""
+        """Return how long to wait for a connection, so that the others get their share."""
         share_s = (self._deadline - now) / (self._endpoints - len(self._asked))
         return max(min(share_s, CONNECT_S), SHARE_S_MIN)
 
     def answer_s(self, now: float) -> float:
-        """Return how long to wait for an answer; nobody else is asked if none comes, it is all."""
+        """Return how long to wait for an answer: all that is left if no other may be asked then."""
         left_s = self._deadline - now
         if self._may_repeat:
             left_s /= self._endpoints - len(self._asked)
         return max(left_s, SHARE_S_MIN)
 
     def failed(self, at: int, problem: Problem, *, written: bool) -> None:
-        """Take in that an endpoint gave no answer."""
+        """Take in that an endpoint did not answer."""
         self._asked.add(at)
         self._note(problem)
         if written and not self._may_repeat:
             self._leaderless, self.over = None, True
 
     def refused(self, at: int, refusal: Refusal, *, can_renew: bool) -> bool:
-        """Take in an answer that is no success; return whether to get a new token."""
+        """Take in a refusal; return whether to get a new token."""
         handling = refusal.handling
         if handling is Handling.RENEW_TOKEN and can_renew and not self._renewed:
             self._renewed = True
@@ -101,7 +101,7 @@ class Attempts:
         return False
 
     def _note(self, problem: Problem) -> None:
-        """Keep what says most: as long as one endpoint may come back, it is not for good."""
+        """Keep the problem that says most: while one endpoint may come back, it is not permanent."""
         if (
             self._problem is None
             or self._problem.kind is not ProblemKind.UNREACHABLE

@@ -1,7 +1,12 @@
-"""What etcd says when it does not do what was asked, and what a client may do about it. Pure.
+"""etcd's JSON gateway: requests and answers as bytes, and its errors as types. Pure.
 
-Etcd's errors have a code of gRPC and a text. The text decides where it is known, because one code
-stands for many things.
+Keys and values are base64 there, and numbers of 64 bits are strings; msgspec reads and writes both.
+An answer that is not a success becomes a `Refusal`: the problem, and what a client may do about it.
+etcd's errors have a gRPC code and a text. The text decides where it is known (`ErrorCode`), because
+one code stands for many things; nothing else in Holdfast looks at these texts.
+
+A transaction that only reads or deletes one range, unconditionally, is sent as a plain request: an
+etcd without space accepts those, but no transaction at all.
 """
 
 from __future__ import annotations
@@ -36,160 +41,173 @@ from holdfast.core.etcd.calls import (
 )
 from holdfast.wire.errors import quoted
 
-NO_GATEWAY = (
-    "it does not know /v3: this is an etcd older than 3.4, one whose gateway is off "
-    "(enable-grpc-gateway), its peer port (2380), or no etcd"
-)
-TLS_ONLY = "it speaks TLS only: write https:// before it"
-WANTS_USER = "it wants a user and a password"
-WRONG_PASSWORD = "wrong user or password"  # noqa: S105 (a message)
+RANGE, DELETE_RANGE = "/v3/kv/range", "/v3/kv/deleterange"
+TXN, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/lease/grant", "/v3/lease/keepalive"
+REVOKE, WATCH, AUTHENTICATE = "/v3/lease/revoke", "/v3/watch", "/v3/auth/authenticate"
 
-# Codes of gRPC that the gateway passes on.
-_DEADLINE_EXCEEDED, _PERMISSION_DENIED, UNAVAILABLE, _UNAUTHENTICATED = 4, 7, 14, 16
-_NOT_FOUND = 404
-_NO_SUCH_PATH = "Not Found"
+NO_GATEWAY = (
+    "it does not know /v3: this is etcd before 3.4, an etcd with its gateway disabled "
+    "(enable-grpc-gateway), its peer port (2380), or not etcd"
+)
+TLS_ONLY = "it accepts TLS only: write https:// before the endpoint"
+
 OK = 200
-SAID_CHARS_MAX = 60
-"""What is shown of the words of something that is no etcd."""
-_OF_PROXIES = (502, 503, 504)
+_NOT_FOUND = 404
+_PROXY_ERRORS = (502, 503, 504)
+# Codes of gRPC that the gateway passes on.
+_DEADLINE_EXCEEDED, _PERMISSION_DENIED, _UNAVAILABLE, _UNAUTHENTICATED = 4, 7, 14, 16
+QUOTE_CHARS_MAX = 60
+"""Of an answer that does not come from etcd."""
+
+
+# Errors.
 
 
 class Handling(Enum):
-    """What a client may do about an answer that is no success."""
+    """What a client may do about an answer that is not a success."""
 
     FINAL = "final"
-    """Nothing was done, and nobody else will do it."""
+    """Nothing was done, and no other endpoint will do it."""
     ELSEWHERE = "elsewhere"
     """Nothing was done, and another endpoint may do it, or this one in a moment."""
     UNSURE = "unsure"
-    """It may have been done; another endpoint may be asked what does no harm twice."""
+    """It may have been done; another endpoint may be asked if doing it twice does no harm."""
     RENEW_TOKEN = "renew token"  # noqa: S105 (not a password)
     """Nothing was done; it is worth trying again with a new token."""
 
 
+class ErrorCode(Enum):
+    """etcd's errors, by a part of their text; the first that is found decides."""
+
+    LEASE_NOT_FOUND = "requested lease not found"
+    NO_SPACE = "database space exceeded"
+    COMPACTED = "required revision has been compacted"
+    TOO_LARGE = "request is too large"
+    MESSAGE_TOO_LARGE = "larger than max"
+    NO_LEADER = "no leader"
+    TOO_MANY_REQUESTS = "too many requests"
+    NOT_CAPABLE = "not capable"
+    LEADER_CHANGED = "leader changed"
+    TIMED_OUT = "request timed out"
+    STOPPED = "server stopped"
+    INVALID_TOKEN = "invalid auth token"  # noqa: S105
+    AUTH_STORE_OLD = "revision of auth store is old"
+    AUTH_HEADER_OLD = "revision in header is old"
+    NO_USER = "user name is empty"
+    PERMISSION_DENIED = "permission denied"
+    WRONG_PASSWORD = "invalid user ID or password"  # noqa: S105
+    AUTH_NOT_ENABLED = "authentication is not enabled"
+    PASSWORD = "password"  # noqa: S105
+    USER_NAME = "user name"
+    UNKNOWN = ""
+
+
+_MEANINGS: dict[ErrorCode, tuple[ProblemKind, Handling]] = {
+    ErrorCode.LEASE_NOT_FOUND: (ProblemKind.LEASE_GONE, Handling.FINAL),
+    ErrorCode.NO_SPACE: (ProblemKind.NO_SPACE, Handling.FINAL),
+    ErrorCode.COMPACTED: (ProblemKind.COMPACTED, Handling.FINAL),
+    ErrorCode.TOO_LARGE: (ProblemKind.REFUSED, Handling.FINAL),
+    ErrorCode.MESSAGE_TOO_LARGE: (ProblemKind.REFUSED, Handling.FINAL),
+    ErrorCode.NO_LEADER: (ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
+    ErrorCode.TOO_MANY_REQUESTS: (ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
+    ErrorCode.NOT_CAPABLE: (ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
+    ErrorCode.LEADER_CHANGED: (ProblemKind.UNREACHABLE, Handling.UNSURE),
+    ErrorCode.TIMED_OUT: (ProblemKind.UNREACHABLE, Handling.UNSURE),
+    ErrorCode.STOPPED: (ProblemKind.UNREACHABLE, Handling.UNSURE),
+    ErrorCode.INVALID_TOKEN: (ProblemKind.DENIED, Handling.RENEW_TOKEN),
+    ErrorCode.AUTH_STORE_OLD: (ProblemKind.DENIED, Handling.RENEW_TOKEN),
+    ErrorCode.AUTH_HEADER_OLD: (ProblemKind.DENIED, Handling.RENEW_TOKEN),
+    ErrorCode.NO_USER: (ProblemKind.DENIED, Handling.RENEW_TOKEN),
+    ErrorCode.PERMISSION_DENIED: (ProblemKind.DENIED, Handling.FINAL),
+    ErrorCode.WRONG_PASSWORD: (ProblemKind.DENIED, Handling.FINAL),
+    ErrorCode.AUTH_NOT_ENABLED: (ProblemKind.REFUSED, Handling.FINAL),
+    ErrorCode.PASSWORD: (ProblemKind.DENIED, Handling.FINAL),
+    ErrorCode.USER_NAME: (ProblemKind.DENIED, Handling.FINAL),
+}
+_CLEARER = {
+    ErrorCode.NO_USER: "it requires a user and a password",
+    ErrorCode.WRONG_PASSWORD: "wrong user or password",
+}
+_PREFIX = re.compile(r"(rpc error: code = \w+ desc = )?(etcdserver: )?(mvcc: )?")
+
+
 class Refusal(msgspec.Struct, frozen=True):
-    """No success: why, and what may be done about it."""
+    """An answer that is not a success: why, and what may be done about it."""
 
     problem: Problem
     handling: Handling = Handling.FINAL
+    code: ErrorCode = ErrorCode.UNKNOWN
 
 
-class Inner(msgspec.Struct):
-    """An error in a stream."""
-
+class _StreamError(msgspec.Struct):
     message: str = ""
     code: int = 0
     grpc_code: int = 0
 
 
-class ErrorSaid(msgspec.Struct):
-    """An error as the gateway writes it: in a stream, what matters is inside `error`."""
+class _Error(msgspec.Struct):
+    """An error as the gateway writes it; in a stream, what matters is inside `error`."""
 
     message: str = ""
     code: int = 0
-    error: str | Inner = ""
+    error: str | _StreamError = ""
 
     @property
     def text(self) -> str:
-        """Its words; empty if this is no error of etcd's."""
+        """Empty if this is not an error of etcd's."""
         return self.message or (self.error if isinstance(self.error, str) else self.error.message)
 
     @property
     def grpc_code(self) -> int:
-        """Its code of gRPC, 0 if it has none."""
         inner = self.error
         return self.code or (0 if isinstance(inner, str) else inner.grpc_code or inner.code)
 
 
-_error = msgspec.json.Decoder(ErrorSaid, strict=False)
+_error = msgspec.json.Decoder(_Error, strict=False)
 
 
-def refusal_of(status: int, body: bytes) -> Refusal:
-    """Return what an answer that is no success means."""
+def decode_refusal(status: int, body: bytes) -> Refusal:
+    """Return what an answer that is not a success means."""
     try:
-        said = _error.decode(body)
+        error = _error.decode(body)
     except msgspec.MsgspecError:
-        said = ErrorSaid()
-    if said.text and said.text != _NO_SUCH_PATH:
-        return classify(said.text, said.grpc_code)
+        error = _Error()
+    if error.text and error.text != "Not Found":  # Which is said of an unknown path.
+        return _classify(error.text, error.grpc_code)
     if status == _NOT_FOUND:
         return Refusal(Problem(ProblemKind.REFUSED, NO_GATEWAY), Handling.ELSEWHERE)
-    if status in _OF_PROXIES:
+    if status in _PROXY_ERRORS:
         why = f"it answered HTTP {status}"
         return Refusal(Problem(ProblemKind.UNREACHABLE, why), Handling.UNSURE)
     words = quoted(body.decode(errors="replace").strip())
-    if "HTTPS server" in words:
+    if "HTTPS server" in words:  # As servers written in Go say.
         return Refusal(Problem(ProblemKind.DENIED, TLS_ONLY), Handling.ELSEWHERE)
-    why = f"it answered HTTP {status}, as no etcd does: {words}"
+    why = f"it answered HTTP {status}, which etcd does not: {words}"
     return Refusal(Problem(ProblemKind.REFUSED, why), Handling.ELSEWHERE)
 
 
-# Etcd's words and what they mean; the first that is found decides.
-_MEANINGS: tuple[tuple[str, ProblemKind, Handling], ...] = (
-    ("requested lease not found", ProblemKind.LEASE_GONE, Handling.FINAL),
-    ("database space exceeded", ProblemKind.NO_SPACE, Handling.FINAL),
-    ("required revision has been compacted", ProblemKind.COMPACTED, Handling.FINAL),
-    ("request is too large", ProblemKind.REFUSED, Handling.FINAL),
-    ("larger than max", ProblemKind.REFUSED, Handling.FINAL),
-    ("no leader", ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
-    ("too many requests", ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
-    ("not capable", ProblemKind.UNREACHABLE, Handling.ELSEWHERE),
-    ("leader changed", ProblemKind.UNREACHABLE, Handling.UNSURE),
-    ("request timed out", ProblemKind.UNREACHABLE, Handling.UNSURE),
-    ("server stopped", ProblemKind.UNREACHABLE, Handling.UNSURE),
-    ("invalid auth token", ProblemKind.DENIED, Handling.RENEW_TOKEN),
-    ("revision of auth store is old", ProblemKind.DENIED, Handling.RENEW_TOKEN),
-    ("revision in header is old", ProblemKind.DENIED, Handling.RENEW_TOKEN),
-    ("user name is empty", ProblemKind.DENIED, Handling.RENEW_TOKEN),
-    ("permission denied", ProblemKind.DENIED, Handling.FINAL),
-    ("invalid user ID or password", ProblemKind.DENIED, Handling.FINAL),
-    ("password", ProblemKind.DENIED, Handling.FINAL),
-    ("user name", ProblemKind.DENIED, Handling.FINAL),
-)
-_PREFIX = re.compile(r"(rpc error: code = \w+ desc = )?(etcdserver: )?(mvcc: )?")
-_CLEARER = {
-    "user name is empty": WANTS_USER,
-    "invalid user ID or password": WRONG_PASSWORD,
-}
-
-
-def classify(text: str, code: int) -> Refusal:
-    """Return what an error of etcd's means."""
+def _classify(text: str, grpc_code: int) -> Refusal:
     words = quoted(_PREFIX.sub("", text, count=1))
-    for part, kind, handling in _MEANINGS:
-        if part in text:
-            return Refusal(Problem(kind, _CLEARER.get(part, words)), handling)
-    if code in (UNAVAILABLE, _DEADLINE_EXCEEDED):
+    code = next(one for one in ErrorCode if one.value in text)
+    if code is not ErrorCode.UNKNOWN:
+        kind, handling = _MEANINGS[code]
+        return Refusal(Problem(kind, _CLEARER.get(code, words)), handling, code)
+    if grpc_code in (_UNAVAILABLE, _DEADLINE_EXCEEDED):
         return Refusal(Problem(ProblemKind.UNREACHABLE, words), Handling.UNSURE)
-    if code in (_PERMISSION_DENIED, _UNAUTHENTICATED):
+    if grpc_code in (_PERMISSION_DENIED, _UNAUTHENTICATED):
         return Refusal(Problem(ProblemKind.DENIED, words))
     return Refusal(Problem(ProblemKind.REFUSED, words))
 
 
-def not_understood(error: Exception, said: bytes = b"") -> Refusal:
-    """Return what to make of an answer that cannot be read; the other endpoints may be etcds."""
-    words = quoted(said[: 4 * SAID_CHARS_MAX].decode(errors="replace").strip(), SAID_CHARS_MAX)
-    why = f"its answer is not what an etcd says: {quoted(str(error))}"
+def _not_understood(error: Exception, answer: bytes = b"") -> Refusal:
+    """Return what to make of an answer that cannot be read; other endpoints may be etcd's."""
+    words = quoted(answer[: 4 * QUOTE_CHARS_MAX].decode(errors="replace").strip(), QUOTE_CHARS_MAX)
+    why = f"invalid response: {quoted(str(error))}"
     why += f": {words}" if words else ""
     return Refusal(Problem(ProblemKind.REFUSED, why), Handling.UNSURE)
 
 
-# Requests and answers in the words of etcd's JSON gateway. Pure: bytes in, values out.
-#
-# Keys and values are base64 there, and numbers of 64 bits are strings; msgspec reads and writes
-# both.
-# An answer that is no success becomes a `Refusal`: the problem, and what a client may do about it.
-#
-# A transaction that only reads or deletes one range, whatever there is, goes as a plain request:
-# an
-# etcd without space takes those, but no transaction at all.
-
-
-RANGE, DELETE_RANGE = "/v3/kv/range", "/v3/kv/deleterange"
-TXN, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/lease/grant", "/v3/lease/keepalive"
-REVOKE, WATCH, AUTHENTICATE = "/v3/lease/revoke", "/v3/watch", "/v3/auth/authenticate"
-
-# What etcd sends, as far as it matters here.
+# Answers of etcd, as far as they matter here.
 
 
 class _Header(msgspec.Struct):
@@ -252,14 +270,14 @@ class _WatchResult(msgspec.Struct):
 
 class _WatchLine(msgspec.Struct):
     result: _WatchResult | None = None
-    error: Inner | None = None
+    error: _StreamError | None = None
 
 
-class News(msgspec.Struct, frozen=True):
-    """One line of a watch that is no end of it; the first one has no changes."""
+class WatchEvents(msgspec.Struct, frozen=True):
+    """One line of a watch, unless it ends it; the first one has no changes."""
 
     revision: int
-    """Of the last change: etcd's own may be ahead of what it has told so far."""
+    """Of the last change: etcd's own may be ahead of what it has sent so far."""
     changes: tuple[Change, ...]
 
 
@@ -298,18 +316,18 @@ def encode(request: Request) -> tuple[str, bytes]:
 
 
 def encode_watch(key: bytes, end: bytes, start_revision: int) -> bytes:
-    """Return the body that asks for a watch."""
+    """Return the body of a request for a watch."""
     create = {**_range(key, end), "start_revision": str(start_revision)}
     return _encoder.encode({"create_request": create})
 
 
 def encode_user(user: str, password: str) -> bytes:
-    """Return the body that asks for a token."""
+    """Return the body of a request for a token."""
     return _encoder.encode({"name": user, "password": password})
 
 
 def may_repeat(request: Request) -> bool:
-    """Whether it does no harm if a request is carried out twice.
+    """Whether it does no harm if a request is performed twice.
 
     A lease that is granted twice ends unused; a lease is revoked once, as its id is never reused.
     """
@@ -368,18 +386,18 @@ def _range(key: bytes, end: bytes) -> dict[str, Any]:
 
 
 def decode(request: Request, status: int, body: bytes) -> Answer | Refusal:
-    """Return what etcd answered to a request."""
+    """Return etcd's answer to a request."""
     try:
         if status != OK:
-            return _missing_lease(request, refusal_of(status, body))
+            return _missing_lease(request, decode_refusal(status, body))
         if isinstance(request, Txn):
             if _plain_operation(request) is not None:
-                said = _plain.decode(body)
+                answer = _plain.decode(body)
                 return TxnDone(
-                    said.header.revision,
+                    answer.header.revision,
                     succeeded=True,
-                    results=(said.kvs,),
-                    deleted=(said.deleted,),
+                    results=(answer.kvs,),
+                    deleted=(answer.deleted,),
                 )
             return _txn_done(request, _txn.decode(body))
         if isinstance(request, Grant):
@@ -388,49 +406,47 @@ def decode(request: Request, status: int, body: bytes) -> Answer | Refusal:
         if isinstance(request, Revoke):
             return Revoked()
         if body.startswith(b'{"error"'):
-            return _missing_lease(request, refusal_of(status, body))
+            return _missing_lease(request, decode_refusal(status, body))
         return KeptAlive(max(_lease_line.decode(body).result.TTL, 0))
     except msgspec.MsgspecError as error:
-        return not_understood(error, body)
+        return _not_understood(error, body)
 
 
 def decode_token(status: int, body: bytes) -> str | Refusal:
-    """Return a token; it is empty if etcd asks nobody for a password."""
+    """Return a token; it is empty if etcd has no authentication."""
     if status == OK:
         try:
             return _authenticated.decode(body).token
         except msgspec.MsgspecError as error:
-            return not_understood(error)
-    refusal = refusal_of(status, body)
-    if "authentication is not enabled" in refusal.problem.why:
-        return ""
-    return refusal
+            return _not_understood(error)
+    refusal = decode_refusal(status, body)
+    return "" if refusal.code is ErrorCode.AUTH_NOT_ENABLED else refusal
 
 
-def decode_line(line: bytes) -> News | Refusal:
-    """Return what one line of a watch says."""
+def decode_line(line: bytes) -> WatchEvents | Refusal:
+    """Return what one line of a watch means."""
     try:
-        said = _watch_line.decode(line)
+        answer = _watch_line.decode(line)
     except msgspec.MsgspecError as error:
-        return not_understood(error, line)
-    result, failed = said.result, said.error
+        return _not_understood(error, line)
+    result, failed = answer.result, answer.error
     if failed is not None and failed.message:
-        return classify(failed.message, failed.grpc_code or failed.code)
+        return _classify(failed.message, failed.grpc_code or failed.code)
     if result is None:
-        return not_understood(ValueError("a line of a watch without anything in it"))
+        return _not_understood(ValueError("an empty line of a watch"))
     if result.compact_revision:
-        why = f"all before revision {result.compact_revision} is compacted"
+        why = f"everything before revision {result.compact_revision} is compacted"
         return Refusal(Problem(ProblemKind.COMPACTED, why))
     if result.canceled:
-        refusal = classify(result.cancel_reason or "it ended the watch", UNAVAILABLE)
+        refusal = _classify(result.cancel_reason or "it ended the watch", _UNAVAILABLE)
         if refusal.problem.kind is ProblemKind.DENIED:
-            # It says the same of a token that has ended.
+            # etcd says the same of a token that has expired.
             return Refusal(refusal.problem, Handling.RENEW_TOKEN)
         return refusal
     if not result.events:
-        return News(result.header.revision, ())
+        return WatchEvents(result.header.revision, ())
     changes = tuple(map(_change, result.events))
-    return News(changes[-1].mod_revision, changes)
+    return WatchEvents(changes[-1].mod_revision, changes)
 
 
 def _change(event: _Event) -> Change:
@@ -439,22 +455,22 @@ def _change(event: _Event) -> Change:
     return Change(kv.key, None if gone else kv.value, kv.mod_revision, kv.create_revision)
 
 
-def _txn_done(request: Txn, said: _TxnAnswer) -> TxnDone:
+def _txn_done(request: Txn, answer: _TxnAnswer) -> TxnDone:
     results = tuple(
-        one.response_range.kvs if one.response_range is not None else () for one in said.responses
+        one.response_range.kvs if one.response_range is not None else () for one in answer.responses
     )
     deleted = tuple(
         one.response_delete_range.deleted if one.response_delete_range is not None else 0
-        for one in said.responses
+        for one in answer.responses
     )
-    asked = request.success if said.succeeded else request.failure
+    asked = request.success if answer.succeeded else request.failure
     if len(results) != len(asked):
         raise msgspec.ValidationError(f"{len(results)} results for {len(asked)} operations")
-    return TxnDone(said.header.revision, said.succeeded, results, deleted)
+    return TxnDone(answer.header.revision, answer.succeeded, results, deleted)
 
 
 def _missing_lease(request: Request, refusal: Refusal) -> Answer | Refusal:
-    """For who wants a lease to end, or asks whether it is there, its end is no problem."""
+    """The end of a lease is no problem for a request that revokes or renews it."""
     if refusal.problem.kind is ProblemKind.LEASE_GONE:
         if isinstance(request, KeepAlive):
             return KeptAlive(0)

@@ -1,15 +1,15 @@
-"""Where in etcd a store keeps what belongs to a key.
+"""The keys of etcd that a store uses.
 
-Keys are kept as they are, so that any text is a key and a person can read them with `etcdctl`. The
-one thing to know: a control character, the unit separator (here `|`), stands where a prefix cannot
-have it. So a store never takes keys of another for its own, also where one prefix begins with the
-other. A key that has that character in it gets it doubled.
+Keys are kept as they are, so that any text is a key and a person can read them with `etcdctl`. A
+control character, the unit separator (here `|`), stands where a prefix cannot have it. So a store
+never takes another's keys for its own, even if one prefix begins with the other. A key that has that
+character in it gets it doubled.
 
 ```text
 <prefix>/|k<key>|v          a value
-<prefix>/|k<key>|q          "<first> <count>", while there is something in the queue
-<prefix>/|e<key>|<number>   one value of it
-<prefix>/|b<key>|           "<turn> <came>": how often all have come, and how many have since
+<prefix>/|k<key>|q          "<first> <count>", while the queue has values
+<prefix>/|e<key>|<number>   one value of the queue
+<prefix>/|b<key>|           "<turn> <arrived>": how often all have arrived, and how many since
 ```
 
 Value and queue are neighbours, so that one watch sees whichever of them comes.
@@ -24,7 +24,7 @@ from holdfast.errors import UsageError
 
 MARK = b"\x1f"
 NUMBER_DIGITS = 20
-"""Numbers of a queue's values are written so that they sort as they came."""
+"""So that the numbers of a queue's values sort as they were pushed."""
 
 
 class KeyRange(NamedTuple):
@@ -35,7 +35,7 @@ class KeyRange(NamedTuple):
 
 
 class StoreKeys:
-    """The places of one store."""
+    """The keys of one store."""
 
     def __init__(self, prefix: str) -> None:
         if MARK.decode() in prefix:
@@ -44,11 +44,11 @@ class StoreKeys:
         self._keys, self._entries, self._barriers = root + b"k", root + b"e", root + b"b"
 
     def value(self, key: str) -> KeyRange:
-        """Where a key's value is."""
+        """The value of a key."""
         return KeyRange(self._keys + _closed(key) + b"v")
 
     def queue(self, key: str) -> KeyRange:
-        """Where is written which values a queue has."""
+        """Which values a queue has."""
         return KeyRange(self._keys + _closed(key) + b"q")
 
     def either(self, key: str) -> KeyRange:
@@ -57,11 +57,11 @@ class StoreKeys:
         return KeyRange(begin + b"q", begin + b"w")
 
     def entry(self, key: str, number: int) -> KeyRange:
-        """Where a value of a queue is."""
+        """One value of a queue."""
         return KeyRange(self._entries + _closed(key) + b"%0*d" % (NUMBER_DIGITS, number))
 
     def barrier(self, key: str) -> KeyRange:
-        """Where is written who has come to a barrier."""
+        """The count of a barrier."""
         return KeyRange(self._barriers + _closed(key))
 
     def all_keys(self) -> KeyRange:
@@ -69,7 +69,7 @@ class StoreKeys:
         return KeyRange(self._keys, end_of_prefix(self._keys))
 
     def key_of(self, place: bytes) -> str | None:
-        """Return the key whose value is at a place; None if it is not the place of a value."""
+        """Return the key whose value an etcd key holds; None if it holds something else."""
         if not place.startswith(self._keys) or not place.endswith(MARK + b"v"):
             return None
         middle = place[len(self._keys) : -len(MARK) - 1]

@@ -1,6 +1,7 @@
-"""A problem with etcd as an exception, for code that blocks.
+"""etcd for threads that block: `EtcdClient` runs an `AsyncEtcdClient` in a thread of its own.
 
-`client` never raises: there a `Problem` is an answer like others.
+The thread starts with the first call and ends with `close`. Any number of threads may call. A
+`Problem`, which the asynchronous client returns as an answer, is raised here as `EtcdError`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from holdfast.etcd.async_client import CLOSE_S, CLOSED, AsyncEtcdClient
 from holdfast.net.loop_thread import LoopThread
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Mapping
+    from collections.abc import Coroutine
     from types import TracebackType
     from typing import Any, Self
 
@@ -41,41 +42,23 @@ if TYPE_CHECKING:
     from holdfast.etcd.settings import EtcdSettings
 
 
-class EtcdError(HoldfastError):
-    """etcd did not do what was asked; `kind` says what can be done about it.
-
-    `tried` is what each endpoint had to say; with several of them the message tells all of it.
-    """
-
-    exit_code = 78
-
-    def __init__(
-        self, problem: Problem, where: str, tried: Mapping[str, str] | None = None
-    ) -> None:
-        self.kind: ProblemKind = problem.kind
-        self.why = problem.why
-        super().__init__(f"etcd at {where}: {told(problem, tried or {})}")
-
-
-def told(problem: Problem, tried: Mapping[str, str]) -> str:
-    """Return why, with what each endpoint said where none answered and not all said the same."""
-    if problem.kind is not ProblemKind.UNREACHABLE or len(set(tried.values())) < 2:
-        return problem.why
-    return "; ".join(f"{endpoint}: {why}" for endpoint, why in tried.items())
-
-
-# etcd for threads that block: `EtcdClient` runs an `AsyncEtcdClient` in a thread of its own.
-#
-# The thread starts with the first call and ends with `close`. Any number of threads may call; a
-# `Problem` is raised as `EtcdError` here.
-
-
 SLACK_S = 5.0
-"""Beyond the limit of a call, before the loop itself is taken for stuck."""
+"""Beyond the limit of a call, before the loop itself counts as stuck."""
 UNREAD_MAX = 100_000
 """Changes that a watch keeps for a thread that does not take them; then the watch ends."""
 
 T = TypeVar("T")
+
+
+class EtcdError(HoldfastError):
+    """etcd did not do what was requested; `kind` says what can be done about it."""
+
+    exit_code = 78
+
+    def __init__(self, problem: Problem, where: str, details: str = "") -> None:
+        self.kind: ProblemKind = problem.kind
+        self.why = problem.why
+        super().__init__(f"etcd at {where}: {details or problem.why}")
 
 
 class EtcdClient:
@@ -96,7 +79,7 @@ class EtcdClient:
 
     @property
     def local_address(self) -> str:
-        """Our end of the newest connection, as etcd's side sees this host; empty before any."""
+        """This side of the newest connection; empty before any."""
         return "" if self._client is None else self._client.local_address
 
     # Calls.
@@ -113,13 +96,13 @@ class EtcdClient:
         return answer
 
     def txn(self, request: Txn, limit_s: float | None = None) -> TxnDone:
-        """Carry out a transaction."""
+        """Perform a transaction."""
         done = self.call(request, limit_s)
         assert isinstance(done, TxnDone)
         return done
 
     def get(self, key: bytes) -> KeyValue | None:
-        """Return what a key holds, or None."""
+        """Return a key as it is stored, or None."""
         found = self.txn(Txn(success=(Get(key),))).results[0]
         return found[0] if found else None
 
@@ -134,7 +117,7 @@ class EtcdClient:
         return granted
 
     def keep_alive(self, lease: int, limit_s: float | None = None) -> int:
-        """Give a lease its whole time again; return how long that is, 0 if it is gone."""
+        """Renew a lease; return how long it lasts now, 0 if it is gone."""
         kept = self.call(KeepAlive(lease), limit_s)
         assert isinstance(kept, KeptAlive)
         return kept.ttl_s
@@ -144,9 +127,11 @@ class EtcdClient:
         self.call(Revoke(lease))
 
     def error(self, problem: Problem) -> EtcdError:
-        """Return a problem as what is raised, with the endpoints in it."""
-        tried = {} if self._client is None else dict(self._client.tried)
-        return EtcdError(problem, self.settings.where, tried)
+        """Return a problem as an exception, with the endpoints in it."""
+        details = problem.why
+        if self._client is not None and problem.kind is ProblemKind.UNREACHABLE:
+            details = self._client.describe(problem.why)
+        return EtcdError(problem, self.settings.where, details)
 
     # Watches.
 
@@ -178,7 +163,7 @@ class EtcdClient:
     # From start to end.
 
     def close(self) -> None:
-        """End the thread and everything in it; who still waits gets an `EtcdError`."""
+        """End the thread and everything in it; calls that still wait raise `EtcdError`."""
         with self._lock:
             self._closed = True
             thread, self._thread = self._thread, None
@@ -192,7 +177,7 @@ class EtcdClient:
         try:
             thread.ask(client.close(), CLOSE_S + SLACK_S)
         except (TimeoutError, RuntimeError):
-            pass  # The loop is stuck or has ended: there is nobody to close anything.
+            pass  # The loop is stuck or has ended: nothing can be closed there.
         thread.stop()
 
     def __enter__(self) -> Self:
@@ -233,14 +218,14 @@ class EtcdClient:
                 raise EtcdError(CLOSED, self.settings.where)
             return thread.ask(work, limit_s)
         except TimeoutError:
-            why = f"the thread that talks to it did nothing for {limit_s:.3g} s"
+            why = f"the client's thread was stuck for {limit_s:.3g} s"
             raise self.error(Problem(ProblemKind.UNREACHABLE, why)) from None
         except (RuntimeError, CancelledError):
             raise EtcdError(CLOSED, self.settings.where) from None
 
 
 class BlockingWatch:
-    """A watch whose changes one thread or several take with `next`."""
+    """A watch whose changes threads take with `next`."""
 
     def __init__(self, client: EtcdClient) -> None:
         self._client = client
@@ -254,7 +239,7 @@ class BlockingWatch:
         """Return the next changes, in order.
 
         Raises `TimeoutError` if there are none in time, and `EtcdError` when the watch has ended
-        and all that came before was taken.
+        and all changes before that were taken.
         """
         with self._news:
             self._news.wait_for(lambda: self._unread or self._problem is not None, timeout_s)
@@ -292,7 +277,7 @@ class BlockingWatch:
         self._handle = handle
 
     def take(self, revision: int, changes: tuple[Change, ...]) -> None:  # noqa: ARG002
-        """Keep changes until they are asked for."""
+        """Keep changes for `next`."""
         with self._news:
             if self._problem is not None:
                 if self._handle is not None:
@@ -307,7 +292,7 @@ class BlockingWatch:
             self.ended(Problem(ProblemKind.UNREACHABLE, why))
 
     def ended(self, problem: Problem) -> None:
-        """Tell everybody who waits that no more will come."""
+        """Wake all who wait: no more changes will come."""
         with self._news:
             if self._problem is None:
                 self._problem = problem

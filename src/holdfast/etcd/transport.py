@@ -1,21 +1,21 @@
-"""One connection to one endpoint: HTTP/1.1, one request at a time, spoken by h11.
+"""One connection to one endpoint of etcd: HTTP/1.1 by h11, one request at a time.
 
-The one thing to know: every way it can fail is a `ConnectionProblem`, which says in one line why,
-and whether the request may have reached etcd. A connection that has failed once is over.
+Every way it can fail is a `ConnectionProblem`, with the reason in one line and whether the request
+may have reached etcd. A connection that has failed once is over.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import socket
 import ssl
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.core.etcd.calls import ProblemKind
 from holdfast.errors import EnvironmentProblem
-from holdfast.etcd.protocol import SAID_CHARS_MAX, TLS_ONLY
+from holdfast.etcd.protocol import OK, QUOTE_CHARS_MAX, TLS_ONLY
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint
 from holdfast.wire.errors import quoted
@@ -31,17 +31,26 @@ except ImportError:
 
 
 ANSWER_BYTES_MAX = 64 * 1024 * 1024
-"""What is taken of one answer, and of one line of a watch. Etcd takes 1.5 MiB in one request unless
-it is told otherwise, but a range may hold many of those."""
+"""Of one answer, and of one line of a watch. By default etcd accepts 1.5 MiB in one request, but a
+range may hold many of those."""
 HEAD_BYTES_MAX = 64 * 1024
 
-TLS_FAILED = "TLS failed"
-NO_TLS = "it does not speak TLS: write http:// before it"
+NOT_TLS = "it does not speak TLS: write http:// before the endpoint"
 NO_HANDSHAKE = "it closed the connection during the TLS handshake"
 
-_OK = 200
 _HTTP = b"HTTP/1."
 _ALERT = b"\x15\x03"  # Of TLS.
+
+
+class ConnectionFault(Enum):
+    """What `etcd.diagnose` must tell apart."""
+
+    SILENT = "silent"
+    """The other side closed the connection and never sent anything on it."""
+    NOT_TLS = "not TLS"
+    TLS_FAILED = "TLS failed"
+    """For a reason that has no other name here, such as its version."""
+    OTHER = "other"
 
 
 class ConnectionProblem(Exception):
@@ -51,21 +60,20 @@ class ConnectionProblem(Exception):
         self,
         why: str,
         kind: ProblemKind = ProblemKind.UNREACHABLE,
+        fault: ConnectionFault = ConnectionFault.OTHER,
         *,
         written: bool = False,
-        mute: bool = False,
     ) -> None:
         super().__init__(why)
         self.why = why
         self.kind = kind
+        self.fault = fault
         self.written = written
-        """Whether some of a request was sent, so that it may have been carried out."""
-        self.mute = mute
-        """Whether the other side closed the connection and never said anything on it."""
+        """Whether some of a request was sent, so that it may have been performed."""
 
 
 class Reply(NamedTuple):
-    """What the other side answered."""
+    """A whole answer."""
 
     status: int
     body: bytes
@@ -90,7 +98,7 @@ class HttpConnection(asyncio.Protocol):
         self._on_line: Callable[[bytes], None] | None = None
         self._status = 0
         self._body = bytearray()
-        self._looked_at = 0  # So far there is no end of a line in `_body`.
+        self._scanned = 0  # Up to here there is no end of a line in `_body`.
 
     @property
     def problem(self) -> ConnectionProblem | None:
@@ -148,7 +156,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort("the stream has ended")
 
     def abort(self, why: str, kind: ProblemKind = ProblemKind.UNREACHABLE) -> None:
-        """End the connection now; who waits for an answer gets this for a reason."""
+        """End the connection now; a request under way fails with this reason."""
         self._fail(ConnectionProblem(why, kind))
 
     def _send(self, path: str, body: bytes, token: str) -> asyncio.Future[Reply]:
@@ -174,8 +182,8 @@ class HttpConnection(asyncio.Protocol):
         return self._reply
 
     def _silent(self, limit_s: float) -> None:
-        taken = "" if self._heard else "it takes connections, but there was "
-        self._fail(ConnectionProblem(f"{taken}no answer within {limit_s:.3g} s"))
+        accepted = "" if self._heard else "it accepts connections, but there was "
+        self._fail(ConnectionProblem(f"{accepted}no answer within {limit_s:.3g} s"))
 
     # What comes in.
 
@@ -227,15 +235,17 @@ class HttpConnection(asyncio.Protocol):
         kind = type(event)
         if kind is h11.Data:
             self._body += event.data  # type: ignore[attr-defined]
-            if self._on_line is not None and self._status == _OK:
+            if self._on_line is not None and self._status == OK:
                 self._split(self._on_line)
             if len(self._body) > ANSWER_BYTES_MAX:
-                why = f"it answers with more than {ANSWER_BYTES_MAX // 2**20} MiB"
+                why = f"its answer is larger than {ANSWER_BYTES_MAX // 2**20} MiB"
                 self._fail(ConnectionProblem(why, ProblemKind.REFUSED))
             return self._problem is None
         if kind is h11.Response:
             if self._reply is None:
-                self._fail(ConnectionProblem("it answers what was not asked", ProblemKind.REFUSED))
+                self._fail(
+                    ConnectionProblem("it sent an answer to no request", ProblemKind.REFUSED)
+                )
                 return False
             self._status = event.status_code  # type: ignore[attr-defined]
             return True
@@ -252,7 +262,7 @@ class HttpConnection(asyncio.Protocol):
         reply, self._reply = self._reply, None
         body = bytes(self._body)
         self._body.clear()
-        self._looked_at = 0
+        self._scanned = 0
         if self._http.our_state is h11.DONE and self._http.their_state is h11.DONE:
             self._http.start_next_cycle()
         else:
@@ -261,23 +271,25 @@ class HttpConnection(asyncio.Protocol):
             reply.set_result(Reply(self._status, body))
 
     def _split(self, on_line: Callable[[bytes], None]) -> None:
-        while (end := self._body.find(b"\n", self._looked_at)) >= 0:
+        while (end := self._body.find(b"\n", self._scanned)) >= 0:
             line = bytes(self._body[:end])
             del self._body[: end + 1]
-            self._looked_at = 0
+            self._scanned = 0
             if line and self._problem is None:
                 on_line(line)
-        self._looked_at = len(self._body)
+        self._scanned = len(self._body)
 
     def _loss(self, error: Exception | None) -> ConnectionProblem:
         closed = isinstance(error, ConnectionResetError | ssl.SSLEOFError | ssl.SSLZeroReturnError)
         if isinstance(error, ssl.SSLError) and not closed:
             return tls_problem(error)
         if error is not None and not closed:
-            return ConnectionProblem(f"the connection was lost: {words_of(error)}")
+            return ConnectionProblem(f"the connection was lost: {error_text(error)}")
         if self._heard or self._reply is None:
             return ConnectionProblem("it closed the connection")
-        return ConnectionProblem("it closed the connection without an answer", mute=True)
+        return ConnectionProblem(
+            "it closed the connection without an answer", fault=ConnectionFault.SILENT
+        )
 
     def _fail(self, problem: ConnectionProblem) -> None:
         if self._problem is not None:
@@ -298,59 +310,53 @@ def _begins_http(data: bytes) -> bool:
 def _no_http(data: bytes) -> ConnectionProblem:
     if data.startswith(_ALERT):
         return ConnectionProblem(TLS_ONLY, ProblemKind.DENIED)
-    said = quoted(data.decode(errors="replace").strip(), SAID_CHARS_MAX)
-    return ConnectionProblem(f"it does not speak HTTP, it says: {said}", ProblemKind.REFUSED)
+    sent = quoted(data.decode(errors="replace").strip(), QUOTE_CHARS_MAX)
+    return ConnectionProblem(f"it does not speak HTTP; it sent: {sent}", ProblemKind.REFUSED)
 
 
 def tls_problem(error: ssl.SSLError) -> ConnectionProblem:
-    """Return in words why TLS failed, and whether trying again can help."""
+    """Return why TLS failed, and whether trying again can help."""
     if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
-        return ConnectionProblem(NO_HANDSHAKE, mute=True)
+        return ConnectionProblem(NO_HANDSHAKE, fault=ConnectionFault.SILENT)
     if isinstance(error, ssl.SSLCertVerificationError):
-        said = quoted(error.verify_message).rstrip(".")
+        text = quoted(error.verify_message).rstrip(".")
         if error.verify_code in _OTHER_HOST:
-            why = f"its certificate is for another host: {said} (or set tls_server_name)"
-        elif error.verify_code in _OUT_OF_DATE:
-            why = f"its certificate is out of date: {said} (or the clock of this machine is wrong)"
+            why = f"its certificate is for another host: {text} (or set tls_server_name)"
+        elif error.verify_code in _EXPIRED:
+            why = f"its certificate is out of date: {text} (or this machine's clock is wrong)"
         else:
-            why = f"its certificate is not trusted: {said} (set cacert to the CA that signed it)"
+            why = f"its certificate is not trusted: {text} (set cacert to the CA that signed it)"
         return ConnectionProblem(why, ProblemKind.DENIED)
     reason = error.reason or ""
-    if reason in _NOT_TLS:
-        return ConnectionProblem(NO_TLS, ProblemKind.DENIED)
+    if reason in _PLAIN_TEXT:
+        return ConnectionProblem(NOT_TLS, ProblemKind.DENIED, ConnectionFault.NOT_TLS)
     if "CERTIFICATE" in reason or "UNKNOWN_CA" in reason:
         why = (
-            f"it wants a client certificate that its CA has signed (set cert and key): "
+            f"it requires a client certificate signed by its CA (set cert and key): "
             f"{quoted(reason)}"
         )
         return ConnectionProblem(why, ProblemKind.DENIED)
-    return ConnectionProblem(f"{TLS_FAILED}: {quoted(str(error))}")
+    return ConnectionProblem(f"TLS failed: {quoted(str(error))}", fault=ConnectionFault.TLS_FAILED)
 
 
-_OUT_OF_DATE = (9, 10)  # Not yet valid, not valid any more.
+_EXPIRED = (9, 10)  # Not yet valid, not valid any more.
 _OTHER_HOST = (62, 64)  # The name, or the address, is not in the certificate.
-_NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
+_PLAIN_TEXT = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE")
 
 
-def words_of(error: Exception) -> str:
-    """Return an error of the system as a person reads it."""
+def error_text(error: Exception) -> str:
+    """Return an error of the operating system as readable text."""
     number = getattr(error, "errno", None) or 0
     # Where there is a number asyncio says something of its own; below 0 are a resolver's.
     text = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
     return quoted(text[:1].lower() + text[1:])
 
 
-# From an endpoint to a connection, within a limit, with every failure in one line.
-#
-# A name may have several addresses; they are tried one after the other, and share the limit.
+# Connecting. A name may have several addresses; they are tried in turn, and share the limit.
 
-
-# A host that vanished is noticed after about ten seconds, whether something is on its way or not.
+# A host that vanished is noticed after about ten seconds, with or without a request under way.
 KEEPALIVE_IDLE_S, KEEPALIVE_EVERY_S, KEEPALIVE_PROBES = 4, 2, 3
 UNACKNOWLEDGED_MS_MAX = 10_000
-
-# This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
-_NOT_ASKED = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
 
 
 async def open_connection(
@@ -368,9 +374,9 @@ async def open_connection(
             try:
                 found = await addresses.resolve_async(host, port)
             except OSError as error:
-                raise ConnectionProblem(f"it cannot be resolved: {words_of(error)}") from None
+                raise ConnectionProblem(f"it cannot be resolved: {error_text(error)}") from None
             connected = await addresses.connect_first(found, limit_s, _set_options)
-            late = "it takes connections, but there was no TLS handshake"
+            late = "it accepts connections, but there was no TLS handshake"
             return await _wrap(connected, format_endpoint(host, port), tls, server_name or host)
     except TimeoutError:
         raise ConnectionProblem(f"{late} within {limit_s:.3g} s") from None
@@ -378,8 +384,8 @@ async def open_connection(
         raise tls_problem(error) from None
     except OSError as error:
         if tls is not None and isinstance(error, ConnectionResetError | ConnectionAbortedError):
-            raise ConnectionProblem(NO_HANDSHAKE, mute=True) from None
-        raise ConnectionProblem(words_of(error)) from None
+            raise ConnectionProblem(NO_HANDSHAKE, fault=ConnectionFault.SILENT) from None
+        raise ConnectionProblem(error_text(error)) from None
 
 
 def _set_options(connected: socket.socket) -> None:

@@ -4,8 +4,8 @@ The machines that run on etcd (`core.etcd.session`, `core.etcd.leader`) return t
 effects and take the answers in as events. A real client performs them over the network, the
 simulator in a store of its own, so that the same decisions run in both.
 
-A `Problem` says whether the request may have been carried out all the same: only `UNREACHABLE`
-leaves that open. Revisions are etcd's: every change of any key makes a higher one.
+A `Problem` says whether the request may have been performed all the same: only `UNREACHABLE` leaves
+that open. Revisions are etcd's: every change of any key makes a higher one.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Op = Put | Get | Delete
 
 
 class Field(Enum):
-    """What a comparison looks at. All but `VALUE` are 0 for a key that is not there."""
+    """What a condition compares. All but `VALUE` are 0 for a key that does not exist."""
 
     CREATE = "create"
     MOD = "mod"
@@ -73,7 +73,7 @@ class Field(Enum):
 
 
 class Compare(msgspec.Struct, frozen=True):
-    """Whether a field of a key equals this."""
+    """A condition: the field of the key has this value."""
 
     key: bytes
     field: Field
@@ -81,7 +81,7 @@ class Compare(msgspec.Struct, frozen=True):
 
 
 class Txn(msgspec.Struct, frozen=True):
-    """Do `success` if all comparisons hold, else `failure`; nobody sees one half of it."""
+    """Do `success` if all conditions hold, else `failure`; atomically."""
 
     compare: tuple[Compare, ...] = ()
     success: tuple[Op, ...] = ()
@@ -89,19 +89,19 @@ class Txn(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """Create a lease that ends unless it is kept alive; etcd may make it longer than asked."""
+    """Create a lease that ends unless it is renewed; etcd may make it longer than requested."""
 
     ttl_s: int
 
 
 class KeepAlive(msgspec.Struct, frozen=True):
-    """Give a lease its whole time again."""
+    """Renew a lease for its whole time."""
 
     lease: int
 
 
 class Revoke(msgspec.Struct, frozen=True):
-    """End a lease, and all its keys with it; one that is gone already is fine."""
+    """End a lease and delete its keys; one that is gone already is fine."""
 
     lease: int
 
@@ -113,12 +113,12 @@ Request = Txn | Grant | KeepAlive | Revoke
 
 
 class TxnDone(msgspec.Struct, frozen=True):
-    """What a transaction found and did."""
+    """The outcome of a transaction."""
 
     revision: int
     succeeded: bool
     results: tuple[tuple[KeyValue, ...], ...] = ()
-    """One for each operation that was carried out: what a `Get` read, nothing for the others."""
+    """One for each operation that was performed: what a `Get` read, empty for the others."""
     deleted: tuple[int, ...] = ()
     """Likewise, how many keys a `Delete` removed, 0 for the others."""
 
@@ -131,7 +131,7 @@ class Granted(msgspec.Struct, frozen=True):
 
 
 class KeptAlive(msgspec.Struct, frozen=True):
-    """A lease goes on for so long; 0 if it is gone."""
+    """A lease goes on for this long; 0 if it is gone."""
 
     ttl_s: int
 
@@ -144,7 +144,7 @@ class ProblemKind(Enum):
     """Kinds of problems, by what can be done about them."""
 
     UNREACHABLE = "unreachable"
-    """No answer: the request may have been carried out, or not. Another endpoint may answer."""
+    """No answer: the request may have been performed or not. Another endpoint may answer."""
     LEASE_GONE = "lease gone"
     """The lease named has ended; nothing was done."""
     NO_SPACE = "no space"
@@ -154,7 +154,9 @@ class ProblemKind(Enum):
     COMPACTED = "compacted"
     """The revision asked for is no longer known."""
     REFUSED = "refused"
-    """etcd does not do this: the request is too large, or this is no etcd; nothing was done."""
+    """etcd does not do this: the request is too large, or this is not etcd; nothing was done."""
+    CLOSED = "closed"
+    """This client is closed: no request will be answered any more."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -167,11 +169,11 @@ class Problem(msgspec.Struct, frozen=True):
 Answer = TxnDone | Granted | KeptAlive | Revoked | Problem
 
 
-# Watching.
+# Watches.
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What became of a key: its new value, or None if it was deleted or its lease ended."""
+    """A change of a key: its new value, or None if it was deleted or its lease ended."""
 
     key: bytes
     value: bytes | None

@@ -91,6 +91,7 @@ if TYPE_CHECKING:
     from holdfast.core.rounds import Job
 
 RENEWALS_PER_LEASE = 3
+_NO_ANSWER = (ProblemKind.UNREACHABLE, ProblemKind.CLOSED)
 UNSENT_MAX = 8
 """Statuses that wait to be stored. More come only if etcd is very slow; the oldest are dropped."""
 
@@ -445,7 +446,7 @@ class EtcdSession:
 
     def _not_stored(self, now: float, store: _Store, problem: Problem) -> list[SessionEffect]:
         if problem.kind is not ProblemKind.LEASE_GONE:
-            if problem.kind is not ProblemKind.UNREACHABLE:
+            if problem.kind not in _NO_ANSWER:
                 self._refused = store.status
             return self._fail(now, problem)
         if not self.is_up:
@@ -545,7 +546,7 @@ class EtcdSession:
         """End the session because etcd cannot be relied on."""
         if problem.kind is ProblemKind.COMPACTED:
             problem = Problem(ProblemKind.UNREACHABLE, f"a watch fell behind: {problem.why}")
-        if problem.kind is not ProblemKind.UNREACHABLE and self._refused is None:
+        if problem.kind not in _NO_ANSWER and self._refused is None:
             self._refused = self._stored
         permanent = problem.kind in (ProblemKind.DENIED, ProblemKind.REFUSED)
         return [*self._drop(now), ReportClosed(problem.why, permanent)]
