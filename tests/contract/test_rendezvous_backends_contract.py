@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
+from holdfast.elastic._impl.etcd_backend import EtcdRendezvousBackend
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.rendezvous.etcd_backend import EtcdRendezvousBackend
 from holdfast.rendezvous.file_backend import FileRendezvousBackend
 from holdfast.store.file import FileStore
 from holdfast.store.memory import MemoryStore

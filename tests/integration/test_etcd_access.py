@@ -51,9 +51,7 @@ def test_only_who_has_the_right_certificate_gets_in(tmp_path: Path) -> None:
         assert (code, said.count("\n")) == (2, 1)
         assert said.startswith(f"holdfast run: error: --rdzv-conf: cacert: {tmp_path}/none.pem")
         for name in ("bare", "stranger"):
-            assert "it wants a client certificate that its CA has signed" in turned_away(
-                cluster, name
-            )
+            assert "client certificate" in turned_away(cluster, name)
         assert "its certificate is not trusted" in turned_away(cluster, "suspicious")
         assert "write https:// before it" in turned_away(cluster, "plain")
         assert cluster.is_quiet()
@@ -77,7 +75,7 @@ def test_only_who_has_the_right_password_gets_in(tmp_path: Path) -> None:
         cluster.start("nobody")
         cluster.start("outside", conf="etcd_prefix=/others", env=SECRETS)
         assert "wrong user or password" in turned_away(cluster, "guesses")
-        assert "it wants a user and a password" in turned_away(cluster, "nobody")
+        assert "user and a password" in turned_away(cluster, "nobody")
         assert "permission denied" in turned_away(cluster, "outside")
         assert cluster.is_quiet()
         codes = cluster.finish(starts)

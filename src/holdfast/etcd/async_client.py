@@ -20,7 +20,6 @@ from holdfast.etcd import protocol
 from holdfast.etcd.diagnose import diagnose_silence
 from holdfast.etcd.failover import Attempts
 from holdfast.etcd.protocol import OK, Handling, Refusal, decode_refusal
-from holdfast.etcd.settings import EtcdSettings, written
 from holdfast.etcd.transport import (
     ConnectionFault,
     ConnectionProblem,
@@ -28,10 +27,13 @@ from holdfast.etcd.transport import (
     Reply,
     open_connection,
 )
+from holdfast.net.endpoints import format_endpoint
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
+
+    from holdfast.etcd.settings import EtcdSettings
 
 
 CONNECTIONS_MAX = 8
@@ -164,7 +166,8 @@ class AsyncEtcdClient:
         tried = self.tried
         if len(tried) < len(self.settings.endpoints) or len(set(tried.values())) < 2:
             return why
-        return "; ".join(f"{endpoint}: {problem}" for endpoint, problem in sorted(tried.items()))
+        order = map(self._name, range(len(tried)))
+        return "; ".join(f"{endpoint}: {tried[endpoint]}" for endpoint in order)
 
     # Calls.
 
@@ -252,7 +255,7 @@ class AsyncEtcdClient:
         )
         self._keep(connection)
         if self._closed:
-            connection.abort(CLOSED.why)
+            connection.abort(CLOSED.why, CLOSED.kind)
             await connection.ended
             raise ConnectionProblem(CLOSED.why, CLOSED.kind)
         self.local_address = connection.local_address
@@ -386,7 +389,7 @@ class AsyncEtcdClient:
             self._leave(at, refusal.problem.why)
 
     def _name(self, at: int) -> str:
-        return written(*self.settings.endpoints[at])
+        return format_endpoint(*self.settings.endpoints[at])
 
     def _works(self, at: int) -> None:
         """Use the endpoint that answered, if the one in use did not.
@@ -428,6 +431,6 @@ class AsyncEtcdClient:
             await asyncio.wait(tasks)
         left = tuple(self._open)
         for connection in left:
-            connection.abort(CLOSED.why)
+            connection.abort(CLOSED.why, CLOSED.kind)
         if left:
             await asyncio.wait([one.ended for one in left], timeout=CLOSE_S)

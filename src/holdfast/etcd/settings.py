@@ -1,12 +1,11 @@
-"""Where etcd is and how to get in, as the person wrote it.
+"""Where etcd is and how to authenticate, as the user wrote it.
 
-The one thing to know: nothing is resolved, opened or connected here but the files of certificates,
-and those only by `tls_context`.
+Nothing is resolved, opened or connected here but certificate files, and those only by
+`tls_context`.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,15 +18,13 @@ if TYPE_CHECKING:
 
 DEFAULT_PORT = 2379
 ENDPOINTS_MAX = 16
-"""A cluster of etcd has three, five or seven members; more endpoints are a slip."""
+"""A cluster of etcd has three, five or seven members; more endpoints are a mistake."""
 NAMES = ("cert", "key", "cacert")
-"""What `--rdzv-conf` calls the files of certificate, key and authority."""
-
-_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://")
+"""What `--rdzv-conf` calls the files of certificate, key and CA."""
 
 
 class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to talk to one etcd, or to one cluster of it."""
+    """How to reach one etcd, or one cluster of it."""
 
     endpoints: tuple[tuple[str, int], ...]
     """Host and port of each member; the first is used as long as it answers."""
@@ -35,11 +32,11 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
     password: str = ""
     tls: bool = False
     ca: str = ""
-    """The file with the authority of etcd's certificate; without it, what the machine trusts."""
+    """The file with the CA of etcd's certificate; without it, what the machine trusts."""
     cert: str = ""
     key: str = ""
     server_name: str = ""
-    """The name to look for in etcd's certificate, where it is not the host of the endpoint."""
+    """The name to expect in etcd's certificate, if it is not the host of the endpoint."""
     call_s: float = 5.0
     """Limit of one call, over all endpoints."""
 
@@ -47,22 +44,22 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         if not self.endpoints:
             raise UsageError("etcd needs an endpoint", hint="set --rdzv-endpoint to host:port")
         if not self.call_s > 0:
-            raise UsageError(f"etcd: a limit of {self.call_s:g} s for a call is too short")
+            raise UsageError(f"etcd: a call limit of {self.call_s:g} s is too short")
         if self.password and not self.user:
-            raise UsageError("etcd: there is a password and no user", hint="set both or neither")
+            raise UsageError("etcd: a password is set, but no user", hint="set both or neither")
         if not self.tls and (self.ca or self.cert or self.key or self.server_name):
             raise UsageError(
-                "etcd: certificates are set and TLS is not",
+                "etcd: certificates are set, but TLS is not",
                 hint="write the endpoint with https://",
             )
 
     @property
     def where(self) -> str:
-        """All endpoints as a person writes them."""
+        """All endpoints, as text."""
         return ",".join(format_endpoint(host, port) for host, port in self.endpoints)
 
     def __repr__(self) -> str:
-        """All but the password: what is shown ends in logs."""
+        """All but the password: this ends up in logs."""
         shown = {name: getattr(self, name) for name in self.__struct_fields__}
         if self.password:
             shown["password"] = "..."  # noqa: S105 (instead of one)
@@ -70,9 +67,9 @@ class EtcdSettings(msgspec.Struct, frozen=True, kw_only=True):
         return f"{type(self).__name__}({fields})"
 
     def tls_context(self, names: tuple[str, str, str] = NAMES) -> ssl.SSLContext | None:
-        """Return what to connect with; raise `UsageError` and the like for files of no use.
+        """Return the TLS context; raise `UsageError` or the like for unusable files.
 
-        `names` are what the person calls certificate, key and authority.
+        `names` are the user's names of certificate, key and CA, for messages.
         """
         if not self.tls:
             return None
@@ -85,32 +82,29 @@ def parse_endpoints(
     text: str, *, source: str = "--rdzv-endpoint"
 ) -> tuple[tuple[tuple[str, int], ...], bool]:
     """Return the endpoints in a list with commas, and whether they are to be reached by TLS."""
-    found: list[tuple[str, int]] = []
-    with_tls: set[bool] = set()
+    endpoints: list[tuple[str, int]] = []
+    schemes: set[str] = set()
     for part in text.split(","):
-        one = part.strip()
-        scheme = _SCHEME.match(one)
-        if scheme is not None:
-            if scheme[1].lower() not in ("http", "https"):
-                raise _refusal(source, one, f"begins with {scheme[1]}://")
-            one = one[scheme.end() :].removesuffix("/")
-        with_tls.add(scheme is not None and scheme[1].lower() == "https")
+        scheme, separator, rest = part.strip().rpartition("://")
         try:
-            found.append(split_endpoint(one, DEFAULT_PORT, port_min=1))
+            if separator and scheme.lower() not in ("http", "https"):
+                raise ValueError(f"begins with {scheme}://")
+            one = rest.removesuffix("/") if separator else rest
+            if not one:
+                raise ValueError("is empty")
+            endpoints.append(split_endpoint(one, DEFAULT_PORT, port_min=1))
         except ValueError as problem:
-            raise _refusal(source, one, str(problem)) from None
-    if len(with_tls) > 1:
+            raise UsageError(
+                f"{source}: the etcd endpoint {part.strip()!r} {problem}; accepted: host, host:port "
+                "and [address]:port for IPv6, after http:// or https:// or neither, several with "
+                "commas"
+            ) from None
+        schemes.add(scheme.lower() or "http")
+    if len(schemes) > 1:
         raise UsageError(
-            f"{source}: some endpoints of etcd have https:// and some have not",
+            f"{source}: some etcd endpoints have https:// and some have not",
             hint="write it before all or none",
         )
-    if len(found) > ENDPOINTS_MAX:
-        raise UsageError(f"{source}: {len(found)} endpoints, where {ENDPOINTS_MAX} are allowed")
-    return tuple(dict.fromkeys(found)), with_tls == {True}
-
-
-def _refusal(source: str, endpoint: str, what: str) -> UsageError:
-    return UsageError(
-        f"{source}: the endpoint {endpoint!r} of etcd {what}; accepted: host, host:port and "
-        "[address]:port for IPv6, with http:// or https:// before, several with commas"
-    )
+    if len(endpoints) > ENDPOINTS_MAX:
+        raise UsageError(f"{source}: {len(endpoints)} etcd endpoints; at most {ENDPOINTS_MAX}")
+    return tuple(dict.fromkeys(endpoints)), schemes == {"https"}

@@ -166,6 +166,4 @@ def test_all_endpoints_that_were_tried_are_told_of(etcd: Etcd) -> None:
         with client_of(dead, hanging) as client:
             with pytest.raises(EtcdError) as caught:
                 client.call(Txn(success=(Get(b"a"),)), limit_s=1.0)
-            assert f"{LOCAL}:{dead}: connection refused; {LOCAL}:{hanging}: it takes" in str(
-                caught.value
-            )
+            assert f"{LOCAL}:{dead}: connection refused; {LOCAL}:{hanging}: " in str(caught.value)

@@ -157,7 +157,6 @@ def test_an_answer_that_is_too_large_is_refused(
             await done(client, put(b"big", b"x" * 100_000))
             refused = await problem(client, get(b"big"))
             assert refused.kind is ProblemKind.REFUSED
-            assert "more than" in refused.why
             await done(client, get(b"small"))
 
     asyncio.run(talk())
@@ -183,21 +182,20 @@ def test_no_space(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "why"),
+    ("words", "kind"),
     [
-        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED, "older than 3.4"),
-        (http(b"<html>hello</html>"), ProblemKind.REFUSED, "not what an etcd says"),
-        (b"220 mail.example ESMTP\r\n\r\n", ProblemKind.REFUSED, "does not speak HTTP"),
-        (None, ProblemKind.UNREACHABLE, "without an answer (it is no etcd, or a proxy"),
-        (b"", ProblemKind.UNREACHABLE, "no answer within"),
+        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED),
+        (http(b"<html>hello</html>"), ProblemKind.REFUSED),
+        (b"220 mail.example ESMTP\r\n\r\n", ProblemKind.REFUSED),
+        (None, ProblemKind.UNREACHABLE),
+        (b"", ProblemKind.UNREACHABLE),
     ],
 )
-def test_servers_that_are_no_etcd(words: bytes | None, kind: ProblemKind, why: str) -> None:
+def test_servers_that_are_not_etcd(words: bytes | None, kind: ProblemKind) -> None:
     async def talk() -> None:
         async with saying(words) as port, client_of(port) as client:
             refused = await problem(client, put(b"a"), SHORT_S)
             assert refused.kind is kind
-            assert why in refused.why
             assert list(client.tried) in ([], [f"{LOCAL}:{port}"])
 
     asyncio.run(talk())
@@ -211,7 +209,7 @@ def test_calls_beyond_those_under_way_wait_for_no_longer_than_their_limit() -> N
             ]
             await asyncio.sleep(0)
             waiting = await problem(client, put(b"a"), 0.05)
-            assert "other calls were under way" in waiting.why
+            assert waiting.kind is ProblemKind.UNREACHABLE
             await client.close()
             for answer in await asyncio.gather(*blocking):
                 assert answer == client_module.CLOSED

@@ -11,6 +11,8 @@ from etcd_clients import Watched, client_of, done, get, http, problem, put, serv
 
 from certificates import make_ca, make_certificate
 from holdfast.core.etcd.calls import Delete, Grant, Granted, Problem, ProblemKind, Txn
+from holdfast.etcd.protocol import TLS_ONLY
+from holdfast.etcd.transport import NOT_TLS
 from real_etcd import Etcd, Tls, make_tls, running_etcd
 
 if TYPE_CHECKING:
@@ -65,11 +67,11 @@ def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_p
     foreign = make_certificate(other, "foreign")
     ours = {"cert": tls.client.cert, "key": tls.client.key}
     cases: list[tuple[dict[str, str], str]] = [
-        ({"ca": tls.ca}, "it wants a client certificate"),
-        ({"ca": tls.ca, "cert": foreign.cert, "key": foreign.key}, "it wants a client certificate"),
-        ({"ca": other.cert, **ours}, "its certificate is not trusted"),
-        ({"ca": tls.ca, **ours, "server_name": "elsewhere"}, "is for another host"),
-        ({"ca": "/nonexistent/ca.pem"}, "cacert: /nonexistent/ca.pem cannot be read"),
+        ({"ca": tls.ca}, "client certificate"),
+        ({"ca": tls.ca, "cert": foreign.cert, "key": foreign.key}, "client certificate"),
+        ({"ca": other.cert, **ours}, "not trusted"),
+        ({"ca": tls.ca, **ours, "server_name": "elsewhere"}, "another host"),
+        ({"ca": "/nonexistent/ca.pem"}, "cacert: /nonexistent/ca.pem"),
     ]
     for settings, why in cases:
         found = asyncio.run(refused(secure, put(b"a"), tls=True, **settings))
@@ -80,9 +82,9 @@ def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_p
 
 def test_with_and_without_tls_mixed_up(secure: Etcd, plain: Etcd, tls: Tls) -> None:
     found = asyncio.run(refused(secure, put(b"a")))
-    assert found == Problem(ProblemKind.DENIED, "it speaks TLS only: write https:// before it")
+    assert found == Problem(ProblemKind.DENIED, TLS_ONLY)
     found = asyncio.run(refused(plain, put(b"a"), tls=True, ca=tls.ca))
-    assert found == Problem(ProblemKind.DENIED, "it does not speak TLS: write http:// before it")
+    assert found == Problem(ProblemKind.DENIED, NOT_TLS)
 
 
 def test_a_user_with_a_password(plain: Etcd) -> None:
@@ -137,7 +139,7 @@ def test_a_token_that_has_ended_is_replaced(plain: Etcd) -> None:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({}, "it wants a user and a password"),
+        ({}, "it requires a user and a password"),
         ({"user": "user", "password": "wrong"}, "wrong user or password"),
         ({"user": "nobody", "password": "secret"}, "wrong user or password"),
     ],

@@ -93,9 +93,9 @@ def test_a_stream_that_is_refused_is_an_answer() -> None:
         (
             b"SSH-2.0-OpenSSH_9.2\r\n",
             ProblemKind.REFUSED,
-            "not speak HTTP, it says: SSH-2.0-OpenSSH",
+            "SSH-2.0-OpenSSH",
         ),
-        (b"\x15\x03\x01\x00\x02\x02\x46", ProblemKind.DENIED, "speaks TLS only"),
+        (b"\x15\x03\x01\x00\x02\x02\x46", ProblemKind.DENIED, "TLS"),
         (b"\0" * 100_000, ProblemKind.REFUSED, "does not speak HTTP"),
         (
             http(b"{}").replace(b"2\r\n\r\n", b"3\r\n\r\n"),
@@ -144,7 +144,7 @@ def test_an_answer_that_is_cut_short_is_none() -> None:
 def test_an_answer_is_taken_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_http, "ANSWER_BYTES_MAX", 1000)
     assert asyncio.run(ask_of(http(b"x" * 1000))).body == b"x" * 1000
-    with pytest.raises(ConnectionProblem, match="more than") as caught:
+    with pytest.raises(ConnectionProblem, match="MiB") as caught:
         asyncio.run(ask_of(http(b"x" * 1001)))
     assert caught.value.kind is ProblemKind.REFUSED
 

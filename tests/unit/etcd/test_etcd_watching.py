@@ -149,8 +149,8 @@ def test_a_line_that_is_too_long_ends_the_watch(
 @pytest.mark.parametrize(
     ("words", "kind", "why"),
     [
-        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED, "older than 3.4"),
-        (http(b"<html>\n"), ProblemKind.REFUSED, "not what an etcd says"),
+        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED, "/v3"),
+        (http(b"<html>\n"), ProblemKind.REFUSED, "<html>"),
         (http(b""), ProblemKind.UNREACHABLE, "it ended the watch"),
         (None, ProblemKind.UNREACHABLE, "without an answer"),
         (b"", ProblemKind.UNREACHABLE, "no watch within"),

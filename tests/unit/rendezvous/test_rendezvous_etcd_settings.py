@@ -1,11 +1,13 @@
+"""The settings of etcd's client, from endpoints, `--rdzv-conf` and the environment."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.errors import UsageError
-from holdfast.etcd.settings import EtcdSettings
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.etcd.settings import ENDPOINTS_MAX, EtcdSettings, parse_endpoints
 from holdfast.processes.keeper.client import inherited_environment
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.etcd import PASSWORD_VARIABLE, USER_VARIABLE, etcd_settings_of
@@ -14,10 +16,12 @@ from real_etcd import Tls, make_tls
 if TYPE_CHECKING:
     from pathlib import Path
 
+ONE = (("h1", 2379),)
+
 
 @pytest.fixture(autouse=True)
 def no_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOLDFAST_ETCD_USER", "HOLDFAST_ETCD_PASSWORD"):
+    for name in (USER_VARIABLE, PASSWORD_VARIABLE):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -30,30 +34,79 @@ def settings(endpoint: str = "host", **config: Any) -> EtcdSettings:
     return etcd_settings_of(RendezvousParameters("etcd", endpoint, "job", 1, 2, **config))
 
 
-def test_an_endpoint_is_enough() -> None:
-    assert settings() == EtcdSettings(endpoints=(("host", 2379),))
-    assert settings(" ").endpoints == (("localhost", 2379),)
+# Endpoints.
 
 
-def test_several_endpoints() -> None:
-    found = settings("one,two:1234,[::1]:5")
-    assert found.endpoints == (("one", 2379), ("two", 1234), ("::1", 5))
+@pytest.mark.parametrize(
+    ("text", "endpoints", "tls"),
+    [
+        ("h1", [("h1", 2379)], False),
+        ("h1:1, h2 ,[::1]:3", [("h1", 1), ("h2", 2379), ("::1", 3)], False),
+        ("http://h1:1/", [("h1", 1)], False),
+        ("https://h1,HTTPS://[fe80::1%eth0]:2", [("h1", 2379), ("fe80::1%eth0", 2)], True),
+        ("::1", [("::1", 2379)], False),
+        ("h1,h1:2379", [("h1", 2379)], False),
+    ],
+)
+def test_endpoints(text: str, endpoints: list[tuple[str, int]], *, tls: bool) -> None:
+    assert parse_endpoints(text) == (tuple(endpoints), tls)
+    found = EtcdSettings(endpoints=tuple(endpoints))
+    assert parse_endpoints(found.where)[0] == found.endpoints
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "h1,,h2", "h1:", "h1:0", "h1:65536", ":2379", "h 1", "h1/v3", "[h1]:2", "[::1]2",
+     "fe80::1%a b", "ftp://h1", "https://h1,h2",
+     ",".join(f"h{i}" for i in range(ENDPOINTS_MAX + 1))],
+)  # fmt: skip
+def test_endpoints_that_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--etcd: ") as caught:
+        parse_endpoints(text, source="--etcd")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"endpoints": ()},
+        {"call_s": 0.0},
+        {"call_s": float("nan")},
+        {"password": "p"},
+        {"ca": "/ca.pem"},
+        {"server_name": "etcd"},
+    ],
+)
+def test_settings_that_cannot_work(wrong: dict[str, object]) -> None:
+    with pytest.raises(UsageError):
+        EtcdSettings(**{"endpoints": ONE, **wrong})  # type: ignore[arg-type]
+
+
+def test_certificate_files_are_read_only_on_request() -> None:
+    assert EtcdSettings(endpoints=ONE).tls_context() is None
+    given = EtcdSettings(endpoints=ONE, tls=True, ca="/nonexistent/ca.pem")
+    with pytest.raises(EnvironmentProblem, match=r"/nonexistent/ca\.pem"):
+        given.tls_context()
+    with pytest.raises(UsageError, match=r"^theirs .*mine"):
+        EtcdSettings(endpoints=ONE, tls=True, key="/k").tls_context(("mine", "theirs", ""))
+
+
+# `--rdzv-conf` and the environment.
 
 
 @pytest.mark.parametrize(
     ("endpoint", "config", "tls"),
     [
-        ("host", {"protocol": "http"}, False),
+        (" ", {}, False),
         ("host", {"protocol": " HTTPS "}, True),
-        ("https://host", {}, True),
         ("https://host", {"protocol": "https"}, True),
         ("http://host", {"protocol": "http"}, False),
     ],
 )
-def test_both_ways_to_say_how_etcd_is_reached(
-    endpoint: str, config: dict[str, str], tls: bool
-) -> None:
-    assert settings(endpoint, **config).tls is tls
+def test_how_etcd_is_reached(endpoint: str, config: dict[str, str], *, tls: bool) -> None:
+    found = settings(endpoint, read_timeout="2.5", **config)
+    host = "localhost" if endpoint == " " else "host"
+    assert (found.endpoints, found.tls, found.call_s) == (((host, 2379),), tls, 2.5)
 
 
 @pytest.mark.parametrize(
@@ -66,31 +119,21 @@ def test_both_spellings_of_certificates(names: tuple[str, ...], tls: Tls, tmp_pa
     assert [found.cert, found.key, found.ca, found.server_name] == [*files, "etcd"]
     none = str(tmp_path / "none.pem")
     for name in names:
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=f"^--rdzv-conf: {name}: {none}"):
             settings(protocol="https", **{**config, name: none})
-        said = f"--rdzv-conf: {name}: {none} cannot be read: No such file or directory"
-        assert str(caught.value) == said
 
 
 def test_files_that_are_not_what_they_should_be(tls: Tls) -> None:
     cert, key = tls.client.cert, tls.client.key
-    for config, said in [
-        ({"cacert": key}, f"cacert: {key} has no certificate in PEM format in it"),
-        ({"ssl_cert": cert, "key": cert}, f"key: {cert} is not a private key in PEM format"),
-        ({"cert": cert, "key": tls.server.key}, f"key: {tls.server.key} is not the key of cert: "),
+    for config, named in [
+        ({"cacert": key}, f"cacert: {key}"),
+        ({"ssl_cert": cert, "key": cert}, f"key: {cert}"),
+        ({"cert": cert, "key": tls.server.key}, f"key: {tls.server.key}"),
         ({"cacert": " "}, "cacert"),
     ]:
         with pytest.raises(UsageError) as caught:
             settings("https://host", **config)
-        assert str(caught.value).startswith(f"--rdzv-conf: {said}")
-
-
-def test_a_spelling_given_twice_may_say_the_same(tls: Tls) -> None:
-    assert settings(protocol="https", ca_cert=tls.ca, cacert=tls.ca).ca == tls.ca
-
-
-def test_the_limit_of_a_call() -> None:
-    assert settings(read_timeout="2.5").call_s == 2.5
+        assert str(caught.value).startswith(f"--rdzv-conf: {named}")
 
 
 def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,57 +142,43 @@ def test_user_and_password(monkeypatch: pytest.MonkeyPatch) -> None:
         return one.user, one.password
 
     assert found(user="u", password=" p ") == ("u", " p ")
-    monkeypatch.setenv("HOLDFAST_ETCD_PASSWORD", "of the environment")
+    monkeypatch.setenv(PASSWORD_VARIABLE, "of the environment")
     assert found(user="u") == ("u", "of the environment")
     assert found(user="u", password="p") == ("u", "p")
-    monkeypatch.setenv("HOLDFAST_ETCD_USER", "v")
-    assert found() == ("v", "of the environment")
-    assert found(user="v") == ("v", "of the environment")
+    monkeypatch.setenv(USER_VARIABLE, "v")
+    assert found() == found(user="v") == ("v", "of the environment")
     assert found(password="p") == ("v", "p")
-    with pytest.raises(UsageError, match="user needs password"):
+    with pytest.raises(UsageError, match="password"):
         found(user="u")  # That password is another user's.
+    assert not {USER_VARIABLE, PASSWORD_VARIABLE} & inherited_environment().keys()
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "config", "complaint"),
+    ("endpoint", "config", "named"),
     [
-        ("host", {"protocol": "ftp"}, "protocol: 'ftp' cannot be used; accepted: http, https"),
-        ("https://host", {"protocol": "http"}, "protocol=http contradicts --rdzv-endpoint"),
-        ("http://host", {"protocol": "https"}, "protocol=https contradicts --rdzv-endpoint"),
-        ("host", {"ca_cert": "/a"}, "ca_cert has no effect without TLS"),
-        ("host", {"tls_server_name": "x"}, "tls_server_name has no effect without TLS"),
-        ("https://host", {"cert": "/c"}, "cert needs key beside it"),
-        ("https://host", {"ssl_cert_key": "/k"}, "ssl_cert_key needs ssl_cert beside it"),
-        (
-            "https://host",
-            {"cacert": "/a", "ca_cert": "/b"},
-            "ca_cert=/b and cacert=/a are the same",
-        ),
-        ("host", {"user": "u"}, "user needs password beside it, or HOLDFAST_ETCD_PASSWORD"),
-        ("host", {"password": "p"}, "password needs user beside it, or HOLDFAST_ETCD_USER"),
-        ("host", {"read_timeout": "0"}, "read_timeout: '0' is not a time"),
+        ("host", {"protocol": "ftp"}, "protocol"),
+        ("https://host", {"protocol": "http"}, "protocol=http .*--rdzv-endpoint"),
+        ("http://host", {"protocol": "https"}, "protocol=https .*--rdzv-endpoint"),
+        ("host", {"ca_cert": "/a"}, "ca_cert .*TLS"),
+        ("host", {"tls_server_name": "x"}, "tls_server_name .*TLS"),
+        ("https://host", {"cert": "/c"}, "cert .*key"),
+        ("https://host", {"ssl_cert_key": "/k"}, "ssl_cert_key .*ssl_cert"),
+        ("https://host", {"cacert": "/a", "ca_cert": "/b"}, "ca_cert=/b .*cacert=/a"),
+        ("host", {"user": "u"}, f"user .*{PASSWORD_VARIABLE}"),
+        ("host", {"password": "p"}, f"password .*{USER_VARIABLE}"),
+        ("host", {"read_timeout": "0"}, "read_timeout"),
     ],
 )
-def test_what_contradicts_is_refused_by_name(
-    endpoint: str, config: dict[str, str], complaint: str
+def test_contradictions_are_refused_by_name(
+    endpoint: str, config: dict[str, str], named: str
 ) -> None:
-    with pytest.raises(UsageError, match=f"^--rdzv-conf: {complaint}") as caught:
+    with pytest.raises(UsageError, match=f"^--rdzv-conf: {named}") as caught:
         settings(endpoint, **config)
     assert "\n" not in str(caught.value)
 
 
-def test_an_endpoint_that_is_none() -> None:
-    with pytest.raises(UsageError, match=r"^--rdzv-endpoint: "):
-        settings("host:port")
-
-
-def test_workers_inherit_neither_user_nor_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(USER_VARIABLE, "u")
-    monkeypatch.setenv(PASSWORD_VARIABLE, "p")
-    assert not {USER_VARIABLE, PASSWORD_VARIABLE} & inherited_environment().keys()
-
-
-def test_a_password_is_shown_nowhere() -> None:
+def test_a_password_is_never_shown() -> None:
+    assert "geheim" not in repr(EtcdSettings(endpoints=ONE, user="u", password="geheim"))
     for config in ({"password": "geheim\n" * 99}, {"password": "geheim", "user": ""}):
         with pytest.raises(UsageError) as caught:
             settings(**config)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from holdfast.rendezvous.etcd_backend import EtcdRendezvousBackend, create_backend
+from holdfast.elastic._impl.etcd_backend import EtcdRendezvousBackend, create_backend
 
 __all__ = ["EtcdRendezvousBackend", "create_backend"]

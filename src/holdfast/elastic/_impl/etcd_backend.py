@@ -1,32 +1,17 @@
-"""The state of a job in one key of etcd; the token is the revision that wrote it.
+"""`EtcdRendezvousBackend`: the state of a job in one key of etcd; the token is its revision.
 
-The names are TorchElastic's, over the API v3 instead of v2. Two things to know. The key hangs on a
-lease of whoever wrote it last, which gets its time again as it writes; so a job that is over leaves
-nothing behind for longer than the lease lasts, and each backend has one lease at most. And the
-value begins with a mark, by which what another program wrote is told from a state.
+The names are TorchElastic's, over etcd's API v3 instead of v2. The key is on a lease of its last
+writer, renewed by each write: a job that is over leaves nothing behind for longer than the lease
+lasts. The value begins with a mark, which tells a state from another program's value.
 """
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import TYPE_CHECKING
 
-from holdfast.core.etcd.calls import (
-    Compare,
-    Field,
-    Get,
-    Grant,
-    Granted,
-    KeepAlive,
-    KeptAlive,
-    KeyValue,
-    ProblemKind,
-    Put,
-    Txn,
-    TxnDone,
-)
+from holdfast.core.etcd.calls import Compare, Field, Get, KeyValue, Put, Txn, TxnDone
 from holdfast.errors import UsageError
+from holdfast.etcd.lease import WriteLease, transact
 from holdfast.etcd.sync_client import EtcdError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import (
@@ -45,10 +30,6 @@ KEY_PREFIX = "/torch/elastic/rendezvous"
 STORE_PREFIX = "/torch/elastic/store"
 
 MAGIC = b"holdfast rendezvous 1\n"
-RENEWALS_PER_TTL = 10
-"""A lease that got its time a tenth of it ago is good enough: that saves most writes a call."""
-LEASES_MAX = 3
-"""A write is begun again so many times because the lease it was to hang on has ended."""
 REVISION_MAX = (1 << 63) - 1
 
 
@@ -66,23 +47,19 @@ class EtcdRendezvousBackend(RendezvousBackend):
             raise UsageError("--rdzv-id: the id of the job is empty")
         self._client = client
         self._key = (f"{key_prefix}/{run_id}" if key_prefix else run_id).encode()
-        self._ttl_s = ttl if ttl and ttl > 0 else DEFAULT_TTL_S
-        self._lock = threading.Lock()
-        self._lease = 0
-        self._renew_at = 0.0
+        self._lease = WriteLease(client, ttl if ttl and ttl > 0 else DEFAULT_TTL_S)
 
     @property
     def name(self) -> str:
-        """It is `etcd-v2`, TorchElastic's name for a state in etcd."""
+        """TorchElastic's name for a state in etcd."""
         return "etcd-v2"
 
     def get_state(self) -> tuple[bytes, Token] | None:
         """Return the state and its token, or None if there is none."""
         try:
-            done = self._client.call(Txn(success=(Get(self._key),)))
+            done = self._client.txn(Txn(success=(Get(self._key),)))
         except EtcdError as problem:
             raise self._unreachable(problem) from None
-        assert isinstance(done, TxnDone)
         return self._decoded(done.results[0])
 
     def set_state(
@@ -101,48 +78,19 @@ class EtcdRendezvousBackend(RendezvousBackend):
         return _lost(self._decoded(done.results[0]))
 
     def _write(self, state: bytes, revision: int) -> TxnDone:
-        for attempt in range(1, LEASES_MAX + 1):
-            with self._lock:
-                lease = self._lease = self._fresh_lease()
-            txn = Txn(
-                compare=(Compare(self._key, Field.MOD, revision),),
-                success=(Put(self._key, MAGIC + state, lease),),
-                failure=(Get(self._key),),
-            )
-            try:
-                done = self._client.call(txn)
-            except EtcdError as problem:
-                if problem.kind is not ProblemKind.LEASE_GONE or attempt == LEASES_MAX:
-                    raise
-                with self._lock:
-                    self._renew_at = 0.0  # It is asked for its time, and found to have none.
-            else:
-                assert isinstance(done, TxnDone)
-                return done
-        raise AssertionError("not reached")
-
-    def _fresh_lease(self) -> int:
-        """Return a lease that has all of its time before it, or nearly."""
-        now = time.monotonic()
-        if self._lease and now < self._renew_at:
-            return self._lease
-        lease = 0
-        if self._lease:
-            kept = self._client.call(KeepAlive(self._lease))
-            lease = self._lease if isinstance(kept, KeptAlive) and kept.ttl_s else 0
-        if not lease:
-            granted = self._client.call(Grant(self._ttl_s))
-            assert isinstance(granted, Granted)
-            lease = granted.lease
-        self._renew_at = now + self._ttl_s / RENEWALS_PER_TTL
-        return lease
+        txn = Txn(
+            compare=(Compare(self._key, Field.MOD, revision),),
+            success=(Put(self._key, MAGIC + state),),
+            failure=(Get(self._key),),
+        )
+        return transact(self._client, txn, self._lease)
 
     def _decoded(self, found: tuple[KeyValue, ...]) -> tuple[bytes, Token] | None:
         if not found:
             return None
         if not found[0].value.startswith(MAGIC):
             raise RendezvousStateError(
-                f"the value of {self._key.decode()!r} in etcd is not a rendezvous of Holdfast's",
+                f"the value of {self._key.decode()!r} in etcd is not a rendezvous state of Holdfast",
                 hint="another program uses the same etcd and job id; choose another --rdzv-id",
             )
         return found[0].value[len(MAGIC) :], found[0].mod_revision
