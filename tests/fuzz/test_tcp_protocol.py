@@ -29,7 +29,7 @@ from holdfast.store.tcp.protocol import (
     WAIT,
     Requests,
 )
-from holdfast.store.tcp.server import WOKEN, answer
+from holdfast.store.tcp.server import WOKEN, respond
 
 untimed = settings(deadline=None, max_examples=300)  # Others may need the machine meanwhile.
 
@@ -218,7 +218,7 @@ def converse(parsed: list[Parsed]) -> tuple[list[bytes], dict[bytes, bytes]]:
             if turn >= len(parsed[client]):
                 continue
             try:
-                sent[client] += answer(space, client, *parsed[client][turn])
+                sent[client] += respond(space, client, *parsed[client][turn]) or b""
             except RequestRejected:
                 present.discard(client)
                 space.leave(client)

@@ -1,8 +1,10 @@
-"""One connection to a TCPStore server: requests go out, answers are read, all by a deadline.
+"""A client's way to a TCPStore server: a connection with a deadline, how it is made, and a channel
+that makes it again.
 
-The one thing to know: answers carry no number, they only come in order. So a connection on which
-anything went wrong, time being over included, is of no use any more: the answer that comes late
-would be taken for that of the next request. Whoever catches an error of these methods closes it.
+Responses carry no number, they only come in order. So a connection on which anything went wrong, an
+expired deadline included, cannot be used any more: a late response would be taken for that of the
+next request. `Channel` closes it, the call raises, and only the next call connects again. A failed
+call is never repeated, since nobody knows whether the server received it.
 """
 
 from __future__ import annotations
@@ -12,29 +14,45 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
+import weakref
 
+from holdfast import console
 from holdfast.net.addresses import check_not_itself, resolve_within
 from holdfast.net.endpoints import format_endpoint
-from holdfast.store.errors import DistNetworkError, StoreTimeoutError
+from holdfast.store.errors import DistError, DistNetworkError, DistStoreError, StoreTimeoutError
+from holdfast.store.memory import named
 from holdfast.store.tcp import protocol
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import TypeVar
+
     from holdfast.net.addresses import Address
+    from holdfast.store.tcp.embedded import SharedServer
 
+    Result = TypeVar("Result")
 
-ANSWER_BYTES_MAX = 1 << 30
-"""No value is larger. Values above the limit of one request come of many APPENDs."""
+RESPONSE_BYTES_MAX = 1 << 30
+"""Limit of one value. Values above the limit of one request come from many APPENDs."""
 READ_BYTES = 1 << 16
-POLL_S_MAX = 3600.0  # The kernel takes 32 bits of milliseconds; a deadline may be further away.
+POLL_S_MAX = 3600.0  # poll() takes 32 bits of milliseconds; a deadline may be further away.
 
-# A server whose host is gone without a word is found out after about two minutes of waiting.
+# A server whose host vanished is noticed after about two minutes of waiting.
 KEEPALIVE = (
     (socket.TCP_KEEPIDLE, 60),
     (socket.TCP_KEEPINTVL, 15),
     (socket.TCP_KEEPCNT, 4),
 )
+
+CONNECT_PAUSE_S_MIN = 0.02
+CONNECT_PAUSE_S_MAX = 1.0
+CONNECT_PAUSE_GROWTH = 1.7
+ATTEMPT_S_MAX = 5.0
+"""How long one address may take to accept the connection; then the next is tried."""
+NOT_TRIED = "not tried in time"
 
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -42,11 +60,15 @@ _I64 = struct.Struct("<q")
 
 
 class DeadlinePassed(Exception):
-    """The deadline passed; the kernel's own `TimeoutError` is a loss of the connection instead."""
+    """The deadline passed. (`TimeoutError` is the kernel's, for a lost connection.)"""
 
 
 class InvalidResponse(Exception):
-    """What was answered is not what the protocol says; the message says what it was."""
+    """The server's response breaks the protocol; the message says how."""
+
+
+class WaitTimedOut(Exception):
+    """A wait ended without what it was for, as the message says; the connection is in order."""
 
 
 class Connection:
@@ -65,10 +87,10 @@ class Connection:
         for option, value in KEEPALIVE:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
-    def ask(self, request: bytes) -> None:
+    def request(self, request: bytes) -> None:
         """Send a request; raise `OSError` if the server is known to be gone.
 
-        Not all requests are answered, so this look is all that tells of a loss in time.
+        Not all requests have a response, so this check is all that notices a loss in time.
         """
         try:
             ahead = self._socket.recv(READ_BYTES)
@@ -76,13 +98,13 @@ class Connection:
             pass
         else:
             if not ahead:
-                raise _hung_up()
+                raise _closed_by_server()
             self._unread += ahead
-        self.finish()
+        self.expect_no_more()
         self.send(request)
 
     def send(self, request: bytes) -> None:
-        """Send bytes, whatever may be there to be read."""
+        """Send bytes, whatever there may be to read."""
         rest = memoryview(request)
         while rest:
             try:
@@ -92,13 +114,13 @@ class Connection:
                 writable.register(self._socket, select.POLLOUT)
                 self._sleep(writable)
 
-    def finish(self) -> None:
-        """Raise `InvalidResponse` if there is more than what was asked for."""
+    def expect_no_more(self) -> None:
+        """Raise `InvalidResponse` if the server sent more than was asked for."""
         if self._unread:
-            raise InvalidResponse(f"{len(self._unread)} bytes that nobody asked for")
+            raise InvalidResponse(f"{len(self._unread)} bytes too many")
 
     def read(self, count: int) -> bytes:
-        """Return exactly so many bytes, or raise `DeadlinePassed` or `OSError`."""
+        """Return exactly `count` bytes, or raise `DeadlinePassed` or `OSError`."""
         unread = self._unread
         while len(unread) < count:
             self._sleep(self._readable)
@@ -107,40 +129,35 @@ class Connection:
             except BlockingIOError:
                 continue
             if not more:
-                raise _hung_up()
+                raise _closed_by_server()
             unread += more
         taken = bytes(unread[:count])
         del unread[:count]
         return taken
 
     def u8(self) -> int:
-        """Read one byte."""
         return self.read(1)[0]
 
     def u32(self) -> int:
-        """Read a number of 4 bytes."""
         return int(_U32.unpack(self.read(4))[0])
 
     def i64(self) -> int:
-        """Read a number of 8 bytes, which may be below 0."""
         return int(_I64.unpack(self.read(8))[0])
 
     def count(self, most: int) -> int:
-        """Read how many of something there are."""
         number = self.i64()
         if not 0 <= number <= most:
-            raise InvalidResponse(f"the number {number}, where one from 0 to {most} was expected")
+            raise InvalidResponse(f"{number} where a count from 0 to {most} was expected")
         return number
 
     def blob(self) -> bytes:
-        """Read a value."""
         size = int(_U64.unpack(self.read(8))[0])
-        if size > ANSWER_BYTES_MAX:
+        if size > RESPONSE_BYTES_MAX:
             raise InvalidResponse(f"a value of {size} bytes")
         return self.read(size)
 
     def abort(self) -> None:
-        """Make whoever reads from it in another thread stop with `ConnectionError`."""
+        """Make a read in another thread fail with `ConnectionError`."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
@@ -155,41 +172,27 @@ class Connection:
         # What is there already is taken, however late it is: this process may have been stopped.
         ready = poll.poll(math.ceil(min(max(left, 0.0), POLL_S_MAX) * 1000))
         if not ready and time.monotonic() >= self.deadline:
-            raise DeadlinePassed("time is over")
+            raise DeadlinePassed
 
 
-def _hung_up() -> ConnectionError:
+def _closed_by_server() -> ConnectionError:
     return ConnectionResetError("the server closed the connection")
 
 
-# Reaching a TCPStore server: names are resolved, addresses tried, and all of it again until then.
-#
-# A server may come up after its clients, and its name may be known later still, so every failure
-# is
-# tried again after a pause that grows. The one thing to know: a server that takes the connection
-# and
-# says nothing is frozen, and told of as one that does not answer; a new attempt would not help it.
-
-
-PAUSE_S_MIN = 0.02
-PAUSE_S_MAX = 1.0
-PAUSE_GROWTH = 1.7
-ATTEMPT_S_MAX = 5.0
-"""How long one address may take to take the connection; then the next gets its turn."""
-
-NO_TIME = "there was no time to try"
+# Connecting.
 
 
 def connect(host: str, port: int, deadline: float, timeout_s: float, about: str) -> Connection:
-    """Return a connection on which the server has answered, by the deadline.
+    """Return a connection on which the server has responded, by the deadline.
 
-    Raises `DistNetworkError` with all addresses that were tried, or if somebody else answers, and
-    `StoreTimeoutError` if nobody does on a connection. These messages begin with `about`, which
-    says what the connection is for, and tell `timeout_s`.
+    A server may start after its clients, and its name may resolve later still, so every failure is
+    retried after a growing pause. Raises `DistNetworkError` with all addresses that were tried, or
+    if it is not a TCPStore; `StoreTimeoutError` if the server accepts and does not respond (it is
+    frozen, and another attempt would not help). The messages begin with `about`.
     """
     where = format_endpoint(host, port)
-    pause = PAUSE_S_MIN
-    problems = {where: NO_TIME}
+    pause = CONNECT_PAUSE_S_MIN
+    problems = {where: NOT_TRIED}
     while True:
         left = deadline - time.monotonic()
         if left <= 0:
@@ -203,19 +206,19 @@ def connect(host: str, port: int, deadline: float, timeout_s: float, about: str)
             for number, one in enumerate(found):
                 place = format_endpoint(*one.sockaddr[:2])
                 left = deadline - time.monotonic()
-                if left <= 0:  # What was wrong when there was time says more.
-                    problems[place] = before.get(place, NO_TIME)
+                if left <= 0:  # The problem of an earlier attempt says more.
+                    problems[place] = before.get(place, NOT_TRIED)
                     continue
                 attempt_s = min(ATTEMPT_S_MAX, left / (len(found) - number))
                 try:
-                    return _greeted(_open_socket(one, attempt_s), deadline, timeout_s, about)
+                    return _handshake(_open_socket(one, attempt_s), deadline, timeout_s, about)
                 except StoreTimeoutError:
                     raise  # It is an OSError too.
                 except OSError as problem:
                     problems[place] = _reason(problem)
         jitter = 0.5 + os.urandom(1)[0] / 255
         time.sleep(max(0.0, min(pause * jitter, deadline - time.monotonic())))
-        pause = min(pause * PAUSE_GROWTH, PAUSE_S_MAX)
+        pause = min(pause * CONNECT_PAUSE_GROWTH, CONNECT_PAUSE_S_MAX)
 
 
 def _open_socket(address: Address, timeout_s: float) -> socket.socket:
@@ -230,26 +233,23 @@ def _open_socket(address: Address, timeout_s: float) -> socket.socket:
     return sock
 
 
-def _greeted(sock: socket.socket, deadline: float, timeout_s: float, about: str) -> Connection:
-    """Say hello, and return the connection when it was answered."""
+def _handshake(sock: socket.socket, deadline: float, timeout_s: float, about: str) -> Connection:
     nonce = protocol.own_nonce()
     try:
         connection = Connection(sock, deadline)
-        connection.send(protocol.hello(nonce))
+        connection.send(protocol.encode_hello(nonce))
         echo = connection.u32()
         if echo != nonce:
-            raise InvalidResponse(f"PING {nonce:#x} with {echo:#x}")
-        connection.finish()
+            raise InvalidResponse(f"{echo:#x} to PING {nonce:#x}")
+        connection.expect_no_more()
     except InvalidResponse as problem:
         sock.close()
-        raise DistNetworkError(
-            f"{about}: what listens there is no TCPStore: it answered {problem}"
-        ) from None
+        raise DistNetworkError(f"{about}: not a TCPStore: it responded {problem}") from None
     except DeadlinePassed:
         sock.close()
         raise StoreTimeoutError(
-            f"{about}: the server took the connection, but did not answer within {timeout_s:g} s; "
-            "its process is stopped or overloaded, or it is no TCPStore"
+            f"{about}: the server accepted the connection, but did not respond within "
+            f"{timeout_s:g} s; its process is stopped or overloaded, or it is not a TCPStore"
         ) from None
     except BaseException:
         sock.close()
@@ -259,12 +259,154 @@ def _greeted(sock: socket.socket, deadline: float, timeout_s: float, about: str)
 
 def _unreachable(about: str, timeout_s: float, problems: dict[str, str]) -> DistNetworkError:
     tried = "; ".join(f"{address}: {reason}" for address, reason in problems.items())
-    return DistNetworkError(
-        f"{about}: the server could not be reached within {timeout_s:g} s ({tried})"
-    )
+    return DistNetworkError(f"{about}: cannot reach the server within {timeout_s:g} s ({tried})")
 
 
-def _reason(problem: Exception) -> str:
+def _reason(problem: OSError) -> str:
     if isinstance(problem, TimeoutError) and not problem.args[1:]:
-        return str(problem) if problem.args else "no answer"
-    return getattr(problem, "strerror", None) or str(problem) or type(problem).__name__
+        return str(problem) if problem.args else "no response"
+    return problem.strerror or str(problem) or type(problem).__name__
+
+
+# The channel.
+
+
+class Channel:
+    """Connects on first use, and again after a loss; one call at a time."""
+
+    def __init__(self, host: str, port: int, server: SharedServer | None) -> None:
+        self.where = format_endpoint(host, port)
+        self.server = server
+        self._address = server.address if server else host
+        self._port = port
+        self._lock = threading.Lock()
+        self._connection: Connection | None = None
+        self._lost = ""  # Why the last connection was closed.
+        self._closed = False
+        _channels.add(self)
+
+    def call(
+        self,
+        operation: str,
+        keys: Sequence[str],
+        exchange: Callable[[Connection], Result],
+        timeout_s: float,
+    ) -> Result:
+        """Run `exchange` on the connection, and return its result.
+
+        Raises `DistNetworkError` for a lost connection, `StoreTimeoutError` when time is up, and
+        `DistStoreError` for an invalid response. Other threads that call wait meanwhile.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
+            raise StoreTimeoutError(
+                f"{self._about(operation, keys)}: another thread used the store for all of "
+                f"{timeout_s:g} s"
+            )
+        try:
+            connection = self._connection
+            if connection is None or self._closed:
+                connection = self._connect(deadline, timeout_s, self._about(operation, keys))
+            connection.deadline = deadline
+            result = exchange(connection)
+            connection.expect_no_more()
+        except WaitTimedOut as problem:
+            raise StoreTimeoutError(
+                f"{self._about(operation)}: {problem} within {timeout_s:g} s"
+            ) from None
+        except BaseException as problem:
+            # Whatever it was, KeyboardInterrupt too: a response may still be on its way.
+            self._give_up()
+            failure = self._failure(problem, self._about(operation, keys), timeout_s)
+            if failure is None:
+                raise
+            raise failure from None
+        finally:
+            self._lock.release()
+            if self._closed:
+                self._drop_if_unused()
+        return result
+
+    def close(self) -> None:
+        """Close the connection for good, also during a call, and release the server."""
+        self._closed = True
+        connection = self._connection
+        if not self._drop_if_unused() and connection is not None:
+            connection.abort()  # The call in progress fails, and drops it.
+        server, self.server = self.server, None
+        if server is not None:
+            server.release()
+
+    def forget_after_fork(self) -> None:
+        """In a forked child: the connection, the server and the lock's holder are the parent's.
+
+        Only the descriptor is closed, so that the parent notices nothing.
+        """
+        self._lock = threading.Lock()
+        self._drop()
+        self._lost = ""
+        self.server = None
+
+    def _connect(self, deadline: float, timeout_s: float, about: str) -> Connection:
+        if not self._closed:
+            if self._lost:
+                console.info(f"reconnecting to the store at {self.where}: {self._lost}")
+            self._connection = connect(self._address, self._port, deadline, timeout_s, about)
+            self._lost = ""
+        if self._connection is None or self._closed:
+            raise self._is_closed()
+        return self._connection
+
+    def _drop_if_unused(self) -> bool:
+        """Close the connection unless a call is using it, which then does so when it ends."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        self._drop()
+        self._lock.release()
+        return True
+
+    def _give_up(self) -> None:
+        if self._connection is not None:
+            self._lost = "the last connection was closed after a failure"
+            self._drop()
+
+    def _drop(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _failure(self, problem: BaseException, about: str, timeout_s: float) -> DistError | None:
+        """Return the error to raise in place of `problem`; None to raise it as it is."""
+        if self._closed and isinstance(problem, Exception):
+            return self._is_closed()
+        match problem:
+            case DistError():
+                return None
+            case DeadlinePassed():
+                self._lost = f"no response within {timeout_s:g} s"
+                return StoreTimeoutError(f"{about}: {self._lost}")
+            case OSError():
+                self._lost = problem.strerror or str(problem)
+                return DistNetworkError(f"{about}: {self._lost}")
+            case InvalidResponse():
+                self._lost = f"invalid response: {problem}"
+                return DistStoreError(f"{about}: {self._lost}")
+        return None
+
+    def _is_closed(self) -> DistStoreError:
+        return DistStoreError(f"the store at {self.where} is closed in this process")
+
+    def _about(self, operation: str, keys: Sequence[str] = ()) -> str:
+        of = f" of {named(keys)}" if keys else ""
+        return f"the store at {self.where}{operation and f': {operation}'}{of}"
+
+
+_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+
+
+def _forget_after_fork() -> None:
+    for channel in list(_channels):
+        channel.forget_after_fork()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

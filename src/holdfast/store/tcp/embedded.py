@@ -1,12 +1,17 @@
-"""A server that speaks PyTorch's TCPStore protocol, for the workers of a job.
+"""A TCPStore server inside this process: an agent's for its workers, or that of a `TCPStore` master.
 
-Most jobs on one node never use it, so it costs them next to nothing: one thread that sleeps. Only
-the first client that connects brings in the rest, which is in `tcp_loop` and what that imports.
+Most jobs on one node never use it, so it costs them next to nothing: one thread that sleeps. The
+first client that connects makes it import the rest, which is in `server`.
+
+A master's server belongs to the stores of this process that were made with it, and ends with the
+last of them. An endpoint that says loopback is served on loopback alone, so that nobody else can
+reach what knows no password; any other on all addresses, as torch's is.
 """
 
 from __future__ import annotations
 
-import _socket as socket  # The wrapper around it costs start-up time.
+import _socket  # The wrapper around it costs start-up time.
+import errno
 import os
 import select
 import threading
@@ -20,8 +25,8 @@ if TYPE_CHECKING:
 
     from holdfast.store.tcp.server import ServingLoop
 
-BACKLOG = 65_535  # How many may wait to be accepted; the kernel has a limit of its own below that.
-# A client whose host is gone without a word is found out after about two minutes.
+BACKLOG = 65_535  # Connections that wait to be accepted; the kernel has a lower limit of its own.
+# A client whose host vanished is noticed after about two minutes.
 KEEPALIVE_IDLE_S = 60
 KEEPALIVE_INTERVAL_S = 15
 KEEPALIVE_PROBES = 4
@@ -30,9 +35,9 @@ _running: set[TcpStoreServer] = set()
 
 
 class TcpStoreServer:
-    """A store at a socket that is bound already. It belongs to the server from now on."""
+    """A store on a bound socket, which belongs to the server from now on."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: _socket.socket) -> None:
         self.port: int = listener.getsockname()[1]
         self._listener = listener
         self._lock = threading.RLock()
@@ -42,16 +47,16 @@ class TcpStoreServer:
         self._loop: ServingLoop | None = None
 
     def start(self) -> None:
-        """Listen, and serve in the background from now on."""
-        listener = self._listener
+        """Listen, and serve in a thread from now on."""
+        listener, tcp = self._listener, _socket.IPPROTO_TCP
         try:
             listener.setblocking(False)  # noqa: FBT003 (the name says it)
-            # What is accepted from it has these too.
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
+            # Accepted connections inherit these.
+            listener.setsockopt(tcp, _socket.TCP_NODELAY, 1)
+            listener.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
+            listener.setsockopt(tcp, _socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S)
+            listener.setsockopt(tcp, _socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S)
+            listener.setsockopt(tcp, _socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
             listener.listen(BACKLOG)
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             self._epoll = select.epoll()
@@ -64,13 +69,13 @@ class TcpStoreServer:
             self._thread = None
             self.close()
             raise EnvironmentProblem(
-                f"the store for the workers cannot be served at port {self.port}: {error}"
+                f"cannot serve the workers' store on port {self.port}: {error}"
             ) from None
 
     def close(self) -> None:
-        """Close it and all connections. From any thread, and as often as you like."""
+        """Close it and all connections. From any thread, any number of times."""
         if self._thread is threading.current_thread():
-            # The garbage collector does that: it ends a store wherever it happens to run.
+            # The garbage collector does that: it finalizes a store wherever it happens to run.
             threading.Thread(target=self.close, name="holdfast-store-end", daemon=True).start()
             return
         with self._lock:
@@ -85,7 +90,7 @@ class TcpStoreServer:
 
     @property
     def clients(self) -> int:
-        """How many connections there are now."""
+        """The number of connections."""
         loop = self._loop
         return 0 if loop is None else len(loop.connections)
 
@@ -103,10 +108,8 @@ class TcpStoreServer:
 
                 self._loop = ServingLoop(self._listener, self._epoll, self._wake)
                 self._loop.run()
-        except BaseException as error:  # noqa: BLE001 (whatever it is, nobody else would hear of it)
-            console.error(
-                f"the store for the workers failed, and its connections are closed: {_told(error)}"
-            )
+        except BaseException as error:  # noqa: BLE001 (nobody else would hear of it)
+            console.error(f"the workers' store failed and closed all connections: {_where(error)}")
         finally:
             self._let_go()
 
@@ -120,8 +123,8 @@ class TcpStoreServer:
         self._listener.close()
 
     def _abandon(self) -> None:
-        """Close this process's copy of everything: it was forked, and is not the server."""
-        self._lock = threading.RLock()  # Somebody may have had the old one.
+        """In a forked child, which is not the server: close its copy of everything."""
+        self._lock = threading.RLock()  # Somebody may have held the old one.
         self._thread = None
         if self._loop is not None:
             self._loop.abandon()
@@ -129,18 +132,135 @@ class TcpStoreServer:
         self.close()
 
 
-def _told(error: BaseException) -> str:
-    """Say what an error is and where it came from, in one line."""
+def _where(error: BaseException) -> str:
+    """Return an error with its file and line, in one line."""
     place = error.__traceback__
     while place is not None and place.tb_next is not None:
         place = place.tb_next
     where = "" if place is None else f" at {place.tb_frame.f_code.co_filename}:{place.tb_lineno}"
-    return " ".join(f"{type(error).__name__}: {error}{where}".split())
+    return f"{console.describe(error)}{where}"
 
 
-def _abandon_all() -> None:
+class SharedServer:
+    """A server of this process, and the number of stores that use it."""
+
+    def __init__(self, server: TcpStoreServer, address: str) -> None:
+        self.port = server.port
+        self.address = address
+        """Where this process itself reaches it, without resolving a name."""
+        self._server = server
+        self._users = 1
+
+    def share(self) -> SharedServer:
+        """Count one more store; each call needs one more of `release`."""
+        with _shared.lock:
+            self._users += 1
+        return self
+
+    def release(self) -> None:
+        """Count one store less; the last one closes the server."""
+        with _shared.lock:
+            self._users -= 1
+            if self._users:
+                return
+            if _shared.by_port.get(self.port) is self:
+                del _shared.by_port[self.port]
+        self._server.close()
+
+
+class _SharedServers:
+    """The servers of this process that its further stores may use."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # The garbage collector may release a store at any time.
+        self.by_port: dict[int, SharedServer] = {}
+
+
+_shared = _SharedServers()
+
+
+def serve(
+    name: str, port: int, *, shared: bool, listen_fd: int | None = None
+) -> SharedServer | None:
+    """Serve a store at an endpoint; port 0 is any free one.
+
+    `shared` uses the server that this process already shares on that port, if there is one.
+    `listen_fd` is a bound socket, which belongs to the server from now on. None means that an agent
+    serves it: its port is in use, and the environment says so. Else raises `DistNetworkError`.
+    """
+    from holdfast.store.errors import DistNetworkError
+
+    with _shared.lock:
+        if shared and (there := _shared.by_port.get(port)) is not None:
+            return there.share()
+        try:
+            listener = _adopt(listen_fd, port) if listen_fd is not None else _bind(name, port)
+        except OSError as problem:
+            if problem.errno == errno.EADDRINUSE and is_agents(port):
+                console.info(f"the agent serves port {port}; this process is a client of it")
+                return None
+            raise _cannot_serve(name, port, problem) from None
+        address = _address_from_here(listener)
+        server = TcpStoreServer(listener)
+        try:
+            server.start()
+        except EnvironmentProblem as problem:
+            raise DistNetworkError(str(problem)) from None
+        mine = SharedServer(server, address)
+        if shared:
+            _shared.by_port[mine.port] = mine
+        return mine
+
+
+def is_agents(port: int) -> bool:
+    """Whether the environment says that the agent serves the store on this port, as torch checks."""
+    says = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower()
+    return says in ("1", "true", "y", "yes", "on", "t") and (
+        os.environ.get("MASTER_PORT") == str(port)
+    )
+
+
+def _bind(name: str, port: int) -> _socket.socket:
+    """Return a socket that listens: only then is a port certainly nobody else's."""
+    from holdfast.net.listening import bind, candidates_of
+
+    return bind(candidates_of(name, port), BACKLOG)
+
+
+def _adopt(descriptor: int, port: int) -> _socket.socket:
+    listener = _socket.socket(fileno=descriptor)
+    bound = listener.getsockname()[1]
+    if port not in (0, bound):
+        listener.detach()
+        raise ValueError(f"master_listen_fd: the socket is bound to port {bound}, not {port}")
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _address_from_here(listener: _socket.socket) -> str:
+    address: str = listener.getsockname()[0]
+    if address == "::":
+        v6_only = listener.getsockopt(_socket.IPPROTO_IPV6, _socket.IPV6_V6ONLY)
+        return "::1" if v6_only else "127.0.0.1"  # IPv6 may be off for loopback; IPv4 is not.
+    return "127.0.0.1" if address == "0.0.0.0" else address  # noqa: S104 (compared, not bound)
+
+
+def _cannot_serve(name: str, port: int, problem: OSError) -> Exception:
+    from holdfast.net.endpoints import format_endpoint
+    from holdfast.store.errors import DistNetworkError
+
+    reason = problem.strerror or str(problem)
+    if problem.errno == errno.EADDRINUSE:
+        reason = f"port {port} is in use; free it, choose another, or 0 for any free one"
+    return DistNetworkError(f"cannot serve a store at {format_endpoint(name, port)}: {reason}")
+
+
+def _after_fork() -> None:
+    """In a forked child: what the parent serves is not this process's."""
+    _shared.lock = threading.RLock()
+    _shared.by_port.clear()
     for server in list(_running):
         server._abandon()
 
 
-os.register_at_fork(after_in_child=_abandon_all)
+os.register_at_fork(after_in_child=_after_fork)

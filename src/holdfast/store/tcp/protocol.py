@@ -1,14 +1,15 @@
-"""PyTorch's TCPStore protocol: its words and its limits, for the server and the client.
+"""PyTorch's TCPStore protocol, sans-IO: operations, limits, requests to bytes and back.
 
-A request is one byte, the operation, and its body; integers are little-endian, a text is its length
-as u64 and its bytes. The one thing to know: some operations have no answer at all (SET, APPEND,
-MULTI_SET, QUEUE_PUSH, VALIDATE), so a client that must know has to ask something after them.
+A request is one byte, the operation, and its fields; integers are little-endian, a key or value is
+its length as u64 and its bytes. The first request of a connection has to be VALIDATE with `MAGIC`.
+Responses carry no request number: they come in the order of the requests. SET, APPEND, MULTI_SET,
+QUEUE_PUSH and VALIDATE have no response at all, so a client that must know that one arrived has to
+ask something after it.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from struct import Struct
 
 from holdfast.store.memory import as_bytes
@@ -17,7 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
-
 
 VALIDATE = 0
 SET = 1
@@ -42,98 +42,80 @@ BARRIER = 18
 OPERATIONS = 19
 
 MAGIC = 0x3C85F7CE
-"""What VALIDATE carries: a client of this protocol, and of this version of it."""
+"""The field of VALIDATE: it names the protocol and its version."""
 
-READY, NOT_READY = 0, 1  # What CHECK is answered.
-STOP_WAITING, WAIT_CANCELED = 0, 1  # What WAIT and BARRIER are answered, and CANCEL_WAIT.
+READY, NOT_READY = 0, 1  # Responses to CHECK.
+STOP_WAITING, WAIT_CANCELED = 0, 1  # Responses to WAIT and BARRIER, and to CANCEL_WAIT.
 
 KEY_BYTES_MAX = 8192
 VALUE_BYTES_MAX = 8 * 1024 * 1024
 KEYS_MAX = 131_072
 """How many keys one CHECK, WAIT, MULTI_GET or MULTI_SET may name."""
+REQUEST_BYTES_MAX = 256 * 1024 * 1024
+"""Limit of one request in all. It matters only for those of many keys: each field has a limit of
+its own, but 131,072 of the largest values would be a terabyte."""
 
 INIT_KEY = "init/"
-"""The counter of clients, and the only key without a `/` before it on the wire."""
+"""The counter of clients, and the only key that has no `/` before it on the wire."""
+
+_u64, _i64, _u32 = (Struct(f"<{letter}") for letter in "QqI")
+
+# The client's side: a request above a limit raises `ValueError` with the limit in the message. A
+# server would close the connection without an explanation.
 
 
-# What a client of a TCPStore says, as bytes. Nothing is sent here.
-#
-# The one thing to know: a request that is above a limit raises `ValueError` here, with the limit
-# in
-# the message. A server would hang up on it without a word.
+def encode(operation: int) -> bytes:
+    """Encode GETNUMKEYS, LIST_KEYS or CANCEL_WAIT."""
+    return operation.to_bytes(1, "little")
 
 
-I64_MIN, I64_MAX = -(2**63), 2**63 - 1
-
-_U32 = struct.Struct("<I")
-_U64 = struct.Struct("<Q")
-_I64 = struct.Struct("<q")
+def encode_key(operation: int, key: str) -> bytes:
+    """Encode GET, DELETE_KEY, QUEUE_POP or QUEUE_LEN."""
+    return encode(operation) + _key(key)
 
 
-def hello(nonce: int) -> bytes:
-    """The first words of a connection. They leave in one piece: torch's server insists on that."""
-    return _opcode(VALIDATE) + _U32.pack(MAGIC) + _opcode(PING) + _U32.pack(nonce)
+def encode_keys(operation: int, keys: Sequence[str]) -> bytes:
+    """Encode CHECK, WAIT or MULTI_GET."""
+    return b"".join((encode(operation), _count(keys), *map(_key, keys)))
 
 
-def own_nonce() -> int:
-    """Return what to send with PING, which is answered with the same."""
-    return os.getpid() & 0xFFFFFFFF
+def encode_number(operation: int, key: str, number: int) -> bytes:
+    """Encode ADD or BARRIER."""
+    if not -(1 << 63) <= number < 1 << 63:
+        raise ValueError(f"{number} is out of range: a TCPStore counts with 64 bits")
+    return encode(operation) + _key(key) + _i64.pack(number)
 
 
-def put(opcode: int, key: str, value: str | bytes) -> bytes:
-    """SET, APPEND or QUEUE_PUSH."""
-    return _opcode(opcode) + _key(key) + _value(key, value)
+def encode_values(operation: int, key: str, *values: str | bytes) -> bytes:
+    """Encode SET, APPEND, QUEUE_PUSH (one value) or COMPARE_SET (expected and desired)."""
+    return b"".join((encode(operation), _key(key), *(_value(key, value) for value in values)))
 
 
-def put_all(keys: Sequence[str], values: Sequence[str | bytes]) -> bytes:
-    """MULTI_SET."""
+def encode_pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> bytes:
+    """Encode MULTI_SET."""
     if len(keys) != len(values):
-        raise ValueError(f"multi_set: {len(keys)} keys and {len(values)} values")
-    parts = [_opcode(MULTI_SET), _count(keys)]
+        raise ValueError(f"multi_set: {len(keys)} keys, but {len(values)} values")
+    parts = [encode(MULTI_SET), _count(keys)]
     for key, value in zip(keys, values, strict=True):
         parts += (_key(key), _value(key, value))
     return b"".join(parts)
 
 
-def compare_set(key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-    """COMPARE_SET."""
-    return _opcode(COMPARE_SET) + _key(key) + _value(key, expected) + _value(key, desired)
+def encode_hello(nonce: int) -> bytes:
+    """Encode VALIDATE and PING. Send them in one piece: torch's server insists on that."""
+    return encode(VALIDATE) + _u32.pack(MAGIC) + encode(PING) + _u32.pack(nonce)
 
 
-def add(key: str, amount: int) -> bytes:
-    """ADD."""
-    return _opcode(ADD) + _key(key) + _number(amount)
+def own_nonce() -> int:
+    """Return the field of PING, whose response is the same number."""
+    return os.getpid() & 0xFFFFFFFF
 
 
-def barrier(key: str, world_size: int) -> bytes:
-    """BARRIER."""
-    return _opcode(BARRIER) + _key(key) + _number(world_size)
-
-
-def of_key(opcode: int, key: str) -> bytes:
-    """GET, DELETE_KEY, QUEUE_POP or QUEUE_LEN."""
-    return _opcode(opcode) + _key(key)
-
-
-def of_keys(opcode: int, keys: Sequence[str]) -> bytes:
-    """CHECK, WAIT or MULTI_GET."""
-    return b"".join((_opcode(opcode), _count(keys), *map(_key, keys)))
-
-
-def bare(opcode: int) -> bytes:
-    """GETNUMKEYS, LIST_KEYS or CANCEL_WAIT."""
-    return _opcode(opcode)
-
-
-def name_of(key: bytes) -> str | None:
+def decode_key(key: bytes) -> str | None:
     """Return a key of LIST_KEYS as callers know it; None for the counter of clients."""
     if not key.startswith(b"/"):
         return None
     return key[1:].decode("utf-8", "surrogateescape")
-
-
-def _opcode(opcode: int) -> bytes:
-    return opcode.to_bytes(1, "little")
 
 
 def _key(key: str) -> bytes:
@@ -142,47 +124,31 @@ def _key(key: str) -> bytes:
         name = b"/" + name
     if len(name) > KEY_BYTES_MAX:
         raise ValueError(
-            f"{key[:40]}...: a key of {len(name)} bytes is too long; a TCPStore takes "
-            f"{KEY_BYTES_MAX}, the slash before it included"
+            f"{key[:40]}...: a key of {len(name)} bytes is too long; a TCPStore accepts "
+            f"{KEY_BYTES_MAX}, including the slash before it"
         )
-    return _U64.pack(len(name)) + name
+    return _u64.pack(len(name)) + name
 
 
 def _value(key: str, value: str | bytes) -> bytes:
     content = as_bytes(value)
     if len(content) > VALUE_BYTES_MAX:
         raise ValueError(
-            f"{key}: a value of {len(content)} bytes is too large; a TCPStore takes "
+            f"{key}: a value of {len(content)} bytes is too large; a TCPStore accepts "
             f"{VALUE_BYTES_MAX}"
         )
-    return _U64.pack(len(content)) + content
+    return _u64.pack(len(content)) + content
 
 
 def _count(keys: Sequence[str]) -> bytes:
     if isinstance(keys, str):
-        raise TypeError(f"keys are a list of texts, not one: {keys!r}")
+        raise TypeError(f"keys must be a list of strings, not one string: {keys!r}")
     if len(keys) > KEYS_MAX:
-        raise ValueError(f"{len(keys)} keys at once are too many; a TCPStore takes {KEYS_MAX}")
-    return _U64.pack(len(keys))
+        raise ValueError(f"{len(keys)} keys are too many at once; a TCPStore accepts {KEYS_MAX}")
+    return _u64.pack(len(keys))
 
 
-def _number(number: int) -> bytes:
-    if not I64_MIN <= number <= I64_MAX:
-        raise ValueError(f"{number} does not fit into the 64 bits that a TCPStore counts with")
-    return _I64.pack(number)
-
-
-# What one client of the TCPStore protocol sends, cut into requests.
-#
-# Every byte is looked at once, however the network cut it: a request that is not all here yet
-# keeps
-# the fields it has, and is not looked at again before enough has come for the next one. The first
-# request has to be VALIDATE with the right number. Nothing comes out before it, and it never does.
-
-
-REQUEST_BYTES_MAX = 256 * 1024 * 1024
-"""How much one request may hold in all. It matters only for those of many keys: each field has a
-limit of its own, but 131,072 of the largest values would be a terabyte."""
+# The server's side.
 
 _VALUE, _KEY, _NUMBER, _WORD, _KEYS, _PAIRS = range(6)  # The kinds of fields.
 
@@ -210,23 +176,26 @@ _FIELDS = {
 _SHAPES = tuple(_FIELDS[operation] for operation in range(OPERATIONS))
 _REPEATED = {_KEYS: (_KEY,), _PAIRS: (_KEY, _VALUE)}
 
-# By kind: how it is read, how large it may be, and what is said if it is larger.
-_u64, _i64, _u32 = (Struct(f"<{letter}") for letter in "QqI")
+# By kind: how it is read, its limit, and the message if it is above that.
 _BYTES = (8, 8, 8, 4, 8, 8)
 _UNPACK = tuple(one.unpack_from for one in (_u64, _u64, _i64, _u32, _u64, _u64))
 _MAX = (VALUE_BYTES_MAX, KEY_BYTES_MAX, (1 << 63) - 1, (1 << 32) - 1, KEYS_MAX, KEYS_MAX)
 _TOO_MUCH = (
-    "a value of %d bytes; %d is the most",
-    "a key of %d bytes; %d is the most",
+    "a value of %d bytes; the limit is %d",
+    "a key of %d bytes; the limit is %d",
     "",
     "",
-    "a request of %d keys; %d is the most",
-    "a request of %d keys; %d is the most",
+    "a request of %d keys; the limit is %d",
+    "a request of %d keys; the limit is %d",
 )
 
 
 class Requests:
-    """The requests of one client, in order. Feed it when `next` has nothing more, never before."""
+    """The requests of one client, in order. Feed it only when `next` returned None.
+
+    Every byte is examined once, however the network cut the stream: an incomplete request keeps the
+    fields it has, and is looked at again only when enough has come for the next one.
+    """
 
     __slots__ = (
         "_at", "_before", "_data", "_fields", "_gathered", "_left", "_needed", "_operation",
@@ -236,35 +205,35 @@ class Requests:
     def __init__(self) -> None:
         self.validated = False
         self.problem = ""
-        """Why nothing more comes out: what the client sent is not this protocol."""
+        """Why there are no more requests: the client broke the protocol."""
         self._data = b""
         self._at = 0
-        # The request that is being read: what it is, what it holds, and how much is to come.
+        # The request that is being read: what it is, its fields so far, how many are missing.
         self._operation = -1
         self._shape: tuple[int, ...] = ()
         self._left = 0
         self._fields: list[Any] = []
-        self._before = 0  # How many bytes of it went into fields already.
-        self._gathered = bytearray()  # The beginning of the field that is not all here.
+        self._before = 0  # How many of its bytes went into fields already.
+        self._gathered = bytearray()  # The beginning of an incomplete field.
         self._needed = 0
 
     @property
     def unfinished_bytes(self) -> int:
-        """How much is kept of a request that is not all here."""
+        """How much is buffered of an incomplete request."""
         return self._before + len(self._gathered)
 
     @property
     def idle(self) -> bool:
-        """Whether the next byte begins a request of a client that has introduced itself."""
+        """Whether the client is validated and its next byte begins a request."""
         return self.validated and not self._needed and self._at >= len(self._data)
 
     @property
     def wanted_bytes(self) -> int:
-        """How much has to come before there can be anything new; 0 if that is not known."""
+        """How many bytes complete the current field; 0 if that is not known."""
         return self._needed - len(self._gathered)
 
     def feed(self, data: bytes) -> None:
-        """Take what came next from the client."""
+        """Take the bytes that came next from the client."""
         if self.problem:
             return
         if self._needed:
@@ -278,7 +247,7 @@ class Requests:
         self._at = 0
 
     def next(self) -> tuple[int, list[Any]] | None:
-        """Return the next operation and its fields, or nothing if it is not all here."""
+        """Return the next operation and its fields, or None if it is incomplete."""
         data = self._data
         at = self._at
         end = len(data)
@@ -288,7 +257,7 @@ class Requests:
         if operation < 0:
             operation = data[at]
             if operation >= OPERATIONS or (operation == VALIDATE) is self.validated:
-                self._refuse(_unexpected(operation, validated=self.validated))
+                self._reject(_unexpected(operation, validated=self.validated))
                 return None
             at += 1
             shape = _SHAPES[operation]
@@ -303,7 +272,7 @@ class Requests:
             if needed <= end:
                 number: int = _UNPACK[kind](data, at)[0]
                 if number > _MAX[kind]:
-                    self._refuse(_TOO_MUCH[kind] % (number, _MAX[kind]))
+                    self._reject(_TOO_MUCH[kind] % (number, _MAX[kind]))
                     return None
                 if kind <= _KEY:
                     start = needed
@@ -333,7 +302,7 @@ class Requests:
 
     def _validate(self, magic: int) -> tuple[int, list[Any]] | None:
         if magic != MAGIC:
-            self._refuse("a client of another protocol, or of another version of it")
+            self._reject("a client of another protocol, or of another version of it")
             return None
         self.validated = True
         return self.next()
@@ -347,10 +316,10 @@ class Requests:
         at: int,
         needed: int,
     ) -> None:
-        """Keep the request that is being read until enough has come for its next field."""
+        """Keep an incomplete request until enough has come for its next field."""
         self._before += at - self._at
         if self._before + needed > REQUEST_BYTES_MAX:
-            self._refuse(f"a request of more than {REQUEST_BYTES_MAX} bytes")
+            self._reject(f"a request of more than {REQUEST_BYTES_MAX} bytes")
             return
         self._operation, self._shape, self._left, self._fields = operation, shape, left, fields
         self._gathered += self._data[at:]
@@ -358,7 +327,7 @@ class Requests:
         self._data = b""
         self._at = 0
 
-    def _refuse(self, problem: str) -> None:
+    def _reject(self, problem: str) -> None:
         self.problem = problem
         self._data = b""
         self._at = 0
@@ -372,5 +341,5 @@ def _unexpected(operation: int, *, validated: bool) -> str:
     if not validated:
         return "a client that does not speak PyTorch's TCPStore protocol"
     if operation == VALIDATE:
-        return "a client that introduces itself twice"
-    return f"an operation that does not exist: {operation}"
+        return "a client that sent VALIDATE twice"
+    return f"unknown operation {operation}"
