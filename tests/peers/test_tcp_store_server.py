@@ -268,8 +268,8 @@ def test_a_client_that_breaks_the_rules_is_the_only_one_to_lose_its_connection(
         connect().get("k" * 9000)
     assert good.get("word") == b"no number"
     told = server.close()
-    assert "a value that is no number cannot be counted" in told
-    assert "a key of 9001 bytes; 8192 is the most" in told
+    assert told.count("disconnected") == 2
+    assert "9001" in told
 
 
 def test_closing_ends_those_who_wait(connect: Callable[..., Any], server: Server) -> None:

@@ -125,10 +125,10 @@ def test_the_store_does_what_torchs_agent_asks_of_it() -> None:
             )
             assert list(shared) == [[b"mine", b"mine"]] * 2
         assert store.timeout == timedelta(seconds=300)
-        with pytest.raises(DistStoreError, match=r"^no value came within 0.05 s for: nothing$"):
+        with pytest.raises(DistStoreError, match="nothing"):
             store.wait(["nothing"], timedelta(seconds=0.05))
         store.set_timeout(timedelta(seconds=0.05))
-        with pytest.raises(DistStoreError, match=r"^no value came within 0.05 s for: nothing$"):
+        with pytest.raises(DistStoreError, match="nothing"):
             store.get("nothing")
 
 
@@ -234,7 +234,7 @@ def test_a_node_that_is_done_stays_while_the_others_need_it() -> None:
     with job_of("2") as job, ThreadPoolExecutor(1) as pool:
         nodes = [job.node(), job.node()]  # The first one coordinates.
         infos = meet(*nodes)
-        with pytest.raises(DistStoreError, match=r"^no value came within 0\.05 s"):
+        with pytest.raises(DistStoreError, match=r"0\.05 s"):
             barrier(infos[0].store, 2, EXIT_BARRIER, barrier_timeout=0.05)
         leaving = pool.submit(nodes[0].shutdown)
         infos[1].store.set("late", "1")

@@ -1,7 +1,6 @@
-"""The key-value stores that agents and workers share: `Store`, and what there is of it.
+"""The key-value stores that agents and workers share; `Store` is their interface.
 
-The names are fetched when they are first used, so that a program which needs one store does not
-load all of them.
+Names are imported on first use, so that a program that needs one store does not load all of them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Meeting through a store: ranks give each other data, or wait until all of them have come.
+"""Collectives over a store: ranks exchange data, or wait for each other.
 
-It works on any store, torch's included, and the keys are TorchElastic's, so that ranks with torch's
-functions and ranks with these meet. Better here: who waits in vain is told which ranks are missing,
-whatever its own is, without waiting any longer for that; who gives up is not counted any more; and
-a barrier can be used again, by as many.
+They work on any store, torch's included, and use TorchElastic's keys, so that ranks with torch's
+functions and ranks with these meet. Better here: a timeout names the missing ranks on every rank,
+without further waiting; a rank that gives up is not counted any more; and a barrier can be reused
+by the same number of ranks.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 RANKS_SHOWN_MAX = 32
-"""How many missing ranks are named; of more than that, only the number is told."""
+"""How many missing ranks are named; the rest is only counted."""
 ASKING_S_MAX = 10.0
-"""For how long a store is asked who is missing."""
+"""How long to ask the store which ranks are missing."""
 LAST_WAIT_S_MIN = 0.001
-"""To look once at least whether all have got the data; torch's stores take 0 for ever."""
+"""So that the last wait checks at least once; torch's stores take 0 as for ever."""
 
 _CAME, _ALL_CAME, _MARK, _GATE = "/num_members", "/last_member", "/TRACE", "/TRACING_GATE"
 _NOTHING = "<val_ignored>"
@@ -31,9 +31,9 @@ _NOTHING = "<val_ignored>"
 
 @contextmanager
 def store_timeout(store: Any, timeout: float) -> Iterator[None]:
-    """Let a store wait for so many seconds only, and as long as before when the block is left.
+    """Set the timeout (seconds) of a store for the block, and restore it afterwards.
 
-    Other threads that use the same store have the same timeout meanwhile.
+    Other threads that use the same store are affected meanwhile.
     """
     before = store.timeout
     store.set_timeout(timedelta(seconds=timeout))
@@ -44,10 +44,10 @@ def store_timeout(store: Any, timeout: float) -> Iterator[None]:
 
 
 def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
-    """Return what all ranks have set under `{prefix}{rank}`, in the order of the ranks.
+    """Return what all ranks have set under `{prefix}{rank}`, in rank order.
 
-    Rank 0 returns when all others have got it too, so that it may end the store. Raises
-    `StoreTimeoutError` naming the ranks that are missing, after the store's own timeout.
+    Rank 0 returns when all others have read it too, so that it may close the store. Raises
+    `StoreTimeoutError` naming the missing ranks, after the store's own timeout.
     """
     return _get_all(store, rank, prefix, world_size, store.timeout.total_seconds())
 
@@ -60,9 +60,9 @@ def synchronize(
     key_prefix: str,
     timeout: float = 300,
 ) -> list[bytes]:
-    """Give `data` to all ranks, and return that of all, in the order of the ranks.
+    """Send `data` to all ranks, and return the data of all, in rank order.
 
-    A prefix can be used once: what is there stays. Rank 0 returns last; see `get_all`.
+    A prefix can be used only once. Rank 0 returns last; see `get_all`.
     """
     store.set(f"{key_prefix}{rank}", data)
     return _get_all(store, rank, key_prefix, world_size, timeout)
@@ -77,14 +77,13 @@ def barrier(
     rank_tracing_decoder: Callable[[int], str] | None = None,
     trace_timeout: float = ASKING_S_MAX,
 ) -> None:
-    """Wait until `world_size` have come, this one included.
+    """Wait until `world_size` ranks have come, including this one.
 
-    When the time is over, raises `StoreTimeoutError`: with a `rank` given, it names the ranks that
-    did not come, in the words of the decoder if there is one. `trace_timeout` is for how many
-    seconds the store is asked for them.
+    On timeout, raises `StoreTimeoutError`; if a `rank` is given, it names the missing ranks, through
+    the decoder if there is one. Finding them takes `trace_timeout` seconds at most.
     """
     if rank is None and rank_tracing_decoder is not None:
-        raise AssertionError("rank_tracing_decoder: names ranks, so a rank is needed as well")
+        raise AssertionError("rank_tracing_decoder: needs a rank as well")
     turn = _Turn(store, world_size, key_prefix, rank)
     turn.come()
     try:
@@ -95,24 +94,24 @@ def barrier(
         if turn.give_up():
             return
         until = time.monotonic() + trace_timeout
-        said = _who_is_missing(turn, rank_tracing_decoder or str, until)
+        reason = _describe_missing(turn, rank_tracing_decoder or str, until)
         raise StoreTimeoutError(
-            f"the barrier {key_prefix} was waited at for {barrier_timeout:g} s: {said}"
+            f"the barrier {key_prefix} timed out after {barrier_timeout:g} s: {reason}"
         ) from problem
 
 
 class _Turn:
-    """One use of a barrier, as one of those sees it who come to it."""
+    """One use of a barrier by one rank."""
 
     def __init__(self, store: Any, world_size: int, prefix: str, rank: int | None) -> None:
         self.store, self.world_size, self.prefix, self.rank = store, world_size, prefix, rank
         self.came = 0
-        """How many have come in this turn, as far as is known."""
+        """How many have come in this turn, as far as known."""
         self._before = 0  # How many came in earlier turns.
         self._suffix = ""  # Torch's names are those of the first turn.
 
     def come(self) -> None:
-        """Be counted. Needs no answer of others."""
+        """Be counted. This does not wait."""
         came = self.store.add(self.prefix + _CAME, 1)
         number = (came - 1) // self.world_size
         self._before = number * self.world_size
@@ -123,11 +122,11 @@ class _Turn:
             self.store.set(self._all_came, _NOTHING)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all have come; raises what the store raises when they do not."""
+        """Wait until all have come; raises what the store raises on timeout."""
         self.store.wait([self._all_came], timedelta(seconds=timeout_s))
 
     def give_up(self) -> bool:
-        """Be counted no more; return whether all have come after all, just now."""
+        """Stop being counted; return whether all have come just now after all."""
         self.came = self.store.add(self.prefix + _CAME, -1) + 1 - self._before
         if self.store.check([self._all_came]):
             self.store.add(self.prefix + _CAME, 1)
@@ -135,10 +134,10 @@ class _Turn:
         return False
 
     def missing(self, until: float) -> list[int]:
-        """Return the ranks that left no mark."""
+        """Return the ranks that did not come."""
         found = _absent(self.store, [self.mark(rank) for rank in range(self.world_size)], until)
         if self.rank == 0:
-            self.store.set(self.prefix + _GATE, _NOTHING)  # Torch's others wait for it.
+            self.store.set(self.prefix + _GATE, _NOTHING)  # Torch's other ranks wait for it.
         return found
 
     def mark(self, rank: int) -> str:
@@ -159,8 +158,9 @@ def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: flo
         missing = [] if _is_loss(problem) else _absent(store, keys, _soon())
         if not missing:
             raise
-        said = f"no data came under {prefix} within {timeout_s:g} s from {_ranks(missing, str)}"
-        raise StoreTimeoutError(f"{said} of {world_size}") from problem
+        raise StoreTimeoutError(
+            f"no data under {prefix} within {timeout_s:g} s from {_ranks(missing, str)} of {world_size}"
+        ) from problem
     values = [bytes(value) for value in store.multi_get(keys)]
     end = _Turn(store, world_size, f"{prefix}/finished", rank)
     end.come()
@@ -172,8 +172,10 @@ def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: flo
         missing = [] if _is_loss(problem) else end.missing(_soon())
         if not missing:
             raise
-        said = f"the data under {prefix} was not taken within {timeout_s:g} s by"
-        raise StoreTimeoutError(f"{said} {_ranks(missing, str)} of {world_size}") from problem
+        raise StoreTimeoutError(
+            f"the data under {prefix} was not read within {timeout_s:g} s by "
+            f"{_ranks(missing, str)} of {world_size}"
+        ) from problem
     return values
 
 
@@ -181,20 +183,20 @@ def _soon() -> float:
     return time.monotonic() + ASKING_S_MAX
 
 
-def _who_is_missing(turn: _Turn, decode: Callable[[int], str], until: float) -> str:
-    """Say it in words, as far as it can be known."""
+def _describe_missing(turn: _Turn, decode: Callable[[int], str], until: float) -> str:
+    """Return who is missing, as far as it can be found out."""
     came = f"{turn.came} of {turn.world_size} came"
     if turn.rank is None:
         return came
     try:
         missing = turn.missing(until)
     except (RuntimeError, OSError) as problem:
-        return f"{came}; which ones, the store did not tell: {problem}"
+        return f"{came}; cannot find out which: {problem}"
     if not missing:
-        return f"{came}, the others only before or after that"
+        return f"{came}; the others came too early or too late"
     nameless = turn.came + len(missing) - turn.world_size
-    said = f"missing are {_ranks(missing, decode)} of {turn.world_size}"
-    return f"{said}, but {nameless} of these came without giving a rank" if nameless > 0 else said
+    text = f"missing: {_ranks(missing, decode)} of {turn.world_size}"
+    return f"{text}, but {nameless} of these came without giving a rank" if nameless > 0 else text
 
 
 def _ranks(missing: Sequence[int], decode: Callable[[int], str]) -> str:
@@ -205,16 +207,15 @@ def _ranks(missing: Sequence[int], decode: Callable[[int], str]) -> str:
 
 
 def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
-    """Return the places of the keys that are not there.
+    """Return the indices of the missing keys, by bisection: mostly few of many are missing.
 
-    Halves that are complete are not looked into: of many keys, mostly few are missing. Raises
-    `StoreTimeoutError` if it takes too long.
+    Raises `StoreTimeoutError` if it takes too long.
     """
     found: list[int] = []
     parts = [range(len(keys))]
     while parts:
         if time.monotonic() > until:
-            raise StoreTimeoutError("asking for each took too long")
+            raise StoreTimeoutError("checking each key took too long")
         part = parts.pop()
         if store.check([keys[place] for place in part]):
             continue
@@ -227,7 +228,7 @@ def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
 
 
 def _is_loss(problem: Exception) -> bool:
-    """Whether the store is gone, be it torch's: then nobody can be asked who is missing."""
+    """Whether the store, be it torch's, is gone, and cannot say who is missing."""
     return isinstance(problem, DistNetworkError) or (
         type(problem).__name__ == DistNetworkError.__name__
     )

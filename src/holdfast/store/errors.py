@@ -1,12 +1,12 @@
-"""What goes wrong with a store, under the names that PyTorch has for it.
+"""The errors of a store, under PyTorch's names.
 
 ```text
 RuntimeError
 └── DistError
-    ├── DistNetworkError         the store cannot be reached, or the connection was lost
-    └── DistStoreError           the store was reached, and could not do it
-        ├── StoreTimeoutError    time was over before a key came (also a TimeoutError)
-        └── QueueEmptyError      a queue had nothing to give
+    ├── DistNetworkError         the store is unreachable, or the connection was lost
+    └── DistStoreError           the store was reached, but the operation failed
+        ├── StoreTimeoutError    a wait timed out (also a TimeoutError)
+        └── QueueEmptyError      a queue was empty
 ```
 """
 
@@ -14,20 +14,20 @@ from __future__ import annotations
 
 
 class DistError(RuntimeError):
-    """Something about what processes share went wrong."""
+    """Base of all errors of stores."""
 
 
 class DistNetworkError(DistError):
-    """The store cannot be reached, or the connection to it was lost."""
+    """The store is unreachable, or the connection to it was lost."""
 
 
 class DistStoreError(DistError):
-    """The store was reached, and could not do what it was asked for."""
+    """The store was reached, but the operation failed."""
 
 
 class StoreTimeoutError(DistStoreError, TimeoutError):
-    """Time was over before what was waited for came."""
+    """A wait timed out."""
 
 
 class QueueEmptyError(DistStoreError):
-    """A queue had nothing to give."""
+    """A queue was empty."""

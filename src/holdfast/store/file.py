@@ -1,9 +1,22 @@
-"""One at a time, over processes and hosts that share a file system.
+"""A store in a folder that all nodes see: one file per key.
 
-`fcntl.lockf` works on NFS, and the kernel gives the lock back when its holder dies. Two things to
-know about it: it does not keep threads of one process apart, and it is dropped when any descriptor
-of the file is closed. So a process opens a lock file once at a time, guarded by a lock of Python's.
-Waiting is by trying again: a blocking wait could not be bounded.
+Changes hold the folder's lock, reading needs none: a file is replaced by renaming a complete one
+over it. Waiting is by polling, with growing pauses up to a tenth of a second, since a shared file
+system announces no change made on another host (inotify does not see it). Values do not survive a
+power loss, and need not: a job does not either.
+
+```text
+k<key>                     a value; h<beginning>-<hash> if the key is too long for a file name
+.key.h<...>                the whole of such a key
+.queue.<name>              "<first> <count>", while the queue is not empty
+.queue.<name>.<number>     one value of it
+.barrier.<name>            "<turn> <came>": how often all have come, and how many have since
+```
+
+The lock is `fcntl.lockf`, which works on NFS, and which the kernel releases when its holder dies.
+It does not keep threads of one process apart, and it is dropped when any descriptor of the file is
+closed; so a process opens a lock file once at a time, guarded by a lock of Python's. Acquiring it
+polls, since a blocking wait could not be bounded.
 """
 
 from __future__ import annotations
@@ -40,26 +53,26 @@ if TYPE_CHECKING:
 POLL_S_MIN = 0.001
 POLL_S_MAX = 0.1
 LOCK_S_MAX = 30.0
-"""How long a lock is waited for. It is held for some file operations only, so somebody hangs."""
+"""How long to wait for a lock. It is held for a few file operations only, so its holder hangs."""
 
 _BUSY = (errno.EACCES, errno.EAGAIN)
 
 
 class _ThreadLock:
-    """The lock among the threads of this process; a class, since a lock has no weak references."""
+    """A lock between threads of this process; a class, since locks cannot be weakly referenced."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
 
 
 class _ThreadLocks:
-    """The locks among threads that somebody has or waits for, by the file's path."""
+    """The locks between threads that are in use, by the path of the file."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, as a forked child has to: whoever had one of these is in the parent."""
+        """Start afresh, as a forked child has to: the holders of these are in the parent."""
         self.lock = threading.Lock()
         self.by_path: WeakValueDictionary[str, _ThreadLock] = WeakValueDictionary()
 
@@ -70,7 +83,7 @@ os.register_at_fork(after_in_child=_table.forget)
 
 @contextmanager
 def locked(path: str, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
-    """Hold the lock of this file, which is made if need be and never removed.
+    """Hold the lock of this file, which is created if need be and never removed.
 
     Raises `StoreTimeoutError` if another holds it for too long, and `OSError` if it cannot be used.
     """
@@ -85,7 +98,7 @@ def locked(path: str, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
             _acquire(descriptor, path, deadline, timeout_s)
             yield
         finally:
-            os.close(descriptor)  # This gives the lock back.
+            os.close(descriptor)  # This releases the lock.
     finally:
         mine.lock.release()
 
@@ -106,7 +119,7 @@ def _acquire(descriptor: int, path: str, deadline: float, timeout_s: float) -> N
 
 
 def pauses() -> Iterator[float]:
-    """Yield growing times to wait between two looks at a file."""
+    """Yield growing pauses between two polls of a file."""
     pause = POLL_S_MIN
     while True:
         yield pause
@@ -117,11 +130,7 @@ def _held(path: str, timeout_s: float) -> str:
     return f"{path} has been locked by another process or host for more than {timeout_s:g} s"
 
 
-# A folder that several hosts see: files that are replaced as a whole, one lock, and looking again.
-#
-# The one thing to know: a file is replaced by renaming a finished one over it, so reading needs no
-# lock and never sees half of it. Whatever is written depends on what is there, so writing does.
-
+# The folder.
 
 NAME_CHARS_MAX = 200  # File systems take 255 bytes; the rest is for marks and numbers.
 STALE_TRIES_MAX = 5
@@ -131,26 +140,23 @@ NEW_NAME = ".new"
 
 
 class SharedFolder:
-    """One folder, which is made if it is not there."""
+    """One folder, which is created if it does not exist."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         make_folder(path)
 
     def locked(self) -> AbstractContextManager[None]:
-        """Hold the lock of this folder, over all processes and hosts."""
         return locked(self._at(LOCK_NAME))
 
     def exists(self, name: str) -> bool:
-        """Return whether there is such a file."""
         return os.path.exists(self._at(name))
 
     def read(self, name: str) -> bytes | None:
-        """Return what is in a file, or None if there is no such file."""
         return read_file(self._at(name))
 
     def read_pair(self, name: str) -> tuple[int, int]:
-        """Return the two numbers in a file, zeros if there is no such file."""
+        """Return the two numbers in a file; zeros if it does not exist."""
         content = self.read(name)
         if content is None:
             return 0, 0
@@ -177,24 +183,24 @@ class SharedFolder:
         return True
 
     def names(self) -> list[str]:
-        """Return the names of all files, other than those with a dot first."""
+        """Return the names of all files that do not begin with a dot."""
         return [name for name in os.listdir(self.path) if not name.startswith(".")]
 
-    def look_afresh(self) -> None:
-        """Have a network file system forget what it believes not to be there.
+    def refresh(self) -> None:
+        """Make a network file system forget its cache of missing names.
 
-        NFS asks its server about a folder when that is opened, and else keeps a missing name in
-        mind for up to a minute.
+        NFS asks its server about a folder when that is opened, and otherwise caches a missing name
+        for up to a minute.
         """
         os.close(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
 
-    def looks(self, timeout_s: float) -> Iterator[bool]:
-        """Yield each time that it is time to look, and whether that is the last time."""
+    def polls(self, timeout_s: float) -> Iterator[None]:
+        """Yield whenever it is time to look, at least once and a last time at the deadline."""
         deadline = time.monotonic() + timeout_s
         for pause in pauses():
-            self.look_afresh()
+            self.refresh()
             left = deadline - time.monotonic()
-            yield left <= 0
+            yield
             if left <= 0:
                 return
             time.sleep(min(pause, left))
@@ -204,7 +210,7 @@ class SharedFolder:
 
 
 def file_name(key: str) -> str:
-    """Return a file's name for any text: readable where it can be, never with a dot first."""
+    """Return a file name for any key: readable if possible, and never beginning with a dot."""
     name = "k" + quote(key, safe="._-")
     if len(name) <= NAME_CHARS_MAX:
         return name
@@ -212,20 +218,20 @@ def file_name(key: str) -> str:
 
 
 def make_folder(folder: str) -> None:
-    """Make a folder if it is not there; raise `EnvironmentProblem` if it cannot be."""
+    """Create a folder if it does not exist; raise `EnvironmentProblem` if that fails."""
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as problem:
         raise EnvironmentProblem(
-            f"the shared folder {folder!r} cannot be used: {problem.strerror}",
+            f"cannot use the shared folder {folder!r}: {problem.strerror}",
             hint="name a folder that all nodes can write to",
         ) from None
 
 
 def read_file(path: str) -> bytes | None:
-    """Return what is in a file, or None if there is no such file.
+    """Return the content of a file, or None if it does not exist.
 
-    A file that is replaced on another host while it is read here may be stale; the new one is read.
+    A file that is replaced on another host while it is read here may be stale; then it is reread.
     """
     for attempt in range(1, STALE_TRIES_MAX + 1):
         try:
@@ -239,32 +245,16 @@ def read_file(path: str) -> bytes | None:
     raise AssertionError("unreachable")
 
 
-# A store in a folder that all nodes see: one file per key.
-#
-# Changes hold the folder's lock, reading needs none. The one thing to know: waiting is by looking
-# again, with growing pauses up to a tenth of a second. A shared file system tells nobody of a
-# change
-# made on another host (inotify does not see it), so this is the one store that has to. Values do
-# not
-# survive a loss of power, and need not: a job does not either.
-#
-# ```text
-# k<key>                     a value; h<beginning>-<hash> if the key is too long for a file's name
-# .key.h<...>                the whole of such a key
-# .queue.<name>              "<first> <count>", while there is something in the queue
-# .queue.<name>.<number>     one value of it
-# .barrier.<name>            "<turn> <came>": how often all have come, and how many have since
-# ```
+# The store.
 
+VALUE_BYTES_MAX = 8 * 1024 * 1024  # As for a TCPStore.
 
-VALUE_BYTES_MAX = 8 * 1024 * 1024  # As much as a TCPStore takes.
-
-HASHED = "h"  # How the names begin that do not tell the whole key.
+HASHED = "h"  # How names begin that do not contain the whole key.
 KEY_MARK, QUEUE_MARK, BARRIER_MARK = ".key.", ".queue.", ".barrier."
 
 
 class FileStore:
-    """Keys and values as files of one folder, which is made if it is not there."""
+    """Keys and values as files of one folder, which is created if it does not exist. See `Store`."""
 
     def __init__(
         self, folder: str | os.PathLike[str], timeout_s: float = DEFAULT_TIMEOUT_S
@@ -274,31 +264,22 @@ class FileStore:
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key a value."""
         self._change(key, lambda _: as_bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Return a key's value, waiting for it to have one."""
         return self.multi_get([key])[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, 0 at first, and return what it is now."""
         return int(self._change(key, lambda now: b"%d" % add_to_counter(key, now, amount)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys are there at once; raise `StoreTimeoutError` naming the others."""
         self._await(keys, self._is_there, self._seconds(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are there."""
-        self._files.look_afresh()
+        self._files.refresh()
         return all(map(self._is_there, keys))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set a key if it has the expected value; return the value that it has afterwards.
-
-        A missing key is set if nothing is expected; if something is, that is returned.
-        """
         wanted = as_bytes(expected)
 
         def compare(now: bytes | None) -> bytes | None:
@@ -309,11 +290,9 @@ class FileStore:
         return self._change(key, compare, otherwise=wanted)
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Put a value after the one that a key has."""
         self._change(key, lambda now: (now or b"") + as_bytes(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all keys, waiting for each to have one."""
         values: dict[str, bytes] = {}
 
         def read(key: str) -> bool:
@@ -326,7 +305,6 @@ class FileStore:
         return [values[key] for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Give each key its value: all of them, or none if one is too large."""
         given = [(key, as_bytes(value)) for key, value in zip(keys, values, strict=True)]
         for key, value in given:
             _check_size(key, value)
@@ -335,7 +313,6 @@ class FileStore:
                 self._write(key, value)
 
     def delete_key(self, key: str) -> bool:
-        """Take a key's value away; return whether it had one."""
         name = file_name(key)
         with self._files.locked():
             was_there = self._files.remove(name)
@@ -344,15 +321,12 @@ class FileStore:
             return was_there
 
     def num_keys(self) -> int:
-        """Return how many keys have values."""
         return len(self._files.names())
 
     def list_keys(self) -> list[str]:
-        """Return the keys that have values."""
         return [key for key in map(self._key_of, self._files.names()) if key is not None]
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put a value at the end of a queue."""
         _check_size(key, as_bytes(value))
         queue = QUEUE_MARK + file_name(key)
         with self._files.locked():
@@ -361,13 +335,9 @@ class FileStore:
             self._files.write_pair(queue, first, count + 1)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of a queue, waiting for one, also when another was faster.
-
-        Without `block`, raise `QueueEmptyError` if there is none.
-        """
         queue = QUEUE_MARK + file_name(key)
-        for _ in self._files.looks(self._timeout_s if block else 0):
-            # Whether there is something is seen without the lock, which others need to push.
+        for _ in self._files.polls(self._timeout_s if block else 0):
+            # Checked without the lock, which others need in order to push.
             value = self._pop(queue) if self._files.exists(queue) else None
             if value is not None:
                 return value
@@ -376,15 +346,12 @@ class FileStore:
         raise QueueEmptyError(f"the queue {named([key])}{self._where} is empty")
 
     def queue_len(self, key: str) -> int:
-        """Return how many values a queue has."""
-        self._files.look_afresh()
+        self._files.refresh()
         return self._files.read_pair(QUEUE_MARK + file_name(key))[1]
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until so many have come to this key; its value is how many have.
-
-        Who gives up is not counted any more, and who comes after all have passed begins anew. But
-        one that is killed while it waits stays counted: a folder does not tell.
+        """See `Store`. A caller that gives up is not counted any more; after all have passed, the
+        next caller starts a new barrier. One that is killed while it waits stays counted.
         """
         seconds = self._seconds(timeout)
         barrier = BARRIER_MARK + file_name(key)
@@ -393,11 +360,11 @@ class FileStore:
             return
         passed = False
         try:
-            for _ in self._files.looks(seconds):
+            for _ in self._files.polls(seconds):
                 passed = self._files.read_pair(barrier)[0] != turn
                 if passed:
                     return
-        finally:  # A signal's handler may have ended the wait, too.
+        finally:  # A signal handler may have ended the wait.
             if not passed:
                 passed, came = self._give_up(key, turn)
         if not passed:
@@ -405,25 +372,21 @@ class FileStore:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call waits that is not told how long."""
         return timedelta(seconds=self._timeout_s)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Set how long a call waits that is not told how long."""
         self._timeout_s = as_seconds(timeout)
 
     def clone(self) -> FileStore:
-        """Return another store of the same folder."""
         return FileStore(self.folder, self._timeout_s)
 
     def has_extended_api(self) -> bool:
-        """Return that there are `append`, `multi_get` and `multi_set`."""
         return True
 
     def _change(
         self, key: str, change: Callable[[bytes | None], bytes | None], otherwise: bytes = b""
     ) -> bytes:
-        """Replace a value by what `change` makes of it; return it, or `otherwise` for None."""
+        """Replace a value by what `change` returns for it; return that, or `otherwise` for None."""
         with self._files.locked():
             now = self._files.read(file_name(key))
             value = change(now)
@@ -443,24 +406,24 @@ class FileStore:
     def _await(
         self, keys: Sequence[str], is_there: Callable[[str], bool], timeout_s: float
     ) -> None:
-        """Look until all keys are there at once."""
+        """Poll until all keys are there at once."""
         order = list(dict.fromkeys(keys))
-        for _ in self._files.looks(timeout_s):
+        for _ in self._files.polls(timeout_s):
             if self._all_there(order, is_there):
                 return
-        # One that was missing at the last look may have come since.
+        # A key that was missing at the last poll may have come since.
         missing = [key for key in order if not is_there(key)] or order[:1]
         raise wait_timed_out(missing, timeout_s, self._where)
 
     def _all_there(self, order: list[str], is_there: Callable[[str], bool]) -> bool:
-        """Look at keys up to one that is missing, which is put first for the next look."""
+        """Check keys up to the first missing one, which is checked first next time."""
         for place, key in enumerate(order):
             if not is_there(key):
                 order.insert(0, order.pop(place))
                 return False
         if len(order) < 2:
             return True
-        with self._files.locked():  # One may have been deleted while others were looked at.
+        with self._files.locked():  # One may have been deleted meanwhile.
             return all(map(is_there, order))
 
     def _is_there(self, key: str) -> bool:
@@ -468,7 +431,7 @@ class FileStore:
         return self._files.exists(name) or self._files.exists(QUEUE_MARK + name)
 
     def _key_of(self, name: str) -> str | None:
-        """Return the key whose value is in a file, or None if it was deleted just now."""
+        """Return the key of a file, or None if it was deleted just now."""
         if not name.startswith(HASHED):
             return unquote(name[1:])
         key = self._files.read(KEY_MARK + name)
@@ -489,12 +452,10 @@ class FileStore:
             return value
 
     def _come(self, key: str, world_size: int) -> tuple[int, int]:
-        """Be counted at a barrier; return which turn of it this is, and how many have come."""
+        """Be counted at a barrier; return its turn, and how many have come."""
         name = file_name(key)
         with self._files.locked():
-            add_to_counter(
-                key, self._files.read(name), 0
-            )  # What is no count is used for something else.
+            add_to_counter(key, self._files.read(name), 0)  # Raises if the key is used otherwise.
             turn, came = self._files.read_pair(BARRIER_MARK + name)
             came += 1
             self._write(key, b"%d" % came)
@@ -503,7 +464,7 @@ class FileStore:
             return turn, came
 
     def _give_up(self, key: str, turn: int) -> tuple[bool, int]:
-        """Be counted no more; return whether all have come after all, and how many else."""
+        """Stop being counted; return whether all came after all, and how many were there."""
         name = file_name(key)
         with self._files.locked():
             now, came = self._files.read_pair(BARRIER_MARK + name)

@@ -1,8 +1,8 @@
 """The key-value interfaces that agents, handlers and workers share.
 
-`Store` is all of it, and torch's stores have it too. The narrow ones below are what some parts of
-Holdfast ask for, so that a store of the user's own needs no more. Keys are text, values bytes; text
-that is given for a value is kept as UTF-8.
+`Store` is the whole, and torch's stores implement it too. The narrow ones are what some parts of
+Holdfast require, so that a store of your own needs no more. Keys are text, values bytes; text given
+as a value is stored as UTF-8.
 """
 
 from __future__ import annotations
@@ -15,79 +15,79 @@ if TYPE_CHECKING:
 
 
 class RoundStore(Protocol):
-    """What an agent asks of the store of a round."""
+    """What an agent requires of the store of a round."""
 
     def set(self, key: str, value: str, /) -> object:
-        """Give a key a value."""
+        """Set the value of a key."""
 
     def get(self, key: str, /) -> bytes:
-        """Return a key's value, waiting for it to have one."""
+        """Return the value of a key, waiting until it has one."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter, 0 at first, and return what it is now."""
+        """Add to a counter, which starts at 0, and return the sum."""
 
     def wait(self, keys: Sequence[str], timeout: timedelta, /) -> object:
-        """Wait until all keys have values; raise when the time is over."""
+        """Wait until all keys have values; raise on timeout."""
 
 
 class ComparingStore(Protocol):
-    """A store in which many may change one key without losing a change."""
+    """A store in which many clients can change one key without losing a change."""
 
     def get(self, key: str, /) -> bytes:
-        """Return a key's value, waiting for it to have one."""
+        """Return the value of a key, waiting until it has one."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key if it has the expected value; return the value that it has afterwards.
+        """Set a key if it has the expected value; return the value it then has.
 
-        A missing key is set if nothing is expected. If something is, that is returned and nothing
-        is set: the answer alone does not tell this from a key that has the expected value.
+        A missing key is set if `expected` is empty. Otherwise `expected` is returned and nothing is
+        set: the result alone does not distinguish this from a key that has the expected value.
         """
 
 
 @runtime_checkable
 class Store(Protocol):
-    """All that a store offers.
+    """The whole interface of a store.
 
-    Whatever waits raises `StoreTimeoutError` when its time is over: `timeout`, unless it is given
-    one. Values and queues are kept apart under their keys, and only values are counted and listed;
-    but `check` and `wait` are content with a queue that has something in it.
+    Calls that wait raise `StoreTimeoutError` after `timeout`, unless they are given another. A key
+    may have a value and a queue; only values are counted and listed, but a queue that is not empty
+    satisfies `check` and `wait`.
     """
 
     def set(self, key: str, value: str, /) -> object:
-        """Give a key a value."""
+        """Set the value of a key."""
 
     def get(self, key: str, /) -> bytes:
-        """Return a key's value, waiting for it to have one."""
+        """Return the value of a key, waiting until it has one."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter, 0 at first, and return what it is now; it is kept as decimal digits.
+        """Add to a counter, which starts at 0, and return the sum; it is stored as decimal digits.
 
         Raises `DistStoreError` if the key's value does not begin with a number.
         """
 
     def wait(self, keys: Sequence[str], timeout: timedelta = ..., /) -> object:
-        """Wait until all keys are there at once; raise naming those that are not."""
+        """Wait until all keys are there at the same time; on timeout, name the missing ones."""
 
     def check(self, keys: Sequence[str], /) -> bool:
         """Return whether all keys are there."""
 
     def compare_set(self, key: str, expected: str, desired: str, /) -> bytes:
-        """Set a key if it has the expected value; return the value that it has afterwards.
+        """Set a key if it has the expected value; return the value it then has.
 
-        A missing key is set if nothing is expected; if something is, that is returned.
+        A missing key is set if `expected` is empty; otherwise `expected` is returned.
         """
 
     def append(self, key: str, value: str, /) -> object:
-        """Put a value after the one that a key has."""
+        """Append to the value of a key."""
 
     def multi_get(self, keys: Sequence[str], /) -> list[bytes]:
-        """Return the values of all keys, waiting for each to have one."""
+        """Return the values of all keys, waiting until each has one."""
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str], /) -> object:
-        """Give each key its value."""
+        """Set the values of several keys."""
 
     def delete_key(self, key: str, /) -> bool:
-        """Take a key's value away; return whether it had one."""
+        """Delete the value of a key; return whether it had one."""
 
     def num_keys(self) -> int:
         """Return how many keys have values."""
@@ -96,31 +96,31 @@ class Store(Protocol):
         """Return the keys that have values, in any order."""
 
     def queue_push(self, key: str, value: str, /) -> object:
-        """Put a value at the end of a queue."""
+        """Append a value to a queue."""
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of a queue, waiting for one, also when another was faster.
+        """Take the first value of a queue, waiting until there is one for this caller.
 
-        Without `block`, raise `QueueEmptyError` if there is none.
+        Without `block`, raise `QueueEmptyError` if the queue is empty.
         """
 
     def queue_len(self, key: str, /) -> int:
         """Return how many values a queue has."""
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Wait until so many have come to this key; its value is how many have."""
+        """Wait until `world_size` callers have come to this key; its value is how many have."""
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call waits that is not told how long."""
+        """How long calls wait by default."""
 
     def set_timeout(self, timeout: timedelta, /) -> object:
-        """Set how long a call waits that is not told how long."""
+        """Set how long calls wait by default."""
 
     def clone(self) -> Any:
         """Return another store of the same keys, with a timeout of its own.
 
-        Threads that wait with stores of their own never wait for each other.
+        Threads with a store each never wait for each other.
         """
 
     def has_extended_api(self) -> bool:

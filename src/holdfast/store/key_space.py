@@ -1,20 +1,19 @@
 """The values and queues that the clients of one store share, and who waits for what.
 
-Pure: no I/O and no clock. A client is a number. An operation is a call; whoever no longer has to
-wait because of it is put on `woken`, and the caller has to empty that after every call.
+Pure: no I/O and no clock. A client is a number. Every operation is a call; clients whose wait ends
+because of it are put on `woken`, which the caller has to empty after every call.
 
 What is better here than in PyTorch's server:
 
 - A wait ends when all its keys are there at the same time: a key that is deleted meanwhile is
-  awaited again, and an exchange that fails wakes nobody.
-- A barrier counts those who wait at it. One that gives up or goes away is not counted any more;
-  and when all have passed, the next one to come begins a new barrier. (PyTorch's counts calls,
-  for ever: it lets everybody pass from then on.) The key of a barrier has the number of those who
-  have come, as there; in the end all of them.
-- Whoever waits for a queue alone and is told that it has something has that promised until its
-  next request, so that nobody else takes it before: a pop that blocks never finds nothing. But a
-  client may only have wanted to know, or be stopped: the caller ends old promises now and then.
-- Giving up costs as much as what the client itself waits for.
+  awaited again, and a failed compare_set wakes nobody.
+- A barrier counts the clients that wait at it. One that gives up or disconnects is not counted any
+  more; when all have passed, the next client starts a new barrier. (PyTorch's counts calls, for
+  ever: it lets everybody pass from then on.) The value of its key is how many have come, as there.
+- A client that waits for a single queue and is woken has a value of it promised until its next
+  request, so that nobody else takes it first: a blocking pop never finds nothing. But the client
+  may only have wanted to know, or be stopped: the caller ends old promises from time to time.
+- Giving up costs only as much as what the client itself waits for.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, KeysView, Mapping, Sequence, Sized
 
 BYTES_MAX = 1 << 30
-"""How much a key space may hold: keys, values, queues, and the keys of those who wait for several.
-Who waits for one holds no more than that key, and has a connection that costs more."""
+"""Limit of a key space: keys, values, queues, and the keys of waits for several. A wait for one
+holds just that key, and its connection costs more."""
 ENTRY_BYTES = 128
-"""What each of these costs besides its own bytes, so that many small ones have a limit too."""
+"""The overhead counted for each of these, so that many small ones are limited too."""
 APPENDED_BYTES_MAX = 256 * 1024 * 1024
-"""How long a value may become by appending to it: no more than what one answer may hold."""
+"""Limit of a value that is appended to: what one response may hold."""
 
 _I64_MIN, _I64_MAX = -(1 << 63), (1 << 63) - 1
-_NUMBER_BYTES_MAX = 64  # How far it is looked for a number; the longest has 20.
+_NUMBER_BYTES_MAX = 64  # How much of a value is parsed as a number; the longest has 20.
 
 
 class RequestRejected(Exception):
-    """The key space does not do that; nothing has changed. The client is to be closed."""
+    """The operation was refused and nothing has changed. The client has to be disconnected."""
 
 
 class StoreFull(RequestRejected):
@@ -49,7 +48,7 @@ class StoreFull(RequestRejected):
 
 
 class _MultiKeyWait:
-    """A wait for more than one key, until none is missing."""
+    """A wait for several keys, until none is missing."""
 
     __slots__ = ("bytes", "client", "keys", "missing")
 
@@ -61,7 +60,7 @@ class _MultiKeyWait:
 
 
 class _Barrier:
-    """Those who wait at one key for the others, in the order in which they came."""
+    """The clients that wait at one key, in the order they came."""
 
     __slots__ = ("key", "waiting")
 
@@ -71,21 +70,21 @@ class _Barrier:
 
 
 class KeySpace:
-    """One store's state. See the module for what its operations promise."""
+    """The state of one store. See the module for what its operations guarantee."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
         self.woken: list[int] = []
-        """Who is to be told that what they waited for is here. The caller empties it."""
+        """The clients whose wait has ended. The caller empties it."""
         self.bytes_held = 0
         self.bytes_max = bytes_max
         self._values: dict[bytes, bytes | bytearray] = {}
         self._queues: dict[bytes, deque[bytes]] = {}  # None of them is empty.
-        # Every client that waits, and for what: one key, several, or the others at a barrier.
+        # What each waiting client waits for: one key, several, or a barrier.
         self._waits: dict[int, bytes | _MultiKeyWait | _Barrier] = {}
         self._single: dict[bytes, dict[int, None]] = {}
         self._several: dict[bytes, dict[_MultiKeyWait, None]] = {}
         self._barriers: dict[bytes, _Barrier] = {}
-        # From which queue a client may take, and for how many clients a queue keeps something.
+        # Which queue has a value promised to a client, and how many a queue has promised.
         self._promises: dict[int, bytes] = {}
         self._promised: dict[bytes, int] = {}
         self._old_promises: set[int] = set()  # To whom; they end at the next call for it.
@@ -93,7 +92,6 @@ class KeySpace:
     # Values
 
     def set(self, key: bytes, value: bytes) -> None:
-        """Give a key a value."""
         old = self._values.get(key)
         if old is None:
             self._hold(len(key) + len(value) + ENTRY_BYTES)
@@ -104,7 +102,7 @@ class KeySpace:
             self._values[key] = value
 
     def multi_set(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Give each key its value: all of them, or none."""
+        """Set all of the keys, or none."""
         more = sum(map(len, keys)) + sum(map(len, values)) + len(keys) * ENTRY_BYTES
         self._hold(more)  # Is there room, even if all of them are new?
         self.bytes_held -= more
@@ -112,30 +110,25 @@ class KeySpace:
             self.set(key, value)
 
     def get(self, key: bytes) -> bytes | bytearray:
-        """Return a key's value; nothing if it has none, which looks like an empty one."""
+        """Return the value of a key; an empty one if it has none."""
         return self._values.get(key, b"")
 
     def for_looking_up(self) -> tuple[Mapping[bytes, bytes | bytearray], Container[int], Sized]:
-        """Return the values, who waits, and what is promised to anybody: as they are at any time.
+        """Return live views of the values, the waiting clients, and the promises.
 
-        Who waits for nothing, while nothing is promised, may be told of a value without a call.
+        While nothing is promised, a client that does not wait may be sent a value without a call.
         """
         return self._values, self._waits, self._promised
 
     def add(self, key: bytes, amount: int) -> int:
-        """Add to a counter, 0 at first, and return what it is now."""
         old = self._values.get(key)
         total = amount if old is None else _number(old) + amount
         if not _I64_MIN <= total <= _I64_MAX:
-            raise RequestRejected("a counter would leave the range of 64 bits")
+            raise RequestRejected("the counter would exceed 64 bits")
         self.set(key, b"%d" % total)
         return total
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes | bytearray:
-        """Set a key if it has the expected value; return the value that it has afterwards.
-
-        A missing key is set if nothing is expected; if something is, that is returned.
-        """
         current = self._values.get(key)
         if current is None and expected:
             return expected
@@ -145,20 +138,19 @@ class KeySpace:
         return desired
 
     def append(self, key: bytes, value: bytes) -> None:
-        """Put a value after the one that a key has."""
         old = self._values.get(key)
         if old is None:
             self.set(key, value)
             return
         if len(old) + len(value) > APPENDED_BYTES_MAX:
-            raise RequestRejected(f"a value would become longer than {APPENDED_BYTES_MAX} bytes")
+            raise RequestRejected(f"the value would exceed {APPENDED_BYTES_MAX} bytes")
         self._hold(len(value))
         if not isinstance(old, bytearray):
-            old = self._values[key] = bytearray(old)  # So that it is not copied again each time.
+            old = self._values[key] = bytearray(old)  # So that it is not copied each time.
         old += value
 
     def delete(self, key: bytes) -> bool:
-        """Take a key's value away; return whether it had one. Queues stay."""
+        """Delete the value of a key; return whether it had one. Its queue stays."""
         old = self._values.pop(key, None)
         if old is None:
             return False
@@ -168,21 +160,21 @@ class KeySpace:
         return True
 
     def keys(self) -> KeysView[bytes]:
-        """Return the keys that have values; queues are not among them."""
+        """Return the keys that have values, not those of queues."""
         return self._values.keys()
 
     def __len__(self) -> int:
         return len(self._values)
 
     def has(self, keys: Iterable[bytes]) -> bool:
-        """Return whether all keys have a value, or a queue with something in it."""
+        """Return whether each key has a value, or a queue that is not empty."""
         values, queues = self._values, self._queues
         return all(key in values or key in queues for key in keys)
 
     # Queues
 
     def push(self, key: bytes, value: bytes) -> None:
-        """Put a value at the end of a queue. Of those who wait for it alone, one is woken."""
+        """Append to a queue. Of the clients that wait for it alone, one is woken."""
         queue = self._queues.get(key)
         if queue is None:
             self._hold(len(key) + len(value) + 2 * ENTRY_BYTES)
@@ -197,7 +189,7 @@ class KeySpace:
     def pop(self, client: int, key: bytes) -> tuple[int, bytes]:
         """Take the first value of a queue; return how many there were, and it.
 
-        What is promised to others counts as taken already.
+        Values that are promised to others count as taken.
         """
         if self._promises.get(client) == key:
             self._forget_promise(client)
@@ -215,7 +207,6 @@ class KeySpace:
         return length, value
 
     def queue_length(self, key: bytes) -> int:
-        """Return how many values a queue has."""
         return len(self._queues.get(key, ()))
 
     # Waiting
@@ -236,10 +227,10 @@ class KeySpace:
         return False
 
     def barrier(self, client: int, key: bytes, size: int) -> bool:
-        """Return whether `size` clients have come, this one included; if not, it is woken then."""
+        """Return whether `size` clients have come, including this one; if not, it is woken then."""
         self._not_waiting_yet(client)
         if key in self._values:
-            _number(self._values[key])  # A key that is used for something else is left alone.
+            _number(self._values[key])  # Rejects a key that is used for something else.
         barrier = self._barriers.get(key)
         came = 1 if barrier is None else len(barrier.waiting) + 1
         self.set(key, b"%d" % came)
@@ -270,34 +261,34 @@ class KeySpace:
             if not wait.waiting:
                 del self._barriers[wait.key]
             if (old := self._values.get(wait.key)) is not None:
-                # However full it is here: nobody is there any more who could be refused this.
+                # Even if the store is full: there is no client to reject.
                 value = self._values[wait.key] = b"%d" % len(wait.waiting)
                 self.bytes_held += len(value) - len(old)
 
     def leave(self, client: int) -> None:
-        """Forget a client: it is gone."""
+        """Forget a client that has disconnected."""
         self.cancel(client)
         self.release(client)
 
     @property
     def promises(self) -> bool:
-        """Whether anything is promised to anybody: then `release` is wanted before requests."""
+        """Whether anything is promised: then `release` has to be called before each request."""
         return bool(self._promises)
 
     def release(self, client: int, still_wanted: bytes | None = None) -> None:
-        """Take note that a client begins its next request, which is about this queue or none."""
+        """Note that a client begins its next request, which is about this queue or none."""
         promised = self._promises.get(client)
         if promised is not None and promised != still_wanted:
             self._forget_promise(client)
             self._offer(promised)
 
     def end_old_promises(self) -> None:
-        """End the promises that were there when this was called before, and are still."""
+        """End the promises that already existed at the previous call."""
         for client in self._old_promises & self._promises.keys():
             self.release(client)
         self._old_promises = set(self._promises)
 
-    # How it is done
+    # Internals
 
     def _wait_for_one(self, client: int, key: bytes) -> bool:
         if key in self._values or self._promises.get(client) == key:
@@ -313,10 +304,10 @@ class KeySpace:
 
     def _not_waiting_yet(self, client: int) -> None:
         if client in self._waits:
-            raise RequestRejected("a client cannot wait for two things at a time")
+            raise RequestRejected("a client cannot wait twice at the same time")
 
     def _appeared(self, key: bytes) -> None:
-        """A key has a value that had none: that is good for all who wait for it."""
+        """A key got a value that had none."""
         singles = self._single.pop(key, None)
         if singles is not None:
             for client in singles:
@@ -326,7 +317,7 @@ class KeySpace:
             self._count_down(key)
 
     def _count_down(self, key: bytes) -> None:
-        """A key is there that was not: those who wait for several have one less to wait for."""
+        """A key appeared: waits for several keys have one less missing."""
         for wait in list(self._several.get(key, ())):
             wait.missing -= 1
             if not wait.missing:
@@ -335,7 +326,7 @@ class KeySpace:
                 self.woken.append(wait.client)
 
     def _vanished(self, key: bytes) -> None:
-        """A key is gone: it has neither a value nor a queue any more."""
+        """A key is gone: it has neither a value nor a queue."""
         for wait in self._several.get(key, ()):
             wait.missing += 1
 
@@ -354,7 +345,7 @@ class KeySpace:
                 del self._several[key]
 
     def _offer(self, key: bytes) -> None:
-        """Promise what a queue has to those who wait for it, in the order in which they came."""
+        """Promise the values of a queue to the clients that wait for it, in order."""
         queue, singles = self._queues.get(key), self._single.get(key)
         while queue and singles and len(queue) > self._promised.get(key, 0):
             client = next(iter(singles))
@@ -382,8 +373,8 @@ class KeySpace:
 
 
 def _number(value: bytes | bytearray) -> int:
-    """Return the number that a value begins with; what follows does not matter, as in C."""
-    # No regular expression: their module would make the first client of each store wait.
+    """Return the number that a value begins with; the rest is ignored, as in C."""
+    # No regular expression: importing `re` would delay the first client of each store.
     if value.isdigit() and len(value) < 19:
         return int(value)
     text = bytes(value[:_NUMBER_BYTES_MAX]).lstrip(b" \t\n\v\f\r")
@@ -393,5 +384,5 @@ def _number(value: bytes | bytearray) -> int:
     if text[:1] == b"-":
         number = -number
     if not _I64_MIN <= number <= _I64_MAX:
-        raise RequestRejected("a value that is no number cannot be counted")
+        raise RequestRejected("the value is not a number")
     return number

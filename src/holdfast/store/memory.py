@@ -1,7 +1,7 @@
 """A store inside one process: for jobs of one node, and for agents that share a process.
 
-The one thing to know: every job on one node loads this module, so it imports next to nothing. What
-the stores have in common about values, times and messages is at its end for the same reason.
+Every job on one node loads this module, so it imports next to nothing. What all stores share about
+values, times and messages is at its end for the same reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COUNT_MIN, COUNT_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class _Barrier:
-    """Those who wait at one key for the others."""
+    """The callers that wait at one key."""
 
     __slots__ = ("came", "complete")
 
@@ -33,7 +33,7 @@ class _Barrier:
 
 
 class MemoryStore:
-    """Keys and values behind one lock; whoever waits sleeps until a change is made."""
+    """Keys and values behind one lock; a wait sleeps until something changes. See `Store`."""
 
     def __init__(self, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self._values: dict[str, bytes] = {}
@@ -43,15 +43,12 @@ class MemoryStore:
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Give a key a value."""
         self.multi_set([key], [value])
 
     def get(self, key: str) -> bytes:
-        """Return a key's value, waiting for it to have one."""
         return self.multi_get([key])[0]
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter, 0 at first, and return what it is now."""
         with self._changed:
             total = add_to_counter(key, self._values.get(key), amount)
             self._values[key] = b"%d" % total
@@ -59,20 +56,14 @@ class MemoryStore:
             return total
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys are there at once; raise `StoreTimeoutError` naming the others."""
         with self._changed:
             self._await(keys, self._is_there, self._seconds(timeout))
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all keys are there."""
         with self._changed:
             return all(map(self._is_there, keys))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set a key if it has the expected value; return the value that it has afterwards.
-
-        A missing key is set if nothing is expected; if something is, that is returned.
-        """
         with self._changed:
             current = self._values.get(key)
             if current is None and expected:
@@ -83,41 +74,34 @@ class MemoryStore:
             return current
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Put a value after the one that a key has."""
         with self._changed:
             self._values[key] = self._values.get(key, b"") + as_bytes(value)
             self._changed.notify_all()
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """Return the values of all keys, waiting for each to have one."""
         with self._changed:
             self._await(keys, self._values.__contains__, self._timeout_s)
             return [self._values[key] for key in keys]
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Give each key its value: all of them at once."""
         given = dict(zip(keys, map(as_bytes, values), strict=True))
         with self._changed:
             self._values.update(given)
             self._changed.notify_all()
 
     def delete_key(self, key: str) -> bool:
-        """Take a key's value away; return whether it had one."""
         with self._changed:
             return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """Return how many keys have values."""
         with self._changed:
             return len(self._values)
 
     def list_keys(self) -> list[str]:
-        """Return the keys that have values."""
         with self._changed:
             return list(self._values)
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put a value at the end of a queue."""
         from collections import deque
 
         with self._changed:
@@ -125,10 +109,6 @@ class MemoryStore:
             self._changed.notify_all()
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Take the first value of a queue, waiting for one, also when another was faster.
-
-        Without `block`, raise `QueueEmptyError` if there is none.
-        """
         with self._changed:
             if block:
                 self._await([key], self._queues.__contains__, self._timeout_s)
@@ -143,20 +123,18 @@ class MemoryStore:
             return value
 
     def queue_len(self, key: str) -> int:
-        """Return how many values a queue has."""
         with self._changed:
             return len(self._queues.get(key, ()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until so many have come to this key; its value is how many have.
-
-        Who gives up is not counted any more, and who comes after all have passed begins anew.
+        """See `Store`. A caller that gives up is not counted any more; after all have passed, the
+        next caller starts a new barrier.
         """
         seconds = self._seconds(timeout)
         with self._changed:
             add_to_counter(
                 key, self._values.get(key), 0
-            )  # What is used for something else is left alone.
+            )  # Raises if the key is used for something else.
             mine = self._barriers.setdefault(key, _Barrier())
             self._count(key, mine, 1)
             if mine.came >= world_size:
@@ -176,24 +154,20 @@ class MemoryStore:
 
     @property
     def timeout(self) -> timedelta:
-        """How long a call waits that is not told how long."""
         from datetime import timedelta
 
         return timedelta(seconds=self._timeout_s)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Set how long a call waits that is not told how long."""
         self._timeout_s = as_seconds(timeout)
 
     def clone(self) -> MemoryStore:
-        """Return another store of the same keys, with a timeout of its own."""
         other = MemoryStore(self._timeout_s)
         other._values, other._queues = self._values, self._queues
         other._barriers, other._changed = self._barriers, self._changed
         return other
 
     def has_extended_api(self) -> bool:
-        """Return that there are `append`, `multi_get` and `multi_set`."""
         return True
 
     def _is_there(self, key: str) -> bool:
@@ -218,26 +192,28 @@ class MemoryStore:
         return self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
 
 
-# What stores have in common
+# What all stores share
 
 
 def as_bytes(value: str | bytes) -> bytes:
-    """Return a value as it is kept; text is kept as UTF-8."""
+    """Return a value as it is stored; text as UTF-8."""
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
 def as_seconds(timeout: timedelta | float) -> float:
-    """Return a time to wait as seconds, which it may be already."""
+    """Return a timeout in seconds."""
     return timeout if isinstance(timeout, (int, float)) else timeout.total_seconds()
 
 
 def add_to_counter(key: str, value: bytes | None, amount: int) -> int:
-    """Return what a counter is after `amount` was added to its value.
+    """Return the counter's new value.
 
-    As in C, whatever follows a number does not matter. Raises `DistStoreError` where there is no
-    number, or none that 64 bits can hold.
+    As in C, whatever follows the number is ignored. Raises `DistStoreError` if there is no number, or
+    if the result exceeds 64 bits.
     """
-    from holdfast.store.errors import DistStoreError  # Here and below: most jobs have none.
+    from holdfast.store.errors import (
+        DistStoreError,
+    )  # Here and below: most jobs have none of these errors.
 
     text = (b"0" if value is None else value).lstrip()
     end = int(text[:1] in (b"+", b"-"))
@@ -247,18 +223,18 @@ def add_to_counter(key: str, value: bytes | None, amount: int) -> int:
         now = int(text[:end])
     except ValueError:
         raise DistStoreError(
-            f"nothing can be added to {named([key])}: its value {text[:20]!r} is no number"
+            f"cannot add to {named([key])}: its value {text[:20]!r} is not a number"
         ) from None
     if not COUNT_MIN <= now + amount <= COUNT_MAX:
         raise DistStoreError(
-            f"{amount} cannot be added to {named([key])}, which is {text[:end].decode():.30}: "
+            f"cannot add {amount} to {named([key])}, which is {text[:end].decode():.30}: "
             "a counter has 64 bits"
         )
     return now + amount
 
 
 def named(keys: Sequence[str]) -> str:
-    """Return keys for a message, which must not be longer than a person reads."""
+    """Return keys for a message, shortened to what a person reads."""
     text = ", ".join(
         key if len(key) <= KEY_CHARS_SHOWN_MAX else f"{key[:KEY_CHARS_SHOWN_MAX]}..."
         for key in keys[:KEYS_SHOWN_MAX]
@@ -268,18 +244,18 @@ def named(keys: Sequence[str]) -> str:
 
 
 def wait_timed_out(missing: Sequence[str], waited_s: float, where: str = "") -> DistStoreError:
-    """Return the error of a wait that is over; `where` is the place as words, if there is one."""
+    """Return the error of a wait that timed out; `where` ends the message."""
     from holdfast.store.errors import StoreTimeoutError
 
-    return StoreTimeoutError(f"no value came within {waited_s:g} s{where} for: {named(missing)}")
+    return StoreTimeoutError(f"no value for {named(missing)} within {waited_s:g} s{where}")
 
 
 def barrier_timed_out(
     key: str, came: int, world_size: int, waited_s: float, where: str = ""
 ) -> DistStoreError:
-    """Return the error of a barrier at which not all came."""
+    """Return the error of a barrier that timed out."""
     from holdfast.store.errors import StoreTimeoutError
 
     return StoreTimeoutError(
-        f"{came} of {world_size} came within {waited_s:g} s{where} to the barrier {named([key])}"
+        f"only {came} of {world_size} came to the barrier {named([key])} within {waited_s:g} s{where}"
     )

@@ -7,8 +7,6 @@ import pytest
 from holdfast.elastic._impl.static_tcp_rendezvous import StaticTCPRendezvous
 from holdfast.errors import UsageError
 from holdfast.net.listening import ReservedPort
-from holdfast.rendezvous.config import RendezvousParameters
-from holdfast.rendezvous.coordinator import create_static_handler
 
 
 def test_nodes_have_the_ranks_they_were_given() -> None:
@@ -29,14 +27,6 @@ def test_nodes_have_the_ranks_they_were_given() -> None:
         finally:
             for node in nodes:
                 assert node.shutdown()
-
-
-def test_a_node_whose_number_another_agent_has_too_is_told_the_likely_reason() -> None:
-    params = RendezvousParameters("static", "127.0.0.1:1", "job", 2, 2, rank=0, timeout=30)
-    why = "another agent took the place of rank-0 (on vm)"
-    expected = f"127.0.0.1:1: {why}; was one more started with --node-rank 0?"
-    assert create_static_handler(params).refused(why) == expected
-    assert create_static_handler(params).refused("else") == "127.0.0.1:1: else"
 
 
 @pytest.mark.parametrize("rank", [-1, 2])

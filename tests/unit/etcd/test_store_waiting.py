@@ -128,7 +128,7 @@ def test_etcd_does_not_come_back_in_time(tmp_path: Path) -> None:
             etcd.kill()
             with pytest.raises(
                 StoreTimeoutError,
-                match=rf"^no value came within 0.5 s since etcd at {etcd.endpoint}: .* one, two$",
+                match=rf"one, two .*{etcd.endpoint}",
             ):
                 getting.result(PATIENCE_S)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -12,8 +11,8 @@ import pytest
 from scripted_tcp_store import Peer, ScriptedStore, blob, i64
 
 from holdfast.errors import UsageError
-from holdfast.store.errors import DistNetworkError, StoreTimeoutError
-from holdfast.store.from_env import create_c10d_store, from_environment
+from holdfast.store.errors import StoreTimeoutError
+from holdfast.store.from_env import from_environment
 from holdfast.store.tcp.client import TCPStore
 
 if TYPE_CHECKING:
@@ -32,12 +31,6 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def give(monkeypatch: pytest.MonkeyPatch, **variables: str | int) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-
-
-@contextlib.contextmanager
-def taken() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield int(listener.getsockname()[1])
 
 
 @pytest.fixture
@@ -81,7 +74,7 @@ def test_rank_0_waits_for_all(port: int, monkeypatch: pytest.MonkeyPatch) -> Non
         with TCPStore("127.0.0.1", port, 2, timeout=LONG) as other, hosting.result() as store:
             other.set("key", "value")
             assert store.get("key") == b"value"
-    with pytest.raises(StoreTimeoutError, match=r"\d: within 1 s 1 of 2 clients came"):
+    with pytest.raises(StoreTimeoutError, match="1 of 2"):
         from_environment(timedelta(seconds=1))
 
 
@@ -89,9 +82,7 @@ def test_rank_0_waits_for_all(port: int, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=1)
     monkeypatch.setenv(missing, "")
-    with pytest.raises(
-        UsageError, match=f"^{missing}: .* not set; was this process started by holdfast run or"
-    ):
+    with pytest.raises(UsageError, match=f"^{missing}: "):
         from_environment()
 
 
@@ -112,61 +103,3 @@ def test_a_variable_that_cannot_be_used_is_named(
     monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=rf"^{name}: '{value}' .*; accepted: {accepted}$"):
         from_environment()
-
-
-def test_a_server_at_any_port() -> None:
-    with (
-        create_c10d_store(is_server=True, server_addr="localhost") as store,
-        store.clone() as other,
-    ):
-        assert store.port > 0
-        store.set("key", "value")
-        assert other.get("key") == b"value"
-
-
-def test_all_have_come_when_it_returns(port: int) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        stores = [
-            one.result()
-            for one in [
-                pool.submit(create_c10d_store, number == 0, "localhost", port, 3, 30.0)
-                for number in range(3)
-            ]
-        ]
-    assert stores[1].get("_tcp_store/num_members/num_members") == b"3"
-    for store in stores:
-        store.close()
-
-
-def test_who_does_not_wait_is_not_counted() -> None:
-    with create_c10d_store(
-        is_server=True, server_addr="localhost", world_size=1, wait_for_workers=False
-    ) as store:
-        assert store.num_keys() == 0
-
-
-def test_one_that_waits_in_vain(port: int) -> None:
-    with pytest.raises(TimeoutError, match="1 of 2 clients came"):
-        create_c10d_store(
-            is_server=True, server_addr="localhost", server_port=port, world_size=2, timeout=1.0
-        )
-
-
-def test_a_port_that_is_taken() -> None:
-    with (
-        taken() as port,
-        pytest.raises(DistNetworkError, match=f"localhost:{port}: port {port} is in use"),
-    ):
-        create_c10d_store(is_server=True, server_addr="localhost", server_port=port)
-
-
-def test_a_port_that_nobody_can_guess() -> None:
-    with pytest.raises(ValueError, match="2 processes cannot guess"):
-        create_c10d_store(is_server=True, server_addr="localhost", world_size=2)
-    with pytest.raises(ValueError, match="a client has to know"):
-        create_c10d_store(is_server=False, server_addr="localhost")
-
-
-def test_a_setting_without_effect_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    create_c10d_store(is_server=True, server_addr="localhost", use_libuv=True).close()
-    assert caplog.messages == ["create_c10d_store: use_libuv has no effect"]

@@ -192,7 +192,10 @@ def test_a_server_that_does_not_read_is_given_up_in_time() -> None:
         for _ in range(1000):
             store.set("k", bytes(8 * 1024 * 1024))
 
-    with ScriptedStore(lambda _: over.wait(LONG_S) and None) as server, client_of(server) as store:
+    def script(_: Peer) -> None:
+        over.wait(LONG_S)
+
+    with ScriptedStore(script) as server, client_of(server) as store:
         store.set_timeout(SHORT)
         with pytest.raises(StoreTimeoutError):
             fill_buffers(store)

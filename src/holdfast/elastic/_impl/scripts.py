@@ -1,5 +1,5 @@
 """Small helpers that scripts written for TorchElastic import from `utils`: variables, placeholders
-in arguments, free ports, loggers, process states and `CyclingIterator`.
+in arguments, free ports, stores, loggers, process states and `CyclingIterator`.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
+from holdfast import console
 from holdfast.agent.worker_env import substitute_local_rank
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.net.listening import listen
+from holdfast.net.listening import bind
 from holdfast.processes.procfs import state_of
+from holdfast.store.tcp.client import TCPStore
 
 
 def get_env_variable_or_raise(env_name: str) -> str:
-    """Return a variable of the environment; raise `UsageError`, a `ValueError`, if it is not set.
-
-    An empty variable is set.
-    """
+    """Return an environment variable, which may be empty; raise `UsageError` (a `ValueError`) if unset."""
     value = os.environ.get(env_name)
     if value is None:
-        raise UsageError(f"{env_name}: the variable is not set in the environment")
+        raise UsageError(f"{env_name}: not set in the environment")
     return value
 
 
@@ -35,32 +35,82 @@ class macros:  # noqa: N801 (TorchElastic's name)
 
     @staticmethod
     def substitute(args: list[Any], local_rank: str) -> list[Any]:
-        """Return the arguments of one worker, as the agent would; what is no text stays."""
+        """Return the arguments of one worker, as the agent makes them; only text is changed."""
         return [substitute_local_rank(arg, local_rank) for arg in args]
 
 
-# Addresses, not names: what `localhost` resolves to, if to anything, must not matter.
-_LOOPBACKS = [(socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::1", 0))]
+# Addresses, not names: it must not matter what `localhost` resolves to.
+_LOOPBACKS = ((socket.AF_INET, ("127.0.0.1", 0)), (socket.AF_INET6, ("::1", 0, 0, 0)))
 
 
 def get_socket_with_port() -> socket.socket:
-    """Return a socket that listens on loopback at a free port; the caller has to close it."""
+    """Return a socket that listens on a free port of loopback; the caller has to close it.
+
+    A port is certain to be free only while a socket holds it: prefer to hand over the socket.
+    """
     try:
-        listener = listen(_LOOPBACKS, backlog=0)
+        return socket.socket(fileno=bind(_LOOPBACKS, 0, reuse=False).detach())
     except OSError as problem:
         raise EnvironmentProblem(
-            f"no TCP port of this host could be bound: {problem}",
+            f"cannot bind a TCP port of this host: {problem}",
             hint="is the loopback interface up, and are there descriptors left?",
         ) from None
-    listener.setblocking(True)  # noqa: FBT003 (the name says it)
-    return listener
 
 
 def get_free_port() -> int:
-    """Return a port that is free on loopback now. Anybody may take it as soon as this returns."""
+    """Return a port that is free on loopback now. Another process may take it at any time."""
     with get_socket_with_port() as listener:
         port: int = listener.getsockname()[1]
         return port
+
+
+MEMBERS = "_tcp_store/num_members"
+"""The prefix of torch's keys for the clients of `create_c10d_store` that wait for each other."""
+
+
+def create_c10d_store(
+    is_server: bool,
+    server_addr: str,
+    server_port: int = -1,
+    world_size: int = 1,
+    timeout: float = 60 * 10,
+    wait_for_workers: bool = True,
+    retries: int = 3,  # noqa: ARG001 (torch's signature)
+    use_libuv: bool | None = None,
+) -> TCPStore:
+    """Return a store at an endpoint, or serve one there; port -1 is any free one.
+
+    With `wait_for_workers`, all `world_size` of them have connected when this returns. `retries`
+    has no effect: the kernel chooses a free port.
+    """
+    if use_libuv is not None:
+        console.warning("create_c10d_store: use_libuv has no effect")
+    if server_port == -1 and world_size > 1:
+        raise UsageError(f"server_port: missing; required for {world_size} processes")
+    if server_port == -1 and not is_server:
+        raise UsageError("server_port: missing; required for a client")
+    store = TCPStore(
+        server_addr,
+        0 if server_port == -1 else server_port,
+        world_size,
+        is_server,
+        timedelta(seconds=timeout),
+        wait_for_workers,
+    )
+    try:
+        if wait_for_workers:
+            _meet(store, world_size)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _meet(store: TCPStore, world_size: int) -> None:
+    """Wait for the others, with the keys that torch's processes use."""
+    if store.add(f"{MEMBERS}/num_members", 1) == world_size:
+        store.set(f"{MEMBERS}/last_member", "<val_ignored>")
+    store.wait([f"{MEMBERS}/last_member"])
 
 
 def get_log_level() -> str:

@@ -1,0 +1,117 @@
+"""What only the stores in memory and their parts do, and the interface; the rest is in tests/contract."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast.store
+from holdfast.store import FileStore, MemoryStore, PrefixStore, Store, TCPStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.store.interface import ComparingStore, RoundStore
+
+AT_ONCE = timedelta(milliseconds=1)
+
+
+def test_every_store_has_the_interface(tmp_path: Path) -> None:
+    """mypy checks it here too."""
+    stores: list[Store] = [MemoryStore(), FileStore(tmp_path), PrefixStore("a", MemoryStore())]
+    with TCPStore("127.0.0.1", 0, is_master=True) as served:
+        stores.append(served)
+        assert all(isinstance(store, Store) for store in stores)
+    narrow: list[RoundStore] = [*stores]
+    comparing: list[ComparingStore] = [*stores]
+    assert len(narrow) == len(comparing) == 4
+
+
+def test_a_store_is_loaded_when_it_is_asked_for() -> None:
+    program = (
+        "import sys, holdfast.store\n"
+        "assert [one for one in sys.modules if one.startswith('holdfast.store.')] == []\n"
+        "from holdfast.store import MemoryStore\n"
+        "found = [one for one in sys.modules if one.startswith('holdfast.store.')]\n"
+        "assert found == ['holdfast.store.memory'], found\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    for name in holdfast.store.__all__:
+        assert getattr(holdfast.store, name).__name__ == name
+
+
+def test_a_signal_handler_can_end_a_wait() -> None:
+    """The agent relies on it: a signal must get it out of the exit barrier."""
+
+    class Enough(Exception):
+        pass
+
+    def enough(_signum: int, _frame: object) -> None:
+        if not ended.is_set():
+            ended.set()
+            raise Enough
+
+    def send() -> None:
+        # Again and again: a signal in the moment before Python goes to sleep does not wake it.
+        while not ended.wait(0.01):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    def wait_for_ever() -> None:
+        sender.start()
+        store.barrier("here", 2)
+
+    store = MemoryStore()
+    main = threading.get_ident()
+    ended = threading.Event()
+    sender = threading.Thread(target=send)
+    previous = signal.signal(signal.SIGUSR1, enough)
+    try:
+        with pytest.raises(Enough):
+            wait_for_ever()
+    finally:
+        sender.join()
+        signal.signal(signal.SIGUSR1, previous)
+    assert store.get("here") == b"0"  # It is not counted any more.
+    with pytest.raises(TimeoutError, match="1 of 2"):
+        store.barrier("here", 2, AT_ONCE)
+
+
+def test_parts_do_not_see_each_others_keys() -> None:
+    store = MemoryStore()
+    part, other = PrefixStore("part", store), PrefixStore("part2", store)
+    part.set("a/part/b", "1")
+    other.set("c", "2")
+    store.set("part", "3")
+    assert not other.check(["a/part/b"])
+    assert (part.list_keys(), other.list_keys()) == (["a/part/b"], ["c"])
+    assert part.num_keys() == 3  # As torch's does.
+    PrefixStore("outer", PrefixStore("inner", store)).set("key", "1")
+    assert store.get("inner/outer/key") == b"1"
+
+
+def test_a_part_asks_its_store_only_for_what_it_is_asked() -> None:
+    """So that a store of a few calls will do."""
+
+    class Small:
+        def __init__(self) -> None:
+            self.asked: list[object] = []
+
+        def wait(self, *arguments: object) -> None:
+            self.asked.append(arguments)
+
+    small = Small()
+    part = PrefixStore("part", small)
+    part.wait(["a"])
+    part.wait(["a", "b"], 1.5)
+    part.wait(["a"], timedelta(minutes=1))
+    assert small.asked == [
+        (["part/a"],),
+        (["part/a", "part/b"], timedelta(seconds=1.5)),
+        (["part/a"], timedelta(minutes=1)),
+    ]
