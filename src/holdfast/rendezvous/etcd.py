@@ -312,11 +312,12 @@ class EtcdConnector:
 
     # Performing.
 
-    def _handle(self, event: SessionEvent) -> None:
-        for effect in self._session.handle(self._loop.time(), event):
+    def _handle(self, event: SessionEvent, cause: str = "") -> None:
+        session = self._session
+        for effect in session.handle(self._loop.time(), event, cause):
             match effect:
                 case SendRequest():
-                    task = self._loop.create_task(self._call(effect))
+                    task = self._loop.create_task(self._call(effect, session.story.last))
                     self._calls.add(task)
                     task.add_done_callback(self._calls.discard)
                 case StartWatch():
@@ -328,7 +329,7 @@ class EtcdConnector:
                 case DeliverMessage(message):
                     self._deliver(message)
                 case ReportOpened():
-                    self._session.address = self._etcd.local_address
+                    session.address = self._etcd.local_address
                     if self._transport is not None and not self._transport.ready.done():
                         self._transport.ready.set_result(None)
                 case ReportClosed(why, permanent):
@@ -337,9 +338,9 @@ class EtcdConnector:
                     self._left.set()
         self._schedule()
 
-    async def _call(self, sent: SendRequest) -> None:
+    async def _call(self, sent: SendRequest, cause: str) -> None:
         answer = await self._etcd.call(sent.request, limit_s=self._limit_s)
-        self._handle(RequestAnswered(sent.number, answer))
+        self._handle(RequestAnswered(sent.number, answer), cause)
 
     def _watch(self, watch: StartWatch) -> None:
         number = watch.number

@@ -87,6 +87,14 @@ class Txn(msgspec.Struct, frozen=True):
     success: tuple[Op, ...] = ()
     failure: tuple[Op, ...] = ()
 
+    def __str__(self) -> str:
+        """For stories: what is done to which keys, without values."""
+        ops = ", ".join(f"{type(op).__name__} {op.key.decode()}" for op in self.success)
+        conditions = " and ".join(
+            f"{one.key.decode()} {one.field.value}={one.equals!r}" for one in self.compare
+        )
+        return f"if {conditions}: {ops}" if conditions else ops
+
 
 class Grant(msgspec.Struct, frozen=True):
     """Create a lease that ends unless it is renewed; etcd may make it longer than requested."""
@@ -121,6 +129,9 @@ class TxnDone(msgspec.Struct, frozen=True):
     """One for each operation that was performed: what a `Get` read, empty for the others."""
     deleted: tuple[int, ...] = ()
     """Likewise, how many keys a `Delete` removed, 0 for the others."""
+
+    def __str__(self) -> str:
+        return f"{'done' if self.succeeded else 'not done'} at {self.revision}"
 
 
 class Granted(msgspec.Struct, frozen=True):
@@ -179,6 +190,9 @@ class Change(msgspec.Struct, frozen=True):
     value: bytes | None
     mod_revision: int
     create_revision: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.key.decode(errors='replace')}{' deleted' if self.value is None else ''}"
 
 
 # Effects of the machines. Numbers are unique in one session.

@@ -151,7 +151,7 @@ class LedJob:
         self._strict = strict
         self._make = rounds
         self._clock = AttendedClock(now, step_s)
-        self._wait: tuple[int, float] | None = None  # Its number, when it ends (attended).
+        self._wait: tuple[int, float, str] | None = None  # Number, end (attended), cause.
         self._held: dict[str, Status] = {}  # Failures that may be due to a loss, by node.
         self._called_for = -1  # The generation that the newest roll call was for.
         self._answered: dict[int, int] = {}  # The newest roll call answered, by incarnation.
@@ -205,17 +205,19 @@ class LedJob:
                 self.is_changed = True  # Its number must not be given to another view.
         return [*views.values()]
 
-    def handle(self, now: float, event: NodeReported | NodesLost | Tick) -> list[View]:
-        """Take in one event; return the views to be stored."""
+    def handle(
+        self, now: float, event: NodeReported | NodesLost | Tick, cause: str = ""
+    ) -> list[View]:
+        """Take in one event; return the views to be stored. The story is that of `rounds`."""
         match event:
             case NodeReported(status, roll_call):
                 return self._reported(now, status, roll_call)
             case NodesLost(lost):
-                return self._lost(now, lost)
+                return self._lost(now, lost, cause)
             case Tick():
                 if self._wait is None or self._clock.look(now) < self._wait[1]:
                     return []
-                return self._decide(now, WaitEnded(self._wait[0]))
+                return self._decide(now, WaitEnded(self._wait[0]), self._wait[2])
 
     def next_deadline(self, now: float) -> float | None:
         """Return when `Tick` is wanted next, or None while there is nothing to wait for."""
@@ -248,14 +250,14 @@ class LedJob:
             self._late[info.incarnation] = status
         return views
 
-    def _lost(self, now: float, lost: tuple[NodeLost, ...]) -> list[View]:
+    def _lost(self, now: float, lost: tuple[NodeLost, ...], cause: str) -> list[View]:
         if not lost:
             return []
         for one in lost:
             self._answered.pop(one.incarnation, None)
             self._awaited.discard(one.incarnation)
             self._late.pop(one.incarnation, None)
-        return self._decide(now, NodesLost(lost)) + self._release(now)
+        return self._decide(now, NodesLost(lost), cause) + self._release(now)
 
     # Failures that may be due to a loss.
 
@@ -303,10 +305,10 @@ class LedJob:
 
     # The job.
 
-    def _decide(self, now: float, event: JobEvent) -> list[View]:
+    def _decide(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
         before = self._mark()
         try:
-            views = self.rounds.handle(now, event)
+            views = self.rounds.handle(now, event, cause)
             if not self.broken:
                 self.rounds.check()
         except Exception as error:  # (a job in an impossible state must end with an explanation)
@@ -335,7 +337,8 @@ class LedJob:
         if wait is None:
             self._wait = None
         elif self._wait is None or self._wait[0] != wait.seq:
-            self._wait = (wait.seq, self._clock.look(now) + wait.delay_s)
+            at = self._clock.look(now) + wait.delay_s
+            self._wait = (wait.seq, at, self.rounds.story.last)
 
 
 def _merge(views: dict[Peer, View], newer: list[View]) -> None:
@@ -755,6 +758,7 @@ class Leadership:
             rounds=self._make,
         )
         led.own_incarnation = self._own_incarnation
+        led.rounds.story.node = f"{self.story.node}/{self._run_id}"
         led.is_new = record is None or led.job is not record.job
         led.decisions = [] if self.is_observed else None
         self._pending = pending = PendingWrites(self._keys, led, self._job_lease, self.ops_max)
@@ -825,11 +829,12 @@ class Leadership:
             record = unpack(NodeRecord, change.value)
             if record is not None and record.status.run_id == self._run_id:
                 if peer in lost:  # It is back, and its report comes after its loss.
-                    views += led.handle(now, NodesLost(tuple(lost.values())))
+                    views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
                     lost = {}
                 self._alive.add(peer)
                 views += led.handle(now, NodeReported(record.status, record.call))
-        return self._decided(views + led.handle(now, NodesLost(tuple(lost.values()))))
+        views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
+        return self._decided(views)
 
     def _lost_why(self) -> str:
         return f"no sign of life for {self._lease_s:g} s, or it ended"

@@ -245,7 +245,7 @@ class EtcdSession:
         self._answer_due = False
         self._leave_requested = False
         self._cause = ""
-        self.story = Story("etcd session", node=info.node)
+        self.story = Story("etcd", node=info.node)
         self.leadership = Leadership(
             keys=self.keys,
             run_id=run_id,
@@ -268,6 +268,8 @@ class EtcdSession:
         if self._leave_requested:
             effects += self._leave_if_resigned(now)
         if effects and not _is_renewal(event):
+            if isinstance(event, MessageSubmitted) and isinstance(event.message, Status):
+                cause = cause or event.message.id
             self.story.record(now, state, event, effects, cause)
         return effects
 
