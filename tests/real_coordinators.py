@@ -17,7 +17,7 @@ from holdfast.core.protocol import JobSettings, NodeInfo, NodeRole, View
 from holdfast.core.session import SessionTimeouts
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
-from holdfast.wire.limits import ANSWER_FRAME_BYTES_MAX
+from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import Message, decode
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class RawClient:
 
     def __init__(self, port: int, host: str = LOCAL, token: bytes | None = None) -> None:
         self.socket = socket.create_connection((host, port), timeout=PATIENCE_S)
-        self._reader = FrameReader(ANSWER_FRAME_BYTES_MAX)
+        self._reader = FrameReader(STATUS_FRAME_BYTES_MAX)
         self._bodies: list[bytes] = []
         self._token = token
 

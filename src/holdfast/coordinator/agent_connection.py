@@ -31,6 +31,9 @@ from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore, StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
+    NAME_CHARS_MAX,
+    REPORT_BYTES_MAX,
+    SUMMARY_CHARS_MAX,
     Ack,
     Failure,
     Heartbeat,
@@ -62,7 +65,7 @@ from holdfast.net import addresses, listening
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
 from holdfast.wire.errors import BadMessage
-from holdfast.wire.limits import NAME_CHARS_MAX, REPORT_BYTES_MAX, SUMMARY_CHARS_MAX, clip
+from holdfast.wire.limits import clip
 from holdfast.wire.messages import StoreCall, StoreResult, check
 
 if TYPE_CHECKING:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.core.protocol import WHY_CHARS_MAX
 from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import ANSWER_FRAME_BYTES_MAX, WHY_CHARS_MAX, clip
+from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX, clip
 from holdfast.wire.messages import JobSummary, NodeSummary, StatusReply, StatusRequest
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ def answer_frame(hosting: CoordinatorMachine, query: StatusRequest) -> bytes:
     chosen = [rounds for run_id, rounds in hosting.jobs.items() if query.run_id in ("", run_id)]
     try:
         answer = StatusReply(id=query.id, jobs=[summary_of(rounds) for rounds in chosen])
-        return encode_frame(answer, ANSWER_FRAME_BYTES_MAX)
+        return encode_frame(answer, STATUS_FRAME_BYTES_MAX)
     except FrameTooLarge:
         jobs = [summary_of(rounds, brief=True) for rounds in chosen]
-        return encode_frame(StatusReply(id=query.id, jobs=jobs), ANSWER_FRAME_BYTES_MAX)
+        return encode_frame(StatusReply(id=query.id, jobs=jobs), STATUS_FRAME_BYTES_MAX)
 
 
 def summary_of(rounds: Rounds, *, brief: bool = False) -> JobSummary:

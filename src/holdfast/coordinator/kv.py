@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from holdfast.core.protocol import WHY_CHARS_MAX
 from holdfast.store.key_space import KeySpace, RequestRejected, StoreFull
 from holdfast.store.memory import as_bytes
 from holdfast.wire.errors import WireError
@@ -29,7 +30,6 @@ from holdfast.wire.limits import (
     STORE_KEYS_MAX,
     STORE_TIMEOUT_S_MAX,
     STORE_VALUE_BYTES_MAX,
-    WHY_CHARS_MAX,
     clip,
 )
 from holdfast.wire.messages import StoreCall, StoreOp, StoreResult

@@ -23,13 +23,13 @@ from holdfast.coordinator.kv import JobStores
 from holdfast.coordinator.server_connection import READ_BYTES, NodeKey, ServerConnection
 from holdfast.core.coordinator import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import Ack, Heartbeat, NodePhase, NodeRole, Status, View
+from holdfast.core.protocol import WHY_CHARS_MAX, Ack, Heartbeat, NodePhase, NodeRole, Status, View
 from holdfast.core.rounds import JobPhase
 from holdfast.net.listening import descriptor_limit
 from holdfast.wire.errors import BadMessage, quoted
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import refusal
-from holdfast.wire.limits import WHY_CHARS_MAX, clip
+from holdfast.wire.limits import clip
 from holdfast.wire.messages import Goodbye, Message, StatusRequest, StoreCall, StoreResult
 
 if TYPE_CHECKING:

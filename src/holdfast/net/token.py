@@ -1,13 +1,8 @@
-"""The shared token: where it comes from, and how each side proves that it knows it.
+"""The shared token: where it comes from.
 
-The one thing to know: the token itself never travels, and no error, message or `repr` shows it. A
-proof is an HMAC-SHA256 over what both sides said so far, keyed by the token, with a label for the
-side that makes it; so the proof of one side, sent back to it, proves nothing.
-
-Whoever can open a connection gets a proof of the server's to try guesses on at home. A token must
-therefore be drawn, not thought up: `openssl rand -hex 32`.
-
-It does not encrypt anything: that is what TLS is for (`holdfast.net.tls`).
+The token itself never travels (`holdfast.wire.handshake` proves it), and no error, message or
+`repr` shows it. Whoever can open a connection gets a proof to try guesses on, so a token must be
+drawn, not thought up: `openssl rand -hex 32`. It encrypts nothing: that is what TLS is for.
 """
 
 from __future__ import annotations
@@ -17,17 +12,13 @@ import stat
 from typing import TYPE_CHECKING
 
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TOKEN_BYTES_MAX = 4096
-VARIABLE = "HOLDFAST_TOKEN"
-FILE_VARIABLE = "HOLDFAST_TOKEN_FILE"
 FILE_KEY = "token_file"
-
-SERVER = b"holdfast coordinator"
-CLIENT = b"holdfast agent"
 
 
 def load_token(environ: Mapping[str, str], token_file: str | None = None) -> bytes | None:
@@ -89,34 +80,3 @@ def _usable(where: str, data: bytes) -> bytes:
     if not token:
         raise UsageError(f"{where}: the token is empty", hint="remove the setting, or set a token")
     return token
-
-
-def prove(
-    token: bytes,
-    side: bytes,
-    *,
-    offered: tuple[int, int],
-    version: int,
-    client_nonce: bytes,
-    server_nonce: bytes,
-) -> bytes:
-    """Return the proof that `side` (`SERVER` or `CLIENT`) knows the token.
-
-    `offered` is the range of versions the client spoke of: nobody in between can make two sides
-    settle on an older version than they would have.
-    """
-    import hashlib
-    import hmac
-
-    parts = (side, b"%d %d %d" % (*offered, version), client_nonce, server_nonce)
-    # Each part with its length, so that no two different lists make the same text.
-    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
-    return hmac.digest(hashlib.sha256(token).digest(), text, "sha256")
-
-
-def same(proof: bytes, expected: bytes) -> bool:
-    """Compare in a time that tells nothing of where the two differ."""
-    import hmac
-
-    return hmac.compare_digest(proof, expected)

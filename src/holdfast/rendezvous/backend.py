@@ -39,7 +39,15 @@ from holdfast.coordinator.agent_connection import (
 )
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.liveness import AttendedClock
-from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.protocol import (
+    REPORT_BYTES_MAX,
+    Failure,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    View,
+)
 from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import Job
 from holdfast.core.session import CLOSED_AWAY_S
@@ -63,7 +71,6 @@ from holdfast.rendezvous.handler import (
 from holdfast.rendezvous.participant import ATTEND_S, Participant, PolledStanding
 from holdfast.rendezvous.worker_store import PORTS, WorkerStore
 from holdfast.store.prefix import PrefixStore
-from holdfast.wire.limits import REPORT_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,11 +23,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from holdfast.core.protocol import WHY_CHARS_MAX
 from holdfast.errors import InternalError
-from holdfast.net.token import CLIENT, FILE_VARIABLE, SERVER, VARIABLE, prove, same
 from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol, quoted
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import NONCE_BYTES, WHY_CHARS_MAX, clip
+from holdfast.wire.limits import NONCE_BYTES, clip
 from holdfast.wire.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -45,15 +45,11 @@ if TYPE_CHECKING:
 
     from holdfast.wire.messages import Message
 
-__all__ = [
-    "ClientHandshake",
-    "HandshakeRefused",
-    "NotOurProtocol",
-    "ServerHandshake",
-    "refusal",
-]
-
+VARIABLE = "HOLDFAST_TOKEN"
+FILE_VARIABLE = "HOLDFAST_TOKEN_FILE"
 SETTINGS = f"{VARIABLE} or {FILE_VARIABLE}"
+SERVER = b"holdfast coordinator"
+CLIENT = b"holdfast agent"
 Versions = tuple[int, int]
 OUR_VERSIONS: Versions = (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
 
@@ -251,3 +247,37 @@ class ServerHandshake(_Handshake):
 def _range(versions: Versions) -> str:
     low, high = versions
     return str(low) if low == high else f"{low} to {high}"
+
+
+def prove(
+    token: bytes,
+    side: bytes,
+    *,
+    offered: tuple[int, int],
+    version: int,
+    client_nonce: bytes,
+    server_nonce: bytes,
+) -> bytes:
+    """Return the proof that `side` (`SERVER` or `CLIENT`) knows the token.
+
+    An HMAC-SHA256 over what both sides sent so far, keyed by the token, with a label for the side
+    that makes it; so the proof of one side, sent back to it, proves nothing.
+
+    `offered` is the range of versions the client spoke of: nobody in between can make two sides
+    settle on an older version than they would have.
+    """
+    import hashlib
+    import hmac
+
+    parts = (side, b"%d %d %d" % (*offered, version), client_nonce, server_nonce)
+    # Each part with its length, so that no two different lists make the same text.
+    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
+    return hmac.digest(hashlib.sha256(token).digest(), text, "sha256")
+
+
+def same(proof: bytes, expected: bytes) -> bool:
+    """Compare in a time that tells nothing of where the two differ."""
+    import hmac
+
+    return hmac.compare_digest(proof, expected)

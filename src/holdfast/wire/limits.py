@@ -1,71 +1,12 @@
-"""How large anything on the wire may be.
+"""How large anything on the wire may be, besides the limits of `core.protocol`.
 
-Each limit is far above what a real job needs and far below what would hurt: a hostile or broken
-peer can waste no more of us than is written here. A side that may exceed a limit with something
-of its own making (a report, a reason) shortens it before it sends; see `clip`.
+A hostile or broken peer can waste no more of us than is written here. A side that may exceed a
+limit with something of its own making (a report, a reason) shortens it before it sends: `clip`.
 """
 
 from __future__ import annotations
 
-from holdfast.core.protocol import (
-    AWAY_S_MAX,
-    COUNTER_MAX,
-    EXITCODE_MAX,
-    INCARNATION_MAX,
-    LOCAL_WORLD_SIZE_MAX,
-    NAME_CHARS_MAX,
-    NODE_ID_CHARS_MAX,
-    NODES_MAX,
-    PID_MAX,
-    PORT_MAX,
-    PORTS_MAX,
-    REPORT_BYTES_MAX,
-    REPORTED_COUNTER_MAX,
-    RUN_ID_CHARS_MAX,
-    SETTLE_S_MAX,
-    SUMMARY_CHARS_MAX,
-    WHY_CHARS_MAX,
-    WORLD_SIZE_MAX,
-)
-
-__all__ = [
-    "ANSWER_FRAME_BYTES_MAX",
-    "AWAY_S_MAX",
-    "COUNTER_MAX",
-    "EXITCODE_MAX",
-    "FRAME_BYTES_MAX",
-    "HANDSHAKE_FRAME_BYTES_MAX",
-    "HISTORY_LINES_MAX",
-    "INCARNATION_MAX",
-    "JOBS_MAX",
-    "KIB",
-    "LOCAL_WORLD_SIZE_MAX",
-    "NAME_CHARS_MAX",
-    "NODES_MAX",
-    "NODE_ID_CHARS_MAX",
-    "NONCE_BYTES",
-    "NONCE_BYTES_MAX",
-    "NONCE_BYTES_MIN",
-    "PID_MAX",
-    "PORTS_MAX",
-    "PORT_MAX",
-    "PROOF_BYTES_MAX",
-    "REPORTED_COUNTER_MAX",
-    "REPORT_BYTES_MAX",
-    "RUN_ID_CHARS_MAX",
-    "SETTLE_S_MAX",
-    "STORE_KEYS_MAX",
-    "STORE_KEY_CHARS_MAX",
-    "STORE_SCOPE_CHARS_MAX",
-    "STORE_TIMEOUT_S_MAX",
-    "STORE_VALUE_BYTES_MAX",
-    "SUMMARIES_MAX",
-    "SUMMARY_CHARS_MAX",
-    "VERSION_MAX",
-    "WHY_CHARS_MAX",
-    "WORLD_SIZE_MAX",
-    "clip",
-]
+from holdfast.core.protocol import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX
 
 KIB = 1024
 
@@ -75,8 +16,8 @@ FRAME_BYTES_MAX = 1024 * KIB
 HANDSHAKE_FRAME_BYTES_MAX = 4 * KIB
 """The same for a peer that has not yet proven who it is."""
 
-ANSWER_FRAME_BYTES_MAX = 16 * KIB * KIB
-"""The same for whoever asked for the state of the jobs: about 200 bytes per node come back."""
+STATUS_FRAME_BYTES_MAX = 16 * KIB * KIB
+"""The same for a client that asked for the state of the jobs: about 200 bytes per node."""
 
 STORE_VALUE_BYTES_MAX = 480 * KIB
 """A value in the store: two of them (`compare_set`) and their key fit into one frame."""
@@ -87,7 +28,7 @@ STORE_SCOPE_CHARS_MAX = RUN_ID_CHARS_MAX + NODE_ID_CHARS_MAX
 STORE_TIMEOUT_S_MAX = 30 * 86_400.0
 
 SUMMARIES_MAX = 100_000
-"""Nodes of one job in an answer. Room for as many as a peer announces is made before the first is
+"""Nodes of one job in a reply. Room for as many as a peer announces is made before the first is
 read, so this is also what one short hostile message can make us allocate (8 bytes each)."""
 JOBS_MAX = 10_000
 HISTORY_LINES_MAX = 10_000

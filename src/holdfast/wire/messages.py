@@ -1,14 +1,13 @@
-"""Every message there is between two programs of ours, and how each becomes bytes and back.
+"""Every message between two Holdfast programs, and how each becomes bytes and back.
 
-The one thing to know: what `decode` returns may be used as it is. Types, lengths and ranges are
-checked here, partly by msgspec while it decodes and partly (for the structs of `core.protocol`, which
-know nothing of limits) by `holdfast.wire.checking`; whatever else a peer sent is a `BadMessage`.
+What `decode` returns may be used as it is: types, lengths and ranges are part of the message types
+and checked while decoding, the little that a type cannot say right after. Whatever else a peer sent
+is a `BadMessage`.
 
-Messages are msgpack maps with a tag. Fields that a newer version added are passed over, so a field
-may be added without a new protocol version as long as it has a default. No pickle, ever.
+Messages are msgpack maps with a tag. Fields that a newer version added are ignored, so a field may
+be added without a new protocol version as long as it has a default. No pickle, ever.
 
-It does not say who may send what, and when: that is for the handshake, the coordinator and its
-client to know.
+Who may send what, and when, is for the handshake, the coordinator and its client to know.
 """
 
 from __future__ import annotations
@@ -18,41 +17,22 @@ from typing import Annotated, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from holdfast.core.protocol import NODE_ID_CHARS_MAX, RUN_ID_CHARS_MAX, Ack, Heartbeat, Status, View
+from holdfast.core.protocol import (
+    NODE_ID_CHARS_MAX,
+    RUN_ID_CHARS_MAX,
+    Ack,
+    Count,
+    Failure,
+    Heartbeat,
+    Name,
+    Number,
+    RunId,
+    Status,
+    View,
+    Why,
+)
 from holdfast.wire import limits
-from holdfast.wire.checking import CHECKS
-from holdfast.wire.errors import BadMessage, WireError, quoted
-
-__all__ = [
-    "MAGIC",
-    "PROTOCOL_VERSION",
-    "PROTOCOL_VERSION_MIN",
-    "Ack",
-    "BadMessage",
-    "Challenge",
-    "Goodbye",
-    "HandshakeMessage",
-    "Heartbeat",
-    "Hello",
-    "JobSummary",
-    "Message",
-    "NodeSummary",
-    "Proof",
-    "Refusal",
-    "Status",
-    "StatusReply",
-    "StatusRequest",
-    "StoreCall",
-    "StoreOp",
-    "StoreResult",
-    "View",
-    "Welcome",
-    "WireError",
-    "check",
-    "decode",
-    "decode_handshake",
-    "encode",
-]
+from holdfast.wire.errors import BadMessage, quoted
 
 MAGIC = "holdfast"
 PROTOCOL_VERSION = 1
@@ -60,11 +40,6 @@ PROTOCOL_VERSION = 1
 PROTOCOL_VERSION_MIN = 1
 """The oldest one."""
 
-Count = Annotated[int, Meta(ge=0, le=limits.COUNTER_MAX)]
-CountOrNone = Annotated[int, Meta(ge=-1, le=limits.COUNTER_MAX)]
-Name = Annotated[str, Meta(max_length=limits.NAME_CHARS_MAX)]
-Words = Annotated[str, Meta(max_length=limits.WHY_CHARS_MAX)]
-RunId = Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)]
 Version = Annotated[int, Meta(ge=1, le=limits.VERSION_MAX)]
 Nonce = Annotated[bytes, Meta(min_length=limits.NONCE_BYTES_MIN, max_length=limits.NONCE_BYTES_MAX)]
 ProofBytes = Annotated[bytes, Meta(max_length=limits.PROOF_BYTES_MAX)]
@@ -72,9 +47,11 @@ StoreKey = Annotated[str, Meta(max_length=limits.STORE_KEY_CHARS_MAX)]
 StoreValue = Annotated[bytes, Meta(max_length=limits.STORE_VALUE_BYTES_MAX)]
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
+# The handshake.
+
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """The client's first words: what it is, the versions it speaks, a nonce that it drew."""
+    """The client's first message: what it is, the versions it speaks, a nonce that it drew."""
 
     magic: Annotated[str, Meta(max_length=len(MAGIC))] = MAGIC
     version_min: Version = PROTOCOL_VERSION_MIN
@@ -105,18 +82,22 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The server does not want this client."""
+    """The server does not accept this client."""
 
-    why: Words
+    why: Why
     permanent: bool = True
-    """False if trying again later may help."""
+    """False if retrying later may help."""
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """Whoever sends this closes the connection on purpose."""
 
-    why: Words = ""
+    why: Why = ""
 
+
+HandshakeMessage = Hello | Challenge | Proof | Welcome | Refusal | Goodbye
+
+# The store of a job.
 
 StoreOp = Literal[
     "set", "get", "add", "check", "wait", "compare_set", "append", "delete", "num_keys"
@@ -125,10 +106,10 @@ STORE_OPS: tuple[StoreOp, ...] = get_args(StoreOp)
 
 
 class StoreCall(msgspec.Struct, frozen=True, kw_only=True, tag="store_call"):
-    """An agent asks the store of its job. Each call is answered once, in any order."""
+    """An agent's call to the store of its job. Each is answered once, in any order."""
 
     id: Count
-    run_id: Annotated[str, Meta(min_length=1, max_length=RUN_ID_CHARS_MAX)]
+    run_id: RunId
     scope: Annotated[str, Meta(max_length=limits.STORE_SCOPE_CHARS_MAX)] = ""
     """Keys of different scopes (rounds, generations) know nothing of each other."""
     op: StoreOp
@@ -140,7 +121,7 @@ class StoreCall(msgspec.Struct, frozen=True, kw_only=True, tag="store_call"):
 
 
 class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result"):
-    """What came of the call with the same `id`."""
+    """The outcome of the call with the same `id`."""
 
     id: Count
     ok: bool
@@ -148,44 +129,47 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
     amount: Int64 = 0
     timed_out: bool = False
     """Why it is not `ok`: no value came in time. Else it was refused."""
-    why: Words = ""
+    why: Why = ""
+
+
+# The state of jobs, for a person.
 
 
 class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag="query"):
-    """Somebody wants to know how a job is, or with an empty `run_id` how all of them are."""
+    """Asks for the state of a job, or with an empty `run_id` of all jobs."""
 
     id: Count
-    run_id: RunId = ""
+    run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
 
 
 class NodeSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A node as a person wants to see it."""
+    """The state of a node."""
 
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
     host: Name = ""
     address: Name = ""
     role: Name = ""
     phase: Name = ""
-    rank: CountOrNone = -1
-    generation: CountOrNone = -1
+    rank: Number = -1
+    generation: Number = -1
 
 
 class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as a person wants to see it."""
+    """The state of a job."""
 
     run_id: RunId
     phase: Name = ""
     term: Count = 0
-    round: CountOrNone = -1
-    generation: CountOrNone = -1
+    round: Number = -1
+    generation: Number = -1
     restarts: Count = 0
     max_restarts: Int64 = 0
     nodes: Annotated[list[NodeSummary], Meta(max_length=limits.SUMMARIES_MAX)] = []
-    history: Annotated[list[Words], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
+    history: Annotated[list[Why], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
 
 
 class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
-    """The jobs that the query with the same `id` asked for."""
+    """The jobs that the request with the same `id` asked for."""
 
     id: Count
     jobs: Annotated[list[JobSummary], Meta(max_length=limits.JOBS_MAX)] = []
@@ -196,8 +180,6 @@ Message = (
     | Hello | Challenge | Proof | Welcome | Refusal | Goodbye
     | StoreCall | StoreResult | StatusRequest | StatusReply
 )  # fmt: skip
-
-HandshakeMessage = Hello | Challenge | Proof | Welcome | Refusal | Goodbye
 
 # One of each for the whole program: they are made to be shared, and making one is not cheap.
 _encode = msgspec.msgpack.Encoder().encode
@@ -228,10 +210,22 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     try:
         message: Message = _decode(body)
     except _MALFORMED as error:
-        raise BadMessage(f"no message of ours: {quoted(str(error))}") from None
-    check_it = CHECKS.get(type(message))
-    if check_it is not None:
-        check_it(message)
+        raise BadMessage(f"invalid message: {quoted(str(error))}") from None
+    if isinstance(message, (Heartbeat, Ack)):
+        _check_names(message, message.run_id, message.node)
+    elif isinstance(message, View):
+        _check_names(message, message.run_id, message.node, message.master_addr)
+        _check_failure(message, message.failure)
+    elif isinstance(message, Status):
+        info, settings = message.info, message.settings
+        names = (info.node, info.role, info.host, info.label, info.address)
+        _check_names(message, message.run_id, *names)
+        _check_failure(message, message.failure)
+        if settings.min_nodes > settings.max_nodes:
+            raise BadMessage(
+                f"invalid Status: min_nodes {settings.min_nodes} is over max_nodes "
+                f"{settings.max_nodes}"
+            )
     return message
 
 
@@ -247,6 +241,20 @@ def decode_handshake(body: bytes | bytearray | memoryview) -> HandshakeMessage:
 def check(message: Message) -> None:
     """Raise the `BadMessage` that the other side would raise for a message.
 
-    For what a person may have set to something absurd, before it is sent for the first time.
+    For what a user may have set to something absurd, before it is sent for the first time.
     """
     decode(encode(message))
+
+
+def _check_failure(message: Message, failure: Failure | None) -> None:
+    if failure is not None:
+        _check_names(message, failure.node, failure.host)
+
+
+def _check_names(message: Message, *names: str) -> None:
+    """Raise for a name with control characters in it, since names end up on consoles."""
+    for name in names:
+        if not name.isprintable():
+            raise BadMessage(
+                f"invalid {type(message).__name__}: control characters in {quoted(name)!r}"
+            )

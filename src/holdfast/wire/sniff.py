@@ -35,9 +35,7 @@ def check_client_bytes(first: bytes) -> None:
             "or remove tls_ca there)"
         )
     if any(_begins(first, method) for method in _HTTP_METHODS):
-        raise NotOurProtocol(
-            "an HTTP client; this port speaks Holdfast's own protocol, use `holdfast status`"
-        )
+        raise NotOurProtocol("an HTTP client; this port speaks Holdfast's own protocol")
     if _begins(first, _TORCH_STORE):
         raise NotOurProtocol(
             "a client of torch's TCPStore, such as torchrun; start all nodes with Holdfast"

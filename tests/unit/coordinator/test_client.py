@@ -8,10 +8,18 @@ from holdfast.coordinator.agent_connection import JoinRefused, SessionDriver
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, View
+from holdfast.core.protocol import (
+    REPORT_BYTES_MAX,
+    SUMMARY_CHARS_MAX,
+    Failure,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    View,
+)
 from holdfast.core.session import ConnectionState, Session, SessionTimeouts
 from holdfast.net.listening import try_bind
-from holdfast.wire.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 
 if TYPE_CHECKING:
     import socket

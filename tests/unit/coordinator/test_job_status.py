@@ -6,7 +6,7 @@ from holdfast.coordinator import job_status
 from holdfast.core.coordinator import CoordinatorMachine, StatusReceived
 from holdfast.core.protocol import JobSettings, NodeInfo, Status
 from holdfast.wire.frames import FrameReader
-from holdfast.wire.limits import ANSWER_FRAME_BYTES_MAX
+from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import StatusReply, StatusRequest, decode
 
 
@@ -26,7 +26,7 @@ def hosting() -> CoordinatorMachine:
 
 
 def answer_to(hosting: CoordinatorMachine, query: StatusRequest) -> StatusReply:
-    (body,) = FrameReader(ANSWER_FRAME_BYTES_MAX).feed(job_status.answer_frame(hosting, query))
+    (body,) = FrameReader(STATUS_FRAME_BYTES_MAX).feed(job_status.answer_frame(hosting, query))
     answer = decode(body)
     assert isinstance(answer, StatusReply)
     assert answer.id == query.id
@@ -52,7 +52,7 @@ def test_one_job_can_be_asked_for(hosting: CoordinatorMachine) -> None:
 def test_an_answer_that_would_be_too_large_goes_without_the_nodes(
     hosting: CoordinatorMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_status, "ANSWER_FRAME_BYTES_MAX", 400)
+    monkeypatch.setattr(job_status, "STATUS_FRAME_BYTES_MAX", 400)
     x, y = answer_to(hosting, StatusRequest(id=1)).jobs
     assert (x.run_id, x.generation, x.nodes, x.history) == ("x", 0, [], [])
     assert y.run_id == "y"

@@ -9,9 +9,16 @@ from serving import LIMIT_S, run, serving, soon, status
 
 from holdfast.coordinator import server
 from holdfast.coordinator.connect import ConnectFailed
-from holdfast.core.protocol import Ack, Heartbeat, JobSettings, NodePhase, NodeRole, View
+from holdfast.core.protocol import (
+    WHY_CHARS_MAX,
+    Ack,
+    Heartbeat,
+    JobSettings,
+    NodePhase,
+    NodeRole,
+    View,
+)
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import WHY_CHARS_MAX
 from holdfast.wire.messages import StatusRequest, StoreCall, StoreResult, Welcome
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
-from holdfast.net.token import CLIENT, SERVER, TOKEN_BYTES_MAX, load_token, prove, same
+from holdfast.net.token import TOKEN_BYTES_MAX, load_token
+from holdfast.wire.handshake import CLIENT, SERVER, prove, same
 
 if TYPE_CHECKING:
     from pathlib import Path

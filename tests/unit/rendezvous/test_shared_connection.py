@@ -15,6 +15,8 @@ import pytest
 from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import (
+    REPORT_BYTES_MAX,
+    SUMMARY_CHARS_MAX,
     Failure,
     JobOutcome,
     JobSettings,
@@ -27,7 +29,6 @@ from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.rendezvous.backend import RendezvousBackend, SharedConnection, SharedJob, decode
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.memory import MemoryStore
-from holdfast.wire.limits import REPORT_BYTES_MAX, SUMMARY_CHARS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ from holdfast.wire.errors import NotOurProtocol
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake, refusal
 from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import decode
-from holdfast.wire.sniff import check_client_bytes, check_server_bytes, explain_silent_close
+from holdfast.wire.sniff import check_client_bytes, check_server_bytes
 
 CLIENTS = [
     (b"\x16\x03\x01\x02\x00\x01\x00", "a TLS client; this coordinator is plain"),
@@ -55,8 +55,3 @@ def test_our_own_first_bytes_pass_however_few_are_there() -> None:
         check_server_bytes(answer[:length])
     check_server_bytes(refusal("x" * 5000))
     check_client_bytes(HANDSHAKE_FRAME_BYTES_MAX.to_bytes(4, "big"))
-
-
-def test_a_silent_close_is_explained_from_the_side_that_sees_it() -> None:
-    assert "a coordinator without TLS" in explain_silent_close(tls=True)
-    assert "a coordinator with TLS (set tls_ca here)" in explain_silent_close(tls=False)

@@ -1,181 +1,198 @@
+"""Limits and hostile bodies; that messages come back as they were is for tests/fuzz."""
+
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
+from msgspec import inspect
+from msgspec.structs import replace
 
-from holdfast.core.protocol import Ack, Heartbeat, JobSettings, NodeInfo, NodeRole, Status, View
-from holdfast.wire.errors import BadMessage
+from holdfast.core import protocol
+from holdfast.core.protocol import (
+    Ack,
+    Failure,
+    Heartbeat,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    Status,
+    View,
+)
+from holdfast.wire import limits
+from holdfast.wire.errors import BadMessage, quoted
+from holdfast.wire.frames import encode_frame
+from holdfast.wire.limits import clip
 from holdfast.wire.messages import (
-    STORE_OPS,
-    Challenge,
     Goodbye,
-    HandshakeMessage,
-    Hello,
-    JobSummary,
     Message,
-    NodeSummary,
-    Proof,
-    Refusal,
-    StatusReply,
-    StatusRequest,
     StoreCall,
-    StoreResult,
-    Welcome,
     check,
     decode,
     decode_handshake,
     encode,
 )
 
-NONCE = bytes(32)
+INFO = NodeInfo(node="n1", incarnation=7)
+SETTINGS = JobSettings(min_nodes=1, max_nodes=3)
+FAILURE = Failure(node="n1", host="h1", rank=2, pid=33, exitcode=-9, summary="killed")
+STATUS = Status(seq=0, run_id="job", info=INFO, settings=SETTINGS, failure=FAILURE)
+BEAT = Heartbeat(run_id="job", node="n1", incarnation=7, seq=1, term=1, revision=1)
+ACK = Ack(run_id="job", node="n1", incarnation=7, seq=-1)
+VIEW = View(
+    run_id="job", node="n1", incarnation=7, term=1, revision=1, role=NodeRole.WAITING,
+    failure=FAILURE, why="words,\nmore words",
+)  # fmt: skip
+WIDE = "\N{ROCKET}"  # Limits of text are in characters, those of frames in bytes.
 
-ONE_OF_EACH: list[Message] = [
-    Status(
-        seq=1,
-        run_id="job",
-        info=NodeInfo(node="n", incarnation=1, ports=(1, 2)),
-        settings=JobSettings(min_nodes=1, max_nodes=2),
-    ),
-    Heartbeat(run_id="job", node="n", incarnation=1, seq=1, term=1, revision=1),
-    Ack(run_id="job", node="n", incarnation=1, seq=1),
-    View(run_id="job", node="n", incarnation=1, term=1, revision=1, role=NodeRole.STANDBY),
-    Hello(nonce=NONCE),
-    Challenge(version=1, nonce=NONCE, token_wanted=True, proof=bytes(32)),
-    Proof(proof=bytes(32)),
-    Welcome(version=1),
-    Refusal(why="no", permanent=False),
-    Goodbye(why="done"),
-    StoreCall(id=1, run_id="job", scope="r1", op="wait", keys=("a", "b"), timeout_s=1.5),
-    StoreResult(id=1, ok=False, why="no such key"),
-    StatusRequest(id=1),
-    StatusReply(
-        id=1,
-        jobs=[
-            JobSummary(
-                run_id="job",
-                phase="running",
-                nodes=[NodeSummary(node="n", rank=0)],
-                history=["round 0 formed"],
-            )
-        ],
-    ),
-]
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        replace(STATUS, info=replace(INFO, incarnation=2**64 - 1, ports=(0, 65535) * 8)),
+        replace(STATUS, settings=replace(SETTINGS, max_restarts=-1, settle_s=0.25)),
+        replace(STATUS, run_id="ein Lauf mit Umläuten und 漢字"),
+        replace(VIEW, master_addr="fe80::1%eth0", master_port=29500),
+        ACK,
+    ],
+)
+def test_sensible_values_pass(message: Message) -> None:
+    check(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "path", "values"),
+    [
+        (BEAT, "run_id", ["", "x" * 1001, "a\nb", "\x1b[2J", "\0"]),
+        (ACK, "node", ["", "x" * 201, "a\tb"]),
+        (BEAT, "seq", [2**62 + 1, -2]),
+        (ACK, "incarnation", [-1]),
+        (STATUS, "run_id", ["\n"]),
+        # A coordinator counts on from what a node reports.
+        (STATUS, "generation", [2**53 + 1, -2]),
+        (STATUS, "term", [2**53 + 1]),
+        (STATUS, "round_term", [2**53 + 1]),
+        (STATUS, "restarts", [-1, 2**53 + 1]),
+        (STATUS, "rank", [-2, 1_000_000]),
+        (STATUS, "report", [b"x" * (protocol.REPORT_BYTES_MAX + 1)]),
+        (STATUS, "info.node", ["", "x" * 201, "a\nb"]),
+        (STATUS, "info.role", ["x" * 256, "\r"]),
+        (STATUS, "info.host", ["x" * 256, "a\nb"]),
+        (STATUS, "info.label", ["x" * 256, "\n"]),
+        (STATUS, "info.address", ["x" * 256, "\x7f"]),
+        (STATUS, "info.local_world_size", [0, 100_001]),
+        (STATUS, "info.ports", [(-1, 0), (0, 65536), (), (1,) * 17]),
+        (STATUS, "settings.min_nodes", [0, 4, 1_000_001]),
+        (STATUS, "settings.settle_s", [-0.1, 86401.0, float("nan"), float("inf")]),
+        (STATUS, "failure.host", ["x" * 256, "a\nb"]),
+        (STATUS, "failure.node", ["a\nb"]),
+        (VIEW, "failure.summary", ["x" * 4001]),
+        (VIEW, "failure.host", ["a\nb"]),
+        (VIEW, "why", ["x" * 2001]),
+        (VIEW, "world_size", [-1, 10**11 + 1]),
+        (VIEW, "master_addr", ["x" * 256, "a\nb"]),
+        (VIEW, "master_port", [-1, 65536]),
+        (VIEW, "node", ["a\nb"]),
+    ],
+)
+def test_absurd_values_are_refused(message: Any, path: str, values: list[object]) -> None:
+    first, _, rest = path.partition(".")
+    for value in values:
+        field = replace(getattr(message, first), **{rest: value}) if rest else value
+        with pytest.raises(BadMessage) as raised:
+            check(replace(message, **{first: field}))
+        line = str(raised.value)
+        assert line.isprintable()
+        assert len(line) < 400
+
+
+def test_every_number_and_text_has_a_limit() -> None:
+    """A field that is added to a message without one would be taken unseen."""
+    seen: set[type] = set()
+
+    def look(kind: inspect.Type, where: str) -> None:
+        match kind:
+            case inspect.IntType(ge=low, le=high):
+                assert low is not None, where
+                assert high is not None or where.endswith(("incarnation", "round_key")), where
+            case inspect.FloatType(ge=low, le=high):
+                assert None not in (low, high), where
+            case inspect.StrType(max_length=most) | inspect.BytesType(max_length=most):
+                assert most is not None, where
+            case inspect.ListType(item_type=item, max_length=most):
+                assert most is not None, where
+                look(item, where)
+            case inspect.VarTupleType(item_type=item, max_length=most):
+                assert most is not None, where
+                look(item, where)
+            case inspect.UnionType(types=types):
+                for one in types:
+                    look(one, where)
+            case inspect.StructType(cls=cls, fields=fields):
+                if cls not in seen:
+                    seen.add(cls)
+                    for field in fields:
+                        look(field.type, f"{cls.__name__}.{field.name}")
+
+    look(inspect.type_info(Message), "")
+    assert {NodeInfo, JobSettings, Failure} < seen
+
+
+def test_the_largest_messages_fit_into_a_frame() -> None:
+    name, node = WIDE * protocol.NAME_CHARS_MAX, WIDE * protocol.NODE_ID_CHARS_MAX
+    run_id = WIDE * protocol.RUN_ID_CHARS_MAX
+    status = replace(
+        STATUS,
+        run_id=run_id,
+        info=replace(INFO, node=node, role=name, host=name, label=name, address=name),
+        phase=NodePhase.FAILED,
+        failure=Failure(node=node, host=name, summary=WIDE * protocol.SUMMARY_CHARS_MAX),
+        report=b"x" * protocol.REPORT_BYTES_MAX,
+    )
+    call = StoreCall(
+        id=protocol.COUNTER_MAX,
+        run_id=run_id,
+        scope=WIDE * limits.STORE_SCOPE_CHARS_MAX,
+        op="compare_set",
+        keys=(WIDE * limits.STORE_KEY_CHARS_MAX,),
+        value=b"x" * limits.STORE_VALUE_BYTES_MAX,
+        expected=b"y" * limits.STORE_VALUE_BYTES_MAX,
+    )
+    for message in (status, call):
+        assert decode(encode_frame(message)[4:]) == message
 
 
 def body(**fields: object) -> bytes:
     return msgspec.msgpack.encode(fields)
 
 
-def test_the_examples_are_all_there_are() -> None:
-    assert {type(one) for one in ONE_OF_EACH} == set(get_args(Message))
-
-
-@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda one: type(one).__name__)
-def test_each_message_comes_back_as_it_was(message: Message) -> None:
-    check(message)
-    for kind in (bytes, bytearray, memoryview):
-        assert decode(kind(encode(message))) == message
-
-
-@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda one: type(one).__name__)
-def test_messages_cannot_be_changed(message: Any) -> None:
-    with pytest.raises(AttributeError):
-        setattr(message, message.__struct_fields__[0], 1)
-
-
-@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda one: type(one).__name__)
-def test_no_beginning_of_a_message_is_a_message(message: Message) -> None:
-    whole = encode(message)
-    for length in range(len(whole)):
-        with pytest.raises(BadMessage):
-            decode(whole[:length])
-    with pytest.raises(BadMessage, match="trailing"):
-        decode(whole + b"\0")
-
-
-@pytest.mark.parametrize("message", ONE_OF_EACH, ids=lambda one: type(one).__name__)
-def test_a_stranger_can_say_only_what_belongs_to_the_handshake(message: Message) -> None:
-    if isinstance(message, HandshakeMessage):
-        assert decode_handshake(encode(message)) == message
-    else:
-        with pytest.raises(BadMessage, match="no message of the handshake: Invalid value"):
-            decode_handshake(encode(message))
-
-
-def test_fields_of_a_newer_version_are_passed_over() -> None:
-    assert decode(body(type="goodbye", why="x", extra={"deep": [1, {"er": None}]})) == Goodbye(
-        why="x"
-    )
-
-
-def test_what_is_absurd_in_a_status_is_found() -> None:
-    beat = Heartbeat(run_id="job", node="", incarnation=1, seq=1, term=1, revision=1)
-    with pytest.raises(BadMessage, match=r"Heartbeat\.node: 0 characters are not within 1 and 200"):
-        decode(encode(beat))
-    with pytest.raises(BadMessage, match=r"Heartbeat\.node"):
-        check(beat)
+def test_fields_of_a_newer_version_are_ignored() -> None:
+    assert decode(body(type="goodbye", why="x", extra=[1, {"er": None}])) == Goodbye(why="x")
 
 
 @pytest.mark.parametrize(
-    ("fields", "why"),
+    "fields",
     [
-        ({}, "missing required field `type`"),
-        ({"type": "nonsense"}, "Invalid value 'nonsense'"),
-        ({"type": 3}, "Expected `str`"),
-        ({"type": "hello"}, "missing required field `nonce`"),
-        ({"type": "hello", "nonce": b"short"}, "length >= 16"),
-        ({"type": "hello", "nonce": bytes(65)}, "length <= 64"),
-        ({"type": "hello", "nonce": NONCE, "version_min": 0}, ">= 1"),
-        ({"type": "hello", "nonce": NONCE, "version_max": 2**31}, "<= 2147483647"),
-        ({"type": "hello", "nonce": NONCE, "magic": "x" * 9}, "length <= 8"),
-        ({"type": "welcome", "version": "1"}, "Expected `int`, got `str`"),
-        ({"type": "goodbye", "why": "x" * 2001}, "length <= 2000"),
-        ({"type": "proof", "proof": bytes(65)}, "length <= 64"),
-        ({"type": "query", "id": -1}, ">= 0"),
-        ({"type": "query", "id": True}, "got `bool`"),
-        ({"type": "answer", "id": 1, "jobs": [{"run_id": "x" * 1001}]}, "length <= 1000"),
-        ({"type": "answer", "id": 1, "jobs": [{}] * 10_001}, "length <= 10000"),
+        {"op": "drop_table"},
+        {"run_id": ""},
+        {"keys": ["x" * 4001]},
+        {"keys": ["x"] * 10_001},
+        {"value": bytes(480 * 1024 + 1)},
+        {"amount": 2**63},
+        {"timeout_s": float("nan")},
+        {"timeout_s": 2_592_001.0},
+        {"type": "hello", "nonce": b"short"},
+        {"type": "goodbye", "why": "x" * 2001},
+        {"type": "answer", "jobs": [{}] * 10_001},
     ],
 )
-def test_what_is_wrong_is_said(fields: dict[str, object], why: str) -> None:
-    with pytest.raises(BadMessage, match=why):
-        decode(body(**fields))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("op", "drop_table"),
-        ("run_id", ""),
-        ("run_id", "x" * 1001),
-        ("scope", "x" * 1201),
-        ("keys", ["x" * 4001]),
-        ("keys", ["x"] * 10_001),
-        ("keys", "abc"),
-        ("value", "text"),
-        ("value", bytes(480 * 1024 + 1)),
-        ("expected", bytes(480 * 1024 + 1)),
-        ("amount", 2**63),
-        ("amount", 1.5),
-        ("timeout_s", -1.0),
-        ("timeout_s", float("nan")),
-        ("timeout_s", float("inf")),
-        ("timeout_s", 2_592_001.0),
-    ],
-)
-def test_absurd_store_calls_are_refused(field: str, value: object) -> None:
-    fields: dict[str, object] = {"type": "store_call", "id": 1, "run_id": "job", "op": "set"}
-    assert decode(body(**fields)) == StoreCall(id=1, run_id="job", op="set")
-    with pytest.raises(BadMessage, match=field):
-        decode(body(**{**fields, field: value}))
-
-
-def test_every_operation_of_a_store_can_be_asked_for() -> None:
-    assert len(STORE_OPS) == 9
-    for op in STORE_OPS:
-        check(StoreCall(id=1, run_id="job", op=op))
+def test_absurd_messages_of_other_kinds_are_refused(fields: dict[str, object]) -> None:
+    good: dict[str, object] = {"type": "store_call", "id": 1, "run_id": "job", "op": "set"}
+    assert decode(body(**good)) == StoreCall(id=1, run_id="job", op="set")
+    with pytest.raises(BadMessage):
+        decode(body(**{**good, **fields}))
 
 
 BOMBS = {
@@ -189,8 +206,6 @@ BOMBS = {
     "a byte that msgpack never uses": b"\xc1",
     "a tag of half a megabyte": b"\x81\xa4type\xdb\x00\x08\x00\x00" + b"\n" * 0x80000,
     "nothing": b"",
-    "a number": b"\x01",
-    "a list": b"\x91\x01",
     "a time stamp": b"\xd6\xff\x00\x00\x00\x00",
 }
 
@@ -198,8 +213,33 @@ BOMBS = {
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS.keys())
 def test_hostile_bodies_are_bad_messages_of_one_short_line(bomb: bytes) -> None:
     for decoded_by in (decode, decode_handshake):
-        with pytest.raises(BadMessage, match=r"no message of (ours|the handshake): ") as raised:
+        with pytest.raises(BadMessage) as raised:
             decoded_by(bomb)
         line = str(raised.value)
         assert line.isprintable()
         assert len(line) < 300
+
+
+def test_a_stranger_can_send_only_messages_of_the_handshake() -> None:
+    for message in (STATUS, BEAT, ACK, VIEW, StoreCall(id=1, run_id="job", op="get")):
+        with pytest.raises(BadMessage):
+            decode_handshake(encode(message))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Goodbye(why="half a character: \udcff"),
+        StoreCall(id=1, run_id="job", op="add", amount=2**64),
+        StoreCall(id=1, run_id="job", op="set", value=object()),  # type: ignore[arg-type]
+    ],
+)
+def test_a_message_that_cannot_be_written_is_a_bad_message(message: Message) -> None:
+    with pytest.raises(BadMessage, match=type(message).__name__):
+        encode_frame(message)
+
+
+def test_texts_are_clipped_and_quoted() -> None:
+    assert [clip("four", 4), clip("abcdefgh", 6), clip("a \udcff", 10)] == ["four", "abc...", "a ?"]
+    assert quoted("two\nlines\x1b[31m", 20) == "two?lines?[31m"
+    assert [quoted("x" * 10, 10), quoted("x" * 11, 10)] == ["x" * 10, "xxxxxxx..."]
