@@ -18,7 +18,6 @@ from collections import deque
 
 from holdfast import console
 from holdfast.agent import rank_exchange
-from holdfast.agent.event_methods import EventMethods
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.spec import (
     DEFAULT_ROLE,
@@ -69,7 +68,7 @@ class ElasticAgent(ABC):
 STORY_STEPS_SHOWN = 20
 
 
-class SimpleElasticAgent(EventMethods, ElasticAgent):
+class SimpleElasticAgent(ElasticAgent):
     """An agent of one group of workers; derive from it to say what a worker is."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.agent import ElasticAgent, SimpleElasticAgent
+from holdfast.agent.agent import ElasticAgent
 from holdfast.agent.spec import (
     DEFAULT_ROLE,
     RunResult,
@@ -11,6 +11,7 @@ from holdfast.agent.spec import (
     WorkerSpec,
     WorkerState,
 )
+from holdfast.elastic._impl.agents import SimpleElasticAgent
 
 __all__ = [
     "DEFAULT_ROLE",

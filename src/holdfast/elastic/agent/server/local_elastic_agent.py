@@ -5,10 +5,10 @@ from __future__ import annotations
 from holdfast.agent.local_agent import (
     UNINTERRUPTIBLE_ENV as TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
 )
-from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.side_services import HEALTH_PORT_ENV as TORCHELASTIC_HEALTH_CHECK_PORT
 from holdfast.agent.watchdogs import ENABLE_ENV as TORCHELASTIC_ENABLE_FILE_TIMER
 from holdfast.agent.watchdogs import FILE_ENV as TORCHELASTIC_TIMER_FILE
+from holdfast.elastic._impl.agents import LocalElasticAgent
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
 from holdfast.elastic import events
+from holdfast.elastic._impl.agents import LocalElasticAgent
+from holdfast.observe.events import destinations
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.rendezvous.single_node import SingleNodeHandler
 
@@ -69,7 +70,7 @@ def test_a_step_that_fails_is_recorded_too(agent: Measuring, tmp_path: Path) -> 
         with pytest.raises(OSError, match="cannot start"):
             agent.run()
     finally:
-        events.configure(events.NullEventHandler())
+        destinations._configured.pop("null").close(5.0)
     assert got[2:] == ["MY_START", "FAILED"]
 
 
