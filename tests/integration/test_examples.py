@@ -153,7 +153,7 @@ def test_worker_progress_is_started_again_when_it_hangs(tmp_path: Path) -> None:
     command = [*command_of(PROGRESS), "--timeout", "1"]
     done = run(with_whole_lines(command, tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "the time is up for 'section a step'" in done.stderr
+    assert "timer expired: 'section a step'" in done.stderr
     assert "restarting all workers (restart 1 of 1)" in done.stderr
     assert "rank 1: generation 1, was 2 workers: " in done.stdout
     assert "rank 1 of 2: 5 steps done" in done.stdout

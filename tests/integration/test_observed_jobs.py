@@ -153,13 +153,10 @@ def test_a_handler_that_raises_is_named_and_dropped(
     flags = ("--event-log-handler", name, "--log-dir=logs", "--max-restarts=1")
     code, said = run(tmp_path, "sys.exit(GENERATION == '0')", *flags, env=plugins)
     assert code == 0
-    named = f"[holdfast] the event handler {name!r} ({name.title()})"
-    ours = [line for line in said.splitlines() if "the event handler" in line]
-    assert ours == [
-        f"{named} failed: {why}",
-        f"{named} failed 3 times in a row: it gets no more events",
-        f"[holdfast] 8 events were not recorded by the event handler {named.partition('er ')[2]}",
-    ]
+    ours = [line for line in said.splitlines() if f"{name!r} ({name.title()})" in line]
+    assert len(ours) == 3  # That it failed, was dropped, and missed some.
+    assert why in ours[0]
+    assert "8 events" in ours[2]
     assert len(events_of(tmp_path / "logs")) == 8  # The other handler has them all.
 
 
@@ -168,12 +165,10 @@ def test_a_handler_that_blocks_for_ever_is_waited_for_once(
 ) -> None:
     code, said = run(tmp_path, "pass\n", "--event-log-handler=blocking", env=plugins)
     assert code == 0
-    handler = "the event handler 'blocking' (Blocking)"
-    assert said.splitlines() == [
-        f"[holdfast] {handler} still has 5 events to take after 5 s",
-        f"[holdfast] {handler} has not taken all events after 5 s: it gets no more events",
-        f"[holdfast] 5 events were not recorded by {handler}",
-    ]
+    lines = said.splitlines()
+    assert len(lines) == 3  # That it has not taken all, was dropped, and missed some.
+    assert all("'blocking' (Blocking)" in line for line in lines)
+    assert "5 events" in lines[2]
 
 
 # Metrics.

@@ -36,8 +36,8 @@ def test_a_worker_of_torchs_whose_timer_expires_is_shown_killed_and_restarted(
     line = ["--max-restarts=1", "--log-dir=logs", "--redirects=2", "../job.py"]
     done = launchers.holdfast(line, {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"})
     assert done.code == 0, done.err
-    assert "the time is up for 'stuck' (pid " in done.err
-    assert "failed: was killed because the time was up for 'stuck'; restarting" in done.err
+    assert "timer expired: 'stuck' (pid " in done.err
+    assert "failed: was killed because timer 'stuck' expired; restarting" in done.err
     [log] = done.folder.glob("logs/*/attempt_0/0/stderr.log")
     assert "be_stuck_here (" in log.read_text()
     [path] = done.folder.glob("logs/*/events-*.jsonl")

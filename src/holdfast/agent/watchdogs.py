@@ -57,7 +57,7 @@ class TimeoutKill:
         """Return what it has to do with the failure; a worker may outlive a signal."""
         survived = self._direct and not self.is_of(failure)
         what = f"got signal {self._signum:d}" if survived else "was killed"
-        return f"{self._who}{what} because the time was up for {self._scope!r}"
+        return f"{self._who}{what} because timer {self._scope!r} expired"
 
 
 class Watchdogs:
@@ -271,7 +271,7 @@ class Watchdogs:
         from holdfast.timers.reaper import Reaper
 
         if self._reaper is None:
-            self._reaper = Reaper(self._is_ours, dump=self._dump, tell=self._note)
+            self._reaper = Reaper(self._is_ours, dump=self._dump, report=self._note)
         return self._reaper
 
     def _is_ours(self, pid: int) -> bool:

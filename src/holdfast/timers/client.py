@@ -37,7 +37,7 @@ class TimerClient(abc.ABC):
 
     @abc.abstractmethod
     def release(self, scope_id: str) -> None:
-        """Release the timer of a scope; one that is not set is no fault."""
+        """Release the timer of a scope, if it is set."""
 
 
 _configured: TimerClient | None = None
@@ -45,7 +45,7 @@ _scopes_in_use: dict[tuple[int, str], object] = {}
 
 
 def configure(timer_client: TimerClient) -> None:
-    """Have all `expires` blocks of this process use a client, unless they name another."""
+    """Make all `expires` blocks of this process use a client, unless they name another."""
     global _configured  # noqa: PLW0603 (one for the process, as in TorchElastic)
     _configured = timer_client
 
@@ -53,7 +53,7 @@ def configure(timer_client: TimerClient) -> None:
 def expires(
     after: float, scope: str | None = None, client: TimerClient | None = None
 ) -> ExpiringBlock:
-    """Have this process ended if the block takes longer than `after` seconds.
+    """Have this process killed if the block takes longer than `after` seconds.
 
     Also a decorator: every call of the function then has a timer.
     """
@@ -76,7 +76,7 @@ class ExpiringBlock:
         client = self._client or _configured
         if client is None:
             raise RuntimeError(
-                "expires() has no client: call timer.configure(client), or give it one (client=...)"
+                "expires() has no client: call timer.configure(client), or pass client=..."
             )
         scope = _claim(client, self._scope)
         self._entered.setdefault(get_ident(), []).append((client, scope))
@@ -90,7 +90,7 @@ class ExpiringBlock:
         self._leave(release=True)
 
     def __call__(self, function: Function) -> Function:
-        """Give every call of a function a timer."""
+        """Give every call of a function a timer of its own."""
         from functools import wraps
 
         @wraps(function)
@@ -109,7 +109,7 @@ class ExpiringBlock:
             _scopes_in_use.pop((id(client), scope), None)
 
     def _pop_entered(self) -> tuple[TimerClient, str]:
-        """Return what this thread entered last; what another did only if it has entered nothing."""
+        """Return what this thread entered last, or else what another thread did."""
         thread = get_ident()
         if thread not in self._entered:
             thread = next(iter(self._entered))
@@ -120,10 +120,9 @@ class ExpiringBlock:
 
 
 def _claim(client: TimerClient, scope: str) -> str:
-    """Return a name that no other block of this process uses now: the scope's, if it can be.
+    """Return a name that no other block of this process uses now: the scope's, if possible.
 
-    `setdefault` is one step for all threads, so that no lock is needed, which a fork could find
-    locked.
+    `setdefault` is one step for all threads, so no lock is needed, which a fork could find locked.
     """
     token = object()
     name, number = scope, 1
@@ -137,13 +136,13 @@ OPEN_TRIES_MAX = 10
 OPEN_AGAIN_S = 0.1
 
 FULL_S_MAX = 10.0
-"""How long a request waits for a pipe that is full, since its reader is held up."""
+"""How long a request waits for a pipe that is full because its reader is held up."""
 
 
 class FileTimerClient(TimerClient):
     """Sets timers with the server at `file_path`, as TORCHELASTIC_TIMER_FILE names it.
 
-    `signal` is what this process gets when a timer expires; 0 or less has it told, and no more.
+    `signal` is what this process gets when a timer expires; 0 or less only has it reported.
     """
 
     def __init__(self, file_path: str, signal: int = signals.SIGKILL) -> None:
@@ -167,7 +166,7 @@ class FileTimerClient(TimerClient):
         line = request.to_json().encode() + b"\n"
         if len(line) > LINE_BYTES_MAX:
             raise RuntimeError(
-                f"a timer request of {len(line)} bytes is too long, {LINE_BYTES_MAX} are the most: "
+                f"a timer request of {len(line)} bytes is longer than {LINE_BYTES_MAX}: "
                 "give the scope a shorter name"
             )
         fd = self._open()
@@ -178,9 +177,7 @@ class FileTimerClient(TimerClient):
 
     def _open(self) -> int:
         if not self._file_path:
-            raise BrokenPipeError(
-                errno.EPIPE, "there is no pipe for timers here, and the agent has said why"
-            )
+            raise BrokenPipeError(errno.EPIPE, "the agent has no timer pipe, and has reported why")
         for tries in range(OPEN_TRIES_MAX):
             try:
                 return os.open(self._file_path, os.O_WRONLY | os.O_NONBLOCK)
@@ -189,9 +186,9 @@ class FileTimerClient(TimerClient):
                 if problem.errno not in (errno.ENXIO, errno.ENOENT):
                     break
             if tries < OPEN_TRIES_MAX - 1:
-                time.sleep(OPEN_AGAIN_S)  # The server may just be on its way.
+                time.sleep(OPEN_AGAIN_S)  # The server may just be starting.
         raise BrokenPipeError(
-            errno.EPIPE, f"no timer server reads the pipe ({why.strerror})", self._file_path
+            errno.EPIPE, f"no timer server reads this pipe ({why.strerror})", self._file_path
         ) from why
 
     def _write(self, fd: int, line: bytes) -> None:
@@ -203,7 +200,7 @@ class FileTimerClient(TimerClient):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise BlockingIOError(
-                        errno.EAGAIN, "the timer server does not read its pipe", self._file_path
+                        errno.EAGAIN, "the timer server is not reading its pipe", self._file_path
                     ) from None
                 _wait_writable(fd, left)
             else:

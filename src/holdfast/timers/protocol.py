@@ -7,6 +7,8 @@ found nevertheless.
 
 from __future__ import annotations
 
+from holdfast import console
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,14 +16,14 @@ if TYPE_CHECKING:
 
 
 RELEASED = -1
-"""Stands in a request for the time of a timer that is to be released."""
+"""The `expiration_time` of a request that releases its timer."""
 
 TIME_MAX = 1e15
-"""Seconds; what expires later, as `expires(after=math.inf)` does, expires then."""
+"""Seconds; a later expiry, as of `expires(after=math.inf)`, counts as this."""
 
 
 def is_time(value: object) -> TypeGuard[float]:
-    """Return whether a value can be when a timer expires: a number, and not `nan`."""
+    """Whether a value can be an expiry: a number, and not `nan`."""
     return isinstance(value, (int, float)) and type(value) is not bool and value > -TIME_MAX
 
 
@@ -50,9 +52,9 @@ class TimerRequest:
 
 
 class FileTimerRequest(TimerRequest):
-    """A timer of one process; `signal` is what it gets when the time is up, none if not positive.
+    """A timer of one process; `signal` is what it gets on expiry, none if not positive.
 
-    On the wire it is a line of JSON, the same as TorchElastic's.
+    On the wire it is a line of JSON, TorchElastic's.
     """
 
     __slots__ = ("signal", "version")
@@ -74,7 +76,7 @@ class FileTimerRequest(TimerRequest):
         return (*super()._fields(), self.signal)
 
     def to_json(self) -> str:
-        """Return the request as it goes over the wire, without the end of the line."""
+        """Return the request as it goes over the wire, without the newline."""
         import json
 
         return json.dumps(
@@ -89,7 +91,7 @@ class FileTimerRequest(TimerRequest):
 
 
 LINE_BYTES_MAX = 4096
-"""A line with its end is no longer than what the kernel writes in one piece (PIPE_BUF)."""
+"""A line with its newline is no longer than what the kernel writes in one piece (PIPE_BUF)."""
 
 SIGNAL_MAX = 64
 SHOWN_BYTES_MAX = 80
@@ -97,23 +99,23 @@ START = b'{"version"'
 
 
 class InvalidRequest(ValueError):
-    """Says in a few words why a line is no request."""
+    """Why a line is not a request, in a few words."""
 
 
 class LineSplitter:
-    """Puts pieces of bytes together to lines; keeps the beginning of one that has not ended."""
+    """Splits chunks into lines; keeps the beginning of one that has not ended."""
 
     def __init__(self) -> None:
         self._rest = b""
-        self._skipping = False  # The line was too long: nothing of it counts.
+        self._skipping = False  # The line is too long: nothing of it counts.
 
     def feed(self, chunk: bytes) -> Iterator[bytes]:
-        """Yield the lines that end in this piece; one that is too long comes as its beginning."""
+        """Yield the lines that end in this chunk; of one that is too long, its beginning."""
         *ended, self._rest = (self._rest + chunk).split(b"\n")
         for line in ended:
             if self._skipping:
                 self._skipping = False
-                line = line[-LINE_BYTES_MAX:]  # noqa: PLW2901 (it may have a whole one at its end)
+                line = line[-LINE_BYTES_MAX:]  # noqa: PLW2901 (there may be a whole one at its end)
                 if START not in line:
                     continue
             yield line
@@ -125,7 +127,7 @@ class LineSplitter:
 
 
 def parse_request(line: bytes) -> FileTimerRequest:
-    """Return the request of a line; raise `InvalidRequest` if it is none."""
+    """Return the request of a line; raise `InvalidRequest` if it is not one."""
     try:
         return _parse_line(line)
     except InvalidRequest:
@@ -139,30 +141,52 @@ def _parse_line(line: bytes) -> FileTimerRequest:
     import json
 
     if len(line) >= LINE_BYTES_MAX:
-        raise InvalidRequest(f"longer than {LINE_BYTES_MAX} bytes: {shown(line)}")
+        raise InvalidRequest(f"longer than {LINE_BYTES_MAX} bytes: {excerpt(line)}")
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
-        raise InvalidRequest(f"no JSON: {shown(line)}") from None
+        raise InvalidRequest(f"not JSON: {excerpt(line)}") from None
     if not isinstance(found, dict):
-        raise InvalidRequest(f"no object: {shown(line)}")
+        raise InvalidRequest(f"not an object: {excerpt(line)}")
     pid, scope, expires, signum = map(found.get, ("pid", "scope_id", "expiration_time", "signal"))
     if not _is_number(pid, int) or pid <= 0 or pid >= 1 << 31:
-        raise InvalidRequest(f"its pid is no process: {shown(line)}")
+        raise InvalidRequest(f"invalid pid: {excerpt(line)}")
     if not isinstance(scope, str):
-        raise InvalidRequest(f"its scope_id is no text: {shown(line)}")
+        raise InvalidRequest(f"invalid scope_id: {excerpt(line)}")
     if not is_time(expires):
-        raise InvalidRequest(f"its expiration_time is no time: {shown(line)}")
+        raise InvalidRequest(f"invalid expiration_time: {excerpt(line)}")
     if not _is_number(signum, int) or signum > SIGNAL_MAX:
-        raise InvalidRequest(f"its signal is none: {shown(line)}")
+        raise InvalidRequest(f"invalid signal: {excerpt(line)}")
     return FileTimerRequest(pid, scope, float(min(expires, TIME_MAX)), signum)
 
 
-def shown(line: bytes) -> str:
-    """Return a line as it can be shown to a person."""
+def excerpt(line: bytes) -> str:
+    """Return a line as it is shown in a message."""
     short = line[:SHOWN_BYTES_MAX]
     return repr(short.decode(errors="replace")) + ("..." if len(line) > len(short) else "")
 
 
 def _is_number(value: Any, *kinds: type) -> TypeGuard[Any]:
     return isinstance(value, kinds) and not isinstance(value, bool)
+
+
+NAMED_MAX = 5
+"""Refusals of one kind that are reported; the rest are only counted."""
+
+
+class RefusalLog:
+    """Reports refused requests, without letting a faulty script fill the log."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return sum(self._counts.values())
+
+    def add(self, reason: str, detail: str, level: int = console.WARNING) -> None:
+        """Report that the request `detail` was refused, for `reason`."""
+        count = self._counts[reason] = self._counts.get(reason, 0) + 1
+        if count <= NAMED_MAX:
+            console.log(level, f"timer request refused: {reason}: {detail}")
+        if count == NAMED_MAX:
+            console.log(level, f"timer request refused: {reason}: no more of these are reported")

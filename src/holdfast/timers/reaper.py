@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from holdfast.processes.workers.pages import Section
 
-    Tell = Callable[[str, FileTimerRequest | None], object]
+    Report = Callable[[str, FileTimerRequest | None], object]
 
 
 SECTION_SIGNAL = signal.SIGKILL
 
 
 def section_timer(section: Section, pid: int, now: float, wall: float) -> FileTimerRequest:
-    """Return the timer that a section with a timeout amounts to, for `Reaper.expire`."""
+    """Return a section with a timeout as a timer, for `Reaper.expire`."""
     assert section.deadline_ns is not None
     expires = wall + (section.deadline_ns / 1e9 - now)
     return FileTimerRequest(pid, f"section {section.name}", expires, SECTION_SIGNAL)
@@ -42,13 +42,13 @@ KILLED = "kill worker process"
 
 SCOPES_NAMED_MAX = 3
 REPORT_ROUNDS_MAX = 4
-"""How often it is asked who has become late meanwhile, before the first is killed."""
+"""How often it is asked who else has become late, before the first is killed."""
 DUMPS_AT_ONCE = 8
-"""So many stacks are dumped in the same moment: what waits for each other is best seen so."""
+"""Stacks dumped at the same time: workers that wait for each other are best seen so."""
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Signal a process; one that is gone already is no fault."""
+    """Signal a process, if it still exists."""
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -56,11 +56,11 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 class Reaper:
-    """Ends workers whose time is up.
+    """Kills workers whose timers expired.
 
     `is_ours(pid)` says whether a process is a worker or belongs to one, `dump(pid)` writes its
-    stacks where the person finds them (it has to end by itself), `kill(pid, signum)` signals it,
-    and `tell(what, request)` hears of it.
+    stacks into its log (within a limited time), `kill(pid, signum)` signals it,
+    and `report(what, request)` gets what happens.
     """
 
     def __init__(
@@ -69,21 +69,21 @@ class Reaper:
         *,
         dump: Callable[[int], object] | None = None,
         kill: Callable[[int, int], object] = send_signal,
-        tell: Tell | None = None,
+        report: Report | None = None,
     ) -> None:
         self._is_ours = is_ours
         self._dump = dump
         self._kill = kill
-        self._tell = tell
+        self._report = report
 
     def is_ours(self, pid: int) -> bool:
-        """Return whether a process may be watched, and ended. This one may not, whoever asks."""
+        """Whether a process may be watched and killed. This one may not, whoever asks."""
         return pid > 0 and pid != os.getpid() and self._is_ours(pid)
 
-    def tell(self, what: str, request: FileTimerRequest | None = None) -> None:
-        """Say that something happened."""
-        if self._tell is not None:
-            self._tell(what, request)
+    def report(self, what: str, request: FileTimerRequest | None = None) -> None:
+        """Report that something happened."""
+        if self._report is not None:
+            self._report(what, request)
 
     def expire(
         self,
@@ -92,72 +92,72 @@ class Reaper:
         more: Callable[[], Mapping[int, Sequence[FileTimerRequest]]] | None = None,
         again: Container[int] = (),
     ) -> list[int]:
-        """Do what is to be done about expired timers, by process, the earliest first.
+        """Report, dump and kill processes with expired timers, the earliest first.
 
-        All are shown before the first is killed, since its end has the agent stop the others: also
-        those that `more()` finds late when the first are shown. Returns the processes that were to
-        be killed and could not be; of those in `again`, only that is tried.
+        All are reported and dumped before the first is killed, since its end makes the agent stop
+        the others: also those that `more()` finds late meanwhile. Returns the processes that could
+        not be killed; those in `again` are only killed.
         """
         expired: dict[int, list[FileTimerRequest]] = {}
-        for showing in range(REPORT_ROUNDS_MAX):
-            # Of whom it is known that it will be killed, no more need be said.
+        for round_ in range(REPORT_ROUNDS_MAX):
+            # Of a process that will be killed for certain, no more need be reported.
             new = [pid for pid in late if _fatal(expired.get(pid, ())) is None]
             for pid, requests in late.items():
                 expired.setdefault(pid, []).extend(requests)
-            self._show({pid: late[pid] for pid in new if pid not in again and self._lives(pid)})
-            if more is None or not new or showing == REPORT_ROUNDS_MAX - 1:
+            self._report_and_dump(
+                {pid: late[pid] for pid in new if pid not in again and self._is_alive(pid)}
+            )
+            if more is None or not new or round_ == REPORT_ROUNDS_MAX - 1:
                 break
             late = more()
-        return [pid for pid, requests in expired.items() if not self._end(pid, requests)]
+        return [pid for pid, requests in expired.items() if not self._kill_if_fatal(pid, requests)]
 
-    def _lives(self, pid: int) -> bool:
-        """Whether a process is a worker's still. It may have ended by itself, or been stopped."""
+    def _is_alive(self, pid: int) -> bool:
+        """Whether a process is still a worker's; it may have ended by itself, or been stopped."""
         return self.is_ours(pid) and not has_ended(pid)
 
-    def _show(self, late: Mapping[int, Sequence[FileTimerRequest]]) -> None:
+    def _report_and_dump(self, late: Mapping[int, Sequence[FileTimerRequest]]) -> None:
         for pid, requests in late.items():
             fatal = _fatal(requests)
             for request in requests:
-                self.tell(EXPIRED, request)
+                self.report(EXPIRED, request)
                 if request is fatal:
                     break
-            self._explain(pid, requests, fatal)
+            self._log(pid, requests, fatal)
         self._dump_all([*late])
 
-    def _end(self, pid: int, requests: Sequence[FileTimerRequest]) -> bool:
-        """Kill a process if that is asked for; return False if it could not be."""
+    def _kill_if_fatal(self, pid: int, requests: Sequence[FileTimerRequest]) -> bool:
+        """Kill a process if one of its timers has a signal; return False if that failed."""
         fatal = _fatal(requests)
-        if fatal is None or not self._lives(pid):
+        if fatal is None or not self._is_alive(pid):
             return True
         if not self.kill(pid, fatal.signal):
             return False
-        self.tell(KILLED, fatal)
+        self.report(KILLED, fatal)
         return True
 
     def kill(self, pid: int, signum: int) -> bool:
-        """Signal a worker; return False if it could not be."""
+        """Signal a worker; return False if that failed."""
         if not self.is_ours(pid):
             return True
         try:
             self._kill(pid, signum)
         except OSError as problem:
-            console.warning(
-                f"a worker whose timer expired (pid {pid}) could not be killed: {problem}"
-            )
+            console.warning(f"cannot kill the worker whose timer expired (pid {pid}): {problem}")
             return False
         return True
 
-    def _explain(
+    def _log(
         self, pid: int, requests: Sequence[FileTimerRequest], fatal: FileTimerRequest | None
     ) -> None:
         scopes = [repr(one.scope_id) for one in requests[:SCOPES_NAMED_MAX]]
         more = len(requests) - len(scopes)
         named = ", ".join(scopes) + (f" and {more} more" if more else "")
         what = f"killed with signal {fatal.signal:d}" if fatal is not None else "left alone"
-        console.error(f"the time is up for {named} (pid {pid}): it is {what}")
+        console.error(f"timer expired: {named} (pid {pid}); it is {what}")
 
     def _dump_all(self, pids: Sequence[int]) -> None:
-        """Have the stacks of several workers written at once: one that is stuck keeps no other."""
+        """Dump the stacks of several workers at once: one that is stuck holds up no other."""
         waiting = [*reversed(pids)]
 
         def dump_some() -> None:
@@ -176,23 +176,22 @@ class Reaper:
             try:
                 one.start()
             except RuntimeError:
-                break  # No more threads are to be had here; those there are will do.
+                break  # No more threads can be started here; these will do.
             others.append(one)
         dump_some()
         for one in others:
             one.join()
 
     def dump_stacks(self, pid: int) -> None:
-        """Have the stacks of a worker written, whatever comes of it."""
+        """Dump the stacks of a worker; a failure is only reported."""
         if self._dump is None:
             return
         try:
             self._dump(pid)
         except Exception as problem:  # noqa: BLE001 (it must not keep the worker alive)
-            kind = type(problem).__name__
-            console.warning(f"no stacks could be had (pid {pid}): {kind}: {problem}")
+            console.warning(f"cannot dump stacks (pid {pid}): {console.describe(problem)}")
 
 
 def _fatal(requests: Sequence[FileTimerRequest]) -> FileTimerRequest | None:
-    """Return the timer for whose sake a process is killed: the first that has a signal."""
+    """Return the timer that a process is killed for: the first that has a signal."""
     return next((one for one in requests if one.signal > 0), None)

@@ -20,27 +20,27 @@ WAIT_S = 20.0
 
 
 class Record:
-    """What happened, in order: what was told, dumped and killed."""
+    """What happened, in order: what was reported, dumped and killed."""
 
     def __init__(self, dump_fails: bool = False, kill_fails: int = 0) -> None:
-        self.said: list[str] = []
+        self.log: list[str] = []
         self.requests: list[FileTimerRequest] = []
         self._dump_fails = dump_fails
         self.kill_fails = kill_fails
 
-    def tell(self, what: str, request: FileTimerRequest | None) -> None:
-        self.said.append(what if request is None else f"{what}: {request.scope_id}")
+    def report(self, what: str, request: FileTimerRequest | None) -> None:
+        self.log.append(what if request is None else f"{what}: {request.scope_id}")
         if request is not None:
             self.requests.append(request)
 
     def dump(self, pid: int) -> None:
         assert os.path.exists(f"/proc/{pid}")
-        self.said.append(f"dump {pid}")
+        self.log.append(f"dump {pid}")
         if self._dump_fails:
             raise OSError("no stacks today")
 
     def kill(self, pid: int, signum: int) -> None:
-        self.said.append(f"kill {pid} with {int(signum)}")
+        self.log.append(f"kill {pid} with {int(signum)}")
         if self.kill_fails:
             self.kill_fails -= 1
             raise PermissionError(1, "Operation not permitted")

@@ -13,9 +13,9 @@ import time
 from holdfast import console
 from holdfast.processes.procfs import exists, is_below_this_process
 from holdfast.timers.client import TimerClient
-from holdfast.timers.protocol import RELEASED, TimerRequest, is_time
+from holdfast.timers.protocol import RELEASED, RefusalLog, TimerRequest, is_time
 from holdfast.timers.reaper import Reaper
-from holdfast.timers.server import RefusalLog, TimerTable
+from holdfast.timers.table import TimerTable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class TimerServer(abc.ABC):
         ended = set()
         for worker_id, timers in self._expired_now().items():
             console.error(
-                f"the time is up for worker {worker_id} in {', '.join(self._get_scopes(timers))}"
+                f"timer expired: worker {worker_id}, {', '.join(self._get_scopes(timers))}"
             )
             if self._reap_worker_no_throw(worker_id):
                 ended.add(worker_id)
@@ -221,21 +221,19 @@ class LocalTimerServer(TimerServer):
     ) -> None:
         super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
         self._reaper = Reaper(is_ours, dump=dump)
-        self._timers: TimerTable[TimerRequest] = TimerTable()
-        self._refusals = RefusalLog("a timer request is refused")
+        self._timers: TimerTable[TimerRequest] = TimerTable(self._reaper.is_ours)
+        self._refusals = RefusalLog()
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Set or release timers, whoever's they are; only processes below this are ever ended."""
+        """Set or release timers of any process; only descendants of this one are ever killed."""
         now, wall = time.monotonic(), time.time()
         for request in timer_requests:
             if not _is_request(request):
-                self._refusals.tell("it cannot be read", repr(request)[:80])
+                self._refusals.add("invalid", repr(request)[:80])
             elif not self._timers.set(request, now, wall):
-                self._timers.purge(now, self._reaper.is_ours)
-                if not self._timers.set(request, now, wall):
-                    self._refusals.tell(
-                        f"there are {len(self._timers):,} timers already", repr(request)[:80]
-                    )
+                self._refusals.add(
+                    f"there are {len(self._timers):,} timers already", repr(request)[:80]
+                )
 
     def clear_timers(self, worker_ids: set[int]) -> None:
         """Forget all timers of some processes."""
@@ -253,13 +251,13 @@ class LocalTimerServer(TimerServer):
         now = time.monotonic()
         late = self._timers.due(now)
         for pid, requests in [*late.items()]:
-            # Whoever is ended loses his timers; the others are looked at again.
-            self._timers.put_off(requests, now + TRY_AGAIN_S)
+            # A process that is killed loses its timers; the others are tried again.
+            self._timers.schedule_again(requests, now + TRY_AGAIN_S)
             if self._reaper.is_ours(pid):
                 continue
             if exists(pid):
-                self._refusals.tell(
-                    "it names a process that is not below this one",
+                self._refusals.add(
+                    "the process does not descend from this one",
                     f"pid {pid}, scope {requests[0].scope_id!r}",
                 )
             self._timers.clear((pid,))

@@ -1,0 +1,116 @@
+"""The named pipe over which workers send timer requests.
+
+It is opened for reading and writing, so that opening it never blocks and it never ends however
+often writers come and go. Only its owner can open it. Whatever is at its path is left alone, unless
+it is a pipe that nobody reads any more, left behind by an agent that was killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from holdfast.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PIPE_BYTES = 1 << 20
+"""How much the pipe holds, if the kernel lets it: about 8,000 requests."""
+
+TAKE_BYTES_MAX = 2 * PIPE_BYTES
+"""The most that is read at once: all that was in the pipe, however fast it is filled."""
+
+READ_BYTES = 1 << 16
+
+
+class RequestPipe:
+    """The reading end of a named pipe, which it makes and removes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        clear_path(path)
+        try:
+            os.mkfifo(path, 0o600)
+        except OSError as problem:
+            raise _unusable(path, problem.strerror or str(problem)) from problem
+        self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._inode = os.fstat(self._fd).st_ino
+        self._widen()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when there are requests."""
+        return self._fd
+
+    def is_reachable(self) -> bool:
+        """Whether the pipe is still at its path."""
+        try:
+            return os.lstat(self.path).st_ino == self._inode
+        except OSError:
+            return False
+
+    def chunks(self) -> Iterator[bytes]:
+        """Read all there is, but no more than `TAKE_BYTES_MAX`."""
+        taken = 0
+        while taken < TAKE_BYTES_MAX:
+            try:
+                chunk = os.read(self._fd, READ_BYTES)
+            except BlockingIOError:
+                return
+            taken += len(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        """Close the pipe, and remove it unless another is at its path by now."""
+        if self._fd < 0:
+            return
+        if self.is_reachable():
+            try:
+                os.unlink(self.path)
+            except OSError:
+                pass  # Somebody has removed it just now, or its folder.
+        os.close(self._fd)
+        self._fd = -1
+
+    def _widen(self) -> None:
+        import fcntl
+
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError:
+            pass  # This user has many pipes. Clients will wait more often until it is read.
+
+
+def clear_path(path: str) -> None:
+    """Remove a stale pipe at a path; raise `UsageError` for anything else."""
+    try:
+        there = os.lstat(path)
+    except FileNotFoundError:
+        return
+    except OSError as problem:
+        raise _unusable(path, problem.strerror or str(problem)) from problem
+    if not stat.S_ISFIFO(there.st_mode):
+        raise _unusable(path, "something other than a pipe is there")
+    if there.st_uid != os.geteuid():
+        raise _unusable(path, "the pipe there belongs to another user")
+    if _is_read(path):
+        raise _unusable(path, "another agent reads the pipe there")
+    os.unlink(path)
+
+
+def _is_read(path: str) -> bool:
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError as problem:
+        return problem.errno != errno.ENXIO
+    os.close(fd)
+    return True
+
+
+def _unusable(path: str, why: str) -> UsageError:
+    return UsageError(
+        f"cannot make the timer pipe {path}: {why}",
+        hint="set TORCHELASTIC_TIMER_FILE to a path that does not exist yet, or leave it out",
+    )
