@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
 import signal
 import sys
@@ -13,7 +11,6 @@ from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 
@@ -29,27 +26,8 @@ def give_many_bytes(count: int) -> bytes:
     return bytes(range(256)) * (count // 256)
 
 
-def give_environment(*names: str) -> list[str | None]:
-    return [os.environ.get(name) for name in names]
-
-
-def give_folder() -> str:
-    return os.getcwd()
-
-
 def give_lock() -> object:
     return threading.Lock()
-
-
-def give_unreadable() -> object:
-    return Unreadable()
-
-
-class Unreadable:
-    """Can be pickled, but not read again."""
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, ...]]:
-        return fail, ("this value cannot be made again",)
 
 
 def fail(why: str) -> None:
@@ -58,10 +36,6 @@ def fail(why: str) -> None:
 
 def leave(code: Any) -> None:
     sys.exit(code)
-
-
-def leave_without_code() -> None:
-    sys.exit()
 
 
 def leave_at_once(code: int) -> None:
@@ -79,12 +53,6 @@ def tell_and_wait(news: str) -> None:
         time.sleep(0.1)
 
 
-def tell_or_fail(news: str, rank: int, failing: int) -> None:
-    if rank == failing:
-        raise ValueError(f"rank {rank} fails")
-    tell_and_wait(news)
-
-
 def say(out: str, err: str) -> None:
     print(out)
     print(err, file=sys.stderr)
@@ -100,11 +68,6 @@ def say_in_thread(text: str) -> None:
 
     threading.Thread(target=speak).start()
     threading.Timer(0.01, ready.set).start()
-
-
-def say_at_exit(text: str, earlier: str) -> None:
-    atexit.register(sys.stdout.write, text)
-    say_in_thread(earlier)
 
 
 def tracker_pipe() -> str:
@@ -131,10 +94,6 @@ def signal_actions() -> tuple[bool, bool, set[int]]:
     )
 
 
-def identity() -> tuple[int, int, int]:
-    return os.getpid(), os.getppid(), os.getsid(0)
-
-
 def use_all(queue: Any, event: Any, lock: Any, pipe: Any) -> str:
     """Use one of each kind of what `multiprocessing` shares between processes."""
     with lock:
@@ -150,23 +109,6 @@ def put_and_return(queue: Any, items: list[Any]) -> int:
     for item in items:
         queue.put(item)
     return len(items)
-
-
-def add_to_proxy(shared: Any, key: str, value: Any) -> None:
-    shared[key] = value
-
-
-def run_child() -> int:
-    """Start and join a process of one's own, as a data loader does."""
-    child = multiprocessing.get_context("fork").Process(target=add, args=(1, 1))
-    child.start()
-    child.join()
-    assert child.exitcode == 0
-    return len(multiprocessing.active_children())
-
-
-def main_name() -> str:
-    return str(getattr(sys.modules["__main__"], "__file__", None))
 
 
 def flags() -> tuple[int, bool]:

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.workers.command_workers import (
     SubprocessContext,
     SubprocessHandler,
@@ -18,6 +17,7 @@ from real_jobs import News, Watched
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Iterator
+    from pathlib import Path
     from typing import Any
 
     from holdfast.processes.failures.exits import RunProcsResult
@@ -65,19 +65,6 @@ def exitcodes(result: RunProcsResult) -> dict[int, int]:
     return {rank: failure.exitcode for rank, failure in result.failures.items()}
 
 
-def test_arguments_become_text(news: News, tmp_path: Path) -> None:
-    args = ("-c", 'echo "$@" > $NEWS', "sh", 1, 2.5, tmp_path, None)
-    envs = {0: {"NEWS": str(news.path)}}
-    context = SubprocessContext(
-        "x", "sh", {0: args}, envs, DefaultLogsSpecs(log_dir=str(tmp_path / "logs"))
-    )
-    context.start()
-    assert not finished(context).is_failed()
-    context.close()
-    assert news.next() == ["1", "2.5", str(tmp_path), "None"]
-    assert context.subprocess_handlers == {}
-
-
 # With a replaced handler.
 
 
@@ -101,19 +88,6 @@ def test_workers_are_started_by_the_replaced_handler(news: News) -> None:
         context.close()
     finally:
         replace_subprocess_handler(None)
-
-
-@pytest.mark.usefixtures("replaced")
-def test_exits_of_replaced_workers_are_told(news: News) -> None:
-    context = make(news, "exit 3", WAITS, "kill -SEGV $$")
-    context.start()
-    while len(context.running()) > 1:
-        context._block(None)
-        context.poll_events(0)
-    result = finished(context)
-    assert exitcodes(result) == {0: 3, 1: -signal.SIGTERM, 2: -signal.SIGSEGV}
-    assert [result.failures[rank].consequence for rank in range(3)] == [False, True, False]
-    context.close()
 
 
 @pytest.mark.usefixtures("replaced")
@@ -145,48 +119,6 @@ def test_the_group_of_a_replaced_worker_does_not_outlive_it(news: News) -> None:
     assert exitcodes(finished(context)) == {0: 1}
     child.all_gone()
     context.close()
-
-
-@pytest.mark.usefixtures("replaced")
-def test_the_output_of_replaced_workers_is_shown_and_filtered(
-    news: News, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), tee=Std.ALL)
-    context = make(
-        news,
-        "echo loss 1; echo other; echo warned >&2",
-        "echo loss 2",
-        logs=logs,
-        duplicate_stdout_filters=["loss"],
-    )
-    context.start()
-    assert not finished(context).is_failed()
-    context.close()
-    said = capfd.readouterr()
-    assert sorted(said.out.splitlines()) == [
-        "[trainer0]:loss 1",
-        "[trainer0]:other",
-        "[trainer1]:loss 2",
-    ]
-    assert said.err == "[trainer0]:warned\n"
-    filtered = Path(context.filtered_stdout).read_text().splitlines()
-    assert sorted(filtered) == ["[trainer0]:loss 1", "[trainer1]:loss 2"]
-
-
-def test_a_handler_that_cannot_be_made_leaves_nothing(news: News) -> None:
-    def make_first_only(**how: Any) -> SubprocessHandler:
-        if how["local_rank_id"] == 1:
-            raise OSError("no slot is free")
-        return SubprocessHandler(**how)
-
-    replace_subprocess_handler(make_first_only)
-    try:
-        context = make(news, WAITS, WAITS)
-        with pytest.raises(OSError, match="no slot is free"):
-            context.start()
-        assert exitcodes(context.result()) == {0: -signal.SIGKILL}
-    finally:
-        replace_subprocess_handler(None)
 
 
 @pytest.mark.usefixtures("replaced")

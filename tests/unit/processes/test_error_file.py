@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.processes.failures import error_file as recording
-from holdfast.processes.failures.error_file import get_error_handler, record
+from holdfast.processes.failures.error_file import record
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 
 PRELUDE = (
@@ -107,21 +107,6 @@ def test_system_exit_is_a_decision_and_not_written(
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("value", ["", None])
-def test_without_an_error_file_nothing_is_written_or_said(
-    tmp_path: Path, value: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
-    code = "@record\ndef main():\n    raise ValueError('boom')\n\nmain()\n"
-    if value is None:
-        code = "del os.environ['TORCHELASTIC_ERROR_FILE']\n" + code
-    done = run(tmp_path, code, error_file="")
-    assert done.returncode == 1
-    assert done.stderr.count("Traceback") == 1
-    assert "[holdfast]" not in done.stderr
-    assert files(tmp_path) == []
-
-
 def one_line_of_ours(stderr: str) -> str:
     lines = [line for line in stderr.splitlines() if line.startswith("[holdfast]")]
     assert len(lines) == 1
@@ -149,92 +134,6 @@ def test_a_file_that_cannot_be_written_hides_nothing(
     assert path in line
     assert reason in line
     assert files(tmp_path) == []
-
-
-def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        import resource
-
-        @record
-        def main():
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
-            raise ValueError("boom")
-
-        main()
-        """,
-    )
-    assert done.returncode == 1
-    assert done.stderr.rstrip().endswith("ValueError: boom")
-    assert "File too large" in one_line_of_ours(done.stderr)
-    assert files(tmp_path) == []
-
-
-def test_a_special_file_is_written_to_and_never_replaced(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        recording.write_whole(str(tmp_path / "pipe"), b"{}")
-        assert os.read(reader, 100) == b"{}"
-    finally:
-        os.close(reader)
-    assert (tmp_path / "pipe").is_fifo()
-
-
-def test_a_pipe_that_nobody_reads_does_not_hold_the_worker_up(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "error.json")
-    done = run(tmp_path, "@record\ndef main():\n    1 / 0\n\nmain()\n")
-    assert "No such device or address" in one_line_of_ours(done.stderr)
-
-
-def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("error.json")
-    run(tmp_path, "@record\ndef main():\n    1 / 0\n\nmain()\n", str(tmp_path / "link"))
-    assert (tmp_path / "link").is_symlink()
-    assert written(tmp_path)["message"]["message"].startswith("ZeroDivisionError")
-
-
-def test_an_exception_that_cannot_say_its_text(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        class Odd(Exception):
-            def __str__(self):
-                raise RuntimeError("no text")
-
-        @record
-        def main():
-            raise Odd
-
-        main()
-        """,
-    )
-    assert done.returncode == 1
-    inner = written(tmp_path)["message"]
-    assert inner["message"] == "Odd: <its text cannot be made: RuntimeError>"
-    assert "in main" in inner["extraInfo"]["py_callstack"]
-
-
-def test_an_exception_that_refuses_attributes(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        import dataclasses
-
-        @dataclasses.dataclass(frozen=True)
-        class Odd(Exception):
-            shard: int
-
-        @record
-        def main():
-            raise Odd(3)
-
-        main()
-        """,
-    )
-    assert written(tmp_path)["message"]["message"] == "Odd: 3"
-    assert "[holdfast]" not in done.stderr
 
 
 def test_a_very_deep_recursion_is_written_within_the_limit(tmp_path: Path) -> None:
@@ -265,15 +164,6 @@ def test_a_very_deep_recursion_is_written_within_the_limit(tmp_path: Path) -> No
     assert "in main" in callstack
 
 
-def test_a_decorated_function_that_recurses_too_deeply_keeps_its_exception(
-    tmp_path: Path,
-) -> None:
-    done = run(tmp_path, "@record\ndef main():\n    main()\n\nmain()\n")
-    assert done.returncode == 1
-    assert "RecursionError: maximum recursion depth exceeded" in done.stderr
-    assert written(tmp_path)["message"]["message"].startswith("RecursionError")
-
-
 def test_an_exception_is_written_once_on_its_way_through_recorded_functions(
     own_file: Path,
 ) -> None:
@@ -284,19 +174,6 @@ def test_an_exception_is_written_once_on_its_way_through_recorded_functions(
     assert own_file.read_bytes() == first
     raise_recorded(ValueError("another"))
     assert b"another" in own_file.read_bytes()
-
-
-def test_the_longest_texts_stay_readable(tmp_path: Path) -> None:
-    error = ValueError("\U0001f40c" * recording.TEXT_CHARS_MAX * 2)
-    path = tmp_path / "error.json"
-    path.write_bytes(recording.error_file_content(error))
-    assert recording.read_error_file(str(path))["message"]["message"].startswith("ValueError")
-
-
-def test_bytes_that_are_no_text_are_written_as_ascii(tmp_path: Path) -> None:
-    content = recording.error_file_content(ValueError("caf\udce9"))
-    assert content.isascii()
-    assert json.loads(content)["message"]["message"] == "ValueError: caf\udce9"
 
 
 def test_a_handler_that_fails_hides_nothing(tmp_path: Path) -> None:
@@ -317,42 +194,6 @@ def test_a_handler_that_fails_hides_nothing(tmp_path: Path) -> None:
     assert done.stderr.rstrip().endswith("ValueError: boom")
     assert done.stderr.count("Traceback") == 1
     assert "TypeError: handler is broken" in one_line_of_ours(done.stderr)
-
-
-def test_a_fatal_signal_prints_the_python_stack(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        import ctypes
-
-        @record
-        def main():
-            ctypes.string_at(0)
-
-        main()
-        """,
-    )
-    assert done.returncode == -11
-    assert "Fatal Python error: Segmentation fault" in done.stderr
-    assert "in main" in done.stderr
-
-
-def test_a_fault_handler_of_the_users_own_is_kept(tmp_path: Path) -> None:
-    done = run(
-        tmp_path,
-        """
-        import ctypes, faulthandler
-
-        faulthandler.enable(open("trace.txt", "w"))
-        @record
-        def main():
-            ctypes.string_at(0)
-
-        main()
-        """.replace("trace.txt", str(tmp_path / "trace.txt")),
-    )
-    assert done.stderr == ""
-    assert "Segmentation fault" in (tmp_path / "trace.txt").read_text()
 
 
 def test_importing_and_decorating_loads_next_to_nothing() -> None:
@@ -420,34 +261,6 @@ def test_nothing_is_copied_when_the_first_worker_left_no_error_file(
     assert not own_file.exists()
 
 
-@pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    lines: list[str] = []
-    monkeypatch.setattr("holdfast.console.warning", lines.append)
-    return lines
-
-
-def test_a_copy_that_cannot_be_written_is_one_line(
-    tmp_path: Path, own_file: Path, said: list[str]
-) -> None:
-    own_file.mkdir()
-    child = tmp_path / "child.json"
-    child.write_bytes(recording.error_file_content(ValueError("boom")))
-    get_error_handler().dump_error_file(str(child))
-    assert len(said) == 1
-    assert said[0].startswith(f"cannot write the error file {own_file}: IsADirectoryError")
-
-
-@pytest.mark.parametrize("data", [{"message": "text"}, {}, {"message": None}])
-def test_the_exit_code_is_only_added_to_a_message_object(
-    data: dict[str, Any], said: list[str]
-) -> None:
-    before = dict(data)
-    get_error_handler().override_error_code_in_rootcause_data("child.json", data, 3)
-    assert data == before
-    assert len(said) == 1
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -470,29 +283,3 @@ def test_what_is_wrong_with_an_error_file_is_one_line(
     with pytest.raises(ValueError, match=re.escape(reason)) as raised:
         recording.read_error_file(str(path))
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.torch
-def test_torch_reads_what_we_write(tmp_path: Path) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure as TorchFailure
-
-    run(tmp_path, "@record\ndef main():\n    raise ValueError('boom')\n\nmain()\n")
-    failure = TorchFailure(0, 42, 1, str(tmp_path / "error.json"))
-    extra = written(tmp_path)["message"]["extraInfo"]
-    assert failure.message["message"] == "ValueError: boom"
-    assert failure.message["extraInfo"]["py_callstack"].endswith("ValueError: boom\n")
-    assert failure.timestamp == int(extra["timestamp"])
-    assert failure.error_file_data == written(tmp_path)
-
-
-@pytest.mark.torch
-def test_the_error_file_of_torchs_own_child_failed_error_is_copied(
-    tmp_path: Path, own_file: Path
-) -> None:
-    from torch.distributed.elastic.multiprocessing import errors
-
-    child = tmp_path / "child.json"
-    child.write_bytes(recording.error_file_content(ValueError("boom")))
-    failure = errors.ProcessFailure(0, 42, 9, str(child))
-    raise_recorded(errors.ChildFailedError("train.py", {0: failure}))
-    assert json.loads(own_file.read_bytes())["message"]["errorCode"] == 9

@@ -3,10 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import re
 import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -49,32 +46,6 @@ def test_an_object_message_is_taken_over(tmp_path: Path) -> None:
     assert one.detail == ""
 
 
-@pytest.mark.parametrize(
-    ("data", "timestamp"),
-    [({"message": "text", "timestamp": 17}, 17), ({"message": "text"}, 0)],
-)
-def test_a_string_message_is_taken_over(
-    tmp_path: Path, data: dict[str, Any], timestamp: int
-) -> None:
-    path = tmp_path / "error.json"
-    path.write_text(json.dumps(data))
-    one = failure(path)
-    assert (one.message, one.timestamp, one.error_file) == ("text", timestamp, str(path))
-    assert one.error_file_data == data
-
-
-@pytest.mark.parametrize("kind", ["missing", "folder", "empty name"])
-def test_what_is_no_regular_file_is_not_available(tmp_path: Path, kind: str) -> None:
-    before = int(time.time())
-    places = {"missing": str(tmp_path / "no"), "folder": str(tmp_path), "empty name": ""}
-    one = failure(places[kind], -9)
-    assert one.error_file == "<N/A>"
-    assert one.error_file_data == {"message": "<NONE>"}
-    assert before <= one.timestamp <= time.time()
-    assert one.message == "Signal 9 (SIGKILL) received by PID 42"
-    assert one.recorded_message() == ""
-
-
 BAD_FILES = {
     "empty": (b"", "it is empty"),
     "cut": (b'{"message": {"message": "Val', "it is not JSON"),
@@ -99,16 +70,6 @@ def test_a_bad_error_file_is_told_of_and_never_raises(
     assert one.error_file == str(path)
     assert one.recorded_message() == ""
     assert reason in str(ChildFailedError("train.py", {0: one}))
-
-
-@pytest.mark.parametrize(
-    "extra", [None, [], {}, {"timestamp": "soon"}, {"timestamp": "9" * 30}, {"timestamp": -1}]
-)
-def test_an_odd_time_counts_as_the_time_of_the_exit(tmp_path: Path, extra: Any) -> None:
-    one = recorded(tmp_path, extra, observed_ns=1_700_000_000 * S)
-    assert one.timestamp == 1_700_000_000
-    assert one.happened_ns() == 1_700_000_000 * S
-    assert one.recorded_message() == "ValueError: boom"
 
 
 JSON_VALUES = st.recursive(
@@ -177,32 +138,12 @@ def test_the_ending_in_words(exitcode: int, words: str) -> None:
     assert failure(exitcode=exitcode).ending() == words
 
 
-STDERR = 'Traceback (most recent call last):\n  File "train.py", line 1, in f\nKeyError: 3\n'
-
-
-def test_the_summary_is_one_line_with_what_is_known_best(tmp_path: Path) -> None:
-    assert failure(stderr_tail=STDERR).summary() == "exit code 1: KeyError: 3"
-    assert recorded(tmp_path, {}).summary() == "exit code 1: ValueError: boom"
-    assert failure(detail="stuck\nfast").summary() == "exit code 1: stuck"
-    # A traceback on stderr need not be why a signal came.
-    assert failure(exitcode=-15, stderr_tail=STDERR).summary() == failure(exitcode=-15).ending()
-
-
 def first_of(*failures: ProcessFailure) -> int:
     return ChildFailedError("x", dict(enumerate(failures))).get_first_failure()[0]
 
 
 def test_the_first_failure_is_the_one_seen_first() -> None:
     assert first_of(failure(order=2), failure(order=0), failure(order=1)) == 1
-
-
-def test_the_order_seen_counts_more_than_when_the_failures_were_put_together() -> None:
-    late, early = failure(order=1, observed_ns=5), failure(order=0, observed_ns=9)
-    assert first_of(late, early) == 1
-
-
-def test_without_an_order_the_time_of_the_exit_counts() -> None:
-    assert first_of(failure(observed_ns=9), failure(observed_ns=5)) == 1
 
 
 def test_the_precise_time_of_the_error_file_counts_more_than_the_order(tmp_path: Path) -> None:
@@ -216,25 +157,6 @@ def test_an_exception_recorded_before_another_workers_exit_is_first(tmp_path: Pa
     now = time.time_ns()
     slow_to_end = recorded(tmp_path, {"timestamp_ns": str(now - 2 * S)}, order=1)
     assert first_of(failure(order=0, observed_ns=now), slow_to_end) == 1
-
-
-def test_whole_seconds_decide_only_when_they_have_passed(tmp_path: Path) -> None:
-    now = 1_700_000_000 * S + S // 2
-    same_second = recorded(tmp_path, {"timestamp": "1700000000"}, order=1, observed_ns=now + 2)
-    second_before = recorded(tmp_path, {"timestamp": "1699999999"}, order=1, observed_ns=now + 2)
-    assert first_of(same_second, failure(order=0, observed_ns=now)) == 1
-    assert first_of(second_before, failure(order=0, observed_ns=now)) == 0
-
-
-def test_a_time_after_the_exit_is_not_believed(tmp_path: Path) -> None:
-    now = time.time_ns()
-    wrong = recorded(tmp_path, {"timestamp_ns": str(now + 3600 * S)}, observed_ns=now)
-    assert wrong.happened_ns() == now
-
-
-def test_ties_are_broken_by_the_order_seen(tmp_path: Path) -> None:
-    extra = {"timestamp_ns": "1700000000000000000"}
-    assert first_of(recorded(tmp_path, extra, order=1), recorded(tmp_path, extra, order=0)) == 1
 
 
 def test_a_consequence_is_first_only_among_its_like(tmp_path: Path) -> None:
@@ -321,40 +243,3 @@ def main():
 
 main()
 """
-
-
-@pytest.mark.torch
-def test_what_torchs_record_writes_is_read_as_torch_reads_it(tmp_path: Path) -> None:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure as TorchFailure
-
-    path = tmp_path / "error.json"
-    script = tmp_path / "train.py"
-    script.write_text(TORCH_WORKER)
-    done = subprocess.run(
-        [sys.executable, script],
-        env=dict(os.environ, TORCHELASTIC_ERROR_FILE=str(path)),
-        capture_output=True,
-        text=True,
-    )
-    ours, theirs = failure(path, done.returncode), TorchFailure(0, 42, done.returncode, str(path))
-    assert ours.detail == ""
-    for name in ("error_file", "error_file_data", "message", "timestamp"):
-        assert getattr(ours, name) == getattr(theirs, name)
-    assert ours.timestamp_isoformat() == theirs.timestamp_isoformat()
-    assert ours.recorded_message() == "ValueError: boom"
-    assert re.search(r"ZeroDivisionError(.|\n)*During handling", ours.traceback_text())
-    assert ours.traceback_text().endswith("ValueError: boom")
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("exitcode", [1, 7, -9, -50])
-def test_without_an_error_file_the_fields_are_those_of_torch(exitcode: int) -> None:
-    from torch.distributed.elastic.multiprocessing import errors
-
-    ours, theirs = failure(exitcode=exitcode), errors.ProcessFailure(0, 42, exitcode, "")
-    assert ours.error_file == theirs.error_file
-    assert ours.signal_name() == theirs.signal_name()
-    if exitcode < 0:
-        assert ours.message == theirs.message
-    else:
-        assert ours.error_file_data == theirs.error_file_data

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import errno
-import fcntl
+import io
 import os
 import re
 import select
@@ -12,13 +12,124 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.errors import EnvironmentProblem
 from holdfast.processes.logs import follower as following
-from holdfast.processes.logs.follower import OVERFLOW, Inotify, LogFollower, Sink
+from holdfast.processes.logs.follower import (
+    CHUNK_BYTES,
+    HELD_BYTES_MAX,
+    OVERFLOW,
+    FileStream,
+    Inotify,
+    LogFollower,
+    PipeStream,
+    Sink,
+    Stream,
+)
+from holdfast.processes.logs.lines import PrefixedLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+
+class Followed:
+    """Streams whose lines end up in one text, all ended and closed after the test."""
+
+    def __init__(self) -> None:
+        self.out = io.StringIO(newline="")
+        self.sink = Sink(self.out)
+        self.streams: list[Stream] = []
+
+    def file(self, path: Path) -> FileStream:
+        fd = os.open(path, os.O_RDONLY)
+        stream = FileStream(str(path), fd, PrefixedLines(b"p:", self.sink), (self.sink,))
+        self.streams.append(stream)
+        return stream
+
+    def pipe(self, fd: int, tail_bytes_max: int = 100) -> PipeStream:
+        lines = PrefixedLines(b"p:", self.sink)
+        stream = PipeStream("pipe", fd, lines, (self.sink,), tail_bytes_max=tail_bytes_max)
+        self.streams.append(stream)
+        return stream
+
+
+@pytest.fixture
+def followed() -> Iterator[Followed]:
+    streams = Followed()
+    yield streams
+    for stream in streams.streams:
+        fd = stream.fd
+        stream.end()
+        stream.end()
+        assert (stream.fd, stream.finished) == (-1, True)
+        if fd >= 0:
+            with pytest.raises(OSError, match="Bad file descriptor"):
+                os.fstat(fd)
+
+
+def test_a_truncated_file_is_read_from_its_start(followed: Followed, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"one\ntwo")
+    stream = followed.file(path)
+    assert not stream.take_turn()
+    path.write_bytes(b"new\n")
+    assert not stream.take_turn()
+    assert followed.out.getvalue() == "p:one\np:two\np:new\n"
+
+
+def test_finishing_a_file_stops_where_it_ended_at_that_time(
+    followed: Followed, tmp_path: Path
+) -> None:
+    path = tmp_path / "file"
+    line = b"x" * 99 + b"\n"
+    path.write_bytes(line * (CHUNK_BYTES // 100 + 1))
+    stream = followed.file(path)
+    stream.begin_finish()
+    with open(path, "ab") as file:
+        file.write(line * (5 * CHUNK_BYTES // 100))
+    with pytest.raises(EOFError):
+        stream.take_turn()
+    assert CHUNK_BYTES < stream.bytes_read <= 2 * CHUNK_BYTES
+
+
+def test_a_pipe_gives_what_is_there_and_ends_with_its_writers(followed: Followed) -> None:
+    read, write = os.pipe()
+    stream = followed.pipe(read)
+    assert not stream.take_turn()
+    os.write(write, b"one\ntwo")
+    assert not stream.take_turn()
+    os.close(write)
+    with pytest.raises(EOFError):
+        stream.take_turn()
+    stream.end()
+    assert followed.out.getvalue() == "p:one\np:two\n"
+
+
+def test_finishing_a_pipe_that_never_runs_empty_comes_to_an_end(followed: Followed) -> None:
+    stream = followed.pipe(os.open("/dev/zero", os.O_RDONLY))
+    stream.begin_finish()
+    with pytest.raises(EOFError):
+        stream.take_turn()
+    assert stream.bytes_read == HELD_BYTES_MAX
+
+
+def test_tail_of_a_pipe_is_its_last_bytes(followed: Followed) -> None:
+    read, write = os.pipe()
+    try:
+        stream = followed.pipe(read, tail_bytes_max=100)
+        assert stream.tail() == b""
+        written = b""
+        for number in range(60):
+            data = b"%d" % number * (number + 1)
+            written += data
+            os.write(write, data)
+            stream.take_turn()
+            assert stream.tail() == written[-100:]
+            assert len(stream._ring) <= 300
+        assert stream.tail(7) == written[-7:]
+        assert stream.tail(0) == b""
+    finally:
+        os.close(write)
+
 
 LINES = 20_000
 
@@ -160,37 +271,6 @@ def raw_terminal() -> tuple[int, int]:
     return master, terminal
 
 
-def test_a_reader_slower_than_the_writers_gets_every_line(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    """The console holds one page and is non-blocking, as some terminals are left by others."""
-    fcntl.fcntl(console.write_fd, 1031, 4096)
-    os.set_blocking(console.write_fd, False)
-    writers = []
-    for name in ("a", "b"):
-        path = str(tmp_path / name)
-        follower.follow_file(path, prefix=b"[%s]:" % name.encode(), to=console.sink)
-        fd = os.open(path, os.O_WRONLY)
-        writers.append(noisy(name, fd))
-        os.close(fd)
-    follower.start()
-    for writer in writers:
-        assert writer.wait() == 0
-
-    def close_when_drained() -> None:
-        follower.close(drain_s_max=60)
-        os.close(console.write_fd)
-        console.write_fd = -1
-
-    closer = threading.Thread(target=close_when_drained)
-    closer.start()
-    shown = bytearray()
-    while piece := os.read(console.read_fd, 700):
-        shown += piece
-    closer.join()
-    assert_complete(bytes(shown), ["a", "b"])
-
-
 def test_a_pipe_is_closed_as_soon_as_its_last_writer_is_gone(
     follower: LogFollower, console: Console
 ) -> None:
@@ -204,24 +284,6 @@ def test_a_pipe_is_closed_as_soon_as_its_last_writer_is_gone(
     assert read not in open_fds()
     assert console.next_line() == b"p:last words\n"
     assert follower.finish(stream)
-
-
-def test_a_closed_console_does_not_stop_the_following(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    kept = Sink.to_file(str(tmp_path / "kept"))
-    os.close(console.read_fd)
-    console.read_fd = -1
-    append(tmp_path / "log", b"one\n")
-    stream = follower.follow_file(
-        str(tmp_path / "log"), to=console.sink, filters=[b""], filtered_to=kept
-    )
-    follower.start()
-    wait_until(lambda: console.sink.quiet)
-    append(tmp_path / "log", b"two\n")
-    assert follower.finish(stream)
-    kept.close()
-    assert (tmp_path / "kept").read_bytes() == b"one\ntwo\n"
 
 
 class WatchedEpoll:
@@ -275,16 +337,6 @@ def test_an_idle_follower_sleeps_until_something_is_written(
     follower.close()
 
 
-def test_all_streams_share_one_thread(follower: LogFollower, tmp_path: Path) -> None:
-    before = set(threading.enumerate())
-    for number in range(20):
-        follower.follow_file(str(tmp_path / str(number)), to=None)
-    follower.start()
-    follower.start()
-    (thread,) = set(threading.enumerate()) - before
-    assert (thread.name, thread.daemon) == ("holdfast-logs", True)
-
-
 def test_finishing_works_in_any_order_and_any_number_of_times(
     console: Console, tmp_path: Path
 ) -> None:
@@ -311,12 +363,6 @@ def test_finishing_works_in_any_order_and_any_number_of_times(
     shown = console.rest()
     assert shown.startswith(b"b\n")
     assert sorted(shown.splitlines()) == [b"a", b"b", b"c", b"d"]
-
-
-def test_a_follower_may_be_closed_without_ever_starting() -> None:
-    before = set(threading.enumerate())
-    LogFollower().close()
-    assert set(threading.enumerate()) == before
 
 
 def test_a_stuck_console_does_not_hold_up_the_end_and_loses_nothing(
@@ -378,48 +424,3 @@ def test_a_lost_notice_queue_makes_every_file_be_read(
     append(tmp_path / "b", b"found\n")
     assert console.next_line() == b"found\n"
     follower.close()
-
-
-def test_what_cannot_be_waited_for_is_refused_and_closed(
-    follower: LogFollower, tmp_path: Path
-) -> None:
-    append(tmp_path / "file", b"")
-    with pytest.raises(EnvironmentProblem, match="cannot follow fd"):
-        follower.follow_fd(os.open(tmp_path / "file", os.O_RDONLY), to=None)
-
-
-def test_a_stream_that_cannot_be_read_is_told_of_and_ended(
-    follower: LogFollower, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The write end of a pipe can be waited for, but not read."""
-    read, write = os.pipe()
-    stream = follower.follow_fd(write, to=None)
-    follower.start()
-    os.close(read)
-    assert stream.wait(60)
-    (warning,) = caplog.messages
-    assert "cannot read fd" in warning
-
-
-def test_a_noisy_stream_does_not_starve_a_quiet_one(
-    follower: LogFollower, console: Console, tmp_path: Path
-) -> None:
-    """The quiet file comes last, and is shown long before the large one is at its end."""
-    (tmp_path / "noisy").write_bytes(b"")
-    os.truncate(tmp_path / "noisy", 256 << 20)
-    append(tmp_path / "quiet", b"here\n")
-    large = follower.follow_file(str(tmp_path / "noisy"), to=Sink(None))
-    read_when_seen: list[int] = []
-
-    class Seen:
-        def write(self, text: str, /) -> object:
-            read_when_seen.append(large.bytes_read)
-            return None
-
-        def flush(self) -> object:
-            return None
-
-    follower.follow_file(str(tmp_path / "quiet"), to=Sink(Seen()))
-    follower.close()
-    assert read_when_seen[0] < 16 << 20
-    assert large.bytes_read == 256 << 20

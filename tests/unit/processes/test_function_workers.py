@@ -1,23 +1,29 @@
+"""Functions as workers, by each start method."""
+
 from __future__ import annotations
 
-import atexit
 import multiprocessing
 import os
+import pickle
 import re
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import types
 from typing import TYPE_CHECKING
 
 import functions_to_call as fns
 import pytest
+from functions_to_call import add
 
-from holdfast.errors import UsageError
+from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.function_workers import MultiprocessContext
+from holdfast.processes.workers.start import start_processes
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
@@ -26,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.processes.failures.exits import RunProcsResult
+
 
 PATIENCE_S = 60
 METHODS = ("spawn", "fork", "forkserver")
@@ -119,17 +126,6 @@ def test_each_worker_returns_its_value(callers: Callers) -> None:
     assert list(result.return_values) == [0, 1, 2]
 
 
-def test_large_values(callers: Callers) -> None:
-    """More than the pipe holds: they are taken while the workers write them."""
-    size = 20 * 1024 * 1024
-    result = callers.result(fns.give_many_bytes, (size,), (size // 2,))
-    assert {rank: len(value) for rank, value in result.return_values.items()} == {
-        0: size,
-        1: size // 2,
-    }
-    assert result.return_values[0][-256:] == bytes(range(256))
-
-
 def test_a_value_that_is_too_large_is_refused(
     forking: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,14 +160,6 @@ def test_a_value_that_cannot_be_pickled(callers: Callers) -> None:
     assert failure.recorded_message() in failure.stderr_tail
 
 
-def test_a_value_that_cannot_be_read_again(callers: Callers) -> None:
-    failure = callers.result(fns.give_unreadable, ()).failures[0]
-    assert failure.exitcode == 0
-    assert failure.detail == (
-        "its return value cannot be read: RuntimeError: this value cannot be made again"
-    )
-
-
 # Failures.
 
 
@@ -186,17 +174,6 @@ def test_an_exception_is_recorded_and_printed(callers: Callers) -> None:
         assert text.endswith("RuntimeError: on purpose")
         assert "in fail" in text
     assert result.return_values == {}
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "said"),
-    [(3, 3, ""), (-1, 255, ""), ("a reason", 1, "a reason\n"), (True, 1, ""), (2.5, 1, "2.5\n")],
-)
-def test_leaving_with_a_code(callers: Callers, code: object, status: int, said: str) -> None:
-    failure = callers.result(fns.leave, (code,)).failures[0]
-    assert failure.exitcode == status
-    assert failure.stderr_tail == said
-    assert failure.recorded_message() == ""
 
 
 def test_leaving_without_a_failure_returns_none(callers: Callers) -> None:
@@ -218,22 +195,6 @@ def test_a_worker_that_ends_without_returning_has_failed(callers: Callers) -> No
 def test_a_forked_worker_needs_no_pickling(forking: Callers) -> None:
     lock = threading.Lock()
     assert forking.value(lambda one: (one is lock) and lock.locked(), lock) is False
-
-
-def test_an_argument_that_cannot_be_pickled_leaves_no_worker(fresh: Callers, news: News) -> None:
-    context = fresh.make(fns.tell_and_wait, (str(news.path),), (threading.Lock(),))
-    with pytest.raises(UsageError, match=r"cannot pickle '_thread\.lock' object"):
-        context.start()
-    assert context.running() == set()
-
-
-def test_too_many_shared_objects(fresh: Callers) -> None:
-    pipes = [os.pipe() for _ in range(150)]
-    connections = [multiprocessing.connection.Connection(fd) for pair in pipes for fd in pair]
-    with pytest.raises(UsageError, match="file descriptors"):
-        fresh.start(fns.give, (connections,))
-    for connection in connections:
-        connection.close()
 
 
 # What is shared.
@@ -265,50 +226,10 @@ def test_a_queue_is_flushed_before_the_worker_ends(callers: Callers) -> None:
     queue.join_thread()
 
 
-def test_a_queue_that_was_used_before_the_fork(forking: Callers) -> None:
-    """Its feeder thread does not come along; the worker needs one of its own."""
-    queue = multiprocessing.get_context("fork").Queue()
-    queue.put("ours")
-    assert queue.get(timeout=PATIENCE_S) == "ours"
-    started = forking.start(fns.put_and_return, (queue, ["theirs"]))
-    assert queue.get(timeout=PATIENCE_S) == "theirs"
-    assert finished(started).return_values == {0: 1}
-    queue.close()
-    queue.join_thread()
-
-
-def test_children_of_ours_are_not_a_forked_workers(forking: Callers, news: News) -> None:
-    context = multiprocessing.get_context("fork")
-    child = context.Process(target=fns.tell_and_wait, args=(str(news.path),), daemon=True)
-    child.start()
-    news.next()
-    assert forking.value(fns.run_child) == 0
-    assert child.is_alive()
-    child.kill()
-    child.join()
-    child.close()
-
-
-def test_workers_can_have_children(callers: Callers) -> None:
-    assert callers.value(fns.run_child) == 0
-
-
 def test_shared_memory_is_tracked_by_our_tracker(callers: Callers) -> None:
     """One of a worker's own would destroy it when the worker ends."""
     ours = fns.tracker_pipe()
     assert callers.result(fns.tracker_pipe, (), ()).return_values == {0: ours, 1: ours}
-
-
-def test_exit_handlers_run_last_and_only_the_workers_own(callers: Callers, tmp_path: Path) -> None:
-    atexit.register(fns.tell, str(tmp_path / "ours"), "ours")
-    try:
-        result = callers.result(fns.say_at_exit, ("at exit\n", "in a thread\n"))
-    finally:
-        atexit.unregister(fns.tell)
-    assert not result.is_failed()
-    with open(result.stdouts[0]) as stream:
-        assert stream.read() == "in a thread\nat exit\n"
-    assert not (tmp_path / "ours").exists()
 
 
 # What a worker finds.
@@ -352,36 +273,6 @@ def test_output_is_written_before_the_worker_ends(callers: Callers) -> None:
             assert stream.read() == said
 
 
-def test_threads_are_waited_for(callers: Callers) -> None:
-    result = callers.result(fns.say_in_thread, ("from the thread",))
-    with open(result.stdouts[0]) as stream:
-        assert stream.read() == "from the thread"
-
-
-def test_it_can_be_started_in_any_thread(callers: Callers) -> None:
-    values: list[Any] = []
-    thread = threading.Thread(target=lambda: values.append(callers.value(fns.add, 1, 2)))
-    thread.start()
-    thread.join()
-    assert values == [3]
-
-
-def test_modules_are_preloaded_into_the_forkserver(tmp_path: Path) -> None:
-    said = run_script(
-        tmp_path,
-        """
-        import multiprocessing, sys
-        from start import start
-        def loaded():
-            return "colorsys" in sys.modules, "no_such_module" in sys.modules
-        if __name__ == "__main__":
-            multiprocessing.set_forkserver_preload(["__main__", "colorsys", "no_such_module"])
-            print(start(loaded, "forkserver"))
-        """,
-    )
-    assert said == "(True, False)\n"
-
-
 # As programs of their own.
 
 START = """
@@ -398,82 +289,6 @@ START = """
                 return f"failed: {failure.exitcode} {failure.recorded_message()}"
             return result.return_values[0]
 """
-
-
-def run_any(tmp_path: Path, *command: str, **how: Any) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "start.py").write_text(textwrap.dedent(START))
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    return subprocess.run(
-        [sys.executable, *command],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        cwd=tmp_path,
-        env=env,
-        **how,
-    )
-
-
-def run_script(tmp_path: Path, code: str, *flags: str) -> str:
-    (tmp_path / "script.py").write_text(textwrap.dedent(code))
-    done = run_any(tmp_path, *flags, "script.py")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("how", ["script", "module"])
-def test_a_function_of_the_main_script(tmp_path: Path, method: str, how: str) -> None:
-    (tmp_path / "script.py").write_text(
-        textwrap.dedent(
-            f"""
-            import os, sys
-            from start import start
-            from dataclasses import dataclass
-            @dataclass
-            class Point:
-                x: int
-            def double(point):
-                assert os.getpid() != int(os.environ["AGENT"])
-                return Point(point.x * 2), sys.argv[1:]
-            if __name__ == "__main__":
-                os.environ["AGENT"] = str(os.getpid())
-                print(start(double, {method!r}, Point(21)))
-            """
-        )
-    )
-    command = ("script.py",) if how == "script" else ("-m", "script")
-    done = run_any(tmp_path, *command, "--flag")
-    assert (done.stdout, done.stderr) == ("(Point(x=42), ['--flag'])\n", "")
-
-
-@pytest.mark.parametrize("method", FRESH_METHODS)
-def test_a_script_that_starts_workers_when_imported_is_refused(tmp_path: Path, method: str) -> None:
-    """It would start workers that start workers, for ever."""
-    (tmp_path / "script.py").write_text(
-        f"from start import start\ndef fn(): pass\nprint('run')\nprint(start(fn, {method!r}))\n"
-    )
-    done = run_any(tmp_path, "script.py")
-    assert done.stdout.count("run") == 2
-    assert "if __name__ == '__main__':" in done.stderr
-    assert re.search(r"^failed: (1|127) ", done.stdout, re.MULTILINE)
-
-
-def test_a_script_that_cannot_be_imported_fails_the_workers(tmp_path: Path) -> None:
-    said = run_script(
-        tmp_path,
-        """
-        from start import start
-        def fn(): pass
-        if __name__ == "__main__":
-            print(start(fn, "spawn"))
-            print(start(fn, "forkserver"))
-        else:
-            raise ImportError("not in a worker")
-        """,
-    )
-    first, second = said.splitlines()
-    assert first == second == "failed: 1 ImportError: not in a worker"
 
 
 def test_a_script_that_waits_when_imported_does_not_outlive_the_agent(
@@ -501,98 +316,69 @@ def test_a_script_that_waits_when_imported_does_not_outlive_the_agent(
     server.all_gone()
 
 
-def test_files_that_the_main_script_opened_are_the_workers_too(tmp_path: Path) -> None:
-    said = run_script(
-        tmp_path,
-        """
-        import multiprocessing, os
-        from start import start
-        logs = [open(f"log{number}", "w") for number in range(30)]
-        def check(connection):
-            connection.send("through the pipe")
-            return [os.readlink(f"/proc/self/fd/{log.fileno()}").rpartition("/")[2] for log in logs]
-        if __name__ == "__main__":
-            ours, theirs = multiprocessing.get_context("forkserver").Pipe()
-            print(start(check, "forkserver", theirs) == [f"log{number}" for number in range(30)])
-            print(ours.recv())
-        """,
+def test_a_call_is_packed_with_the_descriptors_it_needs() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    packed = function_child.pack_call(fns.give, (theirs, 1))
+    assert packed.fds == [theirs.fileno()]
+    assert packed.passed_fds(70, -1) == {4: 70, 6: theirs.fileno()}
+    assert packed.passed_fds(70, 71) == {4: 70, 5: 71, 6: theirs.fileno()}
+    fn, args = pickle.loads(packed.data)
+    assert fn is fns.give
+    assert args[0].fileno() == function_child.ARGUMENTS_FD
+    args[0]._handle = None  # It is a descriptor of the worker; here that number is another's.
+    theirs.close()
+    ours.close()
+
+
+def test_what_cannot_be_packed_is_named() -> None:
+    with pytest.raises(UsageError, match=r"<lambda> cannot be sent") as one:
+        function_child.pack_call(lambda: None, ())
+    assert one.value.exit_code == 2
+    partial = types.SimpleNamespace(__call__=lambda: None)
+    with pytest.raises(UsageError, match="namespace"):
+        function_child.pack_call(partial, ())  # type: ignore[arg-type]
+    # Nothing is left behind that would make a later pickle look like one for a child.
+    with pytest.raises(RuntimeError):
+        pickle.dumps(multiprocessing.get_context("spawn").Lock())
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "said"),
+    [(None, 0, ""), (0, 0, ""), (7, 7, ""), (-1, 255, ""), (256, 0, ""), ("why", 1, "why\n")],
+)
+def test_the_exit_status_is_the_interpreters(
+    code: object, status: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert function_child._exit_status(code) == status
+    assert capsys.readouterr().err == said
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", f"raise SystemExit({code!r})"],
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    assert said == "True\nthrough the pipe\n"
+    assert (done.returncode, done.stderr) == (status, said)
 
 
-def test_what_the_main_script_prints_when_imported_is_printed_once(tmp_path: Path) -> None:
-    said = run_script(
-        tmp_path,
-        """
-        from start import start
-        def fn(): return "returned"
-        if __name__ == "__main__":
-            print(start(fn, "forkserver"))
-        else:
-            print("imported")
-        """,
-    )
-    assert said == "imported\nreturned\n"
+ENVS: dict[int, dict[str, str]] = {0: {}, 1: {}}
 
 
-@pytest.mark.parametrize("how", ["-c", "-"])
-def test_functions_of_an_interactive_session(tmp_path: Path, how: str) -> None:
-    code = textwrap.dedent(
-        """
-        import functions_to_call
-        from start import start
-        def fn(number): return number + 1
-        print(start(fn, "fork", 1))
-        for method in ("spawn", "forkserver"):
-            print(start(functions_to_call.add, method, 1, 2))
-            try:
-                start(fn, method, 1)
-            except ValueError as error:
-                print(type(error).__name__, error)
-        """
-    )
-    (tmp_path / "functions_to_call.py").write_text("def add(one, two): return one + two\n")
-    done = run_any(tmp_path, "-c", code) if how == "-c" else run_any(tmp_path, "-", input=code)
-    refused = (
-        "UsageError fn is defined in this interactive session, which a new worker process cannot "
-        "import (put it in a module, use start_method='fork', or install cloudpickle)"
-    )
-    assert done.stderr == ""
-    assert done.stdout.splitlines() == ["2", "3", refused, "3", refused]
+def logs(folder: Path) -> DefaultLogsSpecs:
+    return DefaultLogsSpecs(log_dir=str(folder / "logs"))
 
 
-def test_a_notebook_function_goes_by_value_where_that_is_possible(tmp_path: Path) -> None:
-    (tmp_path / "cloudpickle.py").write_text(
-        textwrap.dedent(
-            """
-            import marshal, pickle, types
-            class ByValue:
-                def __init__(self, fn): self.code = marshal.dumps(fn.__code__)
-                def __call__(self, *args):
-                    return types.FunctionType(marshal.loads(self.code), {})(*args)
-            def dumps(call):
-                fn, args = call
-                return pickle.dumps((ByValue(fn), args))
-            """
-        )
-    )
-    code = """
-from start import start
-def fn(number): return number + 1
-for method in ("spawn", "forkserver"):
-    print(start(fn, method, 1))
-"""
-    done = run_any(tmp_path, "-c", code)
-    assert (done.stdout, done.stderr) == ("2\n2\n", "")
+def test_an_unknown_start_method_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"^start_method: 'thread' is unknown; accepted: spawn"):
+        start_processes("x", add, {0: (1, 1)}, {0: {}}, logs(tmp_path), start_method="thread")
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_the_interpreters_flags_are_passed_on(tmp_path: Path, method: str) -> None:
-    code = f"""
-        import sys
-        from start import start
-        def flags(): return sys.flags.optimize, sys.flags.dev_mode
-        if __name__ == "__main__":
-            print(start(flags, {method!r}))
-    """
-    assert run_script(tmp_path, code, "-O", "-X", "dev", "-W", "ignore") == "(1, True)\n"
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_too_few_descriptors_are_the_machines_problem(tmp_path: Path, method: str) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    args: dict[int, tuple[object, ...]] = dict.fromkeys(range(100), (1, 1))
+    envs: dict[int, dict[str, str]] = {rank: {} for rank in args}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (60, hard))
+    try:
+        with pytest.raises(EnvironmentProblem, match=r"^could not start 100 .*`ulimit -n`"):
+            start_processes("x", add, args, envs, logs(tmp_path), start_method=method)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -124,17 +124,6 @@ def await_told(keeper: Keeper, word: bytes, times: int = 1) -> None:
 # Starting.
 
 
-def test_the_working_directory_is_ours_at_the_start(
-    group: Group, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not the one in which a keeper was prestarted."""
-    keeper = Keeper.start()
-    monkeypatch.chdir(tmp_path)
-    finished(group.start("pwd -P > $NEWS", keeper=keeper))
-    assert group.news.next() == [str(tmp_path.resolve())]
-    keeper.close()
-
-
 @pytest.mark.parametrize("which", ["args", "envs"])
 def test_every_rank_needs_an_entry(tmp_path: Path, which: str) -> None:
     args: dict[int, tuple[str, ...]] = {0: (), 1: ()}
@@ -182,18 +171,6 @@ def test_a_start_that_fails_halfway_leaves_nothing(group: Group, tmp_path: Path)
 # Waiting.
 
 
-def test_waiting_looks_and_no_more_with_0(group: Group) -> None:
-    context = group.start(OBEYS, ready=1)
-    assert context.wait(0) is None
-    assert context.wait(timeout=0.01, period=0.001) is None
-    os.kill(context.pids()[0], signal.SIGTERM)
-    result = None
-    while result is None:
-        result = context.wait(0)
-    assert not result.is_failed()
-    assert context.wait(0) == result
-
-
 def test_one_failure_stops_the_others(group: Group) -> None:
     go = Path(f"{group.news.path}.go")
     os.mkfifo(go)
@@ -215,36 +192,6 @@ def test_one_failure_stops_the_others(group: Group) -> None:
     assert (first.pid, other.pid) == (context.pids()[1], context.pids()[0])
 
 
-def test_failures_seen_before_the_stop_are_no_consequences(group: Group) -> None:
-    context = group.start("exit 4", WAITS, "exit 6", ready=1)
-    until(context, lambda: len(context.running()) == 1)
-    failures = finished(context).failures
-    assert {rank: (f.exitcode, f.consequence) for rank, f in failures.items()} == {
-        0: (4, False),
-        1: (-signal.SIGTERM, True),
-        2: (6, False),
-    }
-    assert {failures[0].order, failures[2].order} == {0, 1}
-    assert failures[1].order == 2
-
-
-def test_an_exception_recorded_before_the_stop_is_no_consequence(
-    group: Group, tmp_path: Path
-) -> None:
-    """However late its worker ended."""
-    recorded = (
-        "trap 'exit 1' TERM; "
-        'printf \'{"message": {"message": "x", "extraInfo": {"timestamp_ns": "%s"}}}\' '
-        "$(date +%s%N) > $TORCHELASTIC_ERROR_FILE; echo ready $$ > $NEWS; sleep 1000 & wait"
-    )
-    context = group.start(recorded, WAITS, ready=2)
-    os.kill(context.pids()[1], signal.SIGKILL)
-    failures = finished(context).failures
-    assert (failures[0].exitcode, failures[0].consequence) == (1, False)
-    assert failures[0].recorded_message() == "x"
-    assert (failures[1].exitcode, failures[1].consequence) == (-signal.SIGKILL, False)
-
-
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGKILL])
 def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
     group: Group, signum: signal.Signals
@@ -260,82 +207,10 @@ def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
     }
 
 
-def test_a_worker_that_does_not_end_in_time_is_killed(
-    group: Group, caplog: pytest.LogCaptureFixture
-) -> None:
-    context = group.start(IGNORES, IGNORES, WAITS, ready=3)
-    context.grace_s = 0.05
-    os.kill(context.pids()[2], signal.SIGKILL)
-    failures = finished(context).failures
-    assert {rank: f.exitcode for rank, f in failures.items()} == dict.fromkeys(range(3), -9)
-    assert [failures[rank].consequence for rank in range(3)] == [True, True, False]
-    said = caplog.text
-    for rank in (0, 1):
-        assert f"worker {rank} (pid {context.pids()[rank]}) did not end in time: killed" in said
-    assert "worker 2" not in said
-
-
-def test_what_a_successful_worker_left_is_gone_with_the_result(group: Group) -> None:
-    context = group.start("setsid sleep 1000 & echo child $! > $NEWS")
-    child = Watched(int(group.news.next()[1]))
-    assert not finished(context).is_failed()
-    child.gone_already()
-
-
 # Closing.
 
 
-def test_closing_asks_by_the_signal_that_was_named(group: Group) -> None:
-    script = "trap 'echo int > $NEWS; exit 0' INT; echo ready $$ > $NEWS; sleep 1000 & wait"
-    context = group.start(script, ready=1)
-    everyone = Watched(*context.pids().values())
-    context.close(signal.SIGINT)
-    everyone.gone_already()
-    assert group.news.next() == ["int"]
-
-
-def test_closing_kills_after_the_timeout(group: Group) -> None:
-    context = group.start(IGNORES, ready=1)
-    everyone = Watched(*context.pids().values())
-    context.close(timeout=0.01)
-    everyone.gone_already()
-    assert context.result().failures[0].exitcode == -signal.SIGKILL
-
-
-def test_closing_again_does_nothing(group: Group) -> None:
-    context = group.start(WAITS, ready=1)
-    context.close()
-    context.close(signal.SIGKILL, 0)
-    context.release()
-
-
-def test_waiting_after_closing_still_tells_how_they_ended(group: Group) -> None:
-    context = group.start(WAITS, "exit 0", ready=1)
-    until(context, lambda: context.running() == {0})
-    context.close()
-    result = context.wait(0)
-    assert result is not None
-    assert {rank: f.exitcode for rank, f in result.failures.items()} == {0: -signal.SIGTERM}
-    assert result.failures[0].consequence
-
-
 # The end of standard error.
-
-
-def tail_of(context: PContext) -> str:
-    return finished(context).failures[0].stderr_tail
-
-
-FAILS_LOUDLY = "echo to out; echo 1st >&2; echo 2nd >&2; exit 9"
-
-
-def test_the_tail_of_captured_standard_error(
-    group: Group, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert tail_of(group.start(FAILS_LOUDLY)) == "1st\n2nd\n"
-    said = capfd.readouterr()
-    assert said.err == "1st\n2nd\n"
-    assert said.out == "to out\n"
 
 
 # The agent's interface.
@@ -430,21 +305,6 @@ def test_a_worker_that_cannot_be_killed_is_given_up_and_reported(
     os.waitpid(keeper, 0)
 
 
-def test_one_that_ends_late_is_not_given_up_after_all(group: Group) -> None:
-    keeper = Keeper.start()
-    context = group.start(IGNORES, ready=1, kind=Unkillable, keeper=keeper)
-    context.reap_s = 0.02
-    context.begin_stop(signal.SIGKILL, 0)
-    until(context, lambda: context.stop_ended)
-    assert set(context.given_up) == {0}
-    os.kill(context.pids()[0], signal.SIGKILL)
-    until(context, context.all_ended)
-    assert context.given_up == {}
-    assert context.result().failures[0].detail == ""
-    context.close()
-    keeper.close()
-
-
 def test_a_new_start_is_not_confused_by_one_that_was_given_up(group: Group) -> None:
     """Both have the same rank, and so the same key with the keeper they share."""
     keeper = Keeper.start()
@@ -505,16 +365,6 @@ def test_a_stopped_keeper_leaves_nobody_behind(
 # The keeper.
 
 
-def test_a_shared_keeper_outlives_the_context(group: Group) -> None:
-    keeper = Keeper.start()
-    for _ in range(2):
-        context = group.start(WAITS, "exit 1", ready=1, keeper=keeper)
-        assert len(finished(context).failures) == 2
-        context.close()
-    os.kill(keeper.pid, 0)
-    keeper.close()
-
-
 def test_a_killed_keeper_fails_all_workers(group: Group) -> None:
     context = group.start(WAITS, WAITS, "exit 0", ready=2)
     until(context, lambda: context.running() == {0, 1})
@@ -547,16 +397,6 @@ def test_a_keeper_that_is_lost_before_the_start(group: Group) -> None:
     }
     context.close()
     keeper.close()
-
-
-def test_a_keeper_that_is_lost_during_a_stop(group: Group) -> None:
-    context = group.start(IGNORES, ready=1)
-    context.begin_stop(signal.SIGTERM, 1000)
-    assert context._keeper is not None
-    os.kill(context._keeper.pid, signal.SIGKILL)
-    until(context, lambda: context.stop_ended)
-    assert context.result().failures[0].exitcode == -9
-    context.close()
 
 
 def test_the_end_of_a_stop_is_an_event_that_comes_once(group: Group) -> None:

@@ -1,83 +1,511 @@
-"""The parts of the keeper's program that can be called; `test_keeping` has it run."""
+"""The keeper as a real process: what workers inherit, what is killed, and what is reported."""
 
 from __future__ import annotations
 
+import errno
 import os
+import select
 import signal
 import subprocess
 import sys
+import textwrap
+from _socket import MSG_PEEK
+from enum import Enum
 from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.keeper import main
-from real_jobs import News
+from holdfast.errors import UsageError
+from holdfast.processes.keeper import client, main
+from holdfast.processes.keeper.client import (
+    Empty,
+    Event,
+    Exited,
+    Keeper,
+    KeeperLost,
+    Spawned,
+    SpawnFailed,
+)
+from holdfast.processes.keeper.main import children_of
+from holdfast.processes.procfs import has_ended
+from real_jobs import News, Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
+    from typing import Any
 
-# A child with two children, one of them of a thread that is not the first.
-FAMILY = """
-import os, subprocess, threading
-first = subprocess.Popen(["sleep", "1000"])
-second = []
-def start():
-    second.append(subprocess.Popen(["sleep", "1000"]))
-    with open(os.environ["NEWS"], "w") as news:
-        news.write(f"{first.pid} {second[0].pid}\\n")
-    threading.Event().wait()
-threading.Thread(target=start).start()
+PATIENCE_S = 60
+PYTHON = (sys.executable, "-I", "-S", "-c")
+# A worker that ends with its standard input.
+WAITS = "import sys; sys.stdin.read()"
+# A shell with a child in a session of its own; it writes the child's process id.
+FAMILY = ["sh", "-c", "trap '' TERM; setsid sleep 1000 & echo $!; wait"]
+# A daemon that is hard to find: forked twice, in a session of its own, deaf to SIGTERM.
+LEAVES_DAEMON = """
+import os, signal
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.write(write, str(os.getpid()).encode())
+        while True:
+            signal.pause()
+    os._exit(0)
+os.wait()
+print(os.read(read, 100).decode(), flush=True)
+"""
+# Writes which descriptors this process has, without opening one to find out.
+WRITES_FDS = """
+import os
+def there(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+print(*[fd for fd in range(1000) if there(fd)])
 """
 
 
+class Kept:
+    """A keeper, the events it sent, and what its workers wrote."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper = keeper
+        self.events: list[Event] = []
+        self.outputs: dict[int, int] = {}
+        self.inputs: dict[int, int] = {}
+
+    def spawn(self, key: int, argv: Sequence[str] | None, **how: Any) -> None:
+        """Request a worker whose standard streams are pipes of ours."""
+        self.outputs[key], out = os.pipe()
+        stdin, self.inputs[key] = os.pipe()
+        fds = {0: stdin, 1: out, 2: out, **how.pop("fds", {})}
+        self.keeper.spawn(key, argv, **{"env": dict(os.environ), "cwd": "/", "fds": fds, **how})
+        os.close(out)
+        os.close(stdin)
+
+    def python(self, key: int, code: str, **how: Any) -> None:
+        self.spawn(key, [*PYTHON, code], **how)
+
+    def said(self, key: int = 0) -> str:
+        """Return all that a worker and its children wrote, once they closed the stream."""
+        with open(self.outputs.pop(key), errors="surrogateescape") as stream:
+            return stream.read()
+
+    def number(self, key: int = 0) -> int:
+        """Return the number that a worker writes as its next line."""
+        line = b""
+        while not line.endswith(b"\n"):
+            piece = os.read(self.outputs[key], 1)
+            assert piece, f"the worker ended: {line!r}"
+            line += piece
+        return int(line)
+
+    def until(self, kind: type[Event], count: int = 1) -> list[Any]:
+        """Wait until as many events of a kind have come, and return them all."""
+        while sum(isinstance(event, kind) for event in self.events) < count:
+            ready, _, _ = select.select([self.keeper.fileno()], [], [], PATIENCE_S)
+            assert ready, f"no {kind.__name__} came, but {self.events}"
+            self.events += self.keeper.receive()
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def outcome(self, key: int = 0) -> tuple[int, tuple[int, str] | None]:
+        """Wait until a worker has exited."""
+        count = 0
+        while not (exits := [one for one in self.until(Exited, count) if one.key == key]):
+            count += 1
+        return exits[0].exitcode, exits[0].error
+
+    def pids(self, count: int) -> dict[int, int]:
+        return {event.key: event.pid for event in self.until(Spawned, count)}
+
+    def close(self) -> None:
+        self.keeper.close()
+        for fd in (*self.outputs.values(), *self.inputs.values()):
+            os.close(fd)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_ignored() -> Iterator[None]:
+    """Begin with the default actions, even where these tests are run under nohup."""
+    ignored = [
+        number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN
+    ]
+    for number in set(ignored) - {signal.SIGPIPE, signal.SIGXFSZ}:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @pytest.fixture
-def family(tmp_path: Path) -> Iterator[tuple[int, set[int]]]:
-    news = News(tmp_path)
-    parent = subprocess.Popen(
-        [sys.executable, "-c", FAMILY], env={**os.environ, "NEWS": str(news.path)}
+def kept() -> Iterator[Kept]:
+    made = Kept(Keeper.start())
+    yield made
+    made.close()
+
+
+def signals_of(bits: str) -> set[int]:
+    # Without the two the C library keeps for itself.
+    return {number for number in signal.valid_signals() if int(bits, 16) >> (number - 1) & 1}
+
+
+# Starting.
+
+
+def test_descriptors_may_swap_numbers_and_have_a_limit(kept: Kept) -> None:
+    one, two = os.pipe(), os.pipe()
+    code = f"import os; os.write({one[1]}, b'to two'); os.write({two[1]}, b'to one')"
+    kept.python(0, code, fds={one[1]: two[1], two[1]: one[1]})
+    for (read, write), said in ((one, "to one"), (two, "to two")):
+        os.close(write)
+        with open(read) as stream:
+            assert stream.read() == said
+    with open(os.devnull) as null:
+        with pytest.raises(UsageError):
+            kept.keeper.spawn(0, ["true"], env={}, cwd="/", fds=dict.fromkeys(range(300), 0))
+        as_many = {100 + number: null.fileno() for number in range(240)}
+        kept.python(1, WRITES_FDS, fds=as_many)
+    assert kept.said(1).split() == [*"012", *map(str, as_many)]
+
+
+class Kind(str, Enum):  # noqa: UP042 (that is the point)
+    """As it was written before there was `StrEnum`."""
+
+    GPU = "gpu"
+
+
+def test_words_and_variables_of_other_kinds_arrive_as_text(kept: Kept, tmp_path: Path) -> None:
+    (tmp_path / "only-here").write_text('#!/bin/sh\nprintf %s, $gpu $RAW "$@"')
+    (tmp_path / "only-here").chmod(0o755)
+    words: Any = ["only-here", tmp_path, Kind.GPU, 7]
+    kept.spawn(0, words, env={"PATH": str(tmp_path), Kind.GPU: 8, "RAW": b"\xff"})
+    assert kept.said() == f"8,\udcff,{tmp_path},gpu,7,"
+
+
+def test_many_at_once_whose_events_are_read_only_afterwards(kept: Kept) -> None:
+    """More requests and events than the socket between the two holds."""
+    with open(os.devnull, "r+b") as null:
+        fds = {number: null.fileno() for number in range(3)}
+        env = {"PATH": os.environ["PATH"], "ROOM": "." * 4000}
+        for key in range(350):
+            kept.keeper.spawn(key, ["true"], env=env, cwd="/", fds=fds)
+    assert {event.key for event in kept.until(Exited, 350)} == set(range(350))
+    assert {event.exitcode for event in kept.until(Exited)} == {0}
+
+
+def test_a_worker_that_cannot_be_started_says_why(kept: Kept, tmp_path: Path) -> None:
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    kept.spawn(0, ["not-in-the-path"])
+    kept.spawn(1, [str(plain)])
+    kept.spawn(2, ["true"], cwd="/nowhere")
+    kept.python(3, "pass", env={"TOO_LARGE": "x" * 300_000})
+    kept.python(4, "print(len(__import__('os').environ['X']))", env={"X": "x" * 100_000})
+    assert kept.outcome(0) == (127, (errno.ENOENT, "not-in-the-path"))
+    assert kept.outcome(1) == (126, (errno.EACCES, str(plain)))
+    exitcode, error = kept.outcome(2)
+    assert (exitcode, error and error[0]) == (127, errno.ENOENT)
+    assert kept.outcome(3) == (127, (errno.E2BIG, PYTHON[0]))
+    assert kept.said(4) == "100000\n"
+    plain.chmod(0o755)
+    kept.spawn(5, [str(plain)])
+    assert kept.outcome(5) == (126, (errno.ENOEXEC, str(plain)))
+
+
+# What a worker inherits.
+
+
+def test_a_worker_has_no_descriptors_but_its_own(kept: Kept) -> None:
+    with open(os.devnull) as null:
+        os.set_inheritable(null.fileno(), True)  # noqa: FBT003 (a program around us may be careless)
+        late = Kept(Keeper.start())
+        for one in (kept, late):
+            one.python(0, WAITS)
+            one.python(1, WRITES_FDS, fds={9: null.fileno()})
+            assert one.said(1) == "0 1 2 9\n"
+        late.close()
+
+
+def test_commands_have_the_default_actions_and_an_empty_mask() -> None:
+    """Python ignores SIGPIPE in itself; `yes | head` in a worker must end all the same."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+    try:
+        kept = Kept(Keeper.start())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    kept.spawn(0, ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"])
+    assert [signals_of(line.split()[1]) for line in kept.said().splitlines()] == [set(), set()]
+    kept.close()
+
+
+AGENT = """
+    import os, select, sys
+    from holdfast.processes.keeper.client import Exited, Keeper
+    def call(_):
+        os.write(1, open('/proc/self/status').read().partition("SigIgn:")[2].split()[0].encode())
+        return 0
+    keeper = Keeper.fork(call) if sys.argv[-1:] == ['fork'] else Keeper.start()
+    argv = None if sys.argv[-1:] == ['fork'] else ['grep', 'SigIgn', '/proc/self/status']
+    keeper.spawn(0, argv, env=os.environ, cwd='/', fds={0: 0, 1: 1, 2: 2})
+    while not any(isinstance(event, Exited) for event in keeper.receive()):
+        select.select([keeper.fileno()], [], [])
+    keeper.close()
+"""
+
+
+@pytest.mark.parametrize("how", ["command", "fork"])
+@pytest.mark.parametrize("names", ["HUP", "INT QUIT", "TERM USR1", "CHLD"])
+def test_ignored_signals_stay_ignored_in_workers(tmp_path: Path, names: str, how: str) -> None:
+    """As under nohup, and for what a shell starts in the background."""
+    program = tmp_path / "agent.py"
+    program.write_text(textwrap.dedent(AGENT))
+    shell = f'trap "" {names}; exec "$@"'
+    done = subprocess.run(
+        ["sh", "-c", shell, "sh", sys.executable, program, how], capture_output=True, text=True
     )
-    pids = {int(word) for word in news.next()}
-    yield parent.pid, pids
-    for pid in (*pids, parent.pid):
-        os.kill(pid, signal.SIGKILL)
-    parent.wait()
+    ignored = signals_of(done.stdout.split()[-1])
+    # Nobody who waits for children can have SIGCHLD ignored, so that one is not passed on.
+    expected = {signal.Signals[f"SIG{name}"] for name in names.split()} - {signal.SIGCHLD}
+    assert ignored - {signal.SIGPIPE, signal.SIGXFSZ} == expected
+    assert ({signal.SIGPIPE, signal.SIGXFSZ} <= ignored) == (how == "fork")
+
+
+# Signals.
+
+
+@pytest.mark.parametrize("signum", main.IGNORED_SIGNALS)
+def test_the_keeper_ignores_signals_that_its_workers_get_from_the_start(
+    kept: Kept, signum: signal.Signals
+) -> None:
+    """Its forked child must not ignore them, not even for a moment."""
+    kept.spawn(10, ["true"])
+    kept.outcome(10)
+    os.kill(kept.keeper.pid, signum)
+    for key in range(10):
+        kept.spawn(key, ["sleep", "1000"])
+        kept.keeper.signal(key, signum)
+    assert {event.exitcode for event in kept.until(Exited, 11)} == {0, -signum}
+
+
+def test_kill_tree_kills_all_below_one_worker(kept: Kept) -> None:
+    for key in range(2):
+        kept.spawn(key, FAMILY)
+    pids, children = kept.pids(2), [kept.number(key) for key in range(2)]
+    killed = Watched(pids[0], children[0])
+    kept.keeper.kill_tree(0)
+    assert kept.outcome(0) == (-signal.SIGKILL, None)
+    killed.all_gone()
+    assert not has_ended(pids[1])
+    assert not has_ended(children[1])
+
+
+# What workers leave.
+
+
+def test_sweeping_finds_what_is_forked_meanwhile(kept: Kept) -> None:
+    """A chain of processes that each fork the next and end: no single look sees them all."""
+    chain = (
+        "import os\nif os.fork() == 0:\n os.setsid()\n while os.fork() == 0: os.write(1, b'1\\n')"
+    )
+    kept.python(0, chain)
+    kept.number()
+    kept.outcome()
+    kept.keeper.sweep()
+    kept.until(Empty)
+    assert children_of(kept.keeper.pid) == []
+
+
+def test_running_workers_and_their_children_are_no_leftovers(kept: Kept) -> None:
+    kept.spawn(0, FAMILY)
+    child = kept.number()
+    kept.python(1, LEAVES_DAEMON)
+    daemon = Watched(kept.number(1))
+    kept.outcome(1)
+    kept.keeper.sweep()
+    daemon.all_gone()
+    kept.spawn(2, ["true"])  # Its answer comes after the sweep.
+    assert kept.outcome(2) == (0, None)
+    assert not has_ended(child)
+    assert not has_ended(kept.pids(2)[0])
+    kept.keeper.kill_tree(0)
+    kept.until(Empty)
+    assert has_ended(child)
+
+
+# Ending.
+
+
+def test_closing_kills_all(kept: Kept) -> None:
+    kept.spawn(0, FAMILY)
+    kept.python(1, LEAVES_DAEMON)
+    pids = kept.pids(2).values()
+    everyone = Watched(*pids, kept.number(0), kept.number(1), kept.keeper.pid)
+    kept.keeper.close()
+    everyone.gone_already()
+    kept.keeper.close()
+
+
+def test_a_forked_copy_of_the_agent_neither_closes_nor_holds_up_the_keeper(kept: Kept) -> None:
+    """A program may fork while it has a keeper, and its child then has the socket too."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kept.keeper.close()
+            os.close(write)
+            os.read(read, 1)
+        finally:
+            os._exit(0)
+    kept.spawn(0, ["true"])
+    assert kept.outcome() == (0, None)
+    kept.keeper.close()
+    assert has_ended(kept.keeper.pid)
+    os.close(read)
+    os.close(write)
+    os.waitpid(pid, 0)
+
+
+def test_a_killed_keeper_takes_the_workers_with_it_and_is_reported_last(kept: Kept) -> None:
+    kept.spawn(0, ["sh", "-c", "exit 4"])
+    while kept.keeper._control.recv(1 << 16, MSG_PEEK).count(b"exited") < 1:
+        select.select([], [], [], 0.001)
+    kept.spawn(1, ["sh", "-c", "trap '' TERM; echo 1; exec sleep 1000"])
+    kept.number(1)
+    worker = Watched(kept.pids(2)[1])
+    # Nothing that a worker starts has the keeper's socket, which would hide the loss.
+    kept.python(2, LEAVES_DAEMON)
+    daemon = kept.number(2)
+    assert not kept.keeper.is_gone()
+    kept.outcome(2)
+    os.kill(kept.keeper.pid, signal.SIGKILL)
+    worker.all_gone()
+    kept.until(KeeperLost)
+    assert kept.events[-1] == KeeperLost()
+    assert kept.outcome(0) == (4, None)
+    assert kept.keeper.lost
+    assert kept.keeper.is_gone()
+    assert not has_ended(daemon)
+    os.kill(daemon, signal.SIGKILL)
+    kept.keeper.sweep()
+    kept.spawn(3, ["true"])
+    assert kept.keeper.receive() == []
+
+
+def test_a_keeper_that_is_stopped_does_not_respond_and_can_be_killed(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.spawn(0, FAMILY)
+    everyone = Watched(*kept.pids(1).values(), kept.number(), kept.keeper.pid)
+    kept.keeper.sweep()
+    assert kept.keeper.responds()
+    os.kill(kept.keeper.pid, signal.SIGSTOP)
+    monkeypatch.setattr(client, "RESPONSE_MS_MAX", 20)
+    kept.keeper.sweep()
+    assert not kept.keeper.responds()
+    kept.keeper.kill()
+    everyone.all_gone()
+    assert kept.until(KeeperLost) == [KeeperLost()]
+    assert not kept.keeper.responds()
+
+
+def test_a_late_answer_to_one_clearing_is_none_to_the_next(kept: Kept) -> None:
+    kept.keeper.sweep()
+    while b"empty" not in kept.keeper._control.recv(1 << 16, MSG_PEEK):
+        select.select([], [], [], 0.001)
+    os.kill(kept.keeper.pid, signal.SIGSTOP)
+    kept.keeper.sweep()
+    assert kept.keeper.receive() == []
+    os.kill(kept.keeper.pid, signal.SIGCONT)
+    assert kept.until(Empty) == [Empty()]
+
+
+@pytest.mark.parametrize("how", ["start", "fork"])
+def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how: str) -> None:
+    """A program may fork on its own, and what it forked outlives it with all its descriptors."""
+    news = News(tmp_path)
+    program = tmp_path / "agent.py"
+    program.write_text(
+        textwrap.dedent(f"""
+        import os, signal, time
+        from holdfast.processes.keeper.client import Keeper
+        keeper = Keeper.start() if {how!r} == "start" else Keeper.fork(lambda _: time.sleep(1000))
+        argv = ["sleep", "1000"] if {how!r} == "start" else None
+        keeper.spawn(0, argv, env=os.environ, cwd="/", fds={{0: 0, 1: 1, 2: 2}})
+        while not (events := keeper.receive()):
+            time.sleep(0.001)
+        copy = os.fork()
+        if copy:
+            with open({str(news.path)!r}, "w") as news:
+                news.write(f"{{copy}} {{events[0].pid}} {{keeper.pid}}\\n")
+        signal.pause()
+        """)
+    )
+    agent = subprocess.Popen([sys.executable, program])
+    copy, worker, keeper = map(int, news.next())
+    kept, copied = Watched(worker, keeper), Watched(copy)
+    agent.kill()
+    agent.wait()
+    kept.all_gone()
+    os.kill(copy, signal.SIGKILL)
+    copied.all_gone()
     news.close()
 
 
-def test_children_of_every_thread_are_found(family: tuple[int, set[int]]) -> None:
-    parent, children = family
-    assert set(main.children_of(parent)) == children
-    assert set(main.children_by_scan(parent)) == children
-    assert parent in main.children_of(os.getpid())
+# Other ways to make a keeper.
 
 
-def test_a_kernel_that_does_not_list_children(
-    family: tuple[int, set[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent, children = family
-    real = os.path.exists
-    monkeypatch.setattr(
-        os.path, "exists", lambda path: real(path) and not str(path).endswith("/children")
-    )
-    monkeypatch.setattr(main, "open", missing_listing, raising=False)
-    assert set(main.children_of(parent)) == children
-    assert main.children_of(1 << 30) == []
+def test_a_prestarted_keeper_is_used_once_and_not_by_a_forked_copy() -> None:
+    Keeper.prestart()
+    Keeper.prestart()
+    assert Keeper._prestarted is not None
+    prestarted = Keeper._prestarted.pid
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            own = Keeper.start()
+            status = int(own.pid == prestarted)
+            own.close()
+        finally:
+            os._exit(status)
+    assert os.waitpid(pid, 0)[1] == 0
+    first, second = Keeper.start(), Keeper.start()
+    assert first.pid == prestarted != second.pid
+    first.close()
+    second.close()
+    Keeper.prestart()
+    Keeper.discard_prestarted()
+    assert Keeper._prestarted is None
+    assert children_of(os.getpid()) == []
 
 
-def missing_listing(path: str, mode: str) -> object:
-    if path.endswith("/children"):
-        raise FileNotFoundError(path)
-    return open(path, mode)
+def test_a_forked_keeper_runs_calls_with_our_memory_and_none_of_its_descriptors() -> None:
+    secret = os.urandom(8).hex()
 
+    def call(number: int) -> int:
+        if number:
+            return len(os.read(0, 1))
+        fds = " ".join(sorted(set(os.listdir("/proc/self/fd"))))
+        os.write(1, f"{secret} {os.environ['WHO']} {os.getcwd()} {fds}".encode())
+        return 5
 
-def test_a_thread_that_ends_meanwhile_hides_no_children(
-    family: tuple[int, set[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    parent, children = family
-    real = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda path: [str(1 << 30), *real(path)])
-    assert set(main.children_of(parent)) == children
+    ours = set(os.listdir("/proc/self/fd"))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    try:
+        kept = Kept(Keeper.fork(call))  # It learns of exits though its maker blocks the signal.
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for key in range(1, 4):  # Each is forked while the keeper knows the ones before.
+        kept.spawn(key, None, call=key)
+    kept.spawn(0, None, env={"WHO": "me"}, call=0)
+    assert kept.outcome() == (5, None)
+    said, who, cwd, *fds = kept.said().split()
+    assert (said, who, cwd) == (secret, "me", "/")
+    assert len(set(fds) - ours) <= 1, "more than the listing's own"
+    kept.close()
 
 
 def test_it_imports_nothing_but_small_parts_of_the_standard_library() -> None:
@@ -86,8 +514,111 @@ def test_it_imports_nothing_but_small_parts_of_the_standard_library() -> None:
         f"import os, sys; sys.path.insert(0, {os.path.dirname(main.__file__)!r})\n"
         "before = set(sys.modules); import main; print(*sorted(set(sys.modules) - before))"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([*PYTHON, code], capture_output=True, text=True, check=True)
     small = {"__future__", "_signal", "_socket", "errno", "fcntl", "gc", "select"}
     assert set(done.stdout.split()) <= {"main", *small}
+
+
+# Helpers of the agent, and orphans that become workers.
+
+
+def test_a_helper_is_no_leftover_and_ends_with_the_keeper(kept: Kept) -> None:
+    family = "import os, sys; os.fork(); print(os.getpid(), flush=True); sys.stdin.read()"
+    for key in (-1, -2):
+        kept.python(key, family)
+    first, second = ([kept.number(key) for _ in range(2)] for key in (-1, -2))
+    kept.spawn(0, ["true"])
+    kept.outcome()
+    kept.keeper.signal_leftovers(signal.SIGTERM)
+    kept.until(Empty)
+    kept.keeper.sweep()
+    kept.until(Empty, 2)
+    assert not [pid for pid in (*first, *second) if has_ended(pid)]
+    gone = Watched(*first)
+    kept.keeper.kill_tree(-1)
+    assert kept.outcome(-1) == (-signal.SIGKILL, None)
+    gone.all_gone()
+    gone = Watched(*second)
+    kept.keeper.close()
+    gone.gone_already()
+
+
+# Leaves an orphan that waits at descriptor 4 to begin, and has an error for descriptor 5.
+LEAVES_ORPHAN = """
+import os
+pid = os.fork()
+if pid == 0:
+    keeper = int.from_bytes(os.read(4, 8), "little")
+    os.write(5, ERROR)
+    os._exit(3 if keeper == os.getppid() else 4)
+print(pid, flush=True)
+"""
+
+
+@pytest.mark.parametrize("victim", [False, True])
+@pytest.mark.parametrize(("text", "error"), [(b"", None), (b"2 working", (2, "working"))])
+def test_an_orphan_becomes_a_worker_unless_it_is_gone(
+    kept: Kept, text: bytes, error: tuple[int, str] | None, victim: bool
+) -> None:
+    (go_in, go_out), (error_in, error_out) = os.pipe(), os.pipe()
+    kept.python(0, LEAVES_ORPHAN.replace("ERROR", repr(text)), fds={4: go_in, 5: error_out})
+    kept.outcome()
+    pid = kept.number()
+    if victim:
+        gone = Watched(pid)
+        os.kill(pid, signal.SIGKILL)
+        gone.all_gone()
+        kept.keeper.sweep()
+        kept.until(Empty)  # By now it is reaped.
+    kept.keeper.adopt(1, pid, error_in, go_out)
+    for fd in (go_in, go_out, error_in, error_out):
+        os.close(fd)
+    if victim:
+        (failed,) = kept.until(SpawnFailed)
+        assert (failed.key, failed.errno) == (1, errno.ECHILD)
+    else:
+        assert kept.outcome(1) == (3, error)
+        assert kept.pids(2)[1] == pid
+
+
+# The readers of /proc of its own.
+
+PARENT = """
+import os, subprocess, threading
+first = subprocess.Popen(["sleep", "1000"])
+def start():
+    second = subprocess.Popen(["sleep", "1000"])
+    with open(os.environ["NEWS"], "w") as news:
+        news.write(f"{first.pid} {second.pid}\\n")
+    threading.Event().wait()
+threading.Thread(target=start).start()
+"""
+
+
+def without_listing(path: str, mode: str) -> object:
+    if path.endswith("/children"):
+        raise FileNotFoundError(path)
+    return open(path, mode)
+
+
+def test_children_of_every_thread_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    news = News(tmp_path)
+    env = {**os.environ, "NEWS": str(news.path)}
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], env=env)
+    children = {int(word) for word in news.next()}
+    assert set(children_of(parent.pid)) == children
+    assert {parent.pid, *children} <= set(main.descendants_of(os.getpid()))
+    listdir, exists = os.listdir, os.path.exists
+    monkeypatch.setattr(os, "listdir", lambda path: [str(1 << 30), *listdir(path)])
+    assert set(children_of(parent.pid)) == children, "though a thread ended meanwhile"
+    monkeypatch.setattr(os.path, "exists", lambda path: exists(path) and "children" not in path)
+    monkeypatch.setattr(main, "open", without_listing, raising=False)
+    assert set(children_of(parent.pid)) == children, "though the kernel lists no children"
+    monkeypatch.undo()
+    assert children_of(1 << 30) == []
+    for pid in (*children, parent.pid):
+        os.kill(pid, signal.SIGKILL)
+    parent.wait()
+    news.close()

@@ -1,18 +1,131 @@
 from __future__ import annotations
 
+import fcntl
 import io
 import os
+import socket
+import threading
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.processes.logs.lines import PrefixedLines, Sink
+from holdfast.processes.logs.lines import PIPE_PIECE_BYTES_MAX, PrefixedLines, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    import pytest
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    read, write = os.pipe()
+    yield read, write
+    for fd in (read, write):
+        try:
+            os.close(fd)
+        except OSError:
+            continue  # The test closed it.
+
+
+def read_all(fd: int, into: list[bytes]) -> None:
+    while data := os.read(fd, 1000):
+        into.append(data)
+
+
+def test_a_non_blocking_destination_that_is_full_is_waited_for() -> None:
+    body = b"".join(b"%06d\n" % number for number in range(100_000))
+    ours, theirs = socket.socketpair()
+    read, write = os.pipe()
+    fcntl.fcntl(write, 1031, 4096)
+    try:
+        for reading, writing in ((theirs.fileno(), ours.fileno()), (read, write)):
+            os.set_blocking(writing, False)
+            got: list[bytes] = []
+            reader = threading.Thread(target=read_all, args=(reading, got))
+            reader.start()
+            Sink(writing).write(bytearray(b"head\n"), body)
+            if writing == write:
+                os.close(write)
+            else:
+                ours.shutdown(socket.SHUT_WR)
+            reader.join()
+            assert b"".join(got) == b"head\n" + body
+    finally:
+        ours.close()
+        theirs.close()
+        os.close(read)
+
+
+def test_a_pipe_gets_whole_lines_in_pieces_the_kernel_keeps_together() -> None:
+    """A pipe in packet mode shows where one write ended and the next began."""
+    read, write = os.pipe2(os.O_DIRECT)
+    try:
+        sink = Sink(write)
+        lines = [b"%04d " % number + b"x" * (number % 300) + b"\n" for number in range(200)]
+        sink.write(bytearray(b"0000 "), b"".join(lines)[5:])
+        lengths = []
+        rest = b"".join(lines)
+        while rest:
+            piece = os.read(read, 1 << 16)
+            assert rest.startswith(piece)
+            assert piece.endswith(b"\n")
+            rest = rest[len(piece) :]
+            lengths.append(len(piece))
+        assert max(lengths) <= PIPE_PIECE_BYTES_MAX
+        assert len(lengths) < len(lines) / 5
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_a_sink_nobody_reads_goes_quiet(pipe: tuple[int, int]) -> None:
+    read, write = pipe
+    os.close(read)
+    sink = Sink(write)
+    sink.write(b"", b"lost\n")
+    assert sink.quiet
+    sink.write(b"", b"lost\n")
+    assert sink.bytes_written == 0
+
+
+def test_a_full_disk_is_told_of_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        sink = Sink(full.fileno())
+        sink.write(b"", b"lost\n")
+        sink.write(b"", b"lost\n")
+        assert not sink.quiet
+    (warning,) = caplog.messages
+    assert "log lines are being lost" in warning
+
+
+def test_a_stream_without_descriptor_gets_text_and_is_flushed() -> None:
+    class Notebook(io.StringIO):
+        flushes = 0
+
+        def fileno(self) -> int:
+            return 1
+
+        def flush(self) -> None:
+            self.flushes += 1
+
+    stream = Notebook()
+    sink = Sink.of_stream(stream)
+    sink.write(bytearray(b"caf\xc3"), b"\xa9\n\xff\nnot this", 4)
+    assert stream.getvalue() == "caf\u00e9\n\ufffd\n"
+    assert stream.flushes == 1
+
+
+def test_sinks_of_one_terminal_share_a_lock_and_others_do_not(pipe: tuple[int, int]) -> None:
+    master, terminal = os.openpty()
+    again = os.open(os.ttyname(terminal), os.O_WRONLY | os.O_NOCTTY)
+    try:
+        out, err, other = Sink(terminal), Sink(again), Sink(pipe[1])
+        assert out._lock is err._lock
+        assert other._lock is not out._lock
+    finally:
+        for fd in (master, terminal, again):
+            os.close(fd)
 
 
 class Shown:
@@ -42,16 +155,8 @@ def shown(
     return out.text
 
 
-def test_line_ends_in_a_prefix_become_blanks() -> None:
-    assert shown([b"x\ny\n"], prefix=b"a\r\nb:") == "a  b:x\na  b:y\n"
-
-
 def test_an_overlong_line_is_shown_in_pieces_of_the_limit() -> None:
     assert shown([b"abcdefghij", b"k\n"], line_bytes_max=4) == "p:abcd\np:efgh\np:ijk\n"
-
-
-def test_a_line_of_just_the_limit_stays_whole() -> None:
-    assert shown([b"abcd", b"\nefgh", b"\n"], line_bytes_max=4) == "p:abcd\np:efgh\n"
 
 
 def test_a_line_that_never_ends_takes_bounded_memory() -> None:
@@ -77,21 +182,6 @@ def test_lines_that_match_any_filter_go_to_the_second_sink_as_well() -> None:
     some = "p:an orange\np:two apples\r\np:an apple and an orange\np:last orange\n"
     assert filtered([data], [b"orange", b"apple"]) == (everything, some)
     assert filtered([bytes([byte]) for byte in data], [b"orange", b"apple"]) == (everything, some)
-
-
-def test_a_filter_sees_neither_the_prefix_nor_two_lines_at_once() -> None:
-    assert filtered([b"one\ntwo\n"], [b"p:", b"one\ntwo"])[1] == ""
-
-
-def test_only_accepted_lines_are_shown() -> None:
-    seen: list[bytes] = []
-
-    def accept(line: bytes) -> bool:
-        seen.append(line)
-        return b"yes" in line
-
-    assert shown([b"yes 1\nno\nye", b"s 2\nyes 3"], accept=accept) == "p:yes 1\np:yes 2\np:yes 3\n"
-    assert seen == [b"yes 1\n", b"no\n", b"yes 2\n", b"yes 3\n"]
 
 
 def test_a_failing_accept_shows_the_lines_and_says_so_once(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std, to_map
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -116,56 +116,6 @@ def test_a_run_folder_that_was_removed_is_made_again(
     assert run_dir in caplog.text
 
 
-def test_a_temporary_folder_that_was_removed_gets_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    specs = DefaultLogsSpecs()
-    specs.reify(envs_of(1))
-    (old,) = tmp_path.iterdir()
-    shutil.rmtree(old)
-    old.mkdir()  # By someone else, who would like to see what is written.
-
-    dest = specs.reify(envs_of(1, restarts=1))
-
-    assert list(old.iterdir()) == []
-    (new,) = set(tmp_path.iterdir()) - {old}
-    assert stat.S_IMODE(new.stat().st_mode) == 0o700
-    assert dest.error_files[0] == f"{specs.run_dir}/attempt_1/0/error.json"
-    assert specs.run_dir == str(next(new.iterdir()))
-    specs.discard_if_temporary()
-    assert list(tmp_path.iterdir()) == [old]
-
-
-def test_another_run_shares_a_temporary_root_that_someone_has_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    asked = DefaultLogsSpecs()
-    root = asked.root_log_dir
-    other = asked.for_another_run()
-    other.reify(envs_of(1))
-    other.discard_if_temporary()
-    assert other.run_dir is not None
-    assert os.path.dirname(other.run_dir) == root
-    shutil.rmtree(root)
-    other.reify(envs_of(1))
-    assert other.root_log_dir != root
-
-
-def test_runs_whose_streams_are_kept_share_a_root_that_can_be_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    specs = DefaultLogsSpecs(tee=Std.OUT)
-    runs = [specs.for_another_run() for _ in range(2)]
-    for run in runs:
-        run.reify(envs_of(1))
-    assert {run.root_log_dir for run in runs} == {specs.root_log_dir}
-    assert len({run.run_dir for run in runs}) == 2
-    assert specs.run_dir is None
-
-
 @pytest.mark.parametrize("run_id", ["team/exp/1", "..", "a\nb\x00c", "\u00e9" * 300, ""])
 def test_any_run_id_gives_one_folder_in_the_log_dir(tmp_path: Path, run_id: str) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
@@ -174,19 +124,6 @@ def test_any_run_id_gives_one_folder_in_the_log_dir(tmp_path: Path, run_id: str)
     assert os.path.dirname(specs.run_dir) == str(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == [os.path.basename(specs.run_dir)]
     assert specs.run_dir.isprintable()
-
-
-def test_a_relative_folder_means_the_one_at_the_time_of_construction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path)
-    specs = DefaultLogsSpecs("logs", redirects=Std.ALL)
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    envs = envs_of(1)
-    specs.reify(envs)
-    assert envs[0]["TORCHELASTIC_ERROR_FILE"].startswith(f"{tmp_path}/logs/job_")
-    assert specs.root_log_dir == f"{tmp_path}/logs"
 
 
 @pytest.mark.parametrize("name", ["TMPDIR", "TEMP", "TMP"])
@@ -210,13 +147,6 @@ def test_own_root_is_private_and_can_be_discarded(
     assert files_below(tmp_path) == set()
     assert specs.run_dir is None
     specs.discard_if_temporary()
-
-
-def test_a_folder_that_was_asked_for_is_never_discarded(tmp_path: Path) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
-    dest = specs.reify(envs_of(1))
-    specs.discard_if_temporary()
-    assert os.path.isdir(os.path.dirname(dest.error_files[0]))
 
 
 def test_dev_null_keeps_the_filter_and_the_wishes_without_any_folder() -> None:
@@ -247,3 +177,37 @@ def test_a_folder_that_cannot_be_made_is_the_machines_fault() -> None:
     """The kernel's own file system refuses folders to root too."""
     with pytest.raises(EnvironmentProblem, match="/proc/self/logs"):
         DefaultLogsSpecs("/proc/self/logs").reify(envs_of(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0", Std.NONE),
+        ("1", Std.OUT),
+        ("2", Std.ERR),
+        ("3", Std.ALL),
+        ("3\n", Std.ALL),
+        ("0:1", {0: Std.OUT}),
+        ("0:1,1:2", {0: Std.OUT, 1: Std.ERR}),
+        ("1:3,1:0", {1: Std.NONE}),
+        ("10:1,127:3", {10: Std.OUT, 127: Std.ALL}),
+    ],
+)
+def test_text_is_read(text: str, expected: Std | dict[int, Std]) -> None:
+    assert Std.from_str(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "4", "-1", "03", "1 ", "a", ":", "0:", ":1", "0:4", "0:1,", "0:1 ,1:2", "0:1;1:2", "x:1",
+     "0=1", "\u0661", "\u0661:1", "1\n\n", "0:1:2", "1" * 7 + ":1"],
+)  # fmt: skip
+def test_other_text_is_a_usage_error_that_quotes_it(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        Std.from_str(text)
+    assert repr(text) in str(caught.value)
+    assert "0:1,1:2" in caught.value.hint
+
+
+def test_a_map_is_filled_up_and_cut_to_the_world() -> None:
+    assert to_map({0: Std.OUT, 7: Std.ALL}, 2) == {0: Std.OUT, 1: Std.NONE}

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import random
 import select
 import shutil
-import stat
+import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from holdfast import worker
 from holdfast.processes.workers.pages import (
@@ -25,6 +29,168 @@ from holdfast.processes.workers.pages import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+
+KILLS = 20
+NOW = 1_000.0
+SECOND = 1_000_000_000
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[WorkerPage]:
+    made = WorkerPage.create(str(tmp_path), 3)
+    yield made
+    made.close()
+
+
+class Hand:
+    """Writes words into a page as a worker would, and holds its lock."""
+
+    def __init__(self, page: WorkerPage) -> None:
+        self.fd = os.open(page.path, os.O_RDWR)
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
+
+    def word(self, number: int, value: int) -> None:
+        os.pwrite(self.fd, value.to_bytes(8, sys.byteorder, signed=True), number * 8)
+
+    def section(self, slot: int, name: bytes, deadline: int, entered: int = 1) -> None:
+        os.pwrite(self.fd, name, worker.NAMES_AT + slot * worker.NAME_BYTES)
+        self.word(worker.ENTERED + slot, entered)
+        self.word(worker.DEADLINES + slot, deadline)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
+@pytest.fixture
+def hand(page: WorkerPage) -> Iterator[Hand]:
+    made = Hand(page)
+    yield made
+    made.close()
+
+
+def test_an_expired_section_is_told_once_and_again_when_it_is_entered_again(
+    page: WorkerPage, hand: Hand
+) -> None:
+    hand.section(4, b"step", 70 * SECOND, 10 * SECOND)
+    hand.section(5, b"later", 700 * SECOND)
+    assert page.expired(69.9) == []
+    assert page.expired(70.0) == [Section("step", 10 * SECOND, 70 * SECOND)]
+    assert page.expired(71.0) == []
+    assert page.next_deadline() == 700.0
+    hand.section(4, b"again", 90 * SECOND)
+    assert [one.name for one in page.expired(100.0)] == ["again"]
+    hand.word(worker.DEADLINES + 4, 0)
+    assert page.expired(100.0) == []
+    hand.section(4, b"again", 90 * SECOND)
+    assert [one.name for one in page.expired(100.0)] == ["again"]
+
+
+def test_a_section_that_was_left_meanwhile_has_not_expired(
+    page: WorkerPage, hand: Hand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand.section(4, b"step", 70 * SECOND)
+    whole = page._is_in_use
+
+    def leave() -> bool:  # Between the two looks.
+        hand.word(worker.DEADLINES + 4, 0)
+        return whole()
+
+    monkeypatch.setattr(page, "_is_in_use", leave)
+    assert page.expired(100.0) == []
+
+
+def test_a_section_of_a_process_that_is_dead_has_not_expired(page: WorkerPage) -> None:
+    hand = Hand(page)
+    hand.section(4, b"step", 70 * SECOND)
+    hand.close()
+    assert page.expired(100.0) == []
+    again = Hand(page)
+    assert [one.name for one in page.expired(100.0)] == ["step"]
+    again.close()
+
+
+# A page that is not as it should be.
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 4095])
+def test_a_page_that_was_cut_says_nothing(page: WorkerPage, hand: Hand, size: int) -> None:
+    hand.section(4, b"step", 70 * SECOND)
+    os.truncate(page.path, size)
+    assert page.read() == Progress()
+    assert (page.next_deadline(), page.expired(100.0)) == (None, [])
+    page.plan_look(5.0)
+
+
+@settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    max_examples=50,
+)
+@given(st.binary(min_size=1, max_size=4088), st.integers(8, 4088))
+def test_whatever_stands_in_it_it_can_be_read(page: WorkerPage, noise: bytes, at: int) -> None:
+    with open(page.path, "r+b") as file:
+        file.seek(at)
+        file.write(noise[: worker.PAGE_BYTES - at])
+        file.flush()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = page.read()
+        assert len(found.sections) <= worker.SLOTS
+        assert all(len(one.name) <= worker.NAME_BYTES for one in found.sections)
+        deadline = page.next_deadline()
+        assert deadline is None or deadline > 0
+        page.expired(NOW)
+
+
+BUSY = """
+import itertools
+from holdfast import worker
+print(flush=True)
+for step in itertools.count(1):
+    with worker.section("outer " + "x" * (step % 50), timeout=3600):
+        with worker.section("inner"):
+            worker.progress(step)
+    worker.heartbeat()
+"""
+
+
+def test_a_worker_that_is_killed_anywhere_leaves_a_page_that_makes_sense(
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(6)
+    for number in range(KILLS):
+        page = WorkerPage.create(str(tmp_path), number)
+        start = time.monotonic_ns()
+        with subprocess.Popen(
+            [sys.executable, "-c", BUSY],
+            env={**os.environ, worker.PAGE_ENV: page.path},
+            stdout=subprocess.PIPE,
+        ) as busy:
+            assert busy.stdout is not None
+            busy.stdout.readline()
+            last = 0
+            for _ in range(chance.randrange(1, 400)):
+                last = check(page.read(), busy.pid, start, last)
+            busy.send_signal(signal.SIGKILL)
+            busy.wait()
+        last = check(page.read(), busy.pid, start, last)
+        # Whatever it was in, nobody is in it any more.
+        assert page.expired(time.monotonic() + 7200) == []
+        page.close()
+
+
+def check(found: Progress, pid: int, start: int, last: int) -> int:
+    """Check that a page makes sense; return the step it shows."""
+    now = time.monotonic_ns()
+    assert found.pid in (0, pid)
+    assert found.heartbeat_ns == 0 or start <= found.heartbeat_ns <= now
+    assert len(found.sections) <= 2
+    for section in found.sections:
+        assert start <= section.entered_ns <= now
+        if section.deadline_ns is not None:
+            assert start < section.deadline_ns <= now + 3600 * SECOND
+    assert (found.step or 0) >= last
+    return found.step or 0
+
 
 WAIT_S = 20.0
 
@@ -156,58 +322,6 @@ def test_sections_entered_and_left_wake_the_agent_once(
     assert looks_for(pages, now)
 
 
-def test_a_section_that_was_left_before_the_look_need_not_be_asked_for_again(
-    pages: WorkerPages, workers: list[Worker]
-) -> None:
-    workers[0].do("enter step 60")
-    workers[0].do("leave")
-    now = time.monotonic()
-    assert pages.take(now) == []
-    assert pages.take(now + SETTLE_S) == []
-    workers[0].do("enter step 60")
-    assert not looks_for(pages, now + 50)
-    # It is found at its time all the same.
-    late = now + 100
-    assert [section.name for _, section in pages.take(late)] == ["step"]
-
-
-def test_a_section_of_a_dead_worker_does_not_keep_the_agent_awake(
-    pages: WorkerPages, workers: list[Worker]
-) -> None:
-    workers[0].do("enter step 60")
-    workers[0].process.kill()
-    workers[0].process.wait()
-    late = time.monotonic() + 100
-    assert pages.take(late) == []
-    assert pages.take(late + SETTLE_S) == []
-    assert pages.next_deadline() is None
-
-
-def test_nothing_is_left_where_there_can_be_no_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_path: str, _mode: int) -> None:
-        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
-
-    monkeypatch.setattr(os, "mkfifo", refuse)
-    open_before = os.listdir("/proc/self/fd")
-    with pytest.raises(PermissionError):
-        WorkerPages(str(tmp_path))
-    assert [*tmp_path.iterdir()] == []
-    assert os.listdir("/proc/self/fd") == open_before
-
-
-def test_a_new_generation_has_new_pages(pages: WorkerPages, workers: list[Worker]) -> None:
-    workers[0].do("progress 7")
-    pages.begin([0, 1])
-    assert (pages.progress(0), pages.environment(2)) == (Progress(), {})
-    # Some of the last generation that have not ended yet.
-    workers[0].do("progress 8")
-    workers[1].do("progress 8")
-    assert pages.progress(1) == Progress()
-    assert pages.progress(0) == Progress()
-
-
 def test_a_folder_that_was_removed_is_made_anew_for_the_next_generation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -241,10 +355,6 @@ def test_without_room_workers_go_without_a_page(
     assert (pages.environment(0), pages.progress(0)) == ({}, Progress())
     assert "No space left on device" in caplog.text
     assert sorted(os.listdir(pages.folder)) == [worker.NOTICE_NAME]
-
-
-def test_only_its_owner_can_look_into_the_folder(pages: WorkerPages) -> None:
-    assert stat.S_IMODE(os.stat(pages.folder).st_mode) == 0o700
 
 
 def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path: Path) -> None:

@@ -1,17 +1,20 @@
+"""Failures that travel between nodes come out as they went in, but for their length."""
+
 from __future__ import annotations
 
 import json
 import os
-import re
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.processes.failures import report
 from holdfast.processes.failures.error_file import error_file_content
-from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
-from holdfast.processes.failures.report import FailedWorker, FailureReport
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure, exit_status
+from holdfast.processes.failures.report import BadReport, FailureReport, pack, unpack
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,16 +69,67 @@ def test_the_first_failure_has_everything(error: ChildFailedError) -> None:
     assert not first.consequence
 
 
-def test_texts_that_are_no_unicode_can_be_written(tmp_path: Path) -> None:
-    failure = ProcessFailure(0, 40, 1, "", stderr_tail="caf\udce9", stdout_file="/logs/\udcff")
-    path = tmp_path / "failure.json"
-    make(ChildFailedError("tr\udce4in.py", {0: failure})).write(str(path))
-    data = json.loads(path.read_bytes())
-    assert data["name"] == "tr\\udce4in.py"
-    assert data["first"]["stderr_tail"] == "caf\\udce9"
+def failure(local_rank: int = 0, exitcode: int = 1, **more: object) -> ProcessFailure:
+    return ProcessFailure(local_rank, 100 + local_rank, exitcode, "", **more)  # type: ignore[arg-type]
 
 
-def test_the_docstring_tells_of_every_key() -> None:
-    told = re.findall(r"`(\w+)`", report.__doc__ or "")
-    keys = [*FailureReport.__struct_fields__, *FailedWorker.__struct_fields__]
-    assert sorted(key for key in keys if key not in told) == []
+def recorded(folder: Path, callstack: str) -> ProcessFailure:
+    file = folder / "error.json"
+    message = {
+        "message": "ValueError: bad batch",
+        "extraInfo": {"py_callstack": callstack, "timestamp": "1700000000"},
+    }
+    file.write_text(json.dumps({"message": message}))
+    return ProcessFailure(1, 77, 1, str(file), host="node-b")
+
+
+def test_the_text_of_a_report_is_the_same_elsewhere(tmp_path: Path) -> None:
+    failures = {
+        5: recorded(tmp_path, "Traceback (most recent call last):\n  line\nValueError: bad batch"),
+        4: failure(exitcode=-15, consequence=True, stopped=True, host="node-b", order=1),
+    }
+    there = unpack(pack(failures))
+    assert list(there) == [5, 4]
+    text = str(ChildFailedError("train.py", there))
+    for line in str(ChildFailedError("train.py", failures)).splitlines():
+        assert line in text.splitlines()
+    assert there[5].host == "node-b"
+    assert there[5].error_file == failures[5].error_file
+
+
+def test_a_file_of_another_host_is_not_looked_for(tmp_path: Path) -> None:
+    original = recorded(tmp_path, "Traceback\nValueError: theirs")
+    packed = pack({0: original})
+    (tmp_path / "error.json").write_text(json.dumps({"message": "something else"}))
+    assert "theirs" in unpack(packed)[0].traceback_text()
+    assert unpack(packed)[0].recorded_message() == "ValueError: bad batch"
+
+
+@pytest.mark.parametrize(("code", "status"), [(7, 7), (-9, 137), (1, 1)])
+def test_the_exit_code_is_that_of_the_first_failure(code: int, status: int) -> None:
+    failures = {0: failure(exitcode=code), 1: failure(1, exitcode=-15, consequence=True, order=1)}
+    assert exit_status(ChildFailedError("x", unpack(pack(failures)))) == status
+
+
+def test_what_is_too_long_is_cut() -> None:
+    many = {
+        rank: failure(rank, order=rank, stderr_tail="x" * 100_000, detail="y" * 10_000)
+        for rank in range(200)
+    }
+    packed = pack(many)
+    assert len(packed) < 256 * 1024
+    there = unpack(packed)
+    assert len(there) == report.OTHERS_MAX + 1
+    assert len(there[0].stderr_tail) == report.STDERR_CHARS_MAX
+    assert all(not there[rank].stderr_tail for rank in there if rank)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_one_kind_of_error_in_one_line(garbage: bytes) -> None:
+    with pytest.raises(BadReport, match=r"\A[^\n]+\Z"):
+        unpack(garbage)
+
+
+def test_no_failures_are_no_report() -> None:
+    with pytest.raises(BadReport, match="without a failure"):
+        unpack(msgspec.msgpack.encode([]))

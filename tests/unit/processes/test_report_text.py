@@ -90,20 +90,6 @@ def test_a_lone_failure_without_anything_known() -> None:
     assert "Logs" not in text
 
 
-def test_the_ending_says_more_than_the_number_where_it_can() -> None:
-    assert "exitcode  : -11 (pid: 40) killed by SIGSEGV (segmentation fault)\n" in text_of(
-        failure(0, -11)
-    )
-    assert "exitcode  : 137 (pid: 40), which usually means SIGKILL inside\n" in text_of(
-        failure(0, 137)
-    )
-
-
-def test_a_reason_is_shown_on_one_line() -> None:
-    text = text_of(failure(0, 127, detail="could not be started:\n no such file"))
-    assert "  reason    : could not be started: no such file\n" in text
-
-
 def test_a_recorded_exception_is_shown_once(tmp_path: Path) -> None:
     code = """
         import sys
@@ -179,14 +165,6 @@ def test_a_long_traceback_loses_its_middle() -> None:
 
 def test_one_endless_line_is_cut() -> None:
     assert len(text_of(failure(0, stderr_tail="x" * 100_000))) < 2000
-
-
-def test_many_other_failures_are_counted() -> None:
-    many = [failure(rank, order=rank) for rank in range(report_text.OTHERS_MAX + 4)]
-    text = text_of(*many)
-    assert f"  rank {report_text.OTHERS_MAX} (" in text
-    assert f"  rank {report_text.OTHERS_MAX + 1} (" not in text
-    assert "  ... and 3 more\n" in text
 
 
 def test_the_host_of_another_failure_is_named_where_it_differs() -> None:

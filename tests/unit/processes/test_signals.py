@@ -14,10 +14,7 @@ from holdfast.processes.signals import (
     PENDING_MAX,
     SignalException,
     SignalWatch,
-    in_words,
-    parse_signal,
     parse_signals,
-    signal_name,
 )
 
 if TYPE_CHECKING:
@@ -65,19 +62,6 @@ def taken(watch: SignalWatch) -> list[signal.Signals]:
 # Names and words.
 
 
-@pytest.mark.parametrize("text", ["SIGTERM", "TERM", "15", " SIGTERM ", " 15", "sigterm"])
-def test_a_signal_by_name_or_number(text: str) -> None:
-    assert parse_signal(text, flag="--stop-signal") is signal.SIGTERM
-
-
-@pytest.mark.parametrize("text", ["", "SIGNOTHING", "0", "99", "-15", "²", "SIG", "15.0"])
-def test_what_is_no_signal_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        parse_signal(text, flag="--stop-signal")
-    assert str(caught.value).startswith(f"--stop-signal: {text!r} is not a signal; accepted: ")
-    assert "\n" not in str(caught.value)
-
-
 def test_a_list_of_signals() -> None:
     assert parse_signals(DEFAULT_SIGNALS) == (
         signal.SIGTERM,
@@ -95,14 +79,6 @@ def test_what_no_process_can_handle_is_refused(name: str) -> None:
         parse_signals(f"SIGTERM,{name}")
 
 
-def test_signals_in_words() -> None:
-    assert signal_name(signal.SIGTERM) == "SIGTERM"
-    assert signal_name(50) == "signal 50"
-    assert in_words(signal.SIGSEGV) == "SIGSEGV (segmentation fault)"
-    assert in_words(signal.SIGUSR1) == "SIGUSR1"
-    assert in_words(50) == "signal 50"
-
-
 # The watch.
 
 
@@ -116,24 +92,6 @@ def test_signals_are_collected_in_order_and_wake_the_loop() -> None:
         assert taken(watch) == [USR1, USR2, USR1]
         assert not is_readable(watch.fileno())
         assert taken(watch) == []
-
-
-def test_a_signal_from_outside_wakes_a_wait() -> None:
-    with SignalWatch(TAKEN) as watch:
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.read(read, 1)
-            os.kill(os.getppid(), USR1)
-            os._exit(0)
-        poll = select.poll()
-        poll.register(watch.fileno(), select.POLLIN)
-        os.write(write, b"!")
-        assert poll.poll(60_000)
-        assert taken(watch) == [USR1]
-        os.waitpid(pid, 0)
-        os.close(read)
-        os.close(write)
 
 
 def test_handlers_and_the_wake_up_descriptor_are_put_back() -> None:
@@ -160,15 +118,6 @@ def test_handlers_and_the_wake_up_descriptor_are_put_back() -> None:
         os.close(own_write)
 
 
-def test_a_signal_that_is_named_twice_is_put_back_too() -> None:
-    before = signal.getsignal(signal.SIGUSR1)
-    chosen = parse_signals("SIGUSR1,USR1,SIGUSR2,SIGUSR1")
-    assert chosen == (signal.SIGUSR1, signal.SIGUSR2)
-    with SignalWatch(chosen):
-        pass
-    assert signal.getsignal(signal.SIGUSR1) is before
-
-
 def test_what_is_ignored_stays_ignored() -> None:
     """As under nohup, where the end of the terminal must not end the job."""
     before = signal.signal(USR1, signal.SIG_IGN)
@@ -180,17 +129,6 @@ def test_what_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(USR1) is signal.SIG_IGN
     finally:
         signal.signal(USR1, before)
-
-
-def test_a_handler_that_was_not_set_from_python_becomes_the_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    real = signal.signal
-    monkeypatch.setattr(signal, "signal", lambda *how: [real(*how), None][1])
-    with SignalWatch((USR1,)):
-        pass
-    monkeypatch.undo()
-    assert signal.getsignal(USR1) is signal.SIG_DFL
 
 
 def test_a_flood_is_limited_and_its_last_signals_are_kept() -> None:

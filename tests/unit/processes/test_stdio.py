@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.errors import EnvironmentProblem
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
-from holdfast.processes.logs.stdio import TAIL_BYTES_MAX, WorkerStdio
+from holdfast.processes.logs.stdio import WorkerStdio
 from holdfast.processes.workers.start import start_processes
 
 if TYPE_CHECKING:
@@ -143,15 +142,6 @@ def test_standard_output_is_inherited_and_standard_error_passes_through(
     assert result_in(tmp_path) == "3  'to err\\n'"
 
 
-def test_nothing_is_captured_if_that_is_not_wanted(agent: Any, tmp_path: Path) -> None:
-    with open(tmp_path / "err", "w+") as err:
-        script = f"{TELLS_STREAMS} echo to err >&2; exit 3"
-        subprocess.run(agent("command", script, "as it is"), stderr=err, check=True)
-    assert (tmp_path / "err").read_text() == "to err\n"
-    assert (tmp_path / "streams").read_text().split()[-1] == str(tmp_path / "err")
-    assert result_in(tmp_path) == "3  ''"
-
-
 @pytest.mark.parametrize(
     ("method", "closed"),
     [
@@ -227,42 +217,6 @@ def stdio(dest: LogsDest, **how: Any) -> WorkerStdio:
     return WorkerStdio(dest, prefixes={0: "<0>", 1: "<1>"}, **how)
 
 
-def open_fds() -> set[str]:
-    listed = set(os.listdir("/proc/self/fd"))
-    return {fd for fd in listed if os.path.exists(f"/proc/self/fd/{fd}")}
-
-
-@pytest.mark.parametrize("which", ["stdouts", "stderrs"])
-def test_what_was_opened_is_closed_again_if_a_file_cannot_be(tmp_path: Path, which: str) -> None:
-    bad = f"{tmp_path}/no/such/folder/file"
-    paths = {"stdouts": {0: f"{tmp_path}/out"}, "stderrs": {0: f"{tmp_path}/err"}}
-    paths[which] = {0: bad}
-    here = stdio(LogsDest(**paths))  # type: ignore[arg-type]
-    before = open_fds()
-    with pytest.raises(EnvironmentProblem, match=f"^cannot write {bad}: No such file"):
-        here.open(0)
-    assert open_fds() == before
-    here.close()
-
-
-def test_nothing_is_followed_where_nothing_needs_to_be(tmp_path: Path) -> None:
-    """Watching /dev/null would wake the agent for everything anybody throws away."""
-    dest = LogsDest(
-        stdouts={0: os.devnull, 1: f"{tmp_path}/out"},
-        stderrs={0: f"{tmp_path}/err0", 1: f"{tmp_path}/err"},
-        filtered_stdout=f"{tmp_path}/filtered",
-    )
-    here = stdio(dest, stdout_filters=["loss"])
-    for rank, followed in ((0, False), (1, True)):
-        for fd in here.open(rank).values():
-            os.close(fd)
-        here.begin_following()
-        assert (here._follower is not None) == followed
-    here.close()
-    assert here.stderr_tail(0) == ""
-    assert here.stderr_tail(2) == ""
-
-
 def test_what_nobody_wants_to_see_is_kept_for_the_report(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -277,72 +231,3 @@ def test_what_nobody_wants_to_see_is_kept_for_the_report(
     assert here.stderr_tail(0) == "why it failed\n"
     here.close()
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_one_worker_is_shown_at_once_and_several_by_the_line(workers: int) -> None:
-    dest = LogsDest(stdouts={0: ""}, stderrs={0: ""})
-    here = WorkerStdio(dest, prefixes=dict.fromkeys(range(workers), ""))
-    shown, told = os.pipe()
-    with notebook() as (_out, err):
-        err.write = lambda text: os.write(told, text.encode())  # type: ignore[method-assign]
-        fds = here.open(0)
-        here.begin_following()
-        os.write(fds[2], b"name? ")
-        if workers == 1:
-            assert os.read(shown, 100) == b"name? "
-        os.write(fds[2], b"ok\n")
-        assert os.read(shown, 100) == (b"ok\n" if workers == 1 else b"name? ok\n")
-        for fd in fds.values():
-            os.close(fd)
-        here.finish()
-    here.close()
-    os.close(shown)
-    os.close(told)
-
-
-def test_filters_work_without_showing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    dest = LogsDest(
-        stdouts={0: f"{tmp_path}/out"},
-        stderrs={0: f"{tmp_path}/err"},
-        filtered_stdout=f"{tmp_path}/filtered",
-    )
-    here = stdio(dest, stdout_filters=["loss"])
-    fds = here.open(0)
-    here.begin_following()
-    os.write(fds[1], b"loss 1\nother\nloss 2\n")
-    for fd in fds.values():
-        os.close(fd)
-    here.finish()
-    here.close()
-    assert (tmp_path / "filtered").read_text() == "<0>loss 1\n<0>loss 2\n"
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_tail_of_a_captured_stream_is_limited() -> None:
-    here = stdio(LogsDest(stdouts={0: ""}, stderrs={0: ""}))
-    data = b"".join(b"line %d\n" % number for number in range(30_000))
-    with notebook() as (_out, err):
-        fds = here.open(0)
-        here.begin_following()
-        with open(fds[2], "wb") as stream:
-            stream.write(data)
-    os.close(fds[0])
-    os.close(fds[1])
-    here.finish()
-    assert here.stderr_tail(0).encode() == data[-TAIL_BYTES_MAX:]
-    assert err.getvalue() == data.decode()
-    here.close()
-
-
-def test_finishing_does_not_wait_for_a_stream_that_somebody_keeps_open() -> None:
-    here = stdio(LogsDest(stdouts={0: ""}, stderrs={0: ""}))
-    with notebook() as (_out, err):
-        fds = here.open(0)
-        here.begin_following()
-        os.write(fds[2], b"so far\n")
-        here.finish()
-    assert err.getvalue() == "so far\n"
-    here.close()
-    for fd in fds.values():
-        os.close(fd)

@@ -147,18 +147,3 @@ def test_a_lost_keeper_takes_the_zygote_and_is_told_as_ever(started: Started) ->
     started.keeper.close()
     started.keeper = Keeper.start()
     assert started.said(started.context(TELLS)) == ["warm 0\n"]
-
-
-def test_other_commands_are_started_by_the_keeper(started: Started) -> None:
-    started.warm.await_ready(started.keeper)
-    context = start_processes(
-        "trainer",
-        "/bin/sh",
-        {0: ("-c", "echo cold")},
-        {0: {}},
-        DefaultLogsSpecs(str(started.folder / "logs"), redirects=Std.ALL),
-        keeper=started.keeper,
-        warm=started.warm,
-    )
-    started.contexts.append(context)
-    assert started.said(context) == ["cold\n"]

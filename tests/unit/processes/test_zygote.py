@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,38 +28,6 @@ def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
 
 
 # What modules did as they were imported.
-
-
-def test_open_devices_are_found(tmp_path: Path) -> None:
-    for number, target in enumerate(("/dev/null", "/dev/nvidia0", "socket:[7]", "/dev/dri/card0")):
-        (tmp_path / str(number)).symlink_to(target)
-    (tmp_path / "7").touch()
-    assert sorted(main.open_devices(str(tmp_path))) == ["/dev/dri/card0", "/dev/nvidia0"]
-    assert main.open_devices(str(tmp_path), ("/dev/null",)) == ["/dev/null"]
-    assert main.open_devices() == []
-
-
-def test_a_torch_that_uses_a_gpu_is_found() -> None:
-    def modules(*, initialized: bool) -> dict[str, object]:
-        return {"torch": SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: initialized))}
-
-    assert main.cuda_is_initialized(modules(initialized=True))  # type: ignore[arg-type]
-    assert not main.cuda_is_initialized(modules(initialized=False))  # type: ignore[arg-type]
-    assert not main.cuda_is_initialized({})
-    assert not main.cuda_is_initialized({"torch": SimpleNamespace()})  # type: ignore[dict-item]
-
-
-def test_threads_that_survive_a_fork_are_counted(tmp_path: Path) -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {os.path.dirname(main.__file__)!r})\n"
-        "import main as zygote\n"
-        "import _thread, time\n"
-        "print(zygote.native_threads(0))\n"
-        "_thread.start_new_thread(time.sleep, (1000,))\n"
-        "print(zygote.native_threads(0), zygote.native_threads(1))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (done.stdout.split(), done.stderr) == (["0", "1", "0"], "")
 
 
 # The warnings that come of it.
@@ -126,22 +91,6 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
         assert nest.run(warm=False).exitcode == 0
 
 
-@pytest.mark.torch
-def test_torch_is_no_reason_for_a_warning_and_works(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "NOTICE_AFTER_S", 60.0)
-    program = (
-        "import sys; was_there = 'torch' in sys.modules\n"
-        "import torch; torch.manual_seed(1); a = torch.rand(300, 300, requires_grad=True)\n"
-        "(a @ a).sum().backward(); print(was_there, torch.isfinite(a.grad).all().item())"
-    )
-    with Nest("-c", program, cwd=tmp_path, modules=["torch"]) as nest:
-        outcome = nest.run()
-        assert (outcome.exitcode, outcome.out, outcome.err) == (0, "True True\n", "")
-        assert caplog.messages == []
-
-
 # Forks.
 
 
@@ -165,17 +114,6 @@ def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     told = (tmp_path / "out").read_text()
     assert sorted(map(int, told.split())) == [*range(11)]
     assert told.count(" ") == 11 * 4, "each has its three streams, and what the listing opens"
-
-
-@pytest.mark.parametrize("closed", [(60, 63), (3, 63), (3, 100)])
-def test_a_module_that_closes_what_is_not_its_own(tmp_path: Path, closed: tuple[int, int]) -> None:
-    """Then workers are started cold where they cannot be forked, and all are started."""
-    (tmp_path / "closes.py").write_text(f"import os; os.closerange{closed}")
-    program = "import os; print([fd for fd in range(200) if os.path.exists(f'/proc/self/fd/{fd}')])"
-    with Nest("-c", program, cwd=tmp_path, modules=["closes"]) as nest:
-        warm_one = nest.warm.fileno() >= 0
-        assert warm_one == (closed[1] < 64)
-        assert [nest.run(warm=warm_one).out for _ in range(2)] == ["[0, 1, 2]\n"] * 2
 
 
 def test_a_worker_that_nobody_lets_go_ends(tmp_path: Path) -> None:

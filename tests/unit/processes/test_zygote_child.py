@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import py_compile
-import signal
-import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -131,15 +129,6 @@ def test_a_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str
             assert told(forked) == told(fresh)
 
 
-def test_other_variables_of_the_interpreter_are_for_a_new_one(folder: Path) -> None:
-    with Nest("tell.py", cwd=folder) as nest:
-        assert nest.warm.takes(nest.argv, {**nest.env, "RANK": "1"}, {})
-        assert not nest.warm.takes(nest.argv, {**nest.env, "PYTHONOPTIMIZE": "2"}, {})
-        assert not nest.warm.takes([sys.executable, "-u", "tell.py"], nest.env, {})
-        assert not nest.warm.takes(["/bin/sh", "tell.py"], nest.env, {})
-        assert not nest.warm.takes(nest.argv, nest.env, {1000: 0})
-
-
 def test_the_streams_of_a_terminal_and_of_files(folder: Path) -> None:
     with Nest("tell.py", cwd=folder) as nest:
         answers = []
@@ -153,17 +142,6 @@ def test_the_streams_of_a_terminal_and_of_files(folder: Path) -> None:
                 os.close(fd)
         assert answers[1] == answers[0]
         assert answers[1][0][6], "standard input is a terminal"
-
-
-def test_what_agents_are_deaf_to_stays_so(folder: Path) -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with Nest("tell.py", cwd=folder) as nest:
-            fresh, forked = nest.both()
-            assert told(forked) == told(fresh)
-            assert told(forked)["handlers"][signal.SIGHUP - 1] == "<Handlers.SIG_IGN: 1>"
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 # Endings.
@@ -249,16 +227,6 @@ def test_modules_and_commands_end_so_too(tmp_path: Path, words: list[str], name:
         assert fresh.exitcode != 0 or name == "warning"
 
 
-@pytest.mark.parametrize("words", [["-m", "no.such"], ["-m", "os.no"], ["empty"], ["no.pyc"]])
-def test_programs_that_are_not_there(tmp_path: Path, words: list[str]) -> None:
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "no.pyc").write_bytes(b"not compiled")
-    with Nest(*words, cwd=tmp_path) as nest:
-        fresh, forked = nest.both()
-        assert forked == fresh
-        assert fresh.exitcode == 1
-
-
 # What modules did.
 
 
@@ -288,57 +256,6 @@ def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:
         assert "yes otherwise None" in other.out
 
 
-def test_what_modules_say_is_said_once_and_not_by_workers(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "says.py").write_text("print('imported', end='')")
-    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    with Nest("-c", "import says", cwd=tmp_path, modules=["says"], env=env) as nest:
-        assert [nest.run()[2:] for _ in range(2)] == [("", "")] * 2
-    assert capfd.readouterr() == ("", "imported")
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "sys.stdout.reconfigure(encoding='latin-1', line_buffering=True)",
-        "sys.stderr.reconfigure(errors='strict')",
-        "sys.stdout = io.TextIOWrapper(sys.stdout.detach(), 'utf-8', write_through=True)",
-        "sys.stdout = open(1, 'w', encoding='ascii', errors='replace', closefd=False)",
-        "sys.stdin.close()",
-        "sys.stdin = None",
-    ],
-)
-def test_streams_that_modules_have_changed(tmp_path: Path, code: str) -> None:
-    (tmp_path / "changes.py").write_text(f"import io, sys; {code}")
-    program = (
-        "import changes, sys\n"
-        "for s in (sys.stdout, sys.stderr):\n"
-        "    print(s.encoding, s.errors, s.line_buffering, s.write_through)\n"
-        "print(sys.stdin and sys.stdin.fileno, file=sys.stderr) if not sys.stdin else 0\n"
-    )
-    with Nest("-c", program, cwd=tmp_path, modules=["changes"]) as nest:
-        fresh, forked = nest.both()
-        assert forked == fresh
-        assert forked.exitcode == 0
-
-
-def test_locks_that_modules_have_made(tmp_path: Path) -> None:
-    (tmp_path / "makes.py").write_text(
-        "import multiprocessing as mp; lock = mp.get_context('spawn').Lock()\n"
-    )
-    program = "import makes; makes.lock.acquire(); makes.lock.release(); print('used')"
-    with Nest("-c", program, cwd=tmp_path, modules=["makes"]) as nest:
-        fresh, forked = nest.both()
-        assert forked == fresh
-
-
-def test_random_numbers_are_each_workers_own(tmp_path: Path) -> None:
-    program = "import random, tempfile, uuid; print(random.random(), uuid.uuid4())"
-    with Nest("-c", program, cwd=tmp_path, modules=["random", "uuid", "tempfile"]) as nest:
-        assert len({word for _ in range(3) for word in nest.run().out.split()}) == 6
-
-
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("module", "draw", "seed"),
@@ -357,18 +274,3 @@ def test_a_generator_is_each_workers_own_unless_it_was_seeded(
     with Nest("-c", f"import seeds; {program}", cwd=tmp_path, modules=["seeds"]) as nest:
         fresh, forked = nest.both()
         assert forked == fresh
-
-
-@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
-def test_workers_can_use_multiprocessing(tmp_path: Path, method: str) -> None:
-    (tmp_path / "pool.py").write_text(
-        "import multiprocessing as mp, os, sys\n"
-        "def square(x): return x * x, __name__\n"
-        "if __name__ == '__main__':\n"
-        f"    with mp.get_context('{method}').Pool(2) as pool:\n"
-        "        print(pool.map(square, range(4)))\n"
-    )
-    with Nest("pool.py", cwd=tmp_path, modules=["multiprocessing.pool"]) as nest:
-        fresh, forked = nest.both()
-        assert forked == fresh
-        assert forked.exitcode == 0

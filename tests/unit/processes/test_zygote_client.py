@@ -13,13 +13,16 @@ from zygotes import Nest
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.procfs import state_of
+from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
 from holdfast.processes.zygote import client
-from holdfast.processes.zygote.client import PythonCommand, WarmStart
+from holdfast.processes.zygote.client import PythonCommand, parse_command, warm_start
 from real_jobs import Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+    from typing import Any
+
 
 # Says whether this worker was forked from a zygote.
 TELLS = "import sys; print('warm' if 'slow' in sys.modules else 'cold')"
@@ -63,17 +66,6 @@ def revived(nest: Nest) -> None:
         os.chdir(before)
 
 
-def test_a_zygote_that_dies_idle_is_started_again(
-    nest: Nest, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(2 * client.LOSSES_MAX):
-        first = killed(nest)
-        revived(nest)
-        assert nest.warm.pids()[0] != first
-        assert nest.run().out == "warm\n"  # So that its losses are not in a row.
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
-
-
 def test_one_that_dies_again_and_again_is_done_without(
     nest: Nest, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -86,25 +78,6 @@ def test_one_that_dies_again_and_again_is_done_without(
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
     assert nest.run(warm=False).out == "cold\n"
-
-
-def test_a_module_that_crashes_is_named(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (folder / "crashes.py").write_text("import os; os.abort()")
-    with Nest("-c", "pass", cwd=folder, modules=["slow", "crashes"]) as nest:
-        assert not nest.warm.takes(nest.argv, nest.env, {})
-        said = [record.message for record in caplog.records if record.levelname == "WARNING"]
-        assert len(said) == 1
-        assert "imported crashes" in said[0]
-
-
-def test_an_interpreter_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    keeper = Keeper.start()
-    command = PythonCommand(str(folder / "python"), (), "c", "pass", ())
-    start = WarmStart(command, ["slow"], env=os.environ)
-    start.await_ready(keeper)
-    assert start.fileno() == -1
-    start.close()
-    keeper.close()
 
 
 def test_a_worker_whose_zygote_dies_meanwhile_starts_cold(nest: Nest) -> None:
@@ -132,16 +105,6 @@ def test_a_frozen_zygote_is_given_up(
     monkeypatch.setattr(client, "FORK_S_MAX", 60.0)
     revived(nest)
     assert nest.run().out == "warm\n"
-
-
-def test_a_frozen_zygote_takes_no_more_than_the_socket_holds(
-    nest: Nest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A send that would wait for ever is given up as well."""
-    monkeypatch.setattr(client, "FORK_S_MAX", 0.2)
-    frozen(nest)
-    env = {**nest.env, **{f"VARIABLE_{number}": "x" * 100_000 for number in range(10)}}
-    assert nest.run(env=env).out == "cold\n"
 
 
 def test_a_fork_that_hangs_is_given_up_with_all_below_it(
@@ -194,14 +157,66 @@ def test_another_keeper_gets_another_zygote(nest: Nest, caplog: pytest.LogCaptur
     assert caplog.messages == []
 
 
-def test_another_interpreter_can_be_the_workers(tmp_path: Path) -> None:
-    """It need not know of this project: neither its path nor its packages."""
-    link = tmp_path / "python"
-    link.symlink_to(os.path.realpath(sys.executable))
-    command = PythonCommand(str(link), ("-I", "-S"), "c", "pass", ())
-    keeper = Keeper.start()
-    start = WarmStart(command, ["json"], env={})
-    start.await_ready(keeper)
-    assert start.takes([str(link), "-I", "-S", "-c", "pass"], {}, {})
-    start.close()
-    keeper.close()
+def function() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "args", "method", "why"),
+    [
+        (function, [], "fork", "functions by start_method='fork' are forked already"),
+        (function, [], "forkserver", "functions by start_method='forkserver' are forked already"),
+        ("/bin/sh", ["x"], "spawn", "the workers run sh, not a Python script, module or command"),
+        (sys.executable, ["-"], "spawn", "not a Python script, module or command"),
+    ],
+)
+def test_what_cannot_be_forked_is_told(
+    entrypoint: Callable[..., Any] | str,
+    args: list[str],
+    method: str,
+    why: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert warm_start(["json"], entrypoint, args, method, {}) is None
+    (said,) = caplog.messages
+    assert said.startswith("preload has no effect: ")
+    assert said.endswith(why)
+
+
+def test_a_replaced_handler_starts_workers_itself(caplog: pytest.LogCaptureFixture) -> None:
+    replace_subprocess_handler(SubprocessHandler)
+    try:
+        assert warm_start(["json"], sys.executable, ["train.py"], "spawn", {}) is None
+    finally:
+        replace_subprocess_handler(None)
+    (said,) = caplog.messages
+    assert "a subprocess handler of the program's own" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "flags", "kind", "what", "args"),
+    [
+        ("train.py", "", "script", "train.py", ""),
+        ("-u train.py -u -m x", "-u", "script", "train.py", "-u -m x"),
+        ("-u -m pkg.train --lr 1", "-u", "m", "pkg.train", "--lr 1"),
+        ("-mpkg.train", "", "m", "pkg.train", ""),
+        ("-c pass -x", "", "c", "pass", "-x"),
+        ("-uOO -Wignore train.py", "-u -O -O -W ignore", "script", "train.py", ""),
+        ("-W error -X dev -Xutf8 train.py", "-W error -X dev -X utf8", "script", "train.py", ""),
+        ("-IBmtrain 1", "-I -B", "m", "train", "1"),
+        ("-bEsSPdqR -cpass", "-b -E -s -S -P -d -q -R", "c", "pass", ""),
+    ],
+)
+def test_commands_are_taken_apart(line: str, flags: str, kind: str, what: str, args: str) -> None:
+    command = parse_command(["python", *line.split()])
+    expected = tuple(flags.split()), kind, what, tuple(args.split())
+    assert command == PythonCommand("python", *expected)
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "-", "-u -", "-i train.py", "-ui train.py", "--version", "-V", "-- train.py",
+     "-x train.py", "-u", "-m", "-c", "-W", "-X", "--check-hash-based-pycs always train.py",
+     "-Z train.py"],
+)  # fmt: skip
+def test_what_is_not_surely_understood_is_left_alone(line: str) -> None:
+    assert parse_command(["python", *line.split()]) is None
