@@ -96,9 +96,10 @@ class SimpleElasticAgent(ElasticAgent):
 
             kind = CoordinatedSupervision
         self._machine = kind(local_world_size=spec.local_world_size, max_restarts=spec.max_restarts)
+        self._machine.story.node = self._name_in_story()
         self._job: CoordinatedJob | None = None
         self._pending: deque[tuple[Event, str]] = deque()  # Each with its cause.
-        self._generation_step = ""  # The step that started the workers, or is stopping them.
+        self._stop_step = ""  # The step that had the workers stopped, until others are started.
         self._abandoned = False
         self._is_down = False
         self._result = RunResult(WorkerState.INIT)
@@ -250,9 +251,8 @@ class SimpleElasticAgent(ElasticAgent):
                         self._pending.append((outcome, step))
 
     def _post(self, event: Event) -> None:
-        of_workers = (supervision.WorkerExited, supervision.WorkersStopped)
-        if isinstance(event, of_workers):
-            cause = self._generation_step
+        if isinstance(event, (supervision.WorkerExited, supervision.WorkersStopped)):
+            cause = self._stop_step
         else:
             cause = self._job.cause_of(event) if self._job is not None else ""
         self._pending.append((event, cause))
@@ -272,7 +272,7 @@ class SimpleElasticAgent(ElasticAgent):
             case supervision.JoinRound():
                 return self._join_round()
             case supervision.StartWorkers(generation):
-                self._generation_step = step
+                self._stop_step = ""
                 if self._job is not None:
                     self._job.take_ranks()
                     self._reporter.rendezvous_ended()
@@ -280,7 +280,7 @@ class SimpleElasticAgent(ElasticAgent):
                 self._start_generation()
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
-                self._generation_step = step
+                self._stop_step = step
                 console.info(f"stopping generation {generation}: {reason.value}")
                 self._reporter.generation_stopping(generation, reason)
                 return self._begin_stop(reason, signum)
@@ -388,6 +388,12 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _is_coordinated(self) -> bool:
         return isinstance(self._worker_group.spec.rdzv_handler, CoordinatedRendezvousHandler)
+
+    def _name_in_story(self) -> str:
+        handler: object = self._worker_group.spec.rdzv_handler
+        if isinstance(handler, CoordinatedRendezvousHandler):
+            return handler.node_id
+        return f"{os.uname().nodename}-{os.getpid()}"
 
     def _join_job(self) -> CoordinatedJob:
         from holdfast.agent.coordinated_job import CoordinatedJob

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import argparse
     import socket
     from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from holdfast.net.tls import TlsFiles
     from holdfast.rendezvous.config import RendezvousConfig
@@ -83,6 +84,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="write the port and a newline to this descriptor, then close it, once agents can come",
     )
+    parser.add_argument(
+        "--story",
+        default="",
+        metavar="FILE",
+        help="append every step of the coordinator to FILE, each with its cause: see holdfast story",
+    )
     return parser
 
 
@@ -109,13 +116,27 @@ def execute(args: argparse.Namespace) -> None:
         tls = TlsFiles(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
         tls.for_server()  # Files that cannot be used are said before the port is taken.
     raise_descriptor_limit()
-    listener = try_bind(host, port, is_host=True)
-    assert listener is not None
-    try:
-        warn_if_open(listener, token, host)
-        _serve(args, config, host, listener, token, tls)
-    finally:
-        listener.close()
+    with _story(args.story):
+        listener = try_bind(host, port, is_host=True)
+        assert listener is not None
+        try:
+            warn_if_open(listener, token, host)
+            _serve(args, config, host, listener, token, tls)
+        finally:
+            listener.close()
+
+
+def _story(path: str) -> AbstractContextManager[object]:
+    from contextlib import nullcontext
+
+    from holdfast.launcher.config import STORY_ENV
+
+    named = path or os.environ.get(STORY_ENV, "")
+    if not named:
+        return nullcontext()
+    from holdfast.launcher.story_file import StoryFile
+
+    return StoryFile(named, source="--story" if path else STORY_ENV)
 
 
 def _config(args: argparse.Namespace) -> RendezvousConfig:

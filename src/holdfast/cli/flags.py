@@ -482,6 +482,10 @@ FLAGS = (
         "the address for --metrics-port; whoever reaches it can read them (127.0.0.1)",
     ),
     Flag(
+        OUTPUT, "--story", "", "FILE",
+        "append every step of this agent to FILE, each with its cause: see holdfast story (none)",
+    ),
+    Flag(
         RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
         "nodes of the job; further ones stand by to replace a lost one (1)",
     ),

@@ -47,6 +47,7 @@ Verbs:
   run          start workers on this machine and watch over them
   coordinator  let agents find each other, where none of them should coordinate
   dump         show where the workers on this machine are: their Python stacks
+  story        print what happened in a job, step by step, from files of --story
   simulate     run simulated jobs and check that every invariant holds
 
 Flags:
@@ -163,6 +164,23 @@ def dump_command(argv: list[str]) -> int:
     return 0
 
 
+def story_command(argv: list[str]) -> int:
+    """Run `holdfast story` with these arguments and return its exit code; never raises."""
+    try:
+        from holdfast.cli.story import execute, parse_args
+
+        execute(parse_args(argv))
+    except SystemExit as end:
+        return _code_of(end)
+    except BrokenPipeError:
+        return 0  # Whoever read it has seen enough.
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001 (the last place before the shell)
+        return _report(error, compat=False, verb="story")
+    return 0
+
+
 def simulate_command(argv: list[str]) -> int:
     """Run `holdfast simulate` with these arguments and return its exit code."""
     from holdfast.cli.simulate import command
@@ -174,6 +192,7 @@ VERBS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "coordinator": coordinator_command,
     "dump": dump_command,
+    "story": story_command,
     "simulate": simulate_command,
 }
 

@@ -118,6 +118,7 @@ def config_from_args(args: Arguments) -> tuple[LaunchConfig, Callable[..., None]
         exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_S),
         preload=parse_preload(args),
         worker_store=getattr(args, "worker_store", False),
+        story=getattr(args, "story", ""),
         metrics_port=getattr(args, "metrics_port", None),
         metrics_addr=getattr(args, "metrics_addr", ""),
     )

@@ -28,6 +28,7 @@ RDZV_TIMEOUT_S = 900
 PRELOAD_AUTO = "auto"
 """Stands in `preload` for the modules that the workers' program imports first."""
 
+STORY_ENV = "HOLDFAST_DEBUG"
 SHUTDOWN_TIMEOUT_ENV = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 
 
@@ -57,6 +58,9 @@ class LaunchConfig:
     metrics_port, metrics_addr
         Where Prometheus finds the figures of the job on this node; any free port for 0, and
         loopback unless an address is given. `None` for nowhere.
+    story
+        The file that every step of this node's agent is appended to, with its cause; `-` for
+        standard error. Without it the variable `HOLDFAST_DEBUG` may name one.
 
     Times are in seconds; `shutdown_timeout` may be fractional.
     """
@@ -92,6 +96,7 @@ class LaunchConfig:
     worker_store: bool = keyword_field(default=False, kw_only=True)
     metrics_port: int | None = keyword_field(default=None, kw_only=True)
     metrics_addr: str = keyword_field(default="", kw_only=True)
+    story: str = keyword_field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
         self.rdzv_configs = dict(self.rdzv_configs)

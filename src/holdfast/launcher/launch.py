@@ -10,6 +10,7 @@ from holdfast import console
 from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
+from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.observers import LaunchObservers
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
@@ -94,6 +95,21 @@ def launch_agent(
     """
     if not entrypoint:
         raise UsageError("entrypoint: there is nothing to run; give a program or a function")
+    story = config.story or os.environ.get(STORY_ENV, "")
+    if not story:
+        return _launch(config, entrypoint, args, health_check_server)
+    from holdfast.launcher.story_file import StoryFile
+
+    with StoryFile(story, source="--story" if config.story else STORY_ENV):
+        return _launch(config, entrypoint, args, health_check_server)
+
+
+def _launch(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str,
+    args: list[Any],
+    health_check_server: object,
+) -> dict[int, Any]:
     check_binding(config)
     logs_specs = logs_of_this_launch(config)
     run_id = config.run_id or os.urandom(16).hex()

@@ -1,0 +1,175 @@
+"""The verb `story`: put story files together and print their steps in the order of their causes.
+
+A step comes after its cause and after the earlier steps of its own node; otherwise the order is that
+of the files. Clocks are not compared, since there are none in the files.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+import sys
+
+from holdfast.cli.parser import Help, VerbParser
+from holdfast.core.values import Value
+from holdfast.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterable, Sequence
+
+DESCRIPTION = """\
+Print what happened in a job, step by step, over all its nodes: what each agent and
+the coordinator were told, what they decided, and which earlier step was the cause.
+"""
+EXAMPLES = """\
+examples:
+  holdfast run --story job.story --nnodes 2 ... train.py      (on each node)
+  holdfast story job.story
+      all steps, in the order of their causes
+  holdfast story node1.story node2.story --from node1/supervision#7
+      one step, and all that came of it on any node
+  holdfast story job.story --why node2/supervision#9
+      one step, and what led to it
+"""
+
+MESSAGE = re.compile(r"[^\s(),=]+/(?:status|view)#[\d.]*\d")
+
+
+class Line(Value):
+    """One step as a story file has it."""
+
+    step: str
+    cause: str
+    state: str
+    event: str
+    effects: str
+
+    @property
+    def node(self) -> str:
+        """The node whose step it is."""
+        return self.step.rpartition("/")[0]
+
+    def __str__(self) -> str:
+        state = f" ({self.state})" if self.state else ""
+        cause = f" <- {self.cause}" if self.cause else ""
+        return f"{self.step}{state}: {self.event} -> {self.effects or 'nothing'}{cause}"
+
+
+class Listing:
+    """The steps of several files, with the cause of each as a place in the list."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = lines
+        self.causes: list[int | None] = []
+        steps: dict[str, int] = {}
+        senders: dict[str, list[int]] = {}
+        for at, line in enumerate(lines):
+            steps.setdefault(line.step, at)
+            for message in MESSAGE.findall(line.effects):
+                senders.setdefault(message, []).append(at)
+        for at, line in enumerate(lines):
+            found = steps.get(line.cause)
+            if found is None and line.cause in senders:
+                # A node's own session delivers a view to the agent; the coordinator sent it before.
+                among = [one for one in senders[line.cause] if one != at]
+                own = [one for one in among if lines[one].node == line.node]
+                found = next(iter(own or among), None)
+            self.causes.append(found if found != at else None)
+
+    def in_order(self) -> list[int]:
+        """Return the places of all steps, each after its cause and the steps before it."""
+        after: list[list[int]] = [[] for _ in self.lines]
+        waits = [0] * len(self.lines)
+        newest: dict[str, int] = {}
+        for at, line in enumerate(self.lines):
+            for before in {newest.get(line.node), self.causes[at]} - {None}:
+                assert before is not None
+                after[before].append(at)
+                waits[at] += 1
+            newest[line.node] = at
+        ready = [at for at, count in enumerate(waits) if not count]
+        order: list[int] = []
+        while ready:
+            at = heapq.heappop(ready)
+            order.append(at)
+            for later in after[at]:
+                waits[later] -= 1
+                if not waits[later]:
+                    heapq.heappush(ready, later)
+        # A file that lacks lines may tie steps into a ring: those come last, as they were written.
+        return [*order, *sorted(set(range(len(self.lines))).difference(order))]
+
+    def place_of(self, step: str, flag: str) -> int:
+        """Return the place of a step, by its id or the end of it."""
+        found = [at for at, line in enumerate(self.lines) if line.step == step]
+        found = found or [at for at, line in enumerate(self.lines) if line.step.endswith(step)]
+        if len(found) != 1:
+            what = "is no step" if not found else "is the end of several steps"
+            raise UsageError(f"{flag}: {step!r} {what} of these files; accepted: an id, as listed")
+        return found[0]
+
+    def caused_by(self, first: int) -> set[int]:
+        """Return the places of a step and of all that came of it."""
+        found = {first}
+        for at in self.in_order():
+            if self.causes[at] in found:
+                found.add(at)
+        return found
+
+    def leading_to(self, last: int) -> set[int]:
+        """Return the places of a step and of all that led to it."""
+        found: set[int] = set()
+        at: int | None = last
+        while at is not None and at not in found:
+            found.add(at)
+            at = self.causes[at]
+        return found
+
+
+def read(paths: Iterable[str]) -> list[Line]:
+    """Return the lines of story files, file by file; what is no such line is left out."""
+    lines: list[Line] = []
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                for text in file:
+                    fields = text.rstrip("\n").split("\t")
+                    if len(fields) == len(Line.__match_args__):
+                        lines.append(Line(*fields))
+        except OSError as problem:
+            raise UsageError(f"FILE: {path!r} cannot be read: {problem.strerror}") from None
+    return lines
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of `holdfast story`."""
+    parser = VerbParser(
+        prog="holdfast story",
+        usage="holdfast story [--from STEP | --why STEP] FILE ...",
+        description=DESCRIPTION,
+        epilog=EXAMPLES,
+        formatter_class=Help,
+    )
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--from", dest="first", metavar="STEP", help="a step, and all it led to")
+    which.add_argument("--why", dest="last", metavar="STEP", help="a step, and what led to it")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="what --story wrote, on any node")
+    return parser
+
+
+def parse_args(args: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line; one that is wrong ends the process with one line and exit code 2."""
+    return build_parser().parse_args(args)
+
+
+def execute(args: argparse.Namespace) -> None:
+    """Print the steps that were asked for."""
+    listing = Listing(read(args.files))
+    shown = set(range(len(listing.lines)))
+    if args.first:
+        shown = listing.caused_by(listing.place_of(args.first, "--from"))
+    elif args.last:
+        shown = listing.leading_to(listing.place_of(args.last, "--why"))
+    sys.stdout.write("".join(f"{listing.lines[at]}\n" for at in listing.in_order() if at in shown))

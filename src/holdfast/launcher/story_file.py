@@ -1,0 +1,62 @@
+"""The story of a job in a file: every step of every machine in this process, with its cause.
+
+One line per step, its fields separated by tabs::
+
+    STEP  CAUSE  STATE  EVENT  EFFECTS
+
+`STEP` is `node/machine#number`. `CAUSE` is the step that led to this one, or the message that
+brought it (`n1/status#5`, `n1/view#2.7`), which the step that sent it shows among its effects. So a
+failure can be followed over all nodes. A line is appended by one write, so several agents may share
+a file. There are no times: hosts' clocks differ, and `holdfast story` orders steps by their causes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from holdfast import console
+from holdfast.core.machine import Step, Story, brief
+from holdfast.errors import UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+STDERR = "-"
+
+
+class StoryFile:
+    """While entered, all machines of this process write their steps to the file."""
+
+    def __init__(self, path: str, *, source: str) -> None:
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            self._fd = os.dup(2) if path == STDERR else os.open(path, flags, 0o644)
+        except OSError as problem:
+            raise UsageError(
+                f"{source}: {path!r} cannot be written: {problem.strerror}; accepted: a file, or "
+                "- for standard error"
+            ) from None
+
+    def __enter__(self) -> Self:
+        Story.sink = self._write
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        Story.sink = None
+        os.close(self._fd)
+
+    def _write(self, step: Step) -> None:
+        try:
+            os.write(self._fd, line_of(step).encode(errors="replace"))
+        except OSError as problem:
+            Story.sink = None
+            console.warning(f"the story ends here: {problem.strerror}")
+
+
+def line_of(step: Step) -> str:
+    """Return a step as a line of the file."""
+    effects = ", ".join(brief(effect) for effect in step.effects)
+    state = "" if step.state is None else brief(step.state)
+    fields = (step.id, step.cause, state, brief(step.event), effects)
+    return "\t".join(" ".join(field.split()) for field in fields) + "\n"
