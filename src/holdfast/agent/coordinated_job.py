@@ -149,8 +149,7 @@ class CoordinatedJob:
         """Return the id of the message that an event came with."""
         if not isinstance(event, coordinated_supervision.ViewReceived):
             return ""
-        view = event.view
-        return f"{view.node}/view#{view.term}.{view.revision}"
+        return event.view.id
 
     # Effects.
 

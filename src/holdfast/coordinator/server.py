@@ -12,6 +12,7 @@ what a peer does: a peer that misbehaves loses its own connection.
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -71,6 +72,7 @@ class CoordinatorServer:
             silence_s=silence_s,
             grace_s=grace_s,
             follows_another=follows_another,
+            name=f"{os.uname().nodename}-{os.getpid()}",
         )
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self._keys = JobStores()

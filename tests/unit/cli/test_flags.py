@@ -15,6 +15,7 @@ OWN_FLAGS = {
     "--exit-code-compat",
     "--no-capture-stderr",
     "--metrics-addr",
+    "--story",
     "--metrics-port",
     "--preload",
     "--spares",

@@ -174,7 +174,7 @@ def test_version() -> None:
 
 def test_an_unknown_verb_names_the_known_ones() -> None:
     code, out, err = holdfast("jump")
-    known = "run, coordinator, dump, simulate"
+    known = "run, coordinator, dump, story, simulate"
     assert (code, out, err) == (2, "", f"holdfast: error: 'jump' is not a verb; verbs: {known}\n")
 
 

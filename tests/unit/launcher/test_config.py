@@ -22,6 +22,7 @@ HOLDFAST_ONLY = [
     "worker_store",
     "metrics_port",
     "metrics_addr",
+    "story",
 ]
 
 
