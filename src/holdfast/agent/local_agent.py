@@ -278,7 +278,13 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._shut_down(chosen)
         elif reason not in (StopReason.SIGNAL, StopReason.SUCCEEDED) and self._stops_by_hook:
             self._stop_workers(self._worker_group)
-        self._group.begin_stop(chosen, self._shutdown_timeout, unresponsive=self._stuck.ranks())
+        self._group.begin_stop(
+            chosen,
+            self._shutdown_timeout,
+            unresponsive=self._stuck.ranks(),
+            node=f"{self._machine.story.node}/generation-{self._machine.generation}",
+            cause=self._stop_step,
+        )
         return None
 
     def _keep_result(self, group: PContext) -> None:

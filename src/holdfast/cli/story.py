@@ -35,6 +35,7 @@ examples:
 """
 
 MESSAGE = re.compile(r"[^\s(),=]+/(?:status|view)#[\d.]*\d")
+DESCRIBED = re.compile(rf"({MESSAGE.pattern})(\[.*?\])")
 
 
 class Line(Value):
@@ -50,11 +51,6 @@ class Line(Value):
     def node(self) -> str:
         """The node whose step it is."""
         return self.step.rpartition("/")[0]
-
-    def __str__(self) -> str:
-        state = f" ({self.state})" if self.state else ""
-        cause = f" <- {self.cause}" if self.cause else ""
-        return f"{self.step}{state}: {self.event} -> {self.effects or 'nothing'}{cause}"
 
 
 class Listing:
@@ -77,6 +73,23 @@ class Listing:
                 own = [one for one in among if lines[one].node == line.node]
                 found = next(iter(own or among), None)
             self.causes.append(found if found != at else None)
+
+    def text(self, at: int, described: set[str]) -> str:
+        """Return a step as it is printed; messages are described where they occur first."""
+
+        def describe(found: re.Match[str]) -> str:
+            message, what = found.groups()
+            new = message not in described
+            described.add(message)
+            return message + what if new else message
+
+        line, cause = self.lines[at], self.causes[at]
+        origin = line.cause
+        if cause is not None and origin != self.lines[cause].step:
+            origin = f"{self.lines[cause].step} by {origin}"
+        what = DESCRIBED.sub(describe, f"{line.event} -> {line.effects or 'nothing'}")
+        state = f" ({line.state})" if line.state else ""
+        return f"{line.step}{state}: {what}" + (f" <- {origin}" if origin else "")
 
     def in_order(self) -> list[int]:
         """Return the places of all steps, each after its cause and the steps before it."""
@@ -172,4 +185,7 @@ def execute(args: argparse.Namespace) -> None:
         shown = listing.caused_by(listing.place_of(args.first, "--from"))
     elif args.last:
         shown = listing.leading_to(listing.place_of(args.last, "--why"))
-    sys.stdout.write("".join(f"{listing.lines[at]}\n" for at in listing.in_order() if at in shown))
+    described: set[str] = set()
+    for at in listing.in_order():
+        if at in shown:
+            sys.stdout.write(f"{listing.text(at, described)}\n")

@@ -163,5 +163,7 @@ def brief(value: object, chars_max: int = TEXT_CHARS_MAX) -> str:
         return f"{type(value).__name__}({fields})" if fields else type(value).__name__
     if isinstance(value, tuple):
         return f"[{', '.join(brief(one, FIELD_CHARS_MAX) for one in value)}]"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
     text = str(value)
     return text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"

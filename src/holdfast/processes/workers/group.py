@@ -206,7 +206,7 @@ class PContext(ABC):
             if fd in self._readers:  # One that was read before it may have ended the watch.
                 self._readers[fd]()
         if self._stop is not None and not self._stop.ended:
-            self._perform(self._stop.handle(now, TICK))
+            self._perform(self._stop.handle(now, TICK, self._stop.story.last))
             if self._stop.ended:  # Time was over, before all were gone.
                 self._check_keeper()
         if self.stop_ended and not self._stop_reported:
@@ -221,10 +221,19 @@ class PContext(ABC):
             return 0.0  # They came with other events, and no descriptor becomes readable for them.
         return self._stop.next_deadline() if self._stop is not None else None
 
-    def begin_stop(self, signum: int, grace_s: float, *, unresponsive: Iterable[int] = ()) -> None:
+    def begin_stop(
+        self,
+        signum: int,
+        grace_s: float,
+        *,
+        unresponsive: Iterable[int] = (),
+        node: str = "",
+        cause: str = "",
+    ) -> None:
         """Begin to bring the workers down; `StopEnded` follows when nothing is left.
 
         `unresponsive` are local ranks that cannot react to a signal: they are killed at once.
+        `node` and `cause` are for the story of the stop.
         """
         if self._stop is None:
             self._stop_began_ns = time.time_ns()
@@ -235,7 +244,8 @@ class PContext(ABC):
                 reap_s=self.reap_s,
                 unresponsive=unresponsive,
             )
-            self._stop_event(stopping.StopRequested())
+            self._stop.story.node = node
+            self._stop_event(stopping.StopRequested(), cause)
 
     def kill_now(self) -> None:
         """Shorten a stop that is under way: SIGKILL at once."""
@@ -482,10 +492,11 @@ class PContext(ABC):
 
     # The stop.
 
-    def _stop_event(self, event: Event) -> None:
+    def _stop_event(self, event: Event, cause: str = "") -> None:
         """Give the stop an event, if one is under way, and perform what it asks for."""
         if self._stop is not None:
-            self._perform(self._stop.handle(time.monotonic(), event))
+            cause = cause or self._stop.story.last
+            self._perform(self._stop.handle(time.monotonic(), event, cause))
 
     def _perform(self, effects: Sequence[Effect]) -> None:
         keeper = self._keeper

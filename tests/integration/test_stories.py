@@ -1,0 +1,45 @@
+"""The story of a real job: from a killed worker to the restart on every node, cause by cause."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from holdfast.cli.story import Listing, read
+from real_teams import OBEY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from etcd_teams import MakeTeam
+
+
+def test_a_killed_worker_is_followed_to_the_restart_on_all_nodes(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    names = ("a", "b", "c")
+    files = {name: str(tmp_path / f"{name}.story") for name in names}
+    files["b"] = files["a"]  # Agents may share one.
+    with team(tmp_path, OBEY, "--max-restarts=1", nnodes="3") as cluster:
+        for name in names:
+            cluster.start(name, f"--story={files[name]}", conf=f"node_id={name}")
+        os.kill(cluster.generation(3)["b"].pid, signal.SIGKILL)
+        for start in cluster.generation(3).values():
+            start.finish()
+        assert set(cluster.codes().values()) == {0}
+    # In an order of files that is not that of time.
+    listing = Listing(read(sorted(set(files.values()), reverse=True)))
+    lines, order = listing.lines, listing.in_order()
+    died = next(
+        at
+        for at, line in enumerate(lines)
+        if (line.node, line.state) == ("b", "running") and "failed=True" in line.event
+    )
+    caused = listing.caused_by(died)
+    restarts = [at for at in caused if "StartWorkers(generation=1" in lines[at].effects]
+    assert {lines[at].node for at in restarts} == set(names)
+    [other] = [at for at in restarts if lines[at].node == "c"]
+    path = sorted(listing.leading_to(other), key=order.index)
+    assert (path[0], path[-1]) == (died, other)
+    assert {lines[at].node for at in path} > {"b", "c"}  # And whoever decides.

@@ -1,0 +1,89 @@
+"""`holdfast story`: files of several agents become one listing, in the order of causes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.cli.main import dispatch
+from holdfast.core.machine import Event, Story
+from holdfast.errors import UsageError
+from holdfast.launcher.story_file import StoryFile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+A = """\
+a/supervision#1\t\trunning\tWorkerExited\tReportStatus
+a/session#1\ta/supervision#1\tup\tStatusChanged\tSend(message=a/status#4[failed])
+a/session#2\ta/view#1.2\tup\ta/view#1.2[member]\tDeliverView(view=a/view#1.2[member])
+a/supervision#2\ta/view#1.2\tstopping\tViewReceived(view=a/view#1.2[member])\t
+"""
+B = """\
+b/session#1\tb/view#1.2\tup\tb/view#1.2[member]\tDeliverView(view=b/view#1.2[member])
+b/supervision#1\tb/view#1.2\trunning\tViewReceived(view=b/view#1.2[member])\tStopWorkers
+b/supervision#2\t\tstopping\tSignalReceived\t
+"""
+HEAD = """\
+head/job/rounds#1\ta/status#4\tactive\ta/status#4[failed]\ta/view#1.2[member], b/view#1.2[member]
+"""
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[str]:
+    """Return the paths of three files, in an order that is not that of time."""
+    for name, text in (("a", A), ("b", B), ("head", HEAD)):
+        (tmp_path / name).write_text(text + "not a step\n")
+    return [str(tmp_path / name) for name in ("b", "head", "a")]
+
+
+def steps(capsys: pytest.CaptureFixture[str], *argv: str) -> list[str]:
+    assert dispatch(["story", *argv]) == 0
+    return [line.split()[0].rstrip(":") for line in capsys.readouterr().out.splitlines()]
+
+
+def test_steps_come_after_their_causes(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = steps(capsys, *files)
+    assert len(listed) == 8
+    chain = ["a/supervision#1", "a/session#1", "head/job/rounds#1", "b/session#1"]
+    places = [listed.index(one) for one in [*chain, "b/supervision#1", "b/supervision#2"]]
+    assert places == sorted(places)
+
+
+def test_a_step_can_be_followed_both_ways(
+    files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    after = steps(capsys, "--from", "a/supervision#1", *files)
+    assert len(after) == 7
+    assert "b/supervision#2" not in after
+    before = steps(capsys, "--why", "b/supervision#1", *files)
+    assert before == [
+        "a/supervision#1", "a/session#1", "head/job/rounds#1", "b/session#1", "b/supervision#1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", ["nobody/supervision#1", "supervision#1"])
+def test_a_step_must_be_one(files: list[str], step: str) -> None:
+    assert dispatch(["story", "--from", step, *files]) == 2
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    assert dispatch(["story", str(tmp_path / "none")]) == 2
+    with pytest.raises(UsageError, match="--story"):
+        StoryFile(str(tmp_path / "no" / "folder"), source="--story")
+
+
+def test_every_machine_writes_while_a_file_is_open(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "story")
+    one, other = Story("supervision", node="n1"), Story("session", node="n1")
+    one.record(0.0, None, Event(), [])
+    with StoryFile(path, source="--story"):
+        one.record(1.0, None, Event(), [])
+        other.record(1.0, None, Event(), [], cause=one.last)
+    one.record(2.0, None, Event(), [])
+    assert steps(capsys, path) == ["n1/supervision#2", "n1/session#1"]
