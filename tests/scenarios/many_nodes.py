@@ -1,4 +1,4 @@
-"""Players of the machines of many nodes: `core.rounds`, `core.session`, `core.coordinated_supervision`.
+"""Players of the machines of many nodes: rounds, coordinator, session, coordinated supervision.
 
 Rounds: the player keeps nodes that remember what they are told and run what they are told to, so
 that an input is short::
@@ -28,6 +28,13 @@ from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core import session as ms
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
+from holdfast.core.coordinator import (
+    ConnectionClosed,
+    CoordinatorEvent,
+    CoordinatorMachine,
+    JobCloseRequested,
+    StatusReceived,
+)
 from holdfast.core.machine import TICK, Event, InvalidEvent
 from holdfast.core.protocol import (
     Ack,
@@ -228,6 +235,98 @@ def described(view: View) -> str:
             return text + ("" if view.final else ", not the last word")
         case _:
             return str(view.role.value)
+
+
+class CoordinatorPlayer:
+    """`new min=2 max=2 restarts=1 jobs=3 keep=60`, then `now verb node`; `a@other` is in another job.
+
+    Verbs are those of rounds (join, back, beats, fails, done, leaves), and `cut a` (its connection
+    closed), `tick`, `close job outcome why`; `new coordinator` follows another one, and knows of
+    nothing. Nodes apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the jobs, and the next deadline.
+    """
+
+    def play(self, line: str) -> list[str]:
+        first, *words = shlex.split(line)
+        if first == "new":
+            follows = words == ["coordinator"]
+            if not follows:
+                given = {name: number(text) for name, text in fields(words).items()}
+                least, most = int(given.pop("min")), int(given.pop("max"))
+                self.limits: dict[str, Any] = {
+                    name: given.pop(short)
+                    for short, name in (("jobs", "jobs_max"), ("keep", "closed_job_keep_s"))
+                    if short in given
+                }
+                self.settings = a_job_of(
+                    least, most, **{SETTINGS[name]: value for name, value in given.items()}
+                )
+                self.nodes: dict[str, FakeNode] = {}
+                self.clock = Clock()
+            self.machine = CoordinatorMachine(
+                self.clock.now,
+                silence_s=5.0,
+                grace_s=0.2,
+                follows_another=follows,
+                strict=True,
+                **self.limits,
+            )
+            return [self._state()]
+        now = self.clock.read(first)
+        self.deaf = fields([word for word in words if word.startswith("deaf=")]).get("deaf", "")
+        answers = self.machine.handle(now, self._event(*words))
+        return [*map(self._answer, answers), self._state()]
+
+    def _event(self, verb: str, name: str = "", *more: str) -> CoordinatorEvent:
+        if verb == "tick":
+            return TICK
+        if verb == "close":
+            return JobCloseRequested(name, JobOutcome(more[0]), " ".join(more[1:]))
+        if verb == "join":
+            short, _, run = name.partition("@")
+            known = fields([*more])
+            term = int(known.pop("term", "0"))
+            about = {ABOUT_NODES.get(key, key): number(text) for key, text in known.items()}
+            node = a_node(short, self.settings, len(self.nodes) + 1, address="", **about)
+            self.nodes[name] = msgspec.structs.replace(node, run_id=run or RUN, term=term)
+        node = self.nodes[name]
+        match verb:
+            case "beats":
+                return node.beat()
+            case "cut":
+                return ConnectionClosed(node.run_id, node.name, node.info.incarnation)
+            case "join" | "back":
+                status = node.status()
+            case "again":
+                status = node.last_status()
+            case "fails":
+                status = node.fail()
+            case "done":
+                status = node.succeed()
+            case "leaves":
+                status = node.leave()
+            case _:
+                raise AssertionError(f"what is {verb!r}?")
+        return StatusReceived(status, f"{node.name}.seen")
+
+    def _answer(self, answer: View | Ack) -> str:
+        run = "" if answer.run_id == RUN else f"@{answer.run_id}"
+        name = f"{answer.node}{run}"
+        if isinstance(answer, Ack):
+            return f"{name}: ack {answer.seq}"
+        node = self.nodes[name]
+        if answer.node != self.deaf and node.hear(answer):
+            node.follow()
+        master = f" at {answer.master_addr}" if answer.master_addr else ""
+        return f"{name}: {described(answer)}{master} ({answer.why})"
+
+    def _state(self) -> str:
+        deadline = self.machine.next_deadline(self.clock.now)
+        jobs = [
+            f"{run_id} {rounds.job.phase.value} with {' '.join(rounds.job.nodes) or 'nobody'}"
+            for run_id, rounds in self.machine.jobs.items()
+        ]
+        due = "waits for nothing" if deadline is None else f"next at {round(deadline, 3):g}"
+        return "; ".join([*(jobs or ["no job"]), due])
 
 
 class SessionPlayer:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, get_args
 
 import pytest
 from etcd_nodes import EtcdPlayer
-from many_nodes import CoordinatedPlayer, RoundsPlayer, SessionPlayer
+from many_nodes import CoordinatedPlayer, CoordinatorPlayer, RoundsPlayer, SessionPlayer
 from one_node import StoppingPlayer, SupervisionPlayer
 from transcripts import Transcript
 
@@ -35,6 +35,7 @@ PLAYERS: dict[str, type[Player]] = {
     "supervision": SupervisionPlayer,
     "stopping": StoppingPlayer,
     "rounds": RoundsPlayer,
+    "coordinator": CoordinatorPlayer,
     "session": SessionPlayer,
     "coordinated_supervision": CoordinatedPlayer,
     "etcd_session": EtcdPlayer,

@@ -1,4 +1,4 @@
-"""What the transcripts of rounds do not show: events that are not its own, limits, addresses."""
+"""What the transcripts of rounds do not show: invalid events, limits, addresses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
-from holdfast.core import rounds as book
+from holdfast.core import rounds as machine
 from holdfast.core.machine import InvalidEvent
-from holdfast.core.protocol import JobOutcome, JobSettings, NodePhase, NodeRole, View
+from holdfast.core.protocol import JobOutcome, JobSettings, NodeRole, RefusalReason, View
+from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     BLAME_S,
     HISTORY_LINES_MAX,
@@ -23,117 +24,94 @@ from holdfast.core.rounds import (
     WaitEnded,
 )
 
-TWO = a_job_of(2, 2, max_restarts=1, settle_s=0.75)
+TWO = a_job_of(2, 2, max_restarts=1)
 
 
-def encoded(rounds: Rounds) -> bytes:
-    return msgspec.msgpack.encode(rounds.job)
-
-
-def active(settings: JobSettings = TWO, **about: object) -> tuple[Rounds, list[FakeNode]]:
+def active(settings: JobSettings = TWO) -> tuple[Rounds, list[FakeNode]]:
     """Return a job with a round, and its nodes."""
     rounds = Rounds(Job(run_id=RUN))
-    nodes = [a_node(name, settings, i, **about) for i, name in enumerate("ab", start=1)]
+    nodes = [a_node(name, settings, i) for i, name in enumerate("ab", start=1)]
     for node in nodes:
-        told = rounds.handle(0.0, node.status())
+        views = rounds.handle(0.0, node.status())
     assert rounds.job.phase is JobPhase.ACTIVE
-    hear(nodes, told)
+    apply(nodes, views)
     return rounds, nodes
 
 
-def hear(nodes: list[FakeNode], told: list[View]) -> None:
-    for view in told:
+def apply(nodes: list[FakeNode], views: list[View]) -> None:
+    for view in views:
         for node in nodes:
             if node.hear(view):
                 node.follow()
 
 
-def test_what_is_no_event_raises_and_changes_nothing() -> None:
-    rounds, (a, _) = active()
-    before = encoded(rounds)
-    with pytest.raises(InvalidEvent, match="is not an event of a job"):
-        rounds.handle(0.0, a.beat())  # type: ignore[arg-type]
-    assert encoded(rounds) == before
-
-
-def test_a_status_of_another_job_raises_and_changes_nothing() -> None:
-    rounds, (a, _) = active()
-    before = encoded(rounds)
-    with pytest.raises(InvalidEvent, match="'another' came to 'run'"):
-        rounds.handle(0.0, msgspec.structs.replace(a.status(), run_id="another"))
-    assert encoded(rounds) == before
+def delay_s(rounds: Rounds) -> float:
+    assert rounds.wait is not None
+    return rounds.wait.delay_s
 
 
 def test_what_does_not_concern_the_job_changes_nothing() -> None:
     rounds, (a, _) = active()
-    last = a.last_status()
-    before = encoded(rounds)
-    assert rounds.handle(0.0, last) == []
-    assert rounds.handle(0.0, NodeLost("a", 99, "another incarnation")) == []
-    assert rounds.handle(0.0, NodeLost("z", 1, "nobody")) == []
-    assert rounds.handle(0.0, WaitEnded(rounds.job.wait_seq)) == [], "nothing is waited for"
-    stranger = a_node("z", TWO, 9)
-    assert rounds.handle(0.0, stranger.leave()) == []
-    assert encoded(rounds) == before
+    last, before = a.last_status(), msgspec.msgpack.encode(rounds.job)
+    for event in (a.beat(), msgspec.structs.replace(last, run_id="another")):
+        with pytest.raises(InvalidEvent):
+            rounds.handle(0.0, event)  # type: ignore[arg-type]
+    for event in (
+        last,
+        NodeLost("a", 99, "another incarnation"),
+        NodeLost("z", 1, "nobody"),
+        WaitEnded(rounds.job.wait_seq),
+        a_node("z", TWO, 9).leave(),
+    ):
+        assert rounds.handle(0.0, event) == []
+    assert msgspec.msgpack.encode(rounds.job) == before
 
 
 def test_each_wait_has_its_time() -> None:
     rounds = Rounds(Job(run_id=RUN))
-    three = a_job_of(2, 3, settle_s=0.75)
-    nodes = [a_node(name, three, i) for i, name in enumerate("ab", start=1)]
-    assert rounds.wait is None
+    nodes = [a_node(name, a_job_of(2, 3, settle_s=0.75), i) for i, name in enumerate("ab", start=1)]
     for node in nodes:
         rounds.handle(0.0, node.status())
-    assert rounds.wait is not None
-    assert rounds.wait.delay_s == 0.75
-    hear(nodes, rounds.handle(0.0, WaitEnded(rounds.wait.seq)))
-    again = Rounds(Job(run_id=RUN))
-    again.handle(0.0, nodes[0].status())
-    assert again.wait is not None
-    assert again.wait.delay_s == RECOVER_S_MIN
+    assert delay_s(rounds) == 0.75
+    apply(nodes, rounds.handle(0.0, WaitEnded(rounds.job.wait_seq)))
     rounds.handle(0.0, nodes[0].fail(retryable=False))
-    assert rounds.wait is not None
-    assert rounds.wait.delay_s == REPORT_S
+    assert delay_s(rounds) == REPORT_S
     nodes[0].report = b"Traceback"
     rounds.handle(0.0, nodes[0].status())
-    assert rounds.wait.delay_s == BLAME_S
+    assert delay_s(rounds) == BLAME_S
 
 
-def test_a_failed_job_ends_with_the_likelier_cause() -> None:
+@pytest.mark.parametrize(
+    ("away_s", "expected_s"), [(0.0, RECOVER_S_MIN), (1.0, 2.0), (60.0, RECOVER_S_MAX)]
+)
+def test_nodes_are_waited_for_by_how_long_they_were_away(away_s: float, expected_s: float) -> None:
+    _, (first, _second) = active()
+    rounds = Rounds(Job(run_id=RUN))
+    rounds.handle(0.0, msgspec.structs.replace(first.status(), away_s=away_s))
+    assert delay_s(rounds) == expected_s
+
+
+def test_a_failed_job_ends_with_the_report_of_the_likelier_cause_and_only_then() -> None:
     rounds, (a, b) = active(a_job_of(2, 2))
-    rounds.handle(0.0, a.fail(report=b"consequence"))
+    views = rounds.handle(0.0, a.fail(report=b"consequence"))
+    assert [(view.report, view.final) for view in views] == [(b"", False)] * 2
     rounds.handle(0.0, b.fail(sudden=True, report=b"cause"))
     a.report = b"more of the consequence"
     rounds.handle(0.0, a.status())
-    assert rounds.wait is not None
-    told = rounds.handle(0.0, WaitEnded(rounds.wait.seq))
-    assert [(view.report, view.final) for view in told] == [(b"cause", True)] * 2
-    assert {view.failure.node for view in told if view.failure} == {"b"}
+    views = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
+    assert [(view.report, view.final) for view in views] == [(b"cause", True)] * 2
+    assert {view.failure.node for view in views if view.failure} == {"b"}
 
 
-def test_of_those_who_are_out_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(book, "RETIRED_MAX", 3)
+def test_what_is_kept_of_a_job_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "RETIRED_MAX", 3)
     rounds, _ = active()
-    for incarnation in range(10, 20):
-        rounds.handle(0.0, a_node("c", TWO, incarnation).status())
-        rounds.handle(0.0, NodeLost("c", incarnation, "silence"))
-    assert list(rounds.job.retired) == [17, 18, 19]
-
-
-def test_the_history_is_in_words_and_limited() -> None:
-    rounds, _ = active()
-    assert list(rounds.history) == ["active, round 0, generation 0: all nodes are here"]
     for incarnation in range(10, 10 + HISTORY_LINES_MAX):
         rounds.handle(0.0, NodeLost("a", rounds.job.nodes["a"].info.incarnation, "silence"))
         rounds.handle(0.0, a_node("a", TWO, incarnation).status())
     assert len(rounds.history) == HISTORY_LINES_MAX
-
-
-def test_the_number_of_the_last_status_is_known_for_the_incarnation_alone() -> None:
-    rounds, (a, _) = active()
-    rounds.handle(0.0, a.status())
-    assert rounds.seq_of("a", 1) == a.seq == 2
-    assert rounds.seq_of("a", 2) == rounds.seq_of("z", 1) == -1
+    assert len(rounds.job.retired) == 3
+    assert incarnation - 1 in rounds.job.retired
 
 
 @pytest.mark.parametrize(
@@ -152,12 +130,49 @@ def test_the_first_member_is_the_master_at_an_address_all_can_reach(
     rounds = Rounds(Job(run_id=RUN, coordinator_address=coordinator))
     for i, address in enumerate(addresses, start=1):
         node = a_node("ab"[i - 1], TWO, i, address=address, ports=(100 + i, 200 + i))
-        told = rounds.handle(0.0, node.status())
-        node.hear(told[-1])
-        node.follow()
-    assert {(view.master_addr, view.master_port) for view in told} == {(expected, 101)}
-    told = rounds.handle(0.0, node.fail())
-    assert {view.master_port for view in told} == {201}, "each generation has another port"
+        views = rounds.handle(0.0, node.status())
+        apply([node], views)
+    assert {(view.master_addr, view.master_port) for view in views} == {(expected, 101)}
+    views = rounds.handle(0.0, node.fail())
+    assert {view.master_port for view in views} == {201}, "each generation has another port"
+
+
+def test_a_node_that_waited_in_vain_for_a_larger_round_learns_that_it_stands_by() -> None:
+    rounds = Rounds(Job(run_id=RUN))
+    settings = a_job_of(1, 3, spares=1)
+    a, b, c = (a_node(name, settings, i) for i, name in enumerate("abc", start=1))
+    rounds.handle(0.0, a.status())
+    rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
+    rounds.handle(0.0, b.status())
+    (waiting,) = rounds.handle(0.0, c.status())
+    rounds.handle(0.0, NodeLost("b", 2, "gone"))
+    (later,) = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
+    assert [waiting.role, later.role] == [NodeRole.WAITING, NodeRole.STANDBY]
+    assert (later.node, later.revision > waiting.revision) == ("c", True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"min_nodes": 1},
+        {"max_nodes": 3},
+        {"max_restarts": 2},
+        {"spares": 1},
+        {"order": RankOrder.HOST},
+        {"fixed_rank": 0},
+        {"fixed_rank": 2},
+    ],
+    ids=str,
+)
+def test_a_node_that_was_started_otherwise_is_refused(other: dict[str, object]) -> None:
+    rounds = Rounds(Job(run_id=RUN))
+    settings, about = TWO, other
+    if "fixed_rank" not in other:
+        settings, about = msgspec.structs.replace(TWO, **other), {}
+    rounds.handle(0.0, a_node("a", TWO, 1, fixed_rank=0 if about else -1).status())
+    (view,) = rounds.handle(0.0, a_node("b", settings, 2, **about).status())
+    assert (view.role, view.refusal) == (NodeRole.REFUSED, RefusalReason.SETTINGS)
+    assert list(rounds.job.nodes) == ["a"]
 
 
 def test_a_request_ends_a_job_without_any_node() -> None:
@@ -165,69 +180,3 @@ def test_a_request_ends_a_job_without_any_node() -> None:
     assert rounds.handle(0.0, CloseRequested(JobOutcome.STOPPED, "enough")) == []
     assert (rounds.job.phase, rounds.job.final) == (JobPhase.CLOSED, True)
     rounds.check()
-
-
-def test_a_node_that_is_done_while_nobody_waits_for_it_closes_nothing() -> None:
-    rounds, (a, b) = active()
-    rounds.handle(0.0, NodeLost("b", 2, "silence"))
-    rounds.handle(0.0, a.succeed())
-    assert rounds.job.phase is JobPhase.FORMING
-    assert b.phase is NodePhase.RUNNING
-
-
-def test_rounds_of_the_same_number_by_two_coordinators_are_not_taken_for_one() -> None:
-    def lone_round(mine: str, lost: str) -> FakeNode:
-        """Form a round of two at a coordinator of its own; return one of the two."""
-        rounds = Rounds(Job(run_id=RUN))
-        pair = [a_node(name, TWO, ord(name)) for name in (mine, lost)]
-        if mine == "b":  # So that each of the two has another rank.
-            pair.reverse()
-        for node in pair:
-            hear(pair, rounds.handle(0.0, node.status()))
-        for node in pair:
-            node.follow()
-        return next(node for node in pair if node.name == mine)
-
-    a, b = lone_round("a", "x"), lone_round("b", "y")
-    assert (a.round_term, a.round, a.rank) == (b.round_term, b.round, 0)
-    assert b.rank == 1
-    rounds = Rounds(Job(run_id=RUN))
-    for node in (a, b):
-        assert rounds.handle(0.0, node.status()) == []
-    assert rounds.job.phase is JobPhase.RECOVERING
-    hear([a, b], rounds.handle(0.0, WaitEnded(rounds.job.wait_seq)))
-    assert (a.assigned_generation, b.assigned_generation) == (1, 1)
-    assert {a.rank, b.rank} == {0, 1}
-
-
-@pytest.mark.parametrize(
-    ("away_s", "delay_s"), [(0.0, RECOVER_S_MIN), (1.0, 2.0), (60.0, RECOVER_S_MAX)]
-)
-def test_nodes_are_waited_for_by_how_long_they_were_away(away_s: float, delay_s: float) -> None:
-    _, (first, _second) = active()
-    rounds = Rounds(Job(run_id=RUN))
-    rounds.handle(0.0, msgspec.structs.replace(first.status(), away_s=away_s))
-    assert rounds.wait is not None
-    assert rounds.wait.delay_s == delay_s
-
-
-def test_who_waited_in_vain_for_a_larger_round_is_told_that_it_stands_by() -> None:
-    settings = a_job_of(1, 3, spares=1)
-    rounds = Rounds(Job(run_id=RUN))
-    a, b, c = (a_node(name, settings, i) for i, name in enumerate("abc", start=1))
-    rounds.handle(0.0, a.status())
-    rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
-    rounds.handle(0.0, b.status())
-    (told,) = rounds.handle(0.0, c.status())
-    rounds.handle(0.0, NodeLost("b", 2, "gone"))
-    (later,) = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
-    assert [told.role, later.role] == [NodeRole.WAITING, NodeRole.STANDBY]
-    assert (later.node, later.revision > told.revision) == ("c", True)
-
-
-def test_a_fixed_rank_is_one_nodes() -> None:
-    rounds = Rounds(Job(run_id=RUN))
-    first, second = (a_node(name, TWO, i, fixed_rank=0) for i, name in enumerate("ab", start=1))
-    rounds.handle(0.0, first.status())
-    (refused,) = rounds.handle(0.0, second.status())
-    assert (refused.role, refused.why) == (NodeRole.REFUSED, "node rank 0 is a's already")

@@ -1,0 +1,191 @@
+"""What each state of the two supervisions does with each event; transcripts show the decisions."""
+
+from __future__ import annotations
+
+from signal import SIGTERM
+from typing import Any
+
+import pytest
+
+from holdfast.core.coordinated_supervision import (
+    CoordinatedSupervision,
+    CoordinatorLost,
+    ViewReceived,
+)
+from holdfast.core.machine import STEPS_MAX, Event, InvalidEvent
+from holdfast.core.protocol import JobOutcome, NodeRole, View
+from holdfast.core.supervision import (
+    BarrierEnded,
+    Begun,
+    Budget,
+    Finish,
+    NodesWaiting,
+    Outcome,
+    RoundJoined,
+    SignalReceived,
+    State,
+    Supervision,
+    WorkerExited,
+    WorkersStarted,
+    WorkersStopped,
+    WorkersUnhealthy,
+)
+
+# h handles the event, a dot ignores it, x refuses it.
+EVENTS = (Begun, RoundJoined, WorkersStarted, WorkerExited, WorkersUnhealthy, NodesWaiting,
+          SignalReceived, WorkersStopped, BarrierEnded, ViewReceived, CoordinatorLost)  # fmt: skip
+TABLES: dict[type[Supervision], dict[State, str]] = {
+    Supervision: {
+        #               Beg Rou Sta Exi Unh Nod Sig Sto Bar Vie Los
+        State.IDLE:     "h   x   x   x   x   x   h   x   x   x   x",
+        State.JOINING:  "x   h   x   .   .   .   h   x   x   x   x",
+        State.STARTING: "x   x   h   x   x   .   h   x   x   x   x",
+        State.RUNNING:  "x   x   x   h   h   h   h   x   x   x   x",
+        State.STOPPING: "x   x   x   h   .   .   h   h   x   x   x",
+        State.LEAVING:  "x   x   x   .   x   .   h   x   h   x   x",
+        State.DONE:     "x   .   x   .   .   .   .   x   .   x   x",
+    },
+    CoordinatedSupervision: {
+        State.IDLE:     "h   x   x   x   x   x   h   x   x   x   x",
+        State.JOINING:  "x   x   x   .   .   x   h   x   .   h   h",
+        State.STARTING: "x   x   h   x   x   x   h   x   .   h   h",
+        State.RUNNING:  "x   x   x   h   h   x   h   x   .   h   h",
+        State.STOPPING: "x   x   x   h   .   x   h   h   .   h   h",
+        State.LEAVING:  "x   x   x   .   x   x   h   x   h   h   h",
+        State.DONE:     "x   x   x   .   .   x   .   x   .   .   .",
+    },
+}  # fmt: skip
+CELLS = [
+    pytest.param(kind, state, event, mark, id=f"{kind.__name__}-{state.value}-{event.__name__}")
+    for kind, table in TABLES.items()
+    for state, row in table.items()
+    for event, mark in zip(EVENTS, row.split(), strict=True)
+]
+
+
+def view(role: NodeRole, generation: int = -1, **more: Any) -> View:
+    known = {"run_id": "run", "node": "a", "incarnation": 1, "term": 1, "revision": 1}
+    return View(role=role, generation=generation, **known, **more)  # type: ignore[arg-type]
+
+
+def machine_in(kind: type[Supervision], state: State) -> Supervision:
+    """Return a machine in this state; where it has a worker, it is of generation 1."""
+    machine = kind(local_world_size=1, max_restarts=1)
+    joins: list[Event] = [ViewReceived(view(NodeRole.MEMBER, 1))]
+    if kind is Supervision:
+        first = [RoundJoined(0, 0, 1), WorkersStarted(0), NodesWaiting(1), WorkersStopped(0)]
+        joins = [*first, RoundJoined(1, 0, 1)]
+    succeeds = [WorkerExited(1, 0, failed=False), WorkersStopped(1), BarrierEnded()]
+    for event in (Begun(), *joins, WorkersStarted(1), *succeeds):
+        if machine.state is state and machine.generation in (-1, 1):
+            break
+        machine.handle(0.0, event)
+    assert machine.state is state
+    return machine
+
+
+def example(event: type[Event], generation: int) -> Event:
+    values = {
+        "generation": generation, "local_rank": 0, "failed": True, "why": "", "count": 1,
+        "signum": SIGTERM, "round": 0, "group_rank": 0, "group_world_size": 1,
+        "view": view(NodeRole.WAITING),
+    }  # fmt: skip
+    return event(**{name: values[name] for name in event.__match_args__ if name in values})
+
+
+def state_of(machine: Supervision) -> dict[str, object]:
+    return {**vars(machine), "story": [*machine.story]}
+
+
+@pytest.mark.parametrize(("kind", "state", "event", "mark"), CELLS)
+def test_what_a_state_does_with_an_event(
+    kind: type[Supervision], state: State, event: type[Event], mark: str
+) -> None:
+    machine = machine_in(kind, state)
+    happened, before = example(event, machine.generation), state_of(machine)
+    if mark == "x":
+        with pytest.raises(InvalidEvent):
+            machine.handle(1.0, happened)
+    elif mark == ".":
+        assert machine.handle(1.0, happened) == []
+    else:
+        effects = machine.handle(2.5, happened, "a cause")
+        step = [*machine.story][-1]
+        assert (step.id, step.cause, step.now) == (machine.story.last, "a cause", 2.5)
+        assert (step.state, step.event, step.effects) == (state, happened, tuple(effects))
+        return
+    assert state_of(machine) == before
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_tables_above_are_the_machines_own(kind: type[Supervision]) -> None:
+    marks = {(p.values[1], p.values[2]): p.values[3] for p in CELLS if p.values[0] is kind}
+    assert {cell for cell, mark in marks.items() if mark == "h"} == set(kind._handlers)
+    ignored = {(state, event) for state, events in kind._ignored.items() for event in events}
+    assert {cell for cell, mark in marks.items() if mark == "."} == ignored
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("event", [WorkersStarted, WorkersStopped, WorkerExited, WorkersUnhealthy])
+def test_a_report_of_another_generation_changes_nothing(
+    kind: type[Supervision], event: type[Event]
+) -> None:
+    state = {WorkersStarted: State.STARTING, WorkersStopped: State.STOPPING}.get(event)
+    machine = machine_in(kind, state or State.RUNNING)
+    before = state_of(machine)
+    for generation in (0, 2):
+        late = generation == 0 and state is None
+        try:
+            assert machine.handle(1.0, example(event, generation)) == []
+        except InvalidEvent:
+            assert not late
+        else:
+            assert late, "only an exit may be reported late"
+    assert state_of(machine) == before
+
+
+@pytest.mark.parametrize("outcome", list(JobOutcome))
+@pytest.mark.parametrize("then", [[], [SignalReceived(SIGTERM)]], ids=["closed", "and a signal"])
+def test_a_node_ends_as_its_job_did_whatever_comes_after(
+    outcome: JobOutcome, then: list[Event]
+) -> None:
+    machine = machine_in(CoordinatedSupervision, State.RUNNING)
+    closed = view(NodeRole.CLOSED, outcome=outcome, final=True)
+    effects = machine.handle(0.0, ViewReceived(closed))
+    for event in (*then, WorkersStopped(1)):
+        effects = machine.handle(0.0, event)
+    succeeded = outcome is JobOutcome.SUCCEEDED
+    assert effects[-1] == Finish(Outcome.SUCCEEDED if succeeded else Outcome.FAILED)
+
+
+def test_a_story_keeps_the_newest_steps_and_no_more_than_its_limit() -> None:
+    machine = Supervision(local_world_size=1, max_restarts=0)
+    machine.handle(0.0, Begun())
+    for generation in range(STEPS_MAX):
+        for event in (
+            RoundJoined(generation, 0, 1), WorkersStarted(generation),
+            NodesWaiting(1), WorkersStopped(generation),
+        ):  # fmt: skip
+            machine.handle(0.0, event)
+    assert len(machine.story) == STEPS_MAX
+    assert [*machine.story][-1].event == WorkersStopped(STEPS_MAX - 1)
+
+
+def test_a_budget_that_is_spent_or_below_zero_cannot_be_charged() -> None:
+    assert Budget(2).charge().charge() == Budget(2, used=2)
+    for spent in (Budget(2, used=2), Budget(0), Budget(-1)):
+        assert spent.left == 0
+        with pytest.raises(ValueError, match="spent"):
+            spent.charge()
+
+
+def test_check_notices_what_cannot_be() -> None:
+    with pytest.raises(ValueError, match="0 workers"):
+        Supervision(local_world_size=0, max_restarts=0)
+    overspent = machine_in(Supervision, State.RUNNING)
+    overspent.budget = Budget(1, used=2)
+    ghost = machine_in(Supervision, State.DONE)
+    ghost.running = frozenset({0})
+    for machine in (overspent, ghost):
+        with pytest.raises(AssertionError):
+            machine.check()
