@@ -10,7 +10,6 @@ from holdfast.numa.affinity import (
     Cpu,
     Machine,
     NumaNode,
-    counted,
     cpus_of,
     format_ranges,
     parse_ranges,
@@ -84,10 +83,6 @@ def test_core_complex() -> None:
     assert ranges(NO_SMT, "core-complex") == ["0-7", "8-11", "12-19", "20-23", "12-19"]
 
 
-def test_core_complexes_are_ordered_by_the_cpus_of_them_that_may_be_used() -> None:
-    assert ranges(NO_SMT, "core-complex", "0-2,8-23")[:2] == ["8-11", "0-2"]
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", MACHINES.values(), ids=MACHINES)
 def test_only_cpus_that_may_be_used_are_chosen(shape: Shape, mode: str) -> None:
@@ -115,31 +110,23 @@ def test_a_node_without_usable_cpus_does_not_spoil_the_others() -> None:
     assert format_ranges(cpus_of(machine, "socket", 0, range(16, 32))) == "16-31"
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_gpu_without_usable_cpus_near_to_it_is_told_of(mode: str) -> None:
-    with pytest.raises(EnvironmentProblem, match="NUMA node 1, which GPU 4 is attached to, has no"):
-        cpus_of(machine_of(TWO_SOCKETS), mode, 4, range(32))
+@pytest.mark.parametrize(
+    ("mode", "gpu", "allowed"),
+    [("node", 4, range(32)), ("node", 8, range(128)), ("exclusive", 0, [0, 1, 2, 64])],
+    ids=["no CPU near the GPU", "no such GPU", "fewer cores than GPUs"],
+)
+def test_what_cannot_be_bound_is_an_error(mode: str, gpu: int, allowed: list[int]) -> None:
+    with pytest.raises(EnvironmentProblem):
+        cpus_of(machine_of(TWO_SOCKETS), mode, gpu, allowed)
 
 
-def test_a_worker_without_a_gpu_is_told_of() -> None:
-    with pytest.raises(EnvironmentProblem, match=r"worker 8 has no GPU .*: 8 GPUs can be seen"):
-        cpus_of(machine_of(TWO_SOCKETS), "node", 8, range(128))
-
-
-def test_fewer_cores_than_gpus_are_told_of() -> None:
-    with pytest.raises(
-        EnvironmentProblem, match=r"^NUMA node 0 has 4 GPUs but only 3 cores that may be used"
-    ):
-        cpus_of(machine_of(TWO_SOCKETS), "exclusive", 0, [0, 1, 2, 64])
-
-
-def test_what_the_kernel_does_not_tell_is_told_of() -> None:
+def test_what_the_kernel_does_not_tell_is_an_error_where_it_is_needed() -> None:
     machine = Machine((NumaNode(0, (Cpu(0, 0, None, None),)),), (0,))
     assert cpus_of(machine, "node", 0, [0]) == [0]
     assert cpus_of(machine, "exclusive", 0, [0]) == [0]
-    with pytest.raises(EnvironmentProblem, match="which socket NUMA node 0 is on"):
+    with pytest.raises(EnvironmentProblem):
         cpus_of(machine, "socket", 0, [0])
-    with pytest.raises(EnvironmentProblem, match="which CPUs share a cache"):
+    with pytest.raises(EnvironmentProblem):
         cpus_of(machine, "core-complex", 0, [0])
 
 
@@ -150,7 +137,3 @@ def test_what_the_kernel_does_not_tell_is_told_of() -> None:
 def test_ranges(text: str, numbers: list[int]) -> None:
     assert parse_ranges(f"{text}\n") == numbers
     assert format_ranges(reversed(numbers)) == text
-
-
-def test_counts() -> None:
-    assert [counted(count, "GPU") for count in range(3)] == ["no GPU", "1 GPU", "2 GPUs"]
