@@ -54,7 +54,7 @@ def test_however_it_is_made_it_is_the_same(args: tuple[Any, ...], kwargs: dict[s
     ],
 )
 def test_a_wrong_call_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match="^Exited "):
+    with pytest.raises(TypeError, match="Exited"):
         make(Exited, *args, **kwargs)
 
 
