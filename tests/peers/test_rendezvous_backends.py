@@ -151,9 +151,10 @@ def test_a_key_that_vanished_makes_no_hot_loop(server: Any) -> None:
     handler.next_rendezvous()
     store.calls = 0
     assert server.delete_key("torch.rendezvous.wiped")
-    until(lambda: handler._look().in_job and server.check(["torch.rendezvous.wiped"]))
-    looks = handler._attendant._asked
-    assert store.calls <= 20 * looks
+    begun = time.monotonic()
+    until(lambda: server.check(["torch.rendezvous.wiped"]))
+    assert store.calls <= 20 + 200 * (time.monotonic() - begun)
+    assert not handler.is_closed()
     assert handler.num_nodes_waiting() == 0
     assert handler.shutdown()
 
@@ -168,7 +169,7 @@ def test_a_server_that_is_gone_is_told_of_after_a_while() -> None:
     handler.next_rendezvous()
     assert handler.num_nodes_waiting() == 0
     del server
-    with pytest.raises(RendezvousConnectionError, match=r"^no contact to the other nodes for "):
+    with pytest.raises(RendezvousConnectionError, match="could not be reached"):
         until(handler.num_nodes_waiting)
     assert handler.shutdown() is False
 

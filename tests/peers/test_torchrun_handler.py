@@ -191,7 +191,8 @@ def test_a_round_is_handed_out_only_when_all_its_nodes_came() -> None:
     with job_of("2:3") as job, ThreadPoolExecutor(2) as pool:
         rounds = [pool.submit(job.node(node_id=name).next_rendezvous) for name in "ab"]
         absent = job.of_ours()  # It is in the round, and never says that it came.
-        assert absent.next_rendezvous().world_size == 3
+        connection = absent.enter()
+        until(lambda: connection.view is not None and connection.view.size == 3)
         assert not any(one.done() for one in rounds)
         absent.shutdown()
         infos = [one.result(LONG_S) for one in rounds]

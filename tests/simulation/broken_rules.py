@@ -17,6 +17,13 @@ from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.protocol import JobOutcome, NodeRole, View
 from holdfast.core.rounds import JobPhase, NodeLost, Rounds
 from holdfast.core.session import Session
+from holdfast.core.shared_state import (
+    SessionEffect,
+    SessionEvent,
+    SharedStateSession,
+    StateWritten,
+    WriteConflict,
+)
 from holdfast.core.supervision import StopReason
 
 if TYPE_CHECKING:
@@ -255,3 +262,26 @@ class NobodyLeadsAgain(EtcdSession):
 class NotInterested(Election):
     def _leader_changed(self, change: Change) -> list[ElectionEffect]:
         return []
+
+
+class ConflictsAreIgnored(SharedStateSession):
+    """A node takes what it offered for stored, though another was faster."""
+
+    def _handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
+        return super()._handle(now, StateWritten() if isinstance(event, WriteConflict) else event)
+
+
+class StandstillIsLife(SharedStateSession):
+    """A counter that stands still is of no consequence."""
+
+    def _apply(self, now: float, rounds: Rounds) -> bool:
+        self._peers._lost.clear()
+        return super()._apply(now, rounds)
+
+
+class OldStatesCount(SharedStateSession):
+    """The view of a state that is older than one already seen takes its place."""
+
+    def _take(self, view: View) -> list[SessionEffect]:
+        self._seen = (0, 0)
+        return super()._take(view)

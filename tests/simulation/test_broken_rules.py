@@ -32,6 +32,22 @@ ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
 ]
 
+ON_BACKEND: list[tuple[Machines, type[Checker], str]] = [
+    (Machines(shared_state=broken.ConflictsAreIgnored), SameRound, "lossy"),
+    (Machines(shared_state=broken.StandstillIsLife), RoundForms, "crashes"),
+    (Machines(shared_state=broken.OldStatesCount), GenerationGrows, "lossy"),
+    (Machines(rounds=broken.FreeRestarts), BudgetKept, "calm"),
+    (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
+    (Machines(rounds=broken.RoundChangesUnseen), OneRound, "churn"),
+    (Machines(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
+    (Machines(rounds=broken.NeverAdopts), NoNeedlessRestart, "coordinator"),
+    (Machines(rounds=broken.ClosedOpensAgain), ClosedIsFinal, "churn"),
+    (Machines(rounds=broken.NeverDone), JobEnds, "calm"),
+    (Machines(rounds=broken.RanksTurnedRound), RanksStable, "churn"),
+    (Machines(rounds=broken.NoMaximum), SizeInBounds, "calm"),
+    (Machines(supervision=broken.StartsBesideTheOld), OneGenerationPerNode, "calm"),
+]
+
 CASES: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.FreeRestarts), BudgetKept, "calm"),
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
@@ -61,28 +77,20 @@ def name_of(machines: Machines) -> str:
 
 
 @pytest.mark.parametrize(
-    ("machines", "checker", "profile"), CASES, ids=[name_of(machines) for machines, _, _ in CASES]
+    ("driver", "machines", "checker", "profile"),
+    [
+        pytest.param(driver, *case, id=f"{driver}-{name_of(case[0])}")
+        for driver, cases in (("coordinator", CASES), ("etcd", ON_ETCD), ("backend", ON_BACKEND))
+        for case in cases
+    ],
 )
-def test_broken_rules_are_caught(machines: Machines, checker: type[Checker], profile: str) -> None:
-    is_caught(machines, checker, profile, driver="coordinator")
-
-
-@pytest.mark.parametrize(
-    ("machines", "checker", "profile"),
-    ON_ETCD,
-    ids=[name_of(machines) for machines, _, _ in ON_ETCD],
-)
-def test_rules_that_are_broken_on_etcd_are_caught(
-    machines: Machines, checker: type[Checker], profile: str
+def test_broken_rules_are_caught(
+    driver: str, machines: Machines, checker: type[Checker], profile: str
 ) -> None:
-    is_caught(machines, checker, profile, driver="etcd")
-
-
-def is_caught(machines: Machines, checker: type[Checker], profile: str, *, driver: str) -> None:
     for seed in range(SEEDS_MAX):
         result = simulate(
             seed,
-            nodes=5 if driver == "coordinator" else 9,
+            nodes=9 if driver == "etcd" else 5,
             minutes=1.7,
             profile=profile,
             driver=driver,

@@ -27,6 +27,7 @@ VIOLATED = 1
 DRIVER_HELP = {
     "coordinator": "one process that may die and be replaced",
     "etcd": "the nodes themselves, one of them leading; the coordinator's faults are etcd's",
+    "backend": "each node, in a compare-and-set store; the coordinator's faults are the store's",
 }
 DESCRIPTION = """\
 Run simulated jobs of many nodes in virtual time: the decisions are the real ones,

@@ -1,57 +1,610 @@
-"""One node of a job whose state lies in a compare-and-set store: what it writes, and what it reads.
+"""A node's session over a compare-and-set store: the job's state is shared, and nobody coordinates.
 
-There is no coordinator here. Each node, when it reads the state, applies to it by `core.rounds`
-what it can vouch for (its own status, that a wait has lasted, that another node's counter stands
-still) and offers the result; of two writers one wins, the other reads again. After each read the
-node works out its own view. Pure: times are the caller's monotonic clock; no I/O.
+Each node, when it reads the state, applies to it by `core.rounds` what it can vouch for: its own
+statuses, that a wait has lasted, that another node's counter stands still. It offers the result
+with the token of what it read; of several writers one wins, and the others read again. After each
+read the node works out its own view, as a coordinator would have sent it.
+
+::
+
+    IDLE ── it is time, or there is a status to store: ReadState ──► READING
+     ▲ ▲                                                               │ StateRead
+     │ └────── nothing to store: DeliverView if the view is new ◄──────┤
+     │                                                                 ▼ something to store
+     ├── StateWritten: DeliverView if the view is new ◄──────────── WRITING
+     └── WriteConflict: read again after a random, growing pause; CallFailed: after a longer one
+
+The rules:
+
+1.  A status counts once it is stored, so it is kept until then. Statuses of a node that is in the
+    job are stored one after the other, since "succeeded" and then "leaving" means more than
+    "leaving" alone; of a node that is not in the job, only the newest.
+2.  A node shows that it is alive by a counter in the state, which it moves every `interval_s`, and
+    less often the more nodes there are. Each node measures by its own clock for how long the
+    counters of the others have stood still, and since when a wait has lasted.
+3.  Two nodes that apply the same event do no harm: `core.rounds` ignores what it knows.
+4.  The view of a state older than one already seen is ignored: a replicated store may answer with
+    one.
+5.  Once the job is final, or the node is not in it, nothing more is read until there is a new
+    status. But a node that came when the job had just failed waits for its report like all others.
+6.  A store that fails or does not answer for `away_s` is given up, once; it is still tried. Only
+    time this process was awake for counts. State that cannot be read at the first contact is not
+    this job's: the node gives up at once.
+7.  A member that is alive but does not start a generation is put out by those that have, after
+    `absent_s`; only where the agents ask for rounds, and may forget to.
+
+Use: perform each effect of `handle` and bring its outcome back as one event; there is one call to
+the store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins
+with its first status; before that it only reads. Pure: times are the caller's monotonic clock.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from enum import Enum
+from typing import Any
 
 import msgspec
 
-from holdfast.core import rounds as views
-from holdfast.core.liveness import Liveness
-from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, Status, View
-from holdfast.core.rounds import Job, JobPhase, Node, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.liveness import AttendedClock, Liveness
+from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
+from holdfast.core.protocol import (
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    Status,
+    View,
+)
+from holdfast.core.rounds import (
+    Job,
+    JobEvent,
+    JobPhase,
+    Node,
+    NodeLost,
+    NodesLost,
+    Rounds,
+    WaitEnded,
+    view_for_node,
+)
+from holdfast.core.session import (
+    CLOSED_AWAY_S,
+    DeliverView,
+    GiveUp,
+    Rejoined,
+    StatusChanged,
+)
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from holdfast.core.rounds import JobEvent
+    from collections.abc import Callable
 
-
+STATE_MARK = b"holdfast job 1\n"
+STATE_BYTES_MAX = 4 * 1024 * 1024
+"""A state larger than this is not read: about ten thousand nodes, and what TCPStore can hold."""
+UNSTORED_MAX = 8
+"""Statuses that wait to be stored; more come only while the store is away, and older ones go."""
+READ_S_MIN = 0.005
+READ_S_MAX = 0.1
+READ_S_PER_NODE = 0.004
+"""Each read brings the whole state, which grows with the nodes; and so do those who read."""
+BACKOFF_S_MIN = 0.002
+BACKOFF_S_MAX = 1.0
 BEAT_S_PER_NODE = 0.05
-"""All nodes together write twenty signs of life a second at most: each write makes others fail."""
+"""All nodes together write twenty heartbeats a second at most: each write makes others fail."""
 BEATS_PER_SILENCE_MIN = 3
 """However many nodes there are, each has so many chances to be heard before it counts as lost. The
 price is that in jobs of very many nodes a lost one is noticed later than the settings ask for: by
 default above 33 nodes, and after 15 s where there are 100."""
+STEPS_PER_AWAY = 10
+"""How often the time of an absent store is looked at; a process that slept longer was not awake."""
+NO_ANSWER = "it does not answer"
+
+_decoder = msgspec.msgpack.Decoder(Job)
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """How patient a node is."""
+
+    interval_s: float = 1.0
+    """Its counter moves this often."""
+    lost_after_s: float = 5.0
+    """A node whose counter stands still for so long is lost."""
+    away_s: float = 60.0
+    """A store that fails or hangs is waited for so long."""
+    absent_s: float | None = None
+    """A member that is alive but does not start a generation is put out after so long, if ever."""
+    read_s: float = READ_S_MAX
+    """The time between two reads while nothing is about to happen."""
+
+
+class CallState(Enum):
+    """What the store is doing for this node."""
+
+    IDLE = "idle"
+    READING = "reading"
+    WRITING = "writing"
+
+
+# Events, beside `Tick`, `StatusChanged` and `Rejoined` of `core.session`.
+
+
+class RefreshRequested(Event):
+    """Somebody wants to know how things stand now."""
+
+
+class StateRead(msgspec.Struct, frozen=True):
+    """The state and its token; None if nothing is stored."""
+
+    state: bytes | None
+    token: Any
+
+    def __str__(self) -> str:
+        return f"StateRead({len(self.state or b'')} bytes)"
+
+
+class StateWritten(Event):
+    """What was offered is stored."""
+
+
+class WriteConflict(Event):
+    """Another node wrote first; nothing of what was offered is stored."""
+
+
+class CallFailed(Event):
+    """The store could not be asked; whether a write was carried out is open."""
+
+    why: str
+    invalid: bool = False
+    """What is stored cannot be read, or not be this job's: not a matter of patience."""
+
+
+SessionEvent = (
+    Tick
+    | StatusChanged
+    | Rejoined
+    | RefreshRequested
+    | StateRead
+    | StateWritten
+    | WriteConflict
+    | CallFailed
+)
+
+# Effects, beside `DeliverView` and `GiveUp` of `core.session`.
+
+
+class ReadState(Effect):
+    """Read the state; the outcome is `StateRead` or `CallFailed`."""
+
+
+class WriteState(msgspec.Struct, frozen=True):
+    """Replace the state that the token names; `StateWritten`, `WriteConflict` or `CallFailed`."""
+
+    state: bytes
+    token: Any
+    changes: tuple[JobEvent, ...]
+    """What makes it another state than the one that was read; nothing if only a heartbeat."""
+
+    def __str__(self) -> str:
+        return f"WriteState({', '.join(brief(change) for change in self.changes)})"
+
+
+class RefuseJoin(Effect):
+    """The node cannot be in a job here; trying again does not help."""
+
+    why: str
+
+
+SessionEffect = ReadState | WriteState | DeliverView | GiveUp | RefuseJoin
+
+
+class SharedStateSession:
+    """The machine of one node; `draw` returns random numbers from 0 to 1, to spread retries."""
+
+    def __init__(
+        self,
+        now: float,
+        *,
+        run_id: str,
+        info: NodeInfo,
+        settings: JobSettings,
+        timeouts: Timeouts,
+        draw: Callable[[], float],
+        rounds: Callable[[Job], Rounds] = Rounds,
+    ) -> None:
+        self.call = CallState.IDLE
+        self.status = Status(seq=0, run_id=run_id, info=info, settings=settings)
+        self.view: View | None = None
+        self.stored_seq = -1
+        """The newest status that is stored, or need not be."""
+        self.closed = False
+        """Whether the job is over, in the job or not."""
+        self.in_job = False
+        self.reads = 0
+        """How often the state was seen as it is."""
+        self.problem = ""
+        """Why the last call failed; nothing after one that did not."""
+        self.ever_read = False
+        self._timeouts = timeouts
+        self._draw = draw
+        self._make_rounds = rounds
+        self._joins = False
+        self._present = 0
+        self._rests = True
+        self._unstored: deque[Status] = deque(maxlen=UNSTORED_MAX)
+        self._seen = (0, 0)  # Term and revision of the newest state.
+        self._kept_at: float | None = None  # When it last saw the state.
+        # The state as last seen, and the machine made of it; None if that was changed since.
+        self._state: bytes | None = None
+        self._rounds: Rounds | None = None
+        self._offer: tuple[bytes, Rounds] | None = None
+        self._changes: tuple[JobEvent, ...] = ()
+        self._answer: View | None = None
+        self._peers = PeerLiveness(now, info.node, timeouts)
+        self._attending = (-1, now)  # A generation, and since when it is waited for.
+        # When to read. Pauses grow while nothing happens, and after each conflict.
+        self._read_at: float | None = None
+        self._pause_s = READ_S_MIN
+        self._backoff_s = BACKOFF_S_MIN
+        self._again = False
+        # How the store is. `_contact_at` is by the time this process was awake for.
+        self._clock = AttendedClock(now, timeouts.away_s / STEPS_PER_AWAY)
+        self._contact_at = 0.0
+        self.given_up = False
+        self._at = 0.0  # The time of the newest event, by that clock.
+        self.story = Story("shared_state", node=info.node)
+        self._cause = ""
+
+    def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
+        """Take in one fact; return what must now be done, in order."""
+        call, self._cause = self.call, cause
+        effects = self._handle(now, event)
+        if is_news(event, effects):
+            self.story.record(now, call, event, effects, self._cause)
+        return effects
+
+    def _handle(self, now: float, event: SessionEvent) -> list[SessionEffect]:
+        self._at = self._clock.look(now)
+        if self.call is CallState.IDLE and not self.problem:
+            self._contact_at = self._at  # Nobody was asked since, so nobody was away.
+        match event:
+            case Tick():
+                effects = self._overdue()
+                if self.call is CallState.IDLE and self._read_at is not None:
+                    effects += self._read() if now >= self._read_at else []
+                return effects
+            case StatusChanged(phase, generation, failure, report):
+                self._joins = True
+                self._restate(
+                    seq=self.status.seq + 1,
+                    phase=phase,
+                    generation=generation,
+                    failure=failure,
+                    report=report,
+                )
+                self._unstored.append(self.status)
+                return self._read_soon()
+            case Rejoined(incarnation):
+                self._joins = True
+                info = msgspec.structs.replace(self.status.info, incarnation=incarnation)
+                self._restate(
+                    seq=self.status.seq + 1,
+                    info=info,
+                    phase=NodePhase.READY,
+                    failure=None,
+                    report=b"",
+                )
+                self._unstored.clear()
+                self._unstored.append(self.status)
+                self.view = None
+                return self._read_soon()
+            case RefreshRequested():
+                return self._read_soon()
+            case StateRead(state, token):
+                self._expect(CallState.READING, event)
+                return self._after_call(self._was_read(now, state, token))
+            case StateWritten():
+                self._expect(CallState.WRITING, event)
+                assert self._offer is not None
+                self._state, self._rounds = self._offer
+                self._peers.observe(now, self._rounds)
+                return self._after_call(self._keep(now, self._rounds))
+            case WriteConflict():
+                self._expect(CallState.WRITING, event)
+                self._touch()
+                self._read_at = now + self._draw() * self._backoff_s
+                self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2)
+                return self._after_call([])
+            case CallFailed(why, invalid):
+                if self.call is CallState.IDLE:
+                    raise InvalidEvent(f"{event!r}, and nothing was asked")
+                return self._after_call(self._failed(now, why, invalid=invalid))
+
+    def next_deadline(self, now: float) -> float | None:
+        """Return when `Tick` is wanted next, or None while there is nothing to wait for."""
+        at = self._clock.look(now)
+        times = [] if self._read_at is None or self.call is not CallState.IDLE else [self._read_at]
+        if not self.given_up and (self.problem or self.call is not CallState.IDLE):
+            rest = self._limit_s() - (at - self._contact_at)
+            # Looking at least every step is what makes the whole of the time count.
+            times.append(now + max(0.0, min(rest, self._clock.step_s)))
+        return min(times, default=None)
+
+    def away_s(self, now: float) -> float:
+        """Return for how long the store has failed or not answered."""
+        return self._clock.look(now) - self._contact_at
+
+    # Calls to the store.
+
+    def _expect(self, call: CallState, event: SessionEvent) -> None:
+        if self.call is not call:
+            raise InvalidEvent(f"{event!r} while {self.call.value}")
+
+    def _read_soon(self) -> list[SessionEffect]:
+        self._pause_s = READ_S_MIN
+        if self.call is CallState.IDLE:
+            return self._read()
+        self._again = True
+        return []
+
+    def _read(self) -> list[SessionEffect]:
+        self.call = CallState.READING
+        self._again = False
+        return [ReadState()]
+
+    def _after_call(self, effects: list[SessionEffect]) -> list[SessionEffect]:
+        """Go on after a call: with the write it led to, or with what came up meanwhile."""
+        if any(type(effect) is WriteState for effect in effects):
+            self.call = CallState.WRITING
+            return effects
+        self.call = CallState.IDLE
+        effects += self._overdue()
+        return [*effects, *self._read()] if self._again else effects
+
+    def _touch(self) -> None:
+        """Take note that the store answered."""
+        self._contact_at = self._at
+        self.problem = ""
+        self.ever_read = True
+
+    def _failed(self, now: float, why: str, *, invalid: bool) -> list[SessionEffect]:
+        self.problem = why
+        self._rounds = None
+        self._read_at = now + self._longest_pause_s()
+        if invalid and not self.ever_read and not self.given_up:
+            # Later it may be the mistake of another program, and be repaired.
+            self.given_up = True
+            return [RefuseJoin(why)]
+        return []
+
+    def _overdue(self) -> list[SessionEffect]:
+        away_s = self._at - self._contact_at
+        if self.given_up or away_s < self._limit_s():
+            return []
+        self.given_up = True
+        return [GiveUp(away_s, self.problem or NO_ANSWER)]
+
+    def _limit_s(self) -> float:
+        closed = self.view is not None and self.view.role is NodeRole.CLOSED
+        away_s = self._timeouts.away_s
+        return min(CLOSED_AWAY_S, away_s) if closed else away_s
+
+    # One read of the state.
+
+    def _was_read(self, now: float, state: bytes | None, token: Any) -> list[SessionEffect]:
+        try:
+            rounds = self._current(state)
+        except ValueError as problem:
+            return self._failed(now, f"the stored state cannot be read: {problem}", invalid=True)
+        self._touch()
+        self._peers.observe(now, rounds)
+        job = rounds.job
+        is_new = self._join(now, rounds) if self._me(job) is None else self._apply(now, rounds)
+        rounds.check()
+        if not is_new:
+            return self._keep(now, rounds)
+        self._rounds = None  # Until it is stored, it is nobody's state.
+        try:
+            state = encode(job)
+        except ValueError as problem:
+            return self._failed(now, str(problem), invalid=False)
+        self._offer = (state, rounds)
+        return [WriteState(state, token, self._changes)]
+
+    def _current(self, state: bytes | None) -> Rounds:
+        """Return the machine of a state; making one takes a while, so it is kept."""
+        if self._rounds is None or state != self._state:
+            job = Job(run_id=self.status.run_id) if state is None else decode(state)
+            if job.run_id != self.status.run_id:
+                raise ValueError(f"it is the state of the job {job.run_id!r}")
+            self._state, self._rounds = state, self._make_rounds(job)
+        return self._rounds
+
+    def _join(self, now: float, rounds: Rounds) -> bool:
+        """Introduce a node that the job does not know; return whether it is in the job then.
+
+        It may have been in the job before, and the store have lost it; `core.rounds` handles that.
+        """
+        self._answer = None
+        status = self.status
+        if not self._joins or status.phase is NodePhase.LEAVING:
+            return False
+        away_s = 0.0 if self._kept_at is None else now - self._kept_at
+        status = msgspec.structs.replace(status, away_s=away_s)
+        self._changes = (status,)
+        views = rounds.handle(now, status, self._cause)
+        self._rounds = None
+        me = self._me(rounds.job)
+        if me is not None:
+            me.beat += 1
+            return True
+        mine = [one for one in views if one.incarnation == status.info.incarnation]
+        self._answer = mine[-1] if mine else None
+        return False
+
+    def _apply(self, now: float, rounds: Rounds) -> bool:
+        """Apply what this node can vouch for; return whether there is anything to store."""
+        job = rounds.job
+        self._answer = None
+        me = self._me(job)
+        assert me is not None
+        events: list[JobEvent] = [*self._to_store(job, me), *self._absent(now, job)]
+        events += self._peers.judge(now, rounds)
+        self._changes = tuple(events)
+        for event in events:
+            rounds.handle(now, event, self._cause)
+        me = self._me(job)
+        if me is None:
+            return True
+        if events or (not job.final and self._peers.is_beat_due(now)):
+            me.beat += 1
+            return True
+        return False
+
+    def _to_store(self, job: Job, me: Node) -> list[Status]:
+        if job.final:
+            return []
+        unstored = [one for one in self._unstored if one.seq > me.seq]
+        if job.phase is JobPhase.CLOSED:  # Only the report is still waited for, or its author.
+            return [one for one in unstored if one.failure or one.phase is NodePhase.LEAVING]
+        return unstored
+
+    def _absent(self, now: float, job: Job) -> list[JobEvent]:
+        """Return that members did not come who have been waited for long enough."""
+        absent_s = self._timeouts.absent_s
+        if absent_s is None or job.phase is not JobPhase.ACTIVE:
+            return []
+        status, generation = self.status, job.generation
+        attends = status.phase is NodePhase.RUNNING and status.generation == generation
+        if not attends or self._attending[0] != generation:
+            self._attending = (generation, now)
+            return []
+        if now - self._attending[1] < absent_s:
+            return []
+        why = f"it did not start generation {generation} within {absent_s:g} s"
+        absent = tuple(
+            NodeLost(info.node, info.incarnation, why)
+            for info in job.members
+            if (known := known_as(job, info.node, info.incarnation)) is not None
+            and known.generation < generation
+        )
+        return [NodesLost(absent)] if absent else []
+
+    # The state as it is stored.
+
+    def _keep(self, now: float, rounds: Rounds) -> list[SessionEffect]:
+        """Take in the state as it is stored, and work out this node's view."""
+        self._touch()
+        job = rounds.job
+        self._kept_at = now
+        self._backoff_s = BACKOFF_S_MIN
+        self.reads += 1
+        me, view = self._me(job), self._answer
+        self.stored_seq = self.status.seq  # One that is not in the job has nothing more to store.
+        if me is not None:
+            self._peers.note_own(now, me)
+            if not job.final:
+                self.stored_seq = me.seq
+            recovering = job.phase is JobPhase.RECOVERING  # All keep on until it is decided.
+            view = None if recovering else view_for_node(job, rounds.rank_table, me.info)
+        while self._unstored and self._unstored[0].seq <= self.stored_seq:
+            self._unstored.popleft()
+        self.in_job = me is not None
+        self.closed = job.phase is JobPhase.CLOSED
+        self._present = len(job.nodes)
+        self._rests = job.final or (me is None and not self.closed)
+        effects = self._take(view) if view is not None else []
+        self._plan(now, hurried=bool(effects))
+        return effects
+
+    def _take(self, view: View) -> list[SessionEffect]:
+        if (view.term, view.revision) < self._seen:
+            return []  # A store that many machines keep may show an older state for a while.
+        self._seen = (view.term, view.revision)
+        member = view.role is NodeRole.MEMBER
+        self._restate(
+            term=view.term,
+            round_term=view.round_term if member else 0,
+            round=view.round if member else -1,
+            round_key=view.round_key if member else 0,
+            assigned_generation=view.generation if member else -1,
+            rank=view.rank if member else -1,
+            size=view.size if member else 0,
+            restarts=max(view.restarts, self.status.restarts),
+        )
+        if self.view is not None and _content(view) == _content(self.view):
+            return []
+        self.view = view
+        return [DeliverView(view)]
+
+    def _plan(self, now: float, *, hurried: bool) -> None:
+        """Plan the next read: soon while something is about to happen, in time for deadlines."""
+        if self._rests:
+            self._read_at = None
+            return
+        if hurried:
+            self._pause_s = READ_S_MIN
+        longest_s = self._longest_pause_s()
+        view = self.view
+        expects = (
+            view is None
+            or view.role is NodeRole.WAITING
+            or (view.role is NodeRole.CLOSED and not view.final)
+        )
+        pause_s = min(self._pause_s, longest_s) if expects else longest_s
+        self._pause_s = min(longest_s, self._pause_s * 1.5)
+        if self.in_job:
+            pause_s = min(pause_s, max(READ_S_MIN, self._peers.next_deadline(now) - now))
+        self._read_at = now + pause_s
+
+    def _longest_pause_s(self) -> float:
+        return self._timeouts.read_s + READ_S_PER_NODE * self._present
+
+    def _me(self, job: Job) -> Node | None:
+        return known_as(job, self.status.info.node, self.status.info.incarnation)
+
+    def _restate(self, **changes: object) -> None:
+        self.status = msgspec.structs.replace(self.status, **changes)
+
+
+def is_news(event: SessionEvent, effects: list[SessionEffect]) -> bool:
+    """Return whether a step belongs in the story: not a read or a heartbeat that changed nothing."""
+    if isinstance(event, StatusChanged | Rejoined | CallFailed):
+        return True
+    return any(
+        effect.changes != () if isinstance(effect, WriteState) else type(effect) is not ReadState
+        for effect in effects
+    )
+
 
 Peer = tuple[str, int]  # Node and incarnation.
 
 
-class Observer:
-    """Turns looks at the state into events that any node may give to the machine."""
+class PeerLiveness:
+    """What one node can tell by its own clock: whose counter stands still, and which wait is over.
 
-    def __init__(self, now: float, node: str, *, interval_s: float, lost_after_s: float) -> None:
+    It also says when this node's own counter must move.
+    """
+
+    def __init__(self, now: float, node: str, timeouts: Timeouts) -> None:
         self._node = node
-        self._interval_s = interval_s
-        self._lost_after_s = lost_after_s
+        self._timeouts = timeouts
+        lost_after_s = timeouts.lost_after_s
         self._beats: dict[Peer, int] = {}
         self._lost: dict[Peer, str] = {}
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
         self._wait: tuple[object, float] = (None, now)
         self._wait_ends: float | None = None
-        self._my_beat, self._beat_at, self._beat_s = 0, now, interval_s
+        self._my_beat, self._beat_at, self._beat_s = 0, now, timeouts.interval_s
 
     def observe(self, now: float, rounds: Rounds) -> None:
         """Take in how things stand in the state."""
         job = rounds.job
         crowd_s = BEAT_S_PER_NODE * len(job.nodes)
-        self._beat_s = max(self._interval_s, crowd_s)
-        self._liveness.silence_s = max(self._lost_after_s, BEATS_PER_SILENCE_MIN * crowd_s)
+        self._beat_s = max(self._timeouts.interval_s, crowd_s)
+        lost_after_s = self._timeouts.lost_after_s
+        self._liveness.silence_s = max(lost_after_s, BEATS_PER_SILENCE_MIN * crowd_s)
         there = set()
         for node in job.nodes.values():
             if node.info.node == self._node:
@@ -101,7 +654,7 @@ class Observer:
             self._my_beat, self._beat_at = me.beat, now
 
     def next_deadline(self, now: float) -> float:
-        """Return when to look again at the latest."""
+        """Return when to read again at the latest."""
         times = [self._beat_at + self._beat_s, self._wait_ends, self._liveness.next_deadline(now)]
         return min(one for one in times if one is not None)
 
@@ -112,183 +665,30 @@ def known_as(job: Job, node: str, incarnation: int) -> Node | None:
     return known if known is not None and known.info.incarnation == incarnation else None
 
 
-UNSAID_MAX = 8
-"""Statements that wait to be stored; more come only while the place is away, and older ones go."""
-
-
-class Outlook(msgspec.Struct, frozen=True):
-    """What a look at the state brought."""
-
-    view: View | None = None
-    """The newest view; the same object until there is another."""
-    heard_seq: int = -1
-    """The newest status that all can know of, or need not."""
-    present: int = 0
-    in_job: bool = False
-    rests: bool = True
-    """Nothing more can come before this node says something."""
-
-    @property
-    def hurries(self) -> bool:
-        """Whether something is likely to happen soon."""
-        view = self.view
-        if view is None or view.role is NodeRole.WAITING:
-            return True
-        return view.role is NodeRole.CLOSED and not view.final
-
-    @property
-    def mark(self) -> object:
-        """What differs after a change that others may follow."""
-        return self.view
-
-
-class SharedStateNode:
-    """Turns what an agent says and what lies in the state into changes of it, and into views."""
-
-    def __init__(
-        self,
-        now: float,
-        *,
-        run_id: str,
-        info: NodeInfo,
-        settings: JobSettings,
-        interval_s: float,
-        lost_after_s: float,
-    ) -> None:
-        self.standing = Outlook()
-        self.status = Status(seq=0, run_id=run_id, info=info, settings=settings)
-        self._unsaid: deque[Status] = deque(maxlen=UNSAID_MAX)
-        self._view: View | None = None
-        self._seen = (0, 0)  # Term and revision.
-        self._kept_at: float | None = None  # When it last saw how things stand.
-        self._rounds: Rounds | None = None  # That of the last step: making one takes a while.
-        self._observer = Observer(now, info.node, interval_s=interval_s, lost_after_s=lost_after_s)
-
-    # What the agent says.
-
-    def say(
-        self, phase: NodePhase, generation: int, failure: Failure | None = None, report: bytes = b""
-    ) -> None:
-        """Take in what the node does now."""
-        self._restate(
-            seq=self.status.seq + 1,
-            phase=phase,
-            generation=generation,
-            failure=failure,
-            report=report,
+def encode(job: Job) -> bytes:
+    """Return the job as bytes to store; without its report if that makes it too large."""
+    state = STATE_MARK + _encoder.encode(job)
+    if len(state) > STATE_BYTES_MAX and job.report:  # What happened is in the failure too.
+        job.report = b""
+        state = STATE_MARK + _encoder.encode(job)
+    if len(state) > STATE_BYTES_MAX:
+        raise ValueError(
+            f"the state of the job {job.run_id!r} has {len(state)} bytes; the limit is "
+            f"{STATE_BYTES_MAX}"
         )
-        self._unsaid.append(self.status)
+    return state
 
-    def rejoin(self, incarnation: int) -> None:
-        """Begin anew as another incarnation."""
-        self._restate(info=msgspec.structs.replace(self.status.info, incarnation=incarnation))
-        self._unsaid.clear()
-        self._view = None
-        self.say(NodePhase.READY, self.status.generation)
 
-    # One look at the state.
-
-    def step(self, now: float, job: Job) -> tuple[View | None, bool]:
-        """Change the job by what this node knows.
-
-        Returns what the node was answered if it is not in the job, which `keep` wants to know, and
-        whether there is anything to store.
-        """
-        rounds = self._rounds = Rounds(job)
-        self._observer.observe(now, rounds)
-        before = self._me(job)
-        if before is None:
-            answer = self._introduce(now, rounds)
-            events = []
-        else:
-            answer = None
-            events = [*self._to_say(job, before), *self._observer.judge(now, rounds)]
-            for event in events:
-                rounds.handle(now, event)
-        rounds.check()
-        me = self._me(job)
-        if me is None:
-            return answer, before is not None
-        if before is None or events or (not job.final and self._observer.is_beat_due(now)):
-            me.beat += 1
-            return None, True
-        return None, False
-
-    def keep(self, now: float, job: Job, answer: View | None) -> Outlook:
-        """Take in the job as it is stored; return how it looks."""
-        rounds = self._rounds if self._rounds and self._rounds.job is job else Rounds(job)
-        self._observer.observe(now, rounds)
-        self._kept_at = now
-        me, status = self._me(job), self.status
-        heard = status.seq  # One that is not in the job has nothing more to say to it.
-        view = answer
-        if me is not None:
-            self._observer.note_own(now, me)
-            heard = status.seq if job.final else me.seq
-            recovering = job.phase is JobPhase.RECOVERING  # All keep on until it is decided.
-            view = None if recovering else views.view_for_node(job, rounds.rank_table, me.info)
-        while self._unsaid and self._unsaid[0].seq <= heard:
-            self._unsaid.popleft()
-        if view is not None:
-            self._take(view)
-        over = job.final or me is None
-        self.standing = Outlook(self._view, heard, len(job.nodes), me is not None, over)
-        return self.standing
-
-    def next_deadline(self, now: float) -> float | None:
-        """Return when this node must look again, or None if nothing depends on it."""
-        if not self.standing.in_job or self.standing.rests:
-            return None
-        return self._observer.next_deadline(now)
-
-    # What it says.
-
-    def _me(self, job: Job) -> Node | None:
-        info = self.status.info
-        return known_as(job, info.node, info.incarnation)
-
-    def _introduce(self, now: float, rounds: Rounds) -> View | None:
-        """Say all there is to say of a node that the job does not know; return how it is received.
-
-        It may have been in the job before, and the place have lost it; the machine sees to that.
-        """
-        if self.status.phase is NodePhase.LEAVING:
-            return None
-        away_s = 0.0 if self._kept_at is None else now - self._kept_at
-        told = rounds.handle(now, msgspec.structs.replace(self.status, away_s=away_s))
-        mine = [one for one in told if one.incarnation == self.status.info.incarnation]
-        return mine[-1] if mine else None
-
-    def _to_say(self, job: Job, me: Node) -> list[Status]:
-        if job.final:
-            return []
-        unsaid = [one for one in self._unsaid if one.seq > me.seq]
-        if job.phase is JobPhase.CLOSED:  # Only the report is still waited for, or its author.
-            return [one for one in unsaid if one.failure or one.phase is NodePhase.LEAVING]
-        return unsaid
-
-    # What it is told.
-
-    def _take(self, view: View) -> None:
-        if (view.term, view.revision) < self._seen:
-            return  # A place that many machines keep may show an older state for a while.
-        self._seen = (view.term, view.revision)
-        member = view.role is NodeRole.MEMBER
-        self._restate(
-            term=view.term,
-            round_term=view.round_term if member else 0,
-            round=view.round if member else -1,
-            round_key=view.round_key if member else 0,
-            assigned_generation=view.generation if member else -1,
-            rank=view.rank if member else -1,
-            size=view.size if member else 0,
-            restarts=max(view.restarts, self.status.restarts),
-        )
-        if self._view is None or _content(view) != _content(self._view):
-            self._view = view
-
-    def _restate(self, **changes: object) -> None:
-        self.status = msgspec.structs.replace(self.status, **changes)
+def decode(state: bytes) -> Job:
+    """Return the job that was stored; raise `ValueError` if it is none of ours."""
+    if len(state) > STATE_BYTES_MAX:
+        raise ValueError(f"it has {len(state)} bytes, above the limit of {STATE_BYTES_MAX}")
+    if not state.startswith(STATE_MARK):
+        raise ValueError("it does not begin like a job of this version of Holdfast")
+    try:
+        return _decoder.decode(memoryview(state)[len(STATE_MARK) :])
+    except msgspec.MsgspecError as problem:
+        raise ValueError(str(problem)) from None
 
 
 def _content(view: View) -> View:

@@ -18,14 +18,7 @@ message, and one raised bare by a handler of the user's gets the default of its 
 
 from __future__ import annotations
 
-import time
-
 from holdfast.errors import EnvironmentProblem, HoldfastError
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from holdfast.core.coordinated_supervision import CoordinatorLost
-    from holdfast.core.protocol import View
 
 
 class RendezvousError(HoldfastError):
@@ -67,23 +60,3 @@ class RendezvousGracefulExitError(RendezvousError):
 
     exit_code = 0
     default_message = "the job is over; this node was a standby and is no longer needed"
-
-
-# What a person reads when a node waited in vain: for a place to meet, or for enough nodes.
-#
-# One line each, the same wherever nodes meet. Nothing here decides that it was in vain.
-
-
-def unreachable(what: str, gave_up: CoordinatorLost) -> str:
-    """Return what could not be reached, since when and why."""
-    since = time.strftime("%H:%M:%S", time.localtime(time.time() - gave_up.away_s))
-    why = f": {gave_up.why}" if gave_up.why else ""
-    return f"{what} could not be reached since {since} ({gave_up.away_s:.0f} s){why}"
-
-
-def too_few(view: View | None, problem: str, where: str, join_timeout_s: float) -> str:
-    """Return who was waited for, or what was in the way if this node was told nothing at all."""
-    limit = f"{join_timeout_s:g} s"
-    if view is None:
-        return f"{problem} (join_timeout: {limit})"
-    return f"{view.present} of {view.needed} nodes came to {where} within {limit} (join_timeout)"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-import time
 import weakref
 
 from holdfast import console
@@ -44,7 +43,6 @@ from holdfast.core.etcd.session import (
     SessionEvent,
 )
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import NodeRole
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import HoldfastError, UsageError
 from holdfast.etcd.settings import NAMES, EtcdSettings, parse_endpoints
@@ -52,7 +50,6 @@ from holdfast.etcd.store import EtcdStore
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
-from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
 from holdfast.wire.messages import StoreCall
 
 TYPE_CHECKING = False
@@ -496,6 +493,8 @@ class EtcdHandler(CoordinatorHandler):
     def __init__(self, params: RendezvousParameters, *, etcd: EtcdSettings | None = None) -> None:
         self._etcd = etcd or etcd_settings_of(params)
         super().__init__(params)
+        # There may be no leader just now, and the next one reads only a node's last status.
+        self.close_timeout_s = self._config.close_timeout
 
     @property
     def endpoint(self) -> str:
@@ -510,25 +509,6 @@ class EtcdHandler(CoordinatorHandler):
     def lease_s(self) -> float:
         """How long a node may be silent before it is lost; etcd counts whole seconds."""
         return float(max(2, math.ceil(self._config.lost_after_s)))
-
-    def set_closed(self) -> None:
-        """End the job for all nodes, and wait until that is decided; there need not be a job.
-
-        There may be no leader just now, and the next one reads only a node's last status.
-        """
-        super().set_closed()
-        connection = self.enter()
-        deadline = time.monotonic() + self._config.close_timeout
-        while (view := connection.view) is None or view.role is not NodeRole.CLOSED:
-            if view is not None and view.role is NodeRole.REFUSED:
-                raise RendezvousConnectionError(self.describe_refusal(view.why))
-            try:
-                self._await_news(connection, deadline)
-            except RendezvousTimeoutError:
-                raise RendezvousTimeoutError(
-                    f"the end of the job {self.get_run_id()!r} was not decided in "
-                    f"{self._config.close_timeout:g} s: {connection.problem() or 'there is no leader'}"
-                ) from None
 
     def _connect(self, info: NodeInfo, settings: JobSettings) -> EtcdConnection:
         conf, lease_s = self._config, self.lease_s

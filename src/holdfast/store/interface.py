@@ -29,6 +29,9 @@ class RoundStore(Protocol):
     def wait(self, keys: Sequence[str], timeout: timedelta, /) -> object:
         """Wait until all keys have values; raise on timeout."""
 
+    def check(self, keys: Sequence[str], /) -> bool:
+        """Return whether all keys have values."""
+
 
 class ComparingStore(Protocol):
     """A store in which many clients can change one key without losing a change."""

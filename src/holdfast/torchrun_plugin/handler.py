@@ -67,7 +67,7 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
             raise
         view = self._node.round
         assert view is not None
-        store = RoundStore(self._node, f"{view.round_term}/{view.round}/{view.generation}")
+        store = RoundStore(self._node, self._node.scope_of(view))
         point = info.bootstrap_store_info
         meeting_point = torchs.RendezvousStoreInfo(point.master_addr, point.master_port)
         return torchs.RendezvousInfo(store, info.rank, info.world_size, meeting_point)
@@ -89,8 +89,6 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
         up should not go on here.
         """
         with _as_torchs():
-            if self._node.round is not None and self._node.is_closed():
-                return 1
             return self._node.num_nodes_waiting()
 
     def shutdown(self) -> bool:
@@ -118,7 +116,7 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
 
     def _say_how(self, cause: BaseException | None) -> None:
         if isinstance(cause, ChildFailedError):
-            self._node.say_failed(_first_failure(self._node.node_id, cause))
+            self._node.report_failed(_first_failure(self._node.node_id, cause))
         elif cause is None and self._node.is_done:
             self._node.stay_while_needed()
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from torch.distributed import DistNetworkError, DistStoreError, Store
 
 from holdfast.errors import HoldfastError
-from holdfast.torchrun_plugin.node import RoundKeys, RoundOver
+from holdfast.rendezvous.polled import RoundOver
+from holdfast.torchrun_plugin.node import RoundKeys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -45,7 +46,7 @@ class RoundStore(Store):  # type: ignore[misc]
     def add(self, key: str, amount: int) -> int:
         """Add to a counter, 0 at first, and return what it is now."""
         if key.startswith(EXIT_BARRIER):
-            self._node.say_done()
+            self._node.report_done()
         with self._keys() as keys:
             return keys.add(key, amount)
 

@@ -300,7 +300,6 @@ class ClosedIsFinal(Checker):
             if after.generation != before.generation:
                 self.violated(f"{decision.job.run_id} was closed and has a new generation")
         elif after.phase is JobPhase.CLOSED:
-            self.world.job_of(decision.job.run_id).closed_by.add(decision.coordinator.number)
             self._closing(decision)
 
     def _closing(self, decision: Decision) -> None:

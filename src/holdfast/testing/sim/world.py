@@ -18,9 +18,11 @@ from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.machine import Step
 from holdfast.core.protocol import JobSettings, NodeRole
 from holdfast.core.ranks import RankOrder
-from holdfast.core.rounds import Rounds
+from holdfast.core.rounds import JobPhase, Rounds
 from holdfast.core.session import Session, SessionTimeouts
+from holdfast.core.shared_state import SharedStateSession
 from holdfast.core.values import Value
+from holdfast.testing.sim.backend_driver import BackendPlace
 from holdfast.testing.sim.checkers import (
     HOOKS,
     BudgetKept,
@@ -123,6 +125,7 @@ class Machines(Value):
     session: type[Session] = Session
     supervision: type[CoordinatedSupervision] = CoordinatedSupervision
     etcd_session: type[EtcdSession] = EtcdSession
+    shared_state: type[SharedStateSession] = SharedStateSession
 
 
 class Driver(Protocol):
@@ -160,6 +163,7 @@ class Driver(Protocol):
 DRIVERS: dict[str, Callable[[World, Random], Driver]] = {
     "coordinator": lambda world, rng: Coordinator(world, 1, rng),
     "etcd": EtcdPlace,
+    "backend": BackendPlace,
 }
 
 
@@ -363,6 +367,11 @@ class World:
             return
         decision = self.ledger.decide(coordinator, job, status)
         if decision is not None:
+            before = decision.before
+            if decision.after.phase is JobPhase.CLOSED and (
+                before is None or before.phase is not JobPhase.CLOSED
+            ):
+                self.job_of(job.run_id).closed_by.add(coordinator.number)
             self.note(coordinator, JOB_LINE, (job.run_id, job.why, decision.after))
             for hook in self._hooks["decided"]:
                 hook(decision)

@@ -1,0 +1,366 @@
+"""TorchElastic's polled interface over a connection that pushes views: `PolledHandler`.
+
+Our own agents `enter` the job and follow the views that the connection delivers. An agent that knows
+only TorchElastic's interface asks for a round (`next_rendezvous`) and polls whether it must ask for
+another (`num_nodes_waiting`); it counts restarts itself. This is that interface, once for the
+coordinator, etcd, compare-and-set backends and the torchrun plug-in; each says only how to connect.
+
+A polling agent looks after its membership only while its workers run. While it waits for other
+nodes, to agree on ranks or at the end, it does not look: a node that went meanwhile would keep it
+waiting. So a round is returned only when all of its members have come to it.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from abc import abstractmethod
+
+from holdfast import console
+from holdfast.coordinator.agent_connection import JoinRefused
+from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.protocol import NodePhase, NodeRole, View
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from holdfast.rendezvous.handler import (
+    CoordinatedRendezvousHandler,
+    RendezvousInfo,
+    RendezvousStoreInfo,
+)
+from holdfast.rendezvous.worker_store import PORTS, WorkerStore
+from holdfast.wire.limits import STORE_KEYS_MAX
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.coordinator.agent_connection import JobConnection
+    from holdfast.store.interface import RoundStore
+
+LEAVE_S = 2.0  # How long a node that leaves waits until that has arrived.
+LOOK_S = (0.005, 0.1)  # How often a wait for keys looks: often at first, then less often.
+NEWS_S = 1.0  # How long one wait for news lasts; what is not news is looked at after it.
+ANNOUNCE_S = 5.0
+"""How often a node that waits for the others repeats that it is there, since a coordinator that was
+replaced knows nothing of it."""
+ALL_HERE = "all"
+
+
+class RoundOver(Exception):
+    """The round in which something was waited for is no more; the text says why."""
+
+
+class PolledHandler(CoordinatedRendezvousHandler):
+    """The common parts of all handlers whose job is decided for all nodes."""
+
+    decider = "the coordinator"
+    """What decides for the job, as a person calls it."""
+    close_timeout_s: float | None = None
+    """How long `set_closed` waits until the job is closed; None if it does not wait."""
+    leave_timeout_s = LEAVE_S
+    announce = staticmethod(console.info)
+    """Prints how the node fares."""
+    round: View | None = None
+    """The round it is in, as it was when it began."""
+
+    def __init__(
+        self, *, backend: str, run_id: str, node_id: str, join_timeout_s: float, worker_store: bool
+    ) -> None:
+        self.node_id = node_id
+        self._backend_name = backend
+        self._run_id = run_id
+        self._join_timeout_s = join_timeout_s
+        self._workers_serve = worker_store
+        self._worker_store: WorkerStore | None = None
+        self._connection: JobConnection | None = None
+        self._stood_by = False
+        self._has_left = True  # Whether the others know of its leaving, or need not.
+        self._is_polled = False  # Whether the agent asks for rounds.
+
+    @abstractmethod
+    def _make_connection(
+        self, *, role: str, local_world_size: int, max_restarts: int, ports: tuple[int, ...]
+    ) -> JobConnection:
+        """Return a connection that is started."""
+
+    # For agents that follow views.
+
+    @property
+    def use_agent_store(self) -> bool:
+        """The agent of the first node serves the workers' store, unless rank 0 is to do so."""
+        return not self._workers_serve
+
+    @property
+    def serves_workers(self) -> bool:
+        """Whether workers of the job depend on this process."""
+        return self._worker_store is not None and self._worker_store.is_serving
+
+    @property
+    def join_timeout_s(self) -> float:
+        """How long a node waits for a round with enough nodes."""
+        return self._join_timeout_s
+
+    def enter(
+        self, *, role: str = "default", local_world_size: int = 1, max_restarts: int = 0
+    ) -> JobConnection:
+        """Join the job as a node of this shape; called again, return the same connection."""
+        if self._connection is None:
+            self._worker_store = WorkerStore(ports=PORTS, served=self.use_agent_store)
+            try:
+                self._connection = self._make_connection(
+                    role=role,
+                    local_world_size=local_world_size,
+                    max_restarts=max_restarts,
+                    ports=self._worker_store.numbers,
+                )
+            except BaseException:
+                self._worker_store.close()
+                raise
+        return self._connection
+
+    def serve_workers(self, view: View) -> None:
+        """Serve the store of the workers of a member's view, if this node is the first."""
+        assert self._worker_store is not None
+        self._worker_store.begin(view.generation, is_first=view.rank == 0)
+
+    def info_of(self, view: View) -> RendezvousInfo:
+        """Return a member's view as TorchElastic's agents know rounds."""
+        assert self._connection is not None
+        self.serve_workers(view)
+        store = self._connection.store(self.scope_of(view))
+        meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
+        return RendezvousInfo(store, view.rank, view.size, meeting_point)
+
+    def scope_of(self, view: View) -> str:
+        """Return the scope of a round's keys in the job's store."""
+        return f"{view.round_term}/{view.round}/{view.generation}"
+
+    # Messages, one line each.
+
+    def describe_timeout(self, connection: JobConnection) -> str:
+        """Return how many nodes came, or what was in the way if there never was a view."""
+        limit, view = f"{self.join_timeout_s:g} s", connection.view
+        if view is not None:
+            here = f"{view.present} of {view.needed} nodes"
+            return f"{here} came to {self.endpoint} within {limit} (join_timeout)"
+        problem = connection.problem() or f"no answer from {self._decider_at}"
+        return f"{problem} (join_timeout: {limit})"
+
+    def describe_loss(self, lost: CoordinatorLost) -> str:
+        """Return what cannot be reached, since when and why."""
+        since = time.strftime("%H:%M:%S", time.localtime(time.time() - lost.away_s))
+        why = f": {lost.why}" if lost.why else ""
+        return f"{self._decider_at} could not be reached since {since} ({lost.away_s:.0f} s){why}"
+
+    def describe_refusal(self, why: str) -> str:
+        """Return that this node cannot be in the job, and why."""
+        return f"{self.endpoint}: {why}"
+
+    @property
+    def _decider_at(self) -> str:
+        return f"{self.decider} at {self.endpoint}"
+
+    # TorchElastic's interface.
+
+    def get_backend(self) -> str:
+        """Return the name the handler was asked for by."""
+        return self._backend_name
+
+    def get_run_id(self) -> str:
+        """Return the job's id."""
+        return self._run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait until this node is in a new round, and all other members of that round too."""
+        connection = self._enter_polled()
+        while True:
+            view = self._next_round(connection)
+            info = self.info_of(view)
+            try:
+                self._await_members(connection, view)
+            except RoundOver as over:
+                console.info(f"generation {view.generation} did not begin: {over}")
+                continue
+            self.announce(
+                f"generation {view.generation}: node {view.rank} of {view.size}, round "
+                f"{view.round} ({view.why})"
+            )
+            return info
+
+    def is_closed(self) -> bool:
+        """Return whether the job is over, as far as this node was told."""
+        view = self._newest_view()
+        return view is not None and view.role is NodeRole.CLOSED
+
+    def set_closed(self) -> None:
+        """End the job for all nodes."""
+        connection = self._enter_polled()
+        connection.report(NodePhase.CLOSING, self._generation)
+        if self.close_timeout_s is None:
+            return
+        deadline = time.monotonic() + self.close_timeout_s
+        while not self.is_closed():
+            view = connection.view
+            if view is not None and view.role is NodeRole.REFUSED:
+                raise RendezvousConnectionError(self.describe_refusal(view.why))
+            if time.monotonic() >= deadline:
+                raise RendezvousTimeoutError(
+                    f"the job {self.get_run_id()!r} could not be closed in "
+                    f"{self.close_timeout_s:g} s: {connection.problem() or 'nobody decided it'}"
+                )
+            self._await_news(connection, deadline)
+
+    def num_nodes_waiting(self) -> int:
+        """Return above 0 if the workers must be started again in another round, or the job is over.
+
+        So it is when a node joined and the others have settled, when one was lost or asked for a
+        new start, and when the others went on without this node.
+        """
+        view = self._newest_view()
+        if view is None or self.round is None or not self.why_over(self.round):
+            return 0
+        return max(1, view.present - self.round.size)
+
+    def shutdown(self) -> bool:
+        """Leave the job, which goes on without this node, and release what the handler holds."""
+        connection, self._connection = self._connection, None
+        self.round, self._stood_by = None, False
+        if connection is not None:
+            self._has_left = connection.leave(self.leave_timeout_s)
+            connection.close()
+        if self._worker_store is not None:
+            self._worker_store.close()
+            self._worker_store = None
+        return True
+
+    # Waiting for a round.
+
+    def _enter_polled(self) -> JobConnection:
+        self._is_polled = True
+        return self.enter()
+
+    @property
+    def _generation(self) -> int:
+        return self.round.generation if self.round is not None else -1
+
+    def _next_round(self, connection: JobConnection) -> View:
+        """Wait for a round that this node was not in before, and report that it runs."""
+        connection.report(NodePhase.READY, self._generation)
+        deadline = time.monotonic() + self.join_timeout_s
+        while (view := connection.view) is None or not self._is_new(connection, view):
+            if not self._stood_by and time.monotonic() >= deadline:
+                error = RendezvousTimeoutError(
+                    self.describe_timeout(connection),
+                    hint="join_timeout in --rdzv-conf sets the time",
+                )
+                connection.report(NodePhase.LEAVING, self._generation)
+                raise error
+            self._await_news(connection, None if self._stood_by else deadline)
+        self.round = view
+        connection.report(NodePhase.RUNNING, view.generation)
+        return view
+
+    def _is_new(self, connection: JobConnection, view: View) -> bool:
+        match view.role:
+            case NodeRole.MEMBER:
+                self._stood_by = False
+                return view.generation > self._generation
+            case NodeRole.STANDBY:
+                if not self._stood_by:
+                    self.announce("the round is full: standing by to replace a node")
+                self._stood_by = True
+            case NodeRole.FENCED:
+                connection.rejoin()
+            case NodeRole.REFUSED:
+                raise RendezvousConnectionError(self.describe_refusal(view.why))
+            case NodeRole.CLOSED if self._stood_by:
+                raise RendezvousGracefulExitError
+            case NodeRole.CLOSED:
+                raise RendezvousClosedError(
+                    f"the job {view.run_id!r} is over: {view.why}",
+                    hint="a new job needs another --rdzv-id",
+                )
+        return False
+
+    def _await_members(self, connection: JobConnection, view: View) -> None:
+        """Wait until every member of a round is here; raise `RoundOver` if that cannot be any more.
+
+        The first node waits for all others, and they for its word that all are here.
+        """
+        if view.size == 1:
+            return
+        store = self._arrivals(connection, f"arrivals/{self.scope_of(view)}")
+        awaited = [[ALL_HERE]]
+        if view.rank == 0:
+            ranks = [str(rank) for rank in range(1, view.size)]
+            starts = range(0, len(ranks), STORE_KEYS_MAX)
+            awaited = [ranks[at : at + STORE_KEYS_MAX] for at in starts]
+        deadline = time.monotonic() + self.join_timeout_s
+        announce_at, problem = 0.0, ""
+        pause_s, pause_s_max = LOOK_S
+        while awaited:
+            over = self.why_over(view)
+            if over:
+                raise RoundOver(over)
+            now = time.monotonic()
+            if now >= deadline:
+                raise RendezvousTimeoutError(
+                    f"not all {view.size} nodes of round {view.round} came within "
+                    f"{self.join_timeout_s:g} s (join_timeout){problem}: nodes that run have to "
+                    "stop their workers first, and all have to use the same kind of agent"
+                )
+            try:
+                if now >= announce_at:
+                    store.set(str(view.rank), "")
+                    announce_at = now + ANNOUNCE_S
+                if store.check(awaited[0]):
+                    del awaited[0]
+                    continue
+            except (OSError, RuntimeError) as error:  # What stores raise, torch's included.
+                problem = f", and the store failed: {error}"
+                announce_at = 0.0
+            time.sleep(pause_s)
+            pause_s = min(pause_s_max, pause_s * 1.2)
+        if view.rank == 0:
+            store.set(ALL_HERE, "")
+
+    def _arrivals(self, connection: JobConnection, scope: str) -> RoundStore:
+        """Return the store in which nodes announce themselves; its calls should not hang for long."""
+        return connection.store(scope)
+
+    def why_over(self, round_: View) -> str:
+        """Return why a round of this node is over, or nothing while it lasts."""
+        view = self._newest_view()
+        if view is None:
+            return ""
+        lasts = view.role is NodeRole.MEMBER and view.generation == round_.generation
+        return "" if lasts else view.why or f"this node is {view.role.value} now"
+
+    # What arrives.
+
+    def _newest_view(self) -> View | None:
+        if self._connection is None:
+            return None
+        self._take(self._connection)
+        return self._connection.view
+
+    def _await_news(self, connection: JobConnection, deadline: float | None) -> None:
+        poll = select.poll()
+        poll.register(connection.fileno(), select.POLLIN)
+        rest_s = NEWS_S if deadline is None else min(NEWS_S, deadline - time.monotonic())
+        poll.poll(max(1, int(rest_s * 1000)))
+        self._take(connection)
+
+    def _take(self, connection: JobConnection) -> None:
+        for news in connection.take():
+            match news:
+                case CoordinatorLost():
+                    raise RendezvousConnectionError(self.describe_loss(news))
+                case JoinRefused(why):
+                    raise self._refusal(why)
+
+    def _refusal(self, why: str) -> RendezvousError:
+        return RendezvousConnectionError(self.describe_refusal(why))

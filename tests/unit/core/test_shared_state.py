@@ -1,0 +1,393 @@
+"""A node over compare-and-set: what the simulator does not show, or shows only by luck."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core import shared_state
+from holdfast.core.machine import InvalidEvent, Tick
+from holdfast.core.protocol import (
+    Failure,
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    View,
+)
+from holdfast.core.rounds import Job, JobPhase
+from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
+from holdfast.core.shared_state import (
+    CallFailed,
+    ReadState,
+    RefreshRequested,
+    RefuseJoin,
+    SharedStateSession,
+    StateRead,
+    StateWritten,
+    Timeouts,
+    WriteConflict,
+    WriteState,
+    decode,
+    encode,
+)
+
+READY, RUNNING, FAILED = NodePhase.READY, NodePhase.RUNNING, NodePhase.FAILED
+SUCCEEDED, LEAVING = NodePhase.SUCCEEDED, NodePhase.LEAVING
+
+
+class Cluster:
+    """A store, the nodes that use it, and a clock; calls are answered at once."""
+
+    def __init__(self, least: int = 2, most: int = 2, **timeouts: Any) -> None:
+        self.now = 0.0
+        self.settings = JobSettings(min_nodes=least, max_nodes=most, max_restarts=1, settle_s=1.0)
+        self.timeouts = Timeouts(**{"interval_s": 1.0, "lost_after_s": 5.0, **timeouts})
+        self.state: bytes | None = None
+        self.token = 0
+        self.writes = 0
+        self.nodes: list[Node] = []
+
+    def add(self, name: str = "", **more: Any) -> Node:
+        node = Node(self, name or f"n{len(self.nodes)}", len(self.nodes) + 1, **more)
+        self.nodes.append(node)
+        node.report(READY)
+        return node
+
+    @property
+    def job(self) -> Job:
+        assert self.state is not None
+        return decode(self.state)
+
+    def pass_s(self, seconds: float, *but: Node) -> None:
+        """Let time pass for all nodes but some, which are as good as dead."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + 0.1)
+            for node in self.nodes:
+                if node not in but:
+                    node.feed(Tick())
+
+
+class Node:
+    def __init__(self, cluster: Cluster, name: str, incarnation: int, **more: Any) -> None:
+        self.cluster = cluster
+        self.is_cut = False
+        self.views: list[View] = []
+        self.faults: list[object] = []
+        self.session = SharedStateSession(
+            cluster.now,
+            run_id="job",
+            info=NodeInfo(node=name, incarnation=incarnation, address=name),
+            settings=more.get("settings", cluster.settings),
+            timeouts=cluster.timeouts,
+            draw=lambda: 0.5,
+        )
+
+    @property
+    def role(self) -> NodeRole:
+        return self.views[-1].role
+
+    def report(self, phase: NodePhase, generation: int = -1, **more: Any) -> None:
+        self.feed(StatusChanged(phase, generation, **more))
+
+    def feed(self, event: Any) -> None:
+        for effect in self.session.handle(self.cluster.now, event):
+            match effect:
+                case ReadState() | WriteState():
+                    self.feed(self.answer(effect))
+                case DeliverView(view):
+                    self.views.append(view)
+                case _:
+                    self.faults.append(effect)
+
+    def answer(self, effect: ReadState | WriteState) -> Any:
+        cluster = self.cluster
+        if self.is_cut:
+            return CallFailed("no route to host")
+        if isinstance(effect, ReadState):
+            return StateRead(cluster.state, cluster.token)
+        assert effect.token == cluster.token, "nobody else wrote meanwhile"
+        cluster.state, cluster.token = effect.state, cluster.token + 1
+        cluster.writes += 1
+        return StateWritten()
+
+
+def pair(**timeouts: Any) -> tuple[Cluster, Node, Node]:
+    """Return two nodes that run their first generation."""
+    cluster = Cluster(**timeouts)
+    one, other = cluster.add(), cluster.add()
+    cluster.pass_s(0.3)
+    assert one.role is other.role is NodeRole.MEMBER
+    for node in (one, other):
+        node.report(RUNNING, 0)
+    return cluster, one, other
+
+
+def test_a_view_is_delivered_only_if_it_says_something_else() -> None:
+    cluster, one, _other = pair()
+    count = len(one.views)
+    cluster.pass_s(10.0)
+    assert len(one.views) == count
+    cluster.add()  # A standby is no news to members.
+    cluster.pass_s(3.0)
+    assert len(one.views) == count
+
+
+def test_heartbeats_are_written_once_in_an_interval_and_nothing_else() -> None:
+    cluster, *_ = pair()
+    cluster.pass_s(1.0)
+    writes = cluster.writes
+    cluster.pass_s(10.0)
+    assert 16 <= cluster.writes - writes <= 20  # Two nodes, ten seconds.
+
+
+def test_an_older_state_that_turns_up_is_ignored() -> None:
+    cluster, one, other = pair()
+    old, generation = cluster.state, one.views[-1].generation
+    other.report(FAILED, 0, failure=Failure(node="n1"))
+    cluster.pass_s(0.3)
+    assert one.views[-1].generation == generation + 1
+    newest, cluster.state = cluster.state, old
+    count = len(one.views)
+    one.feed(RefreshRequested())
+    assert len(one.views) == count
+    cluster.state = newest
+
+
+def test_statuses_of_a_row_are_stored_one_after_the_other() -> None:
+    cluster, one, other = pair()
+    one.is_cut = True
+    one.report(SUCCEEDED, 0)
+    one.report(LEAVING, 0)
+    one.is_cut = False
+    one.feed(RefreshRequested())
+    assert cluster.job.succeeded == {"n0"}, "leaving alone would have broken the round"
+    other.report(SUCCEEDED, 0)
+    assert cluster.job.outcome is JobOutcome.SUCCEEDED
+
+
+def test_only_so_many_statuses_are_kept_for_a_store_that_is_away() -> None:
+    _, one, _ = pair()
+    one.is_cut = True
+    for _ in range(shared_state.UNSTORED_MAX + 5):
+        one.report(RUNNING, 0)
+    assert len(one.session._unstored) == shared_state.UNSTORED_MAX
+
+
+def test_silent_nodes_are_lost_together_and_come_back_as_others() -> None:
+    cluster = Cluster(least=1, most=3)
+    one, *lost = (cluster.add() for _ in range(3))
+    cluster.pass_s(0.3)
+    cluster.pass_s(6.5, *lost)
+    assert (one.views[-1].size, one.views[-1].generation) == (1, 1), "one regroup for both"
+    cluster.pass_s(1.0)
+    assert lost[0].role is NodeRole.FENCED
+    lost[0].feed(Rejoined(77))
+    cluster.pass_s(2.0)
+    assert lost[0].role is NodeRole.MEMBER
+
+
+def test_a_node_that_slept_itself_accuses_nobody() -> None:
+    cluster, one, other = pair()
+    cluster.now += 60.0
+    one.feed(Tick())
+    other.feed(Tick())
+    cluster.pass_s(3.0)
+    assert one.views[-1].generation == other.views[-1].generation == 0
+
+
+def test_in_large_jobs_heartbeats_are_rarer_and_missed_later() -> None:
+    cluster = Cluster(least=1, most=100)
+    one = cluster.add()
+    job = cluster.job
+    for number in range(99):
+        known = msgspec.structs.replace(job.nodes["n0"])
+        info = msgspec.structs.replace(known.info, node=f"x{number}", incarnation=100 + number)
+        job.nodes[f"x{number}"] = msgspec.structs.replace(known, info=info)
+    cluster.state = encode(job)
+    writes = cluster.writes
+    cluster.pass_s(14.0)
+    assert cluster.writes - writes <= 4  # Every 5 s, and the wait that ended.
+    assert len(cluster.job.nodes) == 100
+    cluster.pass_s(3.0)
+    assert len(cluster.job.nodes) == 1
+    assert one.views
+
+
+def test_a_member_that_lives_but_does_not_come_is_put_out_only_where_that_is_asked_for() -> None:
+    for absent_s in (None, 60.0):
+        cluster, one, other = pair(absent_s=absent_s)
+        one.report(READY, 0)
+        cluster.pass_s(0.3)
+        one.report(RUNNING, 1)
+        cluster.pass_s(70.0)
+        assert (other.role is NodeRole.FENCED) == (absent_s is not None)
+
+
+def test_a_state_that_was_lost_is_restored_without_a_restart() -> None:
+    cluster, one, other = pair()
+    term = cluster.job.term
+    cluster.state = None
+    cluster.pass_s(2.0)
+    assert cluster.job.term > term
+    assert cluster.job.phase is JobPhase.ACTIVE
+    assert one.views[-1].generation == other.views[-1].generation == 0
+
+
+def test_nodes_that_cannot_be_in_the_job_leave_no_trace() -> None:
+    cluster, one, _ = pair()
+    settings = JobSettings(min_nodes=1, max_nodes=9)
+    writes, stranger = cluster.writes, cluster.add(settings=settings)
+    assert stranger.role is NodeRole.REFUSED
+    assert cluster.writes == writes
+    assert stranger.session.next_deadline(cluster.now) is None, "it has nothing to wait for"
+    twin = cluster.add("n0")
+    assert twin.views
+    one.feed(RefreshRequested())
+    assert one.role is NodeRole.REFUSED
+
+
+def test_a_late_node_waits_for_the_report_of_a_failure_too() -> None:
+    cluster, one, _ = pair()
+    failure = Failure(node="n0", retryable=False)
+    one.report(FAILED, 0, failure=failure)
+    late = cluster.add()
+    assert (late.role, late.views[-1].final) == (NodeRole.CLOSED, False)
+    one.report(FAILED, 0, failure=failure, report=b"all of it")
+    cluster.pass_s(1.0)
+    assert (late.views[-1].final, late.views[-1].report) == (True, b"all of it")
+    assert late.session.next_deadline(cluster.now) is None
+
+
+def test_a_node_that_only_reads_leaves_no_trace() -> None:
+    cluster = Cluster()
+    node = Node(cluster, "n0", 1)
+    node.feed(RefreshRequested())
+    assert (cluster.state, node.views, node.session.reads) == (None, [], 1)
+
+
+def test_pauses_after_conflicts_grow_and_end_with_the_first_write() -> None:
+    cluster, one, _ = pair()
+    session = one.session
+    pauses = []
+    session.handle(cluster.now, StatusChanged(SUCCEEDED, 0))
+    for _ in range(12):
+        (write,) = session.handle(cluster.now, StateRead(cluster.state, cluster.token))
+        assert isinstance(write, WriteState)
+        assert session.handle(cluster.now, WriteConflict()) == []
+        deadline = session.next_deadline(cluster.now)
+        assert deadline is not None
+        pauses.append(deadline - cluster.now)
+        cluster.now = deadline
+        assert session.handle(cluster.now, Tick()) == [ReadState()]
+    assert pauses == sorted(pauses)
+    assert pauses[0] == pytest.approx(0.001)
+    assert pauses[-1] == pytest.approx(0.5)
+
+
+def test_what_came_up_during_a_call_is_stored_right_after_it() -> None:
+    cluster, one, _ = pair()
+    session = one.session
+    session.handle(cluster.now, RefreshRequested())
+    assert session.handle(cluster.now, StatusChanged(SUCCEEDED, 0)) == []
+    (write,) = session.handle(cluster.now, StateRead(cluster.state, cluster.token))
+    assert isinstance(write, WriteState)
+    assert [change.phase for change in write.changes] == [SUCCEEDED]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_store_that_is_away_is_given_up_once_and_by_time_awake(hangs: bool) -> None:
+    cluster, one, _ = pair(away_s=30.0)
+    if hangs:
+        assert one.session.handle(cluster.now, RefreshRequested()) == [ReadState()]
+    one.is_cut = True
+    cluster.now += 1000.0  # The machine was asleep.
+    one.feed(Tick())
+    assert not one.faults
+    cluster.pass_s(26.0)
+    assert not one.faults
+    cluster.pass_s(60.0)
+    (fault,) = one.faults
+    assert isinstance(fault, GiveUp)
+    assert fault.away_s >= 30.0
+    if not hangs:
+        one.is_cut = False
+        cluster.pass_s(1.0)
+        assert not one.session.problem, "it is still tried"
+
+
+def test_nobody_is_given_up_who_is_not_asked() -> None:
+    cluster, one, other = pair(away_s=30.0)
+    for node in (one, other):
+        node.report(SUCCEEDED, 0)
+    cluster.pass_s(1.0)
+    assert one.session.next_deadline(cluster.now) is None
+    cluster.pass_s(100.0)
+    assert not one.faults
+
+
+def test_a_foreign_state_is_a_refusal_at_first_and_waited_for_later() -> None:
+    cluster = Cluster()
+    cluster.state = b"a pickle"
+    stranger = cluster.add()
+    (fault,) = stranger.faults
+    assert isinstance(fault, RefuseJoin)
+    cluster.state = encode(Job(run_id="another job"))
+    assert cluster.add().faults
+    cluster, one, _ = pair()
+    good, cluster.state = cluster.state, b"spoilt"
+    cluster.pass_s(2.0)
+    assert one.session.problem
+    assert not one.faults
+    cluster.state = good
+    cluster.pass_s(1.0)
+    assert not one.session.problem
+
+
+def test_an_answer_that_nobody_asked_for_is_invalid_and_changes_nothing() -> None:
+    cluster, one, _ = pair()
+    before = one.session.status
+    for event in (StateRead(None, None), StateWritten(), WriteConflict(), CallFailed("why")):
+        with pytest.raises(InvalidEvent):
+            one.session.handle(cluster.now, event)
+    assert one.session.status is before
+
+
+def test_the_story_has_what_changed_and_no_heartbeats() -> None:
+    cluster, one, _ = pair()
+    cluster.pass_s(1.0)
+    count = len(one.session.story)
+    cluster.pass_s(5.0)
+    assert len(one.session.story) == count
+    one.session.handle(cluster.now, StatusChanged(SUCCEEDED, 0), "n0/supervision#7")
+    *_, step = one.session.story
+    assert step.cause == "n0/supervision#7"
+
+
+# What is stored.
+
+
+def test_a_report_that_makes_the_state_too_large_is_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shared_state, "STATE_BYTES_MAX", 1_000)
+    assert decode(encode(Job(run_id="job", report=b"x" * 2_000))).report == b""
+    with pytest.raises(ValueError, match="limit is 1000"):
+        encode(Job(run_id="x" * 2_000))
+    with pytest.raises(ValueError, match="limit of 1000"):
+        decode(b"x" * 2_000)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_job_or_a_value_error(content: bytes) -> None:
+    for state in (content, shared_state.STATE_MARK + content):
+        try:
+            assert isinstance(decode(state), Job)
+        except ValueError:
+            pass

@@ -1,0 +1,427 @@
+"""The handler and its connection over a backend: real threads, one process.
+
+The decisions are tested in `tests/unit/core/test_shared_state.py` and by the simulator.
+"""
+
+from __future__ import annotations
+
+import gc
+import select
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.coordinator.agent_connection import JoinRefused
+from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.protocol import Failure, NodePhase, NodeRole, View
+from holdfast.core.rounds import Job, JobPhase
+from holdfast.core.shared_state import decode
+from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
+from holdfast.errors import UsageError
+from holdfast.rendezvous.backend import (
+    BackendConnection,
+    DynamicRendezvousHandler,
+    create_handler,
+    this_node,
+)
+from holdfast.rendezvous.config import RendezvousParameters, RendezvousTimeout
+from holdfast.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousError,
+    RendezvousGracefulExitError,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from holdfast.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from holdfast.rendezvous.handler import RendezvousInfo
+
+LONG_S = 30.0
+
+
+class Fickle(C10dRendezvousBackend):
+    """A backend that fails or hangs while it is told to."""
+
+    error: Exception | None = None
+    answer: Any = None
+
+    def __init__(self, store: MemoryStore) -> None:
+        super().__init__(store, "job")
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+
+    def get_state(self) -> Any:
+        self.goes_on.wait(LONG_S)
+        if self.error is not None:
+            raise self.error
+        return self.answer or super().get_state()
+
+
+class Cluster:
+    """Nodes of one job, each with a backend of its own on a common store."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore()
+        self.handlers: list[DynamicRendezvousHandler] = []
+        self.backends: list[Fickle] = []
+
+    def add(self, least: int, most: int, **more: Any) -> DynamicRendezvousHandler:
+        times = {"last_call": timedelta(seconds=0.02), **more.pop("times", {})}
+        self.backends.append(Fickle(self.store))
+        handler = DynamicRendezvousHandler.from_backend(
+            "job",
+            self.store,
+            self.backends[-1],
+            least,
+            most,
+            "127.0.0.1",
+            RendezvousTimeout(**times),
+            **{"keep_alive_interval": 0.1, "keep_alive_max_attempt": 100, **more},
+        )
+        handler._away_s = more.pop("away_s", LONG_S)
+        self.handlers.append(handler)
+        return handler
+
+    def job(self) -> Job:
+        """Return the job as it is stored."""
+        found = C10dRendezvousBackend(self.store, "job").get_state()
+        return decode(found[0]) if found else Job(run_id="job")
+
+    def meet(self, *handlers: DynamicRendezvousHandler) -> list[RendezvousInfo]:
+        """Have nodes join at the same time; return their rounds by rank."""
+
+        def join(one: DynamicRendezvousHandler) -> RendezvousInfo:
+            info = one.next_rendezvous()
+            while info.world_size < len(handlers):  # Others came after the last call.
+                until(one.num_nodes_waiting)
+                info = one.next_rendezvous()
+            return info
+
+        with ThreadPoolExecutor(len(handlers)) as pool:
+            infos = list(pool.map(join, handlers))
+        return sorted(infos, key=lambda info: info.rank)
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    cluster = Cluster()
+    yield cluster
+    for backend in cluster.backends:
+        backend.goes_on.set()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda one: one.shutdown(), cluster.handlers))
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for what the threads of handlers bring about."""
+    deadline = time.monotonic() + LONG_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.005)
+
+
+def in_role(handler: DynamicRendezvousHandler, role: NodeRole) -> View:
+    connection = handler.enter()
+    until(lambda: connection.view is not None and connection.view.role is role)
+    assert connection.view is not None
+    return connection.view
+
+
+# Agents that ask for rounds.
+
+
+def test_a_round_of_several_nodes_and_another_with_a_new_store_and_port(cluster: Cluster) -> None:
+    one, other = cluster.add(2, 2), cluster.add(2, 2)
+    before = cluster.meet(one, other)
+    assert [(info.rank, info.world_size) for info in before] == [(0, 2), (1, 2)]
+    before[0].store.set("key", "value")
+    assert before[1].store.get("key") == b"value"
+    with ThreadPoolExecutor() as pool:
+        restarting = pool.submit(one.next_rendezvous)
+        until(other.num_nodes_waiting)
+        after = [other.next_rendezvous(), restarting.result()]
+    assert {info.rank for info in after} == {0, 1}
+    assert not after[0].store.check(["key"])
+    ports = {info.bootstrap_store_info.master_port for info in [*before, *after]}
+    assert len(ports) == 2
+    assert one.num_nodes_waiting() == other.num_nodes_waiting() == 0
+
+
+def test_nodes_that_join_leave_or_die_are_noticed(cluster: Cluster) -> None:
+    quick = {"keep_alive_interval": 0.02, "keep_alive_max_attempt": 10}
+    first, late, dead = (cluster.add(1, 3, **quick) for _ in range(3))
+    assert first.next_rendezvous().world_size == 1
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(late.next_rendezvous)
+        until(lambda: first.num_nodes_waiting() == 1)
+        assert (first.next_rendezvous().rank, joining.result().rank) == (0, 1)
+    cluster.meet(first, late, dead)
+    dead.enter().close()  # As if its process had been killed.
+    until(first.num_nodes_waiting)
+    cluster.meet(first, late)
+    assert late.shutdown()
+    until(first.num_nodes_waiting)
+    assert not first.is_closed()
+    assert first.next_rendezvous().world_size == 1
+
+
+def test_many_nodes_at_once(cluster: Cluster) -> None:
+    infos = cluster.meet(*(cluster.add(12, 12) for _ in range(12)))
+    assert [info.rank for info in infos] == list(range(12))
+
+
+def test_closing_ends_the_job_for_all(cluster: Cluster) -> None:
+    one, other = cluster.add(2, 2), cluster.add(2, 2)
+    cluster.meet(one, other)
+    one.set_closed()
+    assert one.is_closed()
+    assert other.is_closed()
+    until(other.num_nodes_waiting)  # Its workers are of no use any more.
+    for node in (other, cluster.add(2, 2)):
+        with pytest.raises(RendezvousClosedError):
+            node.next_rendezvous()
+
+
+def test_a_job_can_be_closed_or_looked_at_before_anybody_joined(cluster: Cluster) -> None:
+    handler = cluster.add(1, 1)
+    assert not handler.is_closed()
+    assert not cluster.job().nodes
+    handler.set_closed()
+    assert handler.is_closed()
+    assert handler.num_nodes_waiting() == 0
+
+
+def test_a_standby_waits_longer_than_the_join_timeout_and_ends_well(cluster: Cluster) -> None:
+    member = cluster.add(1, 1)
+    member.next_rendezvous()
+    spare = cluster.add(1, 1, times={"join": timedelta(seconds=0.5)})
+    spare.enter()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(spare.next_rendezvous)
+        in_role(spare, NodeRole.STANDBY)
+        time.sleep(0.6)
+        assert not waiting.done()
+        member.set_closed()
+        with pytest.raises(RendezvousGracefulExitError):
+            waiting.result()
+
+
+def test_a_spare_replaces_a_node_that_leaves(cluster: Cluster) -> None:
+    params = {"settle": 0.02, "spares": 1}
+    cluster.handlers += [created(cluster.store, node_id=f"node {n}", **params) for n in range(2)]
+    one, spare = cluster.handlers
+    assert one.next_rendezvous().world_size == 1
+    spare.enter()
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(spare.next_rendezvous)
+        in_role(spare, NodeRole.STANDBY)
+        one.shutdown()
+        assert waiting.result().world_size == 1
+
+
+def test_whoever_waits_in_vain_leaves_and_says_how_many_were_there(cluster: Cluster) -> None:
+    lonely = cluster.add(2, 3, times={"join": timedelta(seconds=0.5)})
+    with pytest.raises(RendezvousTimeoutError, match="1 of 2 nodes"):
+        lonely.next_rendezvous()
+    until(lambda: not cluster.job().nodes)
+
+
+def test_a_node_started_otherwise_is_refused(cluster: Cluster) -> None:
+    cluster.add(1, 2).next_rendezvous()
+    with pytest.raises(RendezvousError, match="--nnodes 1:3"):
+        cluster.add(1, 3).next_rendezvous()
+
+
+def test_a_store_that_was_emptied_costs_no_restart(cluster: Cluster) -> None:
+    one, other = cluster.add(2, 2), cluster.add(2, 2)
+    cluster.meet(one, other)
+    assert cluster.store.delete_key("torch.rendezvous.job")
+    until(lambda: cluster.job().phase is JobPhase.ACTIVE and len(cluster.job().members) == 2)
+    assert (cluster.job().term > 1, cluster.job().generation) == (True, 0)
+    assert one.num_nodes_waiting() == other.num_nodes_waiting() == 0
+
+
+def test_shutting_down_is_final_and_can_be_repeated(cluster: Cluster) -> None:
+    handler = cluster.add(1, 1)
+    handler.next_rendezvous()
+    assert handler.shutdown()
+    assert handler.shutdown()
+    handler.set_closed()  # Nothing is left to be closed.
+    for call in (handler.next_rendezvous, handler.is_closed):
+        with pytest.raises(RendezvousClosedError):
+            call()
+
+
+def test_a_handler_that_is_forgotten_ends_its_threads(cluster: Cluster) -> None:
+    handler = cluster.add(1, 1)
+    handler.next_rendezvous()
+    connection = handler.enter()
+    assert isinstance(connection, BackendConnection)
+    threads = connection._threads
+    cluster.handlers.clear()
+    del handler, connection
+    gc.collect()
+    for thread in threads:
+        thread.join(LONG_S)
+        assert not thread.is_alive()
+
+
+# Backends that fail.
+
+
+@pytest.mark.parametrize("error", [RendezvousConnectionError("gone"), ZeroDivisionError("gone")])
+def test_a_backend_that_never_answered_is_an_error_at_once(
+    cluster: Cluster, error: Exception
+) -> None:
+    handler = cluster.add(1, 1)
+    cluster.backends[0].error = error
+    for call in (handler.next_rendezvous, handler.is_closed):
+        with pytest.raises(RendezvousConnectionError, match="gone"):
+            call()
+    assert handler.shutdown() is False
+
+
+@pytest.mark.parametrize("answer", [b"state", ("state", 1), (b"state",), (b"not ours", 1)])
+def test_an_answer_of_another_shape_is_a_state_error(cluster: Cluster, answer: Any) -> None:
+    handler = cluster.add(1, 1)
+    cluster.backends[0].answer = answer
+    with pytest.raises(RendezvousStateError):
+        handler.next_rendezvous()
+
+
+def test_a_backend_that_hangs_holds_nobody_up(cluster: Cluster) -> None:
+    soon = timedelta(seconds=0.05)
+    handler = cluster.add(1, 1, times={"join": soon, "close": soon, "heartbeat": soon})
+    cluster.backends[0].goes_on.clear()
+    for call in (handler.next_rendezvous, handler.is_closed, handler.set_closed):
+        with pytest.raises(RendezvousTimeoutError):
+            call()
+    assert handler.shutdown() is False
+
+
+def test_a_backend_that_fails_for_a_while_costs_nothing(cluster: Cluster) -> None:
+    handler = cluster.add(1, 1)
+    handler.next_rendezvous()
+    cluster.backends[0].error = RendezvousConnectionError("away")
+    until(handler.enter().problem)
+    assert handler.num_nodes_waiting() == 0
+    cluster.backends[0].error = None
+    until(lambda: not handler.enter().problem())
+    assert handler.num_nodes_waiting() == 0
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_backend_that_stays_away_is_given_up(cluster: Cluster, hangs: bool) -> None:
+    handler = cluster.add(1, 1)
+    handler._away_s = 0.3
+    handler.next_rendezvous()
+    connection = handler.enter()
+    connection.take()
+    if hangs:
+        cluster.backends[0].goes_on.clear()
+    else:
+        cluster.backends[0].error = RendezvousConnectionError("away")
+    readable, _, _ = select.select([connection.fileno()], [], [], LONG_S)
+    assert readable
+    (lost,) = connection.take()
+    assert isinstance(lost, CoordinatorLost)
+    assert lost.away_s >= 0.3
+    assert "'c10d'" in handler.describe_loss(lost)
+
+
+def test_a_foreign_state_is_a_refusal(cluster: Cluster) -> None:
+    cluster.add(1, 1)
+    cluster.backends[0].answer = (b"not ours", 1)
+    connection = cluster.handlers[0].enter()
+    select.select([connection.fileno()], [], [], LONG_S)
+    (refused,) = connection.take()
+    assert isinstance(refused, JoinRefused)
+
+
+# Agents that follow views.
+
+
+def test_agents_that_enter_get_views_with_a_store(cluster: Cluster) -> None:
+    handlers = [cluster.add(2, 2) for _ in range(2)]
+    for handler in handlers:
+        handler.enter(role="trainer", local_world_size=2, max_restarts=3)
+    infos = []
+    for handler in handlers:
+        view = in_role(handler, NodeRole.MEMBER)
+        assert (view.size, view.world_size) == (2, 4)
+        infos.append(handler.info_of(view))
+    infos[0].store.set("key", "value")
+    assert infos[1].store.get("key") == b"value"
+    assert sum(handler.serves_workers for handler in handlers) == 1
+
+
+def test_a_failure_and_its_report_reach_the_others_within_limits(cluster: Cluster) -> None:
+    one, other = cluster.add(2, 2), cluster.add(2, 2)
+    one.enter(), other.enter()
+    view = in_role(one, NodeRole.MEMBER)
+    failure = Failure(node=one.node_id, summary="x" * 10_000, retryable=False)
+    one.enter().report(NodePhase.FAILED, view.generation, failure, b"all of it")
+    until(lambda: in_role(other, NodeRole.CLOSED).final)
+    closed = in_role(other, NodeRole.CLOSED)
+    assert closed.failure is not None
+    assert len(closed.failure.summary) < 10_000
+    assert closed.report == b"all of it"
+
+
+def test_a_fenced_node_comes_again_and_hears_nothing_meant_for_the_one_before(
+    cluster: Cluster,
+) -> None:
+    handler = cluster.add(1, 1)
+    connection = handler.enter()
+    before = in_role(handler, NodeRole.MEMBER)
+    cluster.backends[0].goes_on.clear()
+    incarnation = connection.rejoin()
+    assert (connection.view, connection.take()) == (None, [])
+    cluster.backends[0].goes_on.set()
+    until(lambda: connection.view is not None)
+    assert connection.view is not None
+    assert connection.view.incarnation == incarnation != before.incarnation
+
+
+# Settings.
+
+
+def created(store: MemoryStore, **config: Any) -> DynamicRendezvousHandler:
+    params = RendezvousParameters("c10d", "", "job", 1, 3, "10.0.0.1", **config)
+    return create_handler(store, C10dRendezvousBackend(store, "job"), params)
+
+
+def test_settings_come_from_the_parameters() -> None:
+    handler = created(MemoryStore(), join_timeout="7.5", settle=2, keep_alive_interval=3)
+    settings = handler.settings
+    assert settings.timeout.join == timedelta(seconds=7.5)
+    assert settings.timeout.last_call == timedelta(seconds=2)
+    assert settings.timeout.close == timedelta(seconds=30)
+    assert settings.keep_alive_interval == timedelta(seconds=3)
+    assert settings.keep_alive_max_attempt == 5
+
+
+@pytest.mark.parametrize(
+    ("run_id", "least", "most", "interval"),
+    [("", 1, 1, 1), ("job", 0, 1, 1), ("job", 2, 1, 1), ("job", 1, 1, 0)],
+)
+def test_what_no_job_can_have_is_refused(run_id: str, least: int, most: int, interval: int) -> None:
+    with pytest.raises(UsageError):
+        DynamicRendezvousHandler.from_backend(
+            run_id, None, Fickle(MemoryStore()), least, most, keep_alive_interval=interval
+        )
+
+
+def test_nodes_have_names_of_their_own() -> None:
+    one, other = this_node("10.0.0.1"), this_node("10.0.0.1")
+    assert one.address == other.address == "10.0.0.1"
+    assert one.node != other.node
+    assert this_node(None).address == this_node(None).host
