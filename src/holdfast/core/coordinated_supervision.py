@@ -155,11 +155,9 @@ class CoordinatedSupervision(Supervision):
 
     def _exited(self, event: WorkerExited) -> list[Effect]:
         effects = super()._exited(event)
-        return (
-            [ReportStatus(NodePhase.FAILED, self.generation), *effects]
-            if event.failed
-            else [*effects]
-        )
+        if event.failed:
+            effects = [ReportStatus(NodePhase.FAILED, self.generation), *effects]
+        return effects
 
     def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
         return [ReportStatus(NodePhase.FAILED, self.generation), *super()._unhealthy(event)]

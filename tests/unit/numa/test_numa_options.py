@@ -26,7 +26,7 @@ LENIENT = NumaOptions(AffinityMode.NODE, should_fall_back_if_binding_fails=True)
 @pytest.fixture(autouse=True)
 def all_cpus_and_gpus_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(16)))
-    monkeypatch.setattr(binding, "_said", set())
+    monkeypatch.setattr(binding, "_logged", set())
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
         monkeypatch.delenv(name, raising=False)
 
