@@ -1,10 +1,9 @@
-"""Accepting connections, so that those who never finish a handshake do no harm to the others.
+"""Admission: connections that never finish their handshake do no harm to the others.
 
 At most `HALF_OPEN_MAX` connections may be in their handshake. When one more comes, the oldest has
-to go, but not before it had `HALF_OPEN_MIN_S`: until then, or until another is through, nothing
-more is accepted, and newcomers wait in the kernel's queue. So a thousand agents that come at once
-are all served, and thousands of connections that stay silent delay an honest one by no more than
-that.
+to go, but not before it had `HALF_OPEN_MIN_S`: until then, or until another is done, nothing more
+is accepted, and newcomers wait in the kernel's queue. So a thousand agents that come at once are
+all served, and thousands of connections that stay silent delay an honest one by no more than that.
 
 asyncio's own way to accept takes as many connections in one go as the queue may hold, before it
 reads from any of them; that is why it is not used here.
@@ -27,27 +26,27 @@ if TYPE_CHECKING:
 HALF_OPEN_MAX = 1024
 HALF_OPEN_MIN_S = 1.0
 HANDSHAKE_S = 10.0
-AT_ONCE_MAX = 64  # Accepted in one go; then it is the turn of those who are connected already.
-NO_ROOM_S = 0.2  # The wait when this process has no descriptor left.
+ACCEPTED_AT_ONCE_MAX = 64  # Then it is the turn of those who are connected already.
+NO_DESCRIPTOR_S = 0.2  # The pause when this process has no descriptor left.
 
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EAGAIN, errno.EINTR)
 
 
 class Acceptor:
-    """Turns connections that wait at a listening socket into peers, one handshake limit for all."""
+    """Accepts connections at a listening socket, under one limit of unfinished handshakes."""
 
     def __init__(
         self,
         listener: socket.socket,
         make_peer: Callable[[str, str], ServerConnection],
-        no_room: Callable[[str], None],
+        on_error: Callable[[str], None],
         *,
         half_open_max: int = HALF_OPEN_MAX,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
         self._listener = listener
         self._make_peer = make_peer
-        self._no_room = no_room
+        self._on_error = on_error
         self._half_open_max = half_open_max
         self._handshake_s = handshake_s
         self._half_open: dict[ServerConnection, float] = {}  # Since when, the oldest first.
@@ -62,12 +61,12 @@ class Acceptor:
         return len(self._half_open)
 
     def finished(self, peer: ServerConnection) -> None:
-        """Take note that a peer is through, or gone: there is room for another."""
+        """Note that a handshake is done, or its connection gone: there is room for another."""
         if self._half_open.pop(peer, None) is not None and self._full:
             self._resume_now()
 
     def sweep(self, now: float) -> None:
-        """Close those whose time for the handshake is over."""
+        """Close connections whose time for the handshake is over."""
         while self._half_open:
             peer, since = next(iter(self._half_open.items()))
             if now - since < self._handshake_s:
@@ -92,14 +91,14 @@ class Acceptor:
             task.cancel()
 
     def spawn(self, work: asyncio._CoroutineLike[object]) -> None:
-        """Do something beside everything else, for as long as connections are accepted."""
+        """Run a task for as long as connections are accepted."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     def _accept(self) -> None:
         now = self._loop.time()
-        for _ in range(AT_ONCE_MAX):
+        for _ in range(ACCEPTED_AT_ONCE_MAX):
             if not self._has_room(now):
                 return
             try:
@@ -109,8 +108,8 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _GONE:
                     continue
-                self._no_room(error.strerror or str(error))
-                self._pause(NO_ROOM_S)
+                self._on_error(error.strerror or str(error))
+                self._pause(NO_DESCRIPTOR_S)
                 return
             connection.setblocking(False)  # noqa: FBT003 (the name says it)
             try:
@@ -128,7 +127,7 @@ class Acceptor:
         except BaseException as error:
             connection.close()
             self.finished(peer)
-            if not isinstance(error, OSError):  # It went away before it was here.
+            if not isinstance(error, OSError):  # An `OSError`: the client has gone already.
                 raise
 
     def _has_room(self, now: float) -> bool:
@@ -140,7 +139,7 @@ class Acceptor:
             self._pause(since + HALF_OPEN_MIN_S - now)
             return False
         del self._half_open[oldest]
-        oldest.reject("it did not finish its handshake, and others want to connect")
+        oldest.reject("unfinished handshake, and others want to connect")
         return True
 
     def _pause(self, delay_s: float) -> None:

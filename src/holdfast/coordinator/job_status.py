@@ -1,4 +1,4 @@
-"""What a coordinator answers when somebody asks how its jobs are."""
+"""The state of a coordinator's jobs, as a client may ask for it."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from holdfast.core.rounds import Rounds
 
 
-def answer_frame(hosting: CoordinatorMachine, query: StatusRequest) -> bytes:
-    """Return the answer to a query as it is sent; without the nodes if it would be too large."""
-    chosen = [rounds for run_id, rounds in hosting.jobs.items() if query.run_id in ("", run_id)]
+def reply_frame(machine: CoordinatorMachine, request: StatusRequest) -> bytes:
+    """Return the frame of a reply; without the nodes if it would be too large."""
+    chosen = [rounds for run_id, rounds in machine.jobs.items() if request.run_id in ("", run_id)]
     try:
-        answer = StatusReply(id=query.id, jobs=[summary_of(rounds) for rounds in chosen])
-        return encode_frame(answer, STATUS_FRAME_BYTES_MAX)
+        reply = StatusReply(id=request.id, jobs=[summary_of(rounds) for rounds in chosen])
+        return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
     except FrameTooLarge:
         jobs = [summary_of(rounds, brief=True) for rounds in chosen]
-        return encode_frame(StatusReply(id=query.id, jobs=jobs), STATUS_FRAME_BYTES_MAX)
+        return encode_frame(StatusReply(id=request.id, jobs=jobs), STATUS_FRAME_BYTES_MAX)
 
 
 def summary_of(rounds: Rounds, *, brief: bool = False) -> JobSummary:
-    """Return a job as a person wants to see it; `brief` leaves out its nodes and its history."""
+    """Return the state of a job; `brief` leaves out its nodes and its history."""
     job = rounds.job
     return JobSummary(
         run_id=job.run_id,

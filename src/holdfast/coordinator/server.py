@@ -1,11 +1,11 @@
-"""The coordinator as a server: it moves bytes between nodes and the machine that decides.
+"""The coordinator as a server: it moves messages between nodes and the machine that decides.
 
-All decisions about jobs are `core.coordinator`'s, so this has no opinion about any message: it finds
-out who speaks, hands on what was said, and sends each answer over the newest connection of the
-node it is for. What is sent to one node at one moment goes out in one write.
+All decisions about jobs are `core.coordinator`'s. The server finds out which node a message is
+from, hands it on, and sends each answer over the newest connection of the node it is for. What is
+sent to one node in one turn of the loop goes out in one write.
 
 Use: in a running loop, `CoordinatorServer(listener, ...)` serves at once; `drain` before the end
-lets nodes hear how their job ended; `stop` closes everything. Nothing here blocks or raises for
+lets nodes receive how their job ended; `stop` closes everything. Nothing here blocks or raises for
 what a peer does: a peer that misbehaves loses its own connection.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 
 from holdfast import console
 from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
-from holdfast.coordinator.job_status import answer_frame
+from holdfast.coordinator.job_status import reply_frame
 from holdfast.coordinator.kv import JobStores
 from holdfast.coordinator.server_connection import READ_BYTES, NodeKey, ServerConnection
 from holdfast.core.coordinator import ConnectionClosed, CoordinatorMachine, StatusReceived
@@ -41,10 +41,15 @@ if TYPE_CHECKING:
 
 CONNECTIONS_MAX = 65_536
 SPARE_DESCRIPTORS = 128  # What this process needs besides connections.
-IDLE_S = 300.0  # A node speaks every second; a connection that is silent for so long is dead.
+IDLE_S = 300.0  # Nodes send a heartbeat every second; a connection silent for so long is dead.
 SWEEP_S = 30.0
 STOP_S = 1.0  # For what is still to be sent when the server stops.
 WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
+FAILURE_TURNS = 5
+"""How many turns of the loop a reported failure waits. Workers fail because of another node's loss;
+its connection ended before, but the loop may read the failure first, and the wrong node would be
+blamed. An end is read in the first turn and reported in the next; below TLS each takes one more.
+One to be sure. It costs microseconds."""
 GOING = "the coordinator is going away"
 
 
@@ -67,7 +72,7 @@ class CoordinatorServer:
         warn: Callable[[str], None] = console.warning,
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self.hosting = CoordinatorMachine(
+        self.machine = CoordinatorMachine(
             self._loop.time(),
             silence_s=silence_s,
             grace_s=grace_s,
@@ -75,8 +80,8 @@ class CoordinatorServer:
             name=f"{os.uname().nodename}-{os.getpid()}",
         )
         self.read_buffer = memoryview(bytearray(READ_BYTES))
-        self._keys = JobStores()
-        self._failures = FailuresLast(self._loop, self._take_in)
+        self._stores = JobStores()
+        self._failures: dict[NodeKey, tuple[ServerConnection, Status]] = {}
         self._token = token
         self._tls = tls
         self._on_change = on_change
@@ -90,7 +95,7 @@ class CoordinatorServer:
         self._handshake_s = handshake_s
         self._peers: set[ServerConnection] = set()
         self._by_key: dict[NodeKey, ServerConnection] = {}
-        self._told_end: set[NodeKey] = set()
+        self._knows_end: set[NodeKey] = set()
         self._to_flush: list[ServerConnection] = []
         self._changed: set[str] = set()
         self._last_line: dict[str, str] = {}
@@ -98,12 +103,12 @@ class CoordinatorServer:
         self._timer: asyncio.TimerHandle | None = None
         self._swept_at = self._loop.time()
         self._warned_at = -WARNINGS_S
-        self._unsaid = 0
+        self._not_shown = 0
         self._gone = asyncio.Event()
         self._acceptor = Acceptor(
             listener,
             self._make_peer,
-            lambda why: self._complain(f"cannot accept a connection: {why}"),
+            lambda why: self._warn_rarely(f"cannot accept a connection: {why}"),
             half_open_max=half_open_max,
             handshake_s=handshake_s,
         )
@@ -113,113 +118,124 @@ class CoordinatorServer:
         """How many connections there are, unfinished ones included."""
         return len(self._peers)
 
-    # What peers tell.
+    # For connections.
 
     def connected(self, peer: ServerConnection) -> None:
-        """Take note of a new peer."""
         peer.heard_at = self._loop.time()
         self._peers.add(peer)
         if self._tls is not None:
             self._acceptor.spawn(peer.begin_tls(self._tls, self._handshake_s))
         else:
             peer.use()
-        self._soon()
+        self._batch_soon()
 
     def admits(self, peer: ServerConnection) -> bool:
-        """Take note that a peer finished the handshake; return false if it was turned away."""
+        """Count a connection whose handshake is done; return False if there are too many."""
         self._acceptor.finished(peer)
         if len(self._peers) - len(self._acceptor) > self._connections_max:
             peer.reject(self._no_more, refusal(self._no_more, permanent=False))
             return False
         return True
 
-    def said(self, peer: ServerConnection, message: Message) -> None:
-        """Take in what a peer says."""
+    def received(self, peer: ServerConnection, message: Message) -> None:
         now = peer.heard_at = self._loop.time()
         kind = type(message)
         if kind is Heartbeat or kind is Status:
-            self._heard(peer, message)  # type: ignore[arg-type]
+            self._received_from_node(peer, message)  # type: ignore[arg-type]
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
         elif kind is StatusRequest:
-            if peer.owes_answer:  # A short question can bring a long one.
-                peer.reject("it asks again before it has taken the answer")
+            if peer.owes_reply:  # A short request can bring a long reply.
+                peer.reject("it asks again before it has read the reply")
             else:
-                peer.post_answer(answer_frame(self.hosting, message))  # type: ignore[arg-type]
+                peer.post_reply(reply_frame(self.machine, message))  # type: ignore[arg-type]
         elif kind is Goodbye:
             peer.close()
         else:
-            raise BadMessage(f"a {kind.__name__} is nothing to say to a coordinator")
+            raise BadMessage(f"a coordinator takes no {kind.__name__}")
 
     def wants_flush(self, peer: ServerConnection) -> None:
-        """Write out a peer's messages at the end of this batch."""
         self._to_flush.append(peer)
-        self._soon()
+        self._batch_soon()
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
-        """Say in one line that a peer was closed, but not for every one of a flood."""
-        self._complain(f"closed a connection from {peer.address}: {quoted(why, WHY_CHARS_MAX)}")
+        self._warn_rarely(f"closed a connection from {peer.address}: {quoted(why, WHY_CHARS_MAX)}")
 
     def disconnected(self, peer: ServerConnection) -> None:
-        """Forget a peer; its node is lost soon if it does not come back."""
+        """Forget a connection; its node is lost soon if it does not come back."""
         self._peers.discard(peer)
         self._acceptor.finished(peer)
-        self._keys.forget_caller(peer)
+        self._stores.forget_caller(peer)
         key = peer.key
         if key is not None and self._by_key.get(key) is peer:
             del self._by_key[key]
-            if peer.told_end:
-                self._told_end.add(key)
-            self._failures.release(key)
-            self._send(self.hosting.handle(self._loop.time(), ConnectionClosed(*key)))
+            if peer.knows_end:
+                self._knows_end.add(key)
+            self._release_failure(key)  # What it reported came before that.
+            self._send(self.machine.handle(self._loop.time(), ConnectionClosed(*key)))
         self._gone.set()
-        self._soon()
+        self._batch_soon()
 
     # Nodes.
 
-    def _heard(self, peer: ServerConnection, message: Status | Heartbeat) -> None:
+    def _received_from_node(self, peer: ServerConnection, message: Status | Heartbeat) -> None:
         if type(message) is Heartbeat:
             key = (message.run_id, message.node, message.incarnation)
         else:
             assert type(message) is Status
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
-            self._speaks_for(peer, key)
+            self._bind_node(peer, key)
         if type(message) is Status:
             if message.phase is NodePhase.FAILED:
-                self._failures.hold(peer, key, message)
+                self._failures[key] = (peer, message)
+                self._hold_failure(key, message, FAILURE_TURNS)
                 return
-            self._failures.forget(key)
-        self._take_in(peer, key, message)
+            self._failures.pop(key, None)  # It has reported something newer since.
+        self._decide(peer, key, message)
 
-    def _take_in(self, peer: ServerConnection, key: NodeKey, message: Status | Heartbeat) -> None:
+    def _hold_failure(self, key: NodeKey, status: Status, turns: int) -> None:
+        """Hand a failure on once everything else that has arrived has been read."""
+        if key not in self._failures or self._failures[key][1] is not status:
+            return
+        if turns > 0:
+            self._loop.call_soon(self._hold_failure, key, status, turns - 1)
+        else:
+            self._release_failure(key)
+
+    def _release_failure(self, key: NodeKey) -> None:
+        held = self._failures.pop(key, None)
+        if held is not None:
+            self._decide(held[0], key, held[1])
+
+    def _decide(self, peer: ServerConnection, key: NodeKey, message: Status | Heartbeat) -> None:
         if peer.is_remote:
             self._locate(peer, key[0])
         now = self._loop.time()
         if isinstance(message, Status):
-            answers = self.hosting.handle(now, StatusReceived(message, peer.address))
+            answers = self.machine.handle(now, StatusReceived(message, peer.address))
         else:
-            answers = self.hosting.handle(now, message)
+            answers = self.machine.handle(now, message)
         if peer.is_remote:
             self._locate(peer, key[0])  # The job may be a new one.
         self._send(answers)
-        self._soon()
+        self._batch_soon()
 
-    def _speaks_for(self, peer: ServerConnection, key: NodeKey) -> None:
+    def _bind_node(self, peer: ServerConnection, key: NodeKey) -> None:
         """Answer a node from now on over this connection, and over no older one."""
         if peer.key is not None and self._by_key.get(peer.key) is peer:
             del self._by_key[peer.key]
         older = self._by_key.get(key)
         self._by_key[key] = peer
         peer.key = key
-        self._told_end.discard(key)
+        self._knows_end.discard(key)
         if older is not None:
             older.key = None
             older.close(encode_frame(Goodbye(why="the node has a newer connection")))
 
     def _locate(self, peer: ServerConnection, run_id: str) -> None:
         """Note under which address nodes of other hosts see this one, before it is needed."""
-        rounds = self.hosting.jobs.get(run_id)
+        rounds = self.machine.jobs.get(run_id)
         if rounds is not None and not rounds.job.coordinator_address:
             rounds.job.coordinator_address = peer.local_address
 
@@ -232,7 +248,7 @@ class CoordinatorServer:
                 if peer is None:
                     continue
                 if answer.role is NodeRole.CLOSED and answer.final:
-                    peer.told_end = True
+                    peer.knows_end = True
                 peer.post(encode_frame(_sendable(answer)))
             elif peer is not None:
                 peer.post(encode_frame(answer))
@@ -240,21 +256,21 @@ class CoordinatorServer:
     # The store.
 
     def _store_call(self, now: float, peer: ServerConnection, call: StoreCall) -> None:
-        if call.run_id not in self.hosting.jobs:
+        if call.run_id not in self.machine.jobs:
             why = f"there is no job {quoted(call.run_id)!r} here"
             peer.post(encode_frame(StoreResult(id=call.id, ok=False, why=why)))
             return
-        self._answer_calls(self._keys.call(now, peer, call))
-        self._soon()
+        self._answer_calls(self._stores.call(now, peer, call))
+        self._batch_soon()
 
     def _answer_calls(self, answers: Iterable[tuple[object, StoreResult]]) -> None:
         for peer, result in answers:
             assert isinstance(peer, ServerConnection)
             peer.post(encode_frame(result))
 
-    # What time brings.
+    # Batches and timers.
 
-    def _soon(self) -> None:
+    def _batch_soon(self) -> None:
         """End this batch once everything that is ready now has been read."""
         if self._batch is None:
             self._batch = self._loop.call_soon(self._end_batch)
@@ -265,15 +281,15 @@ class CoordinatorServer:
         for peer in peers:
             peer.flush()
         if self._on_change is not None:
-            self._tell_changes(self._on_change)
+            self._report_changes(self._on_change)
         self._changed.clear()
         self._schedule()
 
     def _schedule(self) -> None:
         now = self._loop.time()
         deadlines = [
-            self.hosting.next_deadline(now),
-            self._keys.next_deadline(),
+            self.machine.next_deadline(now),
+            self._stores.next_deadline(),
             self._acceptor.next_deadline(),
             self._swept_at + SWEEP_S if self._peers else None,
         ]
@@ -291,43 +307,43 @@ class CoordinatorServer:
         self._timer = None
         now = self._loop.time()
         self._acceptor.sweep(now)
-        self._send(self.hosting.handle(now, TICK))
-        self._answer_calls(self._keys.tick(now))
-        self._answer_calls(self._keys.keep_only(self.hosting.jobs))
+        self._send(self.machine.handle(now, TICK))
+        self._answer_calls(self._stores.tick(now))
+        self._answer_calls(self._stores.keep_only(self.machine.jobs))
         if now - self._swept_at >= SWEEP_S:
             self._swept_at = now
             self._close_idle(now)
-            jobs = self.hosting.jobs
-            self._told_end = {key for key in self._told_end if key[0] in jobs}
+            jobs = self.machine.jobs
+            self._knows_end = {key for key in self._knows_end if key[0] in jobs}
             self._last_line = {one: line for one, line in self._last_line.items() if one in jobs}
         self._gone.set()
-        self._soon()
+        self._batch_soon()
 
     def _close_idle(self, now: float) -> None:
         for peer in [one for one in self._peers if now - one.heard_at >= IDLE_S]:
             if peer.closed:
-                peer.abort()  # It was closed with something still to be sent, which nobody took.
+                peer.abort()  # It was closed with something still to be sent, which nobody read.
             else:
                 peer.reject(f"nothing came for {IDLE_S:g} s")
 
-    def _tell_changes(self, tell: Callable[[str, str], None]) -> None:
+    def _report_changes(self, report: Callable[[str, str], None]) -> None:
         for run_id in self._changed:
-            rounds = self.hosting.jobs.get(run_id)
+            rounds = self.machine.jobs.get(run_id)
             if rounds is None or not rounds.history:
                 self._last_line.pop(run_id, None)
                 continue
             line = rounds.history[-1]
             if self._last_line.get(run_id) is not line:
                 self._last_line[run_id] = line
-                tell(run_id, line)
+                report(run_id, line)
 
-    def _complain(self, what: str) -> None:
+    def _warn_rarely(self, what: str) -> None:
         now = self._loop.time()
         if now - self._warned_at < WARNINGS_S:
-            self._unsaid += 1
+            self._not_shown += 1
             return
-        more = f" ({self._unsaid} more like this were not shown)" if self._unsaid else ""
-        self._warned_at, self._unsaid = now, 0
+        more = f" ({self._not_shown} more like this were not shown)" if self._not_shown else ""
+        self._warned_at, self._not_shown = now, 0
         self._warn(f"coordinator: {what}{more}")
 
     # The end.
@@ -336,13 +352,13 @@ class CoordinatorServer:
         """Return how many nodes are connected whose job is another and goes on."""
         going = {
             one
-            for one, rounds in self.hosting.jobs.items()
+            for one, rounds in self.machine.jobs.items()
             if one != run_id and rounds.job.phase is not JobPhase.CLOSED
         }
         return sum(key[0] in going for key in self._by_key)
 
     async def drain(self, limit_s: float) -> bool:
-        """Wait until all nodes of jobs that are over know it and are gone; return whether so."""
+        """Wait until all nodes of jobs that are over know it and are gone; return whether they are."""
         deadline = self._loop.time() + limit_s
         while not self._drained():
             self._gone.clear()
@@ -356,22 +372,22 @@ class CoordinatorServer:
         return True
 
     def _drained(self) -> bool:
-        for run_id, rounds in self.hosting.jobs.items():
+        for run_id, rounds in self.machine.jobs.items():
             job = rounds.job
             if job.phase is not JobPhase.CLOSED:
                 continue
             for node in job.nodes.values():
                 key = (run_id, node.info.node, node.info.incarnation)
-                if key in self._by_key or key not in self._told_end:
+                if key in self._by_key or key not in self._knows_end:
                     return False
         return True
 
     async def stop(self) -> None:
-        """Say goodbye to all, and close everything."""
+        """Send a goodbye to all, and close everything."""
         self._acceptor.close()
-        last_words = encode_frame(Goodbye(why=GOING))
+        goodbye = encode_frame(Goodbye(why=GOING))
         for peer in tuple(self._peers):
-            peer.close(last_words)
+            peer.close(goodbye)
         deadline = self._loop.time() + STOP_S
         while self._peers and self._loop.time() < deadline:
             self._gone.clear()
@@ -400,52 +416,3 @@ def _sendable(view: View) -> View:
 def _descriptors_max() -> int:
     """Return how many connections this process may have, unfinished ones included."""
     return max(16, descriptor_limit() - SPARE_DESCRIPTORS)
-
-
-# Failures that nodes have told of wait until everything else that has come has been read.
-#
-# Workers fail of the loss of another node's. Its connection ended before, but the loop may read
-# the
-# failure first, and the wrong node would be blamed. So a failure is handed on after some turns of
-# the
-# loop, each of which reads what is there: that costs microseconds, and waits for nobody.
-
-
-TURNS = 5
-"""An end is read in the first, told in the next; below TLS each takes one more. One to be sure."""
-
-
-class FailuresLast:
-    """The newest failure of each node, for a few turns of the loop."""
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        hand_on: Callable[[ServerConnection, NodeKey, Status], None],
-    ) -> None:
-        self._loop = loop
-        self._hand_on = hand_on
-        self._held: dict[NodeKey, tuple[ServerConnection, Status]] = {}
-
-    def hold(self, peer: ServerConnection, key: NodeKey, status: Status) -> None:
-        """Hand on a failure a little later, in place of the one before if that is still here."""
-        self._held[key] = (peer, status)
-        self._turn(key, status, TURNS)
-
-    def forget(self, key: NodeKey) -> None:
-        """The node has said something newer since."""
-        self._held.pop(key, None)
-
-    def release(self, key: NodeKey) -> None:
-        """The node's connection has ended: what it said came before that."""
-        held = self._held.pop(key, None)
-        if held is not None:
-            self._hand_on(held[0], key, held[1])
-
-    def _turn(self, key: NodeKey, status: Status, turns: int) -> None:
-        if key not in self._held or self._held[key][1] is not status:
-            return
-        if turns > 0:
-            self._loop.call_soon(self._turn, key, status, turns - 1)
-        else:
-            self.release(key)

@@ -5,9 +5,9 @@
     accepted ── TLS, if there is ──► HANDSHAKE ── token proven ──► OPEN ──► closed
                                         └── too slow, garbage, no room ──────┘
 
-The one thing to know: nothing a peer does can hold up another. What it sends is read in pieces,
-into a buffer that all peers share, so an idle one costs next to nothing; what it does not read is
-kept up to a limit, and then it is dropped. It knows nothing of jobs.
+Nothing a peer does can hold up another. What it sends is read in pieces, into a buffer that all
+connections share, so an idle one costs next to nothing; what it does not read is kept up to a
+limit, and then it is dropped. It knows nothing of jobs.
 """
 
 from __future__ import annotations
@@ -35,64 +35,61 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 """OpenSSL's reasons for a client that began with something else than TLS."""
 TLS_RECORD = 0x16  # The first byte of a TLS client.
 SPEAK_TLS = "it speaks TLS and this side does not (set tls_ca here)"
-SPEAK_PLAIN = "it speaks no TLS"
+SPEAK_PLAIN = "it does not speak TLS"
 
 NodeKey = tuple[str, str, int]
-"""Run id, node and incarnation: whom a peer speaks for."""
+"""Run id, node and incarnation: which node a connection is for."""
 
 
 class ConnectionOwner(Protocol):
-    """What a peer asks of the server it belongs to."""
+    """What a connection needs of the server it belongs to."""
 
     read_buffer: memoryview
 
-    def connected(self, peer: ServerConnection) -> None:
-        """Take note of a new peer."""
+    def connected(self, peer: ServerConnection) -> None: ...
 
     def admits(self, peer: ServerConnection) -> bool:
-        """Take note that a peer finished the handshake; return false if it was turned away."""
+        """Return whether a connection whose handshake is done may stay; if not, it was closed."""
 
-    def said(self, peer: ServerConnection, message: Message) -> None:
-        """Take in what a peer that finished the handshake says."""
+    def received(self, peer: ServerConnection, message: Message) -> None: ...
 
     def wants_flush(self, peer: ServerConnection) -> None:
         """Call `flush` soon."""
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
-        """Take note that a peer was closed for what it sent, or did not read."""
+        """Note that a connection was closed for what it sent, or did not read."""
 
-    def disconnected(self, peer: ServerConnection) -> None:
-        """Take note that a peer is gone."""
+    def disconnected(self, peer: ServerConnection) -> None: ...
 
 
 class ServerConnection(asyncio.BufferedProtocol):
     """One connection; the server owns it."""
 
     __slots__ = (
-        "_answer_end", "_handshake", "_host", "_out", "_out_bytes", "_posted_bytes", "_raw",
-        "_reader", "_started", "_transport", "address", "closed", "heard_at", "is_remote", "key",
-        "local_address", "told_end",
+        "_handshake", "_out", "_out_bytes", "_owner", "_posted_bytes", "_raw", "_reader",
+        "_reply_end", "_started", "_transport", "address", "closed", "heard_at", "is_remote", "key",
+        "knows_end", "local_address",
     )  # fmt: skip
 
     def __init__(
-        self, host: ConnectionOwner, token: bytes | None, address: str, local_address: str
+        self, owner: ConnectionOwner, token: bytes | None, address: str, local_address: str
     ) -> None:
         self.address = address
         self.is_remote = not addresses.is_loopback(address)
         self.local_address = local_address
         self.key: NodeKey | None = None
         self.heard_at = 0.0
-        self.told_end = False
+        self.knows_end = False
         """Whether it was sent the last view there is of its job."""
         self.closed = False
-        self._host = host
+        self._owner = owner
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
         self._handshake: ServerHandshake | None = ServerHandshake(token)
         self._started = False
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._posted_bytes = 0  # All that ever were.
-        self._answer_end = 0  # How many were posted when the last large answer was.
+        self._reply_end = 0  # How many were posted when the last large reply was.
         self._raw: asyncio.Transport | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -101,64 +98,62 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Whether the handshake is done and the connection still there."""
         return self._handshake is None and not self.closed
 
-    # What asyncio calls.
+    # For asyncio, and TLS.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the connection, which may still have to become a TLS one."""
         assert isinstance(transport, asyncio.Transport)
         self._raw = transport
         transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
         if self.closed:
             transport.abort()
             return
-        self._host.connected(self)
+        self._owner.connected(self)
 
     def use(self, transport: asyncio.Transport | None = None) -> None:
-        """Begin to talk, over TLS if a transport for that is given."""
+        """Begin to send, over TLS if a transport for that is given."""
         self._transport = transport or self._raw
         if transport is not None:
             transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
         self.flush()
 
     async def begin_tls(self, context: ssl.SSLContext, limit_s: float) -> None:
-        """Make the connection a TLS one, then talk."""
+        """Make this a TLS connection, then begin to send."""
         raw = self._raw
         assert raw is not None
         raw.pause_reading()
         loop = asyncio.get_running_loop()
-        twin = _twin(raw)  # asyncio closes its own without a word when the handshake fails.
+        twin = _duplicate(raw)  # asyncio closes its own silently when the handshake fails.
         try:
             transport = await loop.start_tls(
                 raw, self, context, server_side=True, ssl_handshake_timeout=limit_s
             )
         except asyncio.CancelledError:  # The server stops.
             self.abort()
-            self._host.disconnected(self)
+            self._owner.disconnected(self)
             raise
         except Exception as error:  # noqa: BLE001 (asyncio has more to raise than it says)
             self.reject(explain_failure(error))
-            self._host.disconnected(self)  # Of one that was reset, asyncio does not tell us.
+            self._owner.disconnected(self)  # asyncio does not report one that was reset.
             if twin is not None and getattr(error, "reason", None) in NOT_TLS:
-                _say_last(twin, refusal(SPEAK_TLS))
+                _send_last(twin, refusal(SPEAK_TLS))
             return
         finally:
             if twin is not None:
                 twin.close()
         if transport is None or self.closed:  # It went away at the last moment.
             self.abort()
-            self._host.disconnected(self)
+            self._owner.disconnected(self)
             return
         self.use(transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 (asyncio's signature)
-        """Lend the buffer that all peers share: what is read is used up at once."""
-        return self._host.read_buffer
+        """Lend the buffer that all connections share: what is read is used up at once."""
+        return self._owner.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take in what was read."""
         if self.closed:
             return
-        data = self._host.read_buffer[:nbytes]
+        data = self._owner.read_buffer[:nbytes]
         try:
             if not self._started:
                 self._started = True
@@ -167,40 +162,37 @@ class ServerConnection(asyncio.BufferedProtocol):
         except HandshakeRefused as error:
             self.reject(str(error), error.reply)
         except NotOurProtocol as error:
-            # A TLS client cannot read it, but learns from it that this is no TLS.
+            # A TLS client cannot read it, but learns from it that this is not TLS.
             self.reject(str(error), refusal(SPEAK_PLAIN) if data[0] == TLS_RECORD else b"")
         except WireError as error:
             self.reject(str(error))
         except Exception as error:  # noqa: BLE001 (a bug of ours costs one connection, not all)
-            self.reject(f"it brought out a bug of the coordinator's: {error!r}")
+            self.reject(f"this is a bug in Holdfast: {error!r}")
 
     def pause_writing(self) -> None:
-        """Drop a peer that does not read what it is sent."""
         self.reject("it does not read what it is sent")
 
     def eof_received(self) -> bool:
-        """Close when the other side has closed its half."""
-        return False
+        return False  # Close this half too.
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
-        """Tell the server, which must know of it whoever closed the connection."""
         self._out.clear()
         self._out_bytes = 0
         self.closed = True
-        self._host.disconnected(self)
+        self._owner.disconnected(self)
 
-    # What the server calls.
+    # For the server.
 
     def post(self, frame: bytes) -> None:
-        """Send a frame, together with whatever else is sent at this moment.
+        """Send a frame, together with whatever else is sent in this turn of the loop.
 
         More than a peer may leave unread is not collected: it is written at once, and the peer is
-        dropped if the system does not take it either.
+        dropped if the kernel does not take it either.
         """
         if self.closed:
             return
         if not self._out:
-            self._host.wants_flush(self)
+            self._owner.wants_flush(self)
         self._out.append(frame)
         self._out_bytes += len(frame)
         self._posted_bytes += len(frame)
@@ -208,30 +200,29 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def flush(self) -> None:
-        """Write out what was posted."""
         if self._out and self._transport is not None and not self.closed:
             out, self._out = self._out, []
             self._out_bytes = 0
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     @property
-    def owes_answer(self) -> bool:
-        """Whether a large answer is still to be sent, all of it or a part."""
+    def owes_reply(self) -> bool:
+        """Whether a large reply is still to be sent, all of it or a part."""
         unsent = self._out_bytes
         for transport in {self._transport, self._raw}:  # With TLS they are two.
             if transport is not None:
                 unsent += transport.get_write_buffer_size()
-        return max(0, self._posted_bytes - unsent) < self._answer_end
+        return max(0, self._posted_bytes - unsent) < self._reply_end
 
-    def post_answer(self, frame: bytes) -> None:
+    def post_reply(self, frame: bytes) -> None:
         """Send a frame that may be larger than what a peer may leave unread otherwise."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX + len(frame))
         self.post(frame)
-        self._answer_end = self._posted_bytes
+        self._reply_end = self._posted_bytes
 
-    def close(self, last_words: bytes = b"") -> None:
-        """Say something last, and close once everything is sent."""
+    def close(self, last_frame: bytes = b"") -> None:
+        """Close once everything is sent."""
         if self.closed:
             return
         self.flush()
@@ -240,8 +231,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         if transport is None:
             self.abort()
             return
-        if last_words:
-            transport.write(last_words)
+        if last_frame:
+            transport.write(last_frame)
         transport.close()
 
     def abort(self) -> None:
@@ -252,29 +243,27 @@ class ServerConnection(asyncio.BufferedProtocol):
                 transport.abort()
 
     def reject(self, why: str, reply: bytes = b"") -> None:
-        """Close for a fault of the other side's, with an answer if there is one."""
+        """Close because of a fault of the other side, with a reply if there is one."""
         if self.closed:
             return
-        self._host.faulty(self, why)
+        self._owner.faulty(self, why)
         if reply:
             self.close(reply)
         else:
             self.abort()
 
-    # What came.
-
     def _take(self, bodies: list[bytes]) -> None:
         handshake = self._handshake
-        said = self._host.said
+        received = self._owner.received
         for body in bodies:
             if handshake is None:
-                said(self, decode(body))
+                received(self, decode(body))
                 if self.closed:
                     return
                 continue
             reply = handshake.receive(decode_handshake(body))
             if handshake.done:
-                if not self._host.admits(self):
+                if not self._owner.admits(self):
                     return
                 self._handshake = handshake = None
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX
@@ -285,18 +274,18 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._take(self._reader.feed(b""))
 
 
-def _twin(transport: asyncio.Transport) -> socket.socket | None:
-    """Return the connection once more, which stays open when the transport closes its own."""
+def _duplicate(transport: asyncio.Transport) -> socket.socket | None:
+    """Return a copy of the connection that stays open when the transport closes its own."""
     try:
         twin: socket.socket = transport.get_extra_info("socket").dup()
     except OSError:
-        return None  # It is gone, or there is no descriptor left: then without last words.
+        return None  # It is gone, or there is no descriptor left.
     return twin
 
 
-def _say_last(connection: socket.socket, frame: bytes) -> None:
+def _send_last(connection: socket.socket, frame: bytes) -> None:
     """Send what the kernel takes at once; nothing was sent before, so that is all of it."""
     try:
         connection.send(frame)
     except OSError:
-        pass  # Whoever it was for has gone.
+        pass  # The client has gone.

@@ -1,11 +1,12 @@
-"""A server in the test's own loop, and links to it that are talked over step by step."""
+"""A server in the test's own loop, and connections to it that are used step by step."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
@@ -18,47 +19,58 @@ if TYPE_CHECKING:
     from holdfast.wire.messages import Message
 
 LIMIT_S = 20.0
+P = ParamSpec("P")
 
 
 class Served:
-    """A server on loopback, what it complained of, and what it told of jobs."""
+    """A server on loopback, its warnings, and the changes of jobs that it reported."""
 
-    def __init__(self, **options: Any) -> None:
-        listener = try_bind("127.0.0.1", 0, is_host=True)
+    def __init__(self, port: int = 0, **options: Any) -> None:
+        listener = try_bind("127.0.0.1", port, is_host=True)
         assert listener is not None
         self.port: int = listener.getsockname()[1]
-        self.complaints: list[str] = []
+        self.warnings: list[str] = []
         self.changes: list[tuple[str, str]] = []
         self.server = CoordinatorServer(
             listener,
             **{"silence_s": 5.0, "grace_s": 0.02} | options,
-            warn=self.complaints.append,
+            warn=self.warnings.append,
             on_change=lambda *change: self.changes.append(change),
         )
-        self.dialer = CoordinatorConnector("127.0.0.1", self.port)
+        self.connector = CoordinatorConnector("127.0.0.1", self.port)
 
-    async def link(self) -> Talk:
-        return Talk(await self.dialer.connect())
+    async def client(self) -> Client:
+        return Client(await self.connector.connect())
 
     def silent(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port))
 
 
-class Talk:
-    """A link whose messages are waited for one by one."""
+class Client:
+    """A connection whose messages are waited for one by one; its end is a text."""
 
-    def __init__(self, link: ClientConnection) -> None:
-        self.link = link
-        self.said: asyncio.Queue[Message | str] = asyncio.Queue()
-        link.on_message = self.said.put_nowait
-        link.on_closed = self.said.put_nowait
+    def __init__(self, connection: ClientConnection) -> None:
+        self.connection = connection
+        self.received: asyncio.Queue[Message | str] = asyncio.Queue()
+        connection.on_message = self.received.put_nowait
+        connection.on_closed = self.received.put_nowait
 
-    def say(self, message: Message) -> None:
-        self.link.send(message)
+    def send(self, *messages: Message) -> None:
+        for message in messages:
+            self.connection.send(message)
 
-    async def hear(self) -> Any:
+    async def next(self) -> Any:
         async with asyncio.timeout(LIMIT_S):
-            return await self.said.get()
+            return await self.received.get()
+
+    async def until(self, wanted: Callable[[Any], bool]) -> Any:
+        while not wanted(message := await self.next()):
+            pass
+        return message
+
+    def stop_reading(self) -> None:
+        assert self.connection._transport is not None
+        self.connection._transport.pause_reading()
 
 
 def status(node: str, *, nodes: int = 1, seq: int = 1, **changes: Any) -> Status:
@@ -82,9 +94,15 @@ async def serving(**options: Any) -> AsyncIterator[Served]:
 
 async def soon(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 (nothing tells of what is waited for)
+        while not condition():  # noqa: ASYNC110 (no event tells of what is waited for)
             await asyncio.sleep(0.001)
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(work)
+def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Make a coroutine a test."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(test(*args, **kwargs))
+
+    return run

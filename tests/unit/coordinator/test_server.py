@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, run, serving, soon, status
+from serving import LIMIT_S, Client, Served, in_loop, serving, soon, status
 
-from holdfast.coordinator import server
-from holdfast.coordinator.connect import ConnectFailed
+from certificates import make_ca, make_certificate
+from holdfast.coordinator import admission, job_status, server, server_connection
+from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.core.protocol import (
     WHY_CHARS_MAX,
     Ack,
@@ -16,246 +20,436 @@ from holdfast.core.protocol import (
     JobSettings,
     NodePhase,
     NodeRole,
+    Status,
     View,
 )
-from holdfast.wire.frames import encode_frame
-from holdfast.wire.messages import StatusRequest, StoreCall, StoreResult, Welcome
+from holdfast.net.tls import TlsFiles
+from holdfast.wire.frames import FrameReader, encode_frame
+from holdfast.wire.handshake import ClientHandshake
+from holdfast.wire.messages import Goodbye, StatusRequest, StoreCall, StoreResult, Welcome, decode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TWO = JobSettings(min_nodes=1, max_nodes=2, settle_s=0.0)
 
 
-def test_a_node_is_told_of_its_round() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            talk.say(status("a"))
-            view = await talk.hear()
-            assert isinstance(view, View)
-            assert (view.role, view.master_addr) == (NodeRole.MEMBER, "127.0.0.1")
-            talk.say(Heartbeat(run_id="job", node="a", incarnation=97, seq=1, term=1, revision=9))
-            assert await talk.hear() == Ack(run_id="job", node="a", incarnation=97, seq=1)
-            line = "active, round 0, generation 0: all nodes are here"
-            assert served.changes == [("job", line)]
-
-    run(work())
+async def two_nodes(served: Served) -> tuple[Client, Client, View]:
+    """Return two nodes of one round, and the first's view of it."""
+    first, second = await served.client(), await served.client()
+    first.send(status("a", settings=TWO))
+    await first.next()
+    second.send(status("b", settings=TWO))
+    return first, second, await first.until(lambda view: view.size == 2)
 
 
-def test_a_lost_connection_is_a_lost_node() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            settings = JobSettings(min_nodes=1, max_nodes=2, settle_s=0.0)
-            first, second = await served.link(), await served.link()
-            first.say(status("a", settings=settings))
-            await first.hear()
-            second.say(status("b", settings=settings))
-            while (await first.hear()).size != 2:
-                pass
-            second.link.abort()
-            view = await first.hear()
-            assert (view.size, view.why) == (1, "b was lost: its connection closed")
-
-    run(work())
+def beat(node: str, seq: int = 1, **fields: int) -> Heartbeat:
+    given = {"term": 0, "revision": 0} | fields
+    return Heartbeat(run_id="job", node=node, incarnation=sum(node.encode()), seq=seq, **given)
 
 
-def test_a_reason_that_is_too_long_is_shortened() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            talk.say(status("a"))
-            await talk.hear()
-            (rounds,) = served.server.hosting.jobs.values()
-            rounds.job.why = "w" * (WHY_CHARS_MAX + 1)
-            talk.say(Heartbeat(run_id="job", node="a", incarnation=97, seq=1, term=0, revision=0))
-            assert (await talk.hear()).why.endswith("w...")
-
-    run(work())
+def succeeded(node: str, seq: int = 2) -> Status:
+    return status(node, nodes=2, seq=seq, phase=NodePhase.SUCCEEDED, generation=0)
 
 
-def test_the_address_others_see_is_noted_when_one_of_them_comes() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            (peer,) = served.server._peers
-            peer.address, peer.is_remote, peer.local_address = "10.0.0.7", True, "10.0.0.1"
-            talk.say(status("a"))
-            assert (await talk.hear()).master_addr == "10.0.0.7"
-            assert served.server.hosting.jobs["job"].job.coordinator_address == "10.0.0.1"
-
-    run(work())
+def sudden_end(client: Client) -> None:
+    transport = client.connection._transport
+    assert transport is not None
+    transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
 
-def test_the_store_of_a_job_that_is_not_here_is_refused() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            talk.say(StoreCall(id=5, run_id="none", op="num_keys"))
-            answer = await talk.hear()
-            assert isinstance(answer, StoreResult)
-            assert (answer.id, answer.ok) == (5, False)
-            assert "'none'" in answer.why
-
-    run(work())
+# Nodes.
 
 
-def test_a_call_that_waits_is_answered_at_its_time() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            talk.say(status("a"))
-            await talk.hear()
-            talk.say(StoreCall(id=1, run_id="job", op="get", keys=("k",), timeout_s=0.02))
-            assert "for: k" in (await talk.hear()).why
-
-    run(work())
-
-
-def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def work() -> None:
-        async with serving() as served:
-            for number in range(6):
-                if number == 5:
-                    monkeypatch.setattr(server, "WARNINGS_S", 0.0)
-                talk = await served.link()
-                talk.say(Welcome(version=1))
-                await talk.hear()
-            assert len(served.complaints) == 2
-            assert served.complaints[1].endswith("(4 more like this were not shown)")
-
-    run(work())
+@in_loop
+async def test_a_node_gets_its_view_and_acknowledgements() -> None:
+    async with serving() as served:
+        client = await served.client()
+        (peer,) = served.server._peers
+        peer.address, peer.is_remote, peer.local_address = "10.0.0.7", True, "10.0.0.1"
+        client.send(status("a"))
+        view = await client.next()
+        assert (view.role, view.master_addr) == (NodeRole.MEMBER, "10.0.0.7")
+        # Under which address nodes of other hosts see this one.
+        assert served.server.machine.jobs["job"].job.coordinator_address == "10.0.0.1"
+        client.send(beat("a", term=1, revision=9))
+        assert await client.next() == Ack(run_id="job", node="a", incarnation=97, seq=1)
+        assert [run_id for run_id, _ in served.changes] == ["job"]
+        (rounds,) = served.server.machine.jobs.values()
+        rounds.job.why = "w" * (WHY_CHARS_MAX + 1)  # Longer than the other side takes.
+        client.send(beat("a"))
+        assert len((await client.next()).why) == WHY_CHARS_MAX
 
 
-def test_there_is_a_limit_on_connections() -> None:
-    async def work() -> None:
-        async with serving(connections_max=2) as served:
-            held = [await served.link() for _ in range(2)]
-            with pytest.raises(ConnectFailed, match="has 2 connections already") as caught:
-                await served.link()
-            assert not caught.value.permanent
-            held[0].link.close()
-            await soon(lambda: served.server.connections < 2)
-            await served.link()
-
-    run(work())
+@in_loop
+async def test_a_lost_connection_is_a_lost_node() -> None:
+    async with serving() as served:
+        first, second, _ = await two_nodes(served)
+        second.connection.abort()
+        view = await first.next()
+        assert view.size == 1
+        assert "b was lost" in view.why
 
 
-def test_a_limit_that_comes_of_descriptors_names_the_setting(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(server, "_descriptors_max", lambda: 4)
-
-    async def work() -> None:
-        async with serving() as served:
-            for _ in range(3):
-                await served.link()
-            with pytest.raises(
-                ConnectFailed, match=r"3 connections already.*`ulimit -n` on its host"
-            ):
-                await served.link()
-            assert "`ulimit -n`" in served.complaints[0]
-
-    run(work())
+def failed(view: View) -> Status:
+    fields: dict[str, Any] = {
+        name: getattr(view, name)
+        for name in ("generation", "round", "round_term", "round_key", "term", "rank", "size")
+    }
+    return status("a", seq=2, settings=TWO, phase=NodePhase.FAILED, **fields)
 
 
-def test_who_asks_again_before_the_answer_loses_the_connection() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            for number in range(3):
-                talk.say(StatusRequest(id=number))
-                assert (await talk.hear()).id == number
-            talk.link.send_bytes(encode_frame(StatusRequest(id=3)) * 2)
-            assert isinstance(await talk.hear(), str)
-            assert "asks again before it has taken the answer" in served.complaints[0]
-
-    run(work())
+@in_loop
+async def test_a_failure_read_before_another_nodes_end_is_blamed_on_that_end() -> None:
+    async with serving() as served:
+        first, second, view = await two_nodes(served)
+        first.send(failed(view))  # Both are there when the server reads again, in this order.
+        sudden_end(second)
+        told = await first.until(lambda message: isinstance(message, View))
+        assert (told.role, told.restarts) == (NodeRole.MEMBER, 0)
+        assert "b was lost" in told.why
 
 
-def test_what_was_told_of_jobs_that_are_forgotten_is_forgotten(
+@pytest.mark.parametrize("is_gone", [False, True])
+@in_loop
+async def test_any_other_failure_ends_the_job_even_if_its_node_has_gone(is_gone: bool) -> None:
+    async with serving() as served:
+        first, second, view = await two_nodes(served)
+        first.send(failed(view))
+        if is_gone:
+            sudden_end(first)
+        await second.until(lambda message: getattr(message, "outcome", None) is not None)
+
+
+@in_loop
+async def test_the_newest_report_of_a_node_counts() -> None:
+    async with serving() as served:
+        first, _second, view = await two_nodes(served)
+        leaving = status("a", seq=3, settings=TWO, phase=NodePhase.LEAVING)
+        first.connection.send_bytes(encode_frame(failed(view)) + encode_frame(leaving))
+        job = served.server.machine.jobs["job"].job
+        await soon(lambda: "a" not in job.nodes)
+        assert served.server._failures == {}
+        assert job.outcome is None
+
+
+# Jobs.
+
+
+@in_loop
+async def test_the_store_answers_in_time_and_only_for_jobs_that_are_here() -> None:
+    async with serving() as served:
+        client = await served.client()
+        client.send(StoreCall(id=5, run_id="none", op="num_keys"))
+        answer = await client.next()
+        assert isinstance(answer, StoreResult)
+        assert (answer.id, answer.ok) == (5, False)
+        client.send(status("a"))
+        await client.next()
+        client.send(StoreCall(id=1, run_id="job", op="get", keys=("k",), timeout_s=0.02))
+        assert (await client.next()).timed_out
+        client.send(StoreCall(id=2, run_id="job", op="get", keys=("k",), timeout_s=60.0))
+        await soon(lambda: served.server._stores.next_deadline() is not None)
+        client.connection.abort()
+        await soon(lambda: served.server._stores.next_deadline() is None)
+
+
+@in_loop
+async def test_the_state_of_jobs_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as served:
+        client = await served.client()
+        client.send(status("a"), status("b", run_id="other"), StatusRequest(id=1))
+        reply = await client.until(lambda message: hasattr(message, "jobs"))
+        job, other = reply.jobs
+        assert (job.run_id, other.run_id) == ("job", "other")
+        assert (job.nodes[0].node, job.nodes[0].rank, len(job.history)) == ("a", 0, 1)
+        client.send(StatusRequest(id=2, run_id="other"))
+        assert [one.run_id for one in (await client.next()).jobs] == ["other"]
+        monkeypatch.setattr(job_status, "STATUS_FRAME_BYTES_MAX", 200)
+        client.send(StatusRequest(id=3, run_id="job"))
+        (brief,) = (await client.next()).jobs
+        assert (brief.run_id, brief.nodes) == ("job", [])
+        frames = encode_frame(StatusRequest(id=4, run_id="job")) * 2
+        client.connection.send_bytes(frames)  # Again, before the reply was read.
+        assert isinstance(await client.next(), str)
+
+
+@in_loop
+async def test_what_is_known_of_forgotten_jobs_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
-
-    async def work() -> None:
-        async with serving() as served:
-            served.server.hosting._keep_s = 0.0
-            talk, other = await served.link(), await served.link()
-            other.say(status("b", run_id="other"))
-            talk.say(status("a"))
-            await soon(lambda: len(served.server._last_line) == 2)
-            talk.say(status("a", seq=2, phase=NodePhase.LEAVING))
-            await soon(lambda: [*served.server._last_line] == ["other"])
-
-    run(work())
-
-
-def test_silent_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "SWEEP_S", 0.01)
-
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            monkeypatch.setattr(server, "IDLE_S", 0.05)  # A handshake may take longer.
-            assert isinstance(await talk.hear(), str)
-            assert "nothing came for 0.05 s" in served.complaints[0]
-
-    run(work())
+    async with serving() as served:
+        served.server.machine._keep_s = 0.0
+        client, other = await served.client(), await served.client()
+        other.send(status("b", run_id="other"))
+        client.send(status("a"))
+        await soon(lambda: len(served.server._last_line) == 2)
+        client.send(status("a", seq=2, phase=NodePhase.LEAVING))
+        await soon(lambda: [*served.server._last_line] == ["other"])
 
 
 # The end.
 
 
-def test_draining_waits_for_nodes_of_jobs_that_are_over_only() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            ended, running = await served.link(), await served.link()
-            ended.say(status("a"))
-            running.say(status("b", run_id="other"))
-            for talk in (ended, running):
-                await talk.hear()
-            assert await served.server.drain(LIMIT_S)
-            ended.say(status("a", seq=2, phase=NodePhase.SUCCEEDED, generation=0))
-            assert (await ended.hear()).final
-            assert not await served.server.drain(0.02)
-            draining = asyncio.create_task(served.server.drain(LIMIT_S))
-            ended.link.close()
-            assert await draining
-
-    run(work())
+@in_loop
+async def test_draining_waits_for_nodes_of_jobs_that_are_over_only() -> None:
+    async with serving() as served:
+        ended, running = await served.client(), await served.client()
+        ended.send(status("a"))
+        running.send(status("b", run_id="other"))
+        for client in (ended, running):
+            await client.next()
+        assert await served.server.drain(LIMIT_S)
+        ended.send(status("a", seq=2, phase=NodePhase.SUCCEEDED, generation=0))
+        assert (await ended.next()).final
+        assert not await served.server.drain(0.02)
+        draining = asyncio.create_task(served.server.drain(LIMIT_S))
+        ended.connection.close()
+        assert await draining
 
 
-def test_a_node_that_has_not_heard_of_the_end_is_waited_for() -> None:
-    async def work() -> None:
-        async with serving(grace_s=60.0) as served:
-            first, second = await served.link(), await served.link()
-            for name, talk in (("a", first), ("b", second)):
-                talk.say(status(name, nodes=2))
-            while (await first.hear()).role is not NodeRole.MEMBER:
-                pass
-            second.say(status("b", nodes=2, seq=2, phase=NodePhase.SUCCEEDED, generation=0))
-            await soon(lambda: second.said.qsize() >= 2)
-            second.link.abort()
-            await soon(lambda: served.server.connections == 1)
-            first.say(status("a", nodes=2, seq=2, phase=NodePhase.SUCCEEDED, generation=0))
-            assert (await first.hear()).final
-            first.link.close()
+@in_loop
+async def test_a_node_that_does_not_know_the_end_is_waited_for() -> None:
+    async with serving(grace_s=60.0) as served:
+        first, second = await served.client(), await served.client()
+        for name, client in (("a", first), ("b", second)):
+            client.send(status(name, nodes=2))
+        await first.until(lambda view: view.role is NodeRole.MEMBER)
+        second.send(succeeded("b"))
+        await soon(lambda: second.received.qsize() >= 2)
+        second.connection.abort()
+        await soon(lambda: served.server.connections == 1)
+        first.send(succeeded("a"))
+        assert (await first.next()).final
+        first.connection.close()
+        await soon(lambda: served.server.connections == 0)
+        assert not await served.server.drain(0.02)
+        again = await served.client()
+        again.send(succeeded("b", seq=3), beat("b", seq=3))
+        await again.until(lambda message: getattr(message, "final", False))
+        assert not await served.server.drain(0.02)  # It knows, and is still here.
+        again.connection.close()
+        assert await served.server.drain(LIMIT_S)
+
+
+@in_loop
+async def test_all_get_a_goodbye_when_it_stops() -> None:
+    async with serving() as served:
+        client = await served.client()
+        await served.server.stop()
+        assert await client.next() == server.GOING
+
+
+# Limits, and peers that misbehave.
+
+
+@in_loop
+async def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(connections_max=2) as served:
+        held = [await served.client() for _ in range(2)]
+        with pytest.raises(ConnectFailed, match="2") as caught:
+            await served.client()
+        assert not caught.value.permanent
+        held[0].connection.close()
+        await soon(lambda: served.server.connections < 2)
+        await served.client()
+    monkeypatch.setattr(server, "_descriptors_max", lambda: 4)
+    async with serving() as served:
+        for _ in range(3):
+            await served.client()
+        with pytest.raises(ConnectFailed, match="ulimit -n"):
+            await served.client()
+
+
+@in_loop
+async def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as served:
+        for number in range(6):
+            if number == 5:
+                monkeypatch.setattr(server, "WARNINGS_S", 0.0)
+            client = await served.client()
+            client.send(Welcome(version=1))  # Only a server sends that.
+            assert isinstance(await client.next(), str)
+        assert len(served.warnings) == 2
+        assert "4 more" in served.warnings[1]
+
+
+@in_loop
+async def test_handshakes_have_a_time_limit_and_silent_connections_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "SWEEP_S", 0.01)
+    async with serving(handshake_s=0.2) as served:
+        with served.silent():
+            await soon(lambda: bool(served.warnings))
             await soon(lambda: served.server.connections == 0)
-            assert not await served.server.drain(0.02)
-            again = await served.link()
-            again.say(status("b", nodes=2, seq=3, phase=NodePhase.SUCCEEDED, generation=0))
-            again.say(Heartbeat(run_id="job", node="b", incarnation=98, seq=3, term=0, revision=0))
-            while not getattr(await again.hear(), "final", False):
-                pass
-            again.link.close()
-            assert await served.server.drain(LIMIT_S)
-
-    run(work())
+        client = await served.client()
+        monkeypatch.setattr(server, "IDLE_S", 0.05)
+        assert isinstance(await client.next(), str)
 
 
-def test_all_are_told_when_it_stops() -> None:
-    async def work() -> None:
-        async with serving() as served:
-            talk = await served.link()
-            with served.silent():
-                await soon(lambda: served.server.connections == 2)
-                await served.server.stop()
-            assert await talk.hear() == "the coordinator is going away"
+@in_loop
+async def test_the_oldest_unfinished_handshakes_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "HALF_OPEN_MIN_S", 0.02)
+    async with serving(half_open_max=10) as served:
+        silent = [served.silent() for _ in range(30)]
+        try:
+            client = await served.client()  # It has to wait in the queue, and is served.
+            client.send(status("a"))
+            assert isinstance(await client.next(), View)
+            assert served.server.connections <= 11
+        finally:
+            for one in silent:
+                one.close()
 
-    run(work())
+
+@in_loop
+async def test_without_descriptors_it_waits_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "NO_DESCRIPTOR_S", 0.01)
+
+    class Full:
+        """A listening socket that has no descriptor for the first two clients."""
+
+        def __init__(self, listener: socket.socket) -> None:
+            self.listener = listener
+            self.left = 2
+
+        def accept(self) -> Any:
+            if self.left:
+                self.left -= 1
+                raise OSError(24, "Too many open files")
+            return self.listener.accept()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.listener, name)
+
+    async with serving() as served:
+        acceptor = served.server._acceptor
+        monkeypatch.setattr(acceptor, "_listener", Full(acceptor._listener))
+        await served.client()
+        assert "Too many open files" in served.warnings[0]
+
+
+@in_loop
+async def test_a_bug_costs_one_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as served:
+        with monkeypatch.context() as patch:
+            patch.setattr(served.server.machine, "handle", lambda *_: 1 / 0)
+            client = await served.client()
+            client.send(status("a"))
+            assert isinstance(await client.next(), str)
+            client.connection.abort()
+            await soon(lambda: served.server.connections == 0 or not served.server._by_key)
+        assert "ZeroDivisionError" in served.warnings[0]
+        other = await served.client()
+        other.send(status("a"))
+        assert isinstance(await other.next(), View)
+        other.send(Goodbye(why="done"))
+        assert isinstance(await other.next(), str)
+        assert len(served.warnings) == 1  # A goodbye is no fault.
+
+
+@in_loop
+async def test_what_is_sent_in_one_turn_goes_out_in_one_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving() as served:
+        client = await served.client()
+        (peer,) = served.server._peers
+        written: list[bytes] = []
+        assert peer._transport is not None
+        monkeypatch.setattr(peer._transport, "write", written.append)
+        both = encode_frame(status("a")) + encode_frame(
+            StoreCall(id=1, run_id="job", op="num_keys")
+        )
+        client.connection.send_bytes(both)
+        await soon(lambda: bool(written))
+        assert len(written) == 1
+
+
+@in_loop
+async def test_frames_may_be_larger_once_the_handshake_is_done() -> None:
+    async with serving() as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write((4096).to_bytes(4, "big") + b"x" * 4096 + (4097).to_bytes(4, "big"))
+        assert await reader.read() == b""
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        handshake, frames = ClientHandshake(None), FrameReader()
+        writer.write(handshake.start())
+        (challenge,) = frames.feed(await reader.read(4096))
+        large = encode_frame(status("a", report=b"r" * 5000))  # In the same write.
+        writer.write(handshake.receive(decode(challenge)) + large)
+        bodies: list[bytes] = []
+        while len(bodies) < 2:
+            bodies += frames.feed(await reader.read(4096))
+        assert [type(decode(body)) for body in bodies] == [Welcome, View]
+        writer.close()
+        await writer.wait_closed()
+
+
+@in_loop
+async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_connection, "WRITE_BYTES_MAX", 1000)
+    async with serving() as served:
+        client = await served.client()
+        (peer,) = served.server._peers
+        for number in range(3):  # More than the limit, but the kernel takes it.
+            peer.post(encode_frame(StoreResult(id=number, ok=True, value=b"v" * 600)))
+        assert [(await client.next()).id for _ in range(3)] == [0, 1, 2]
+        client.stop_reading()
+        frames = 0
+        while not peer.closed and frames < 100:
+            peer.post(b"x" * 1_000_000)
+            frames += 1
+        assert frames < 100
+        assert "127.0.0.1" in served.warnings[0]
+        client.connection.abort()
+
+
+@in_loop
+async def test_a_client_that_does_not_read_the_last_frames_is_dropped_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "SWEEP_S", 0.01)
+    monkeypatch.setattr(server_connection, "WRITE_BYTES_MAX", 100_000_000)
+    async with serving() as served:
+        client = await served.client()
+        client.stop_reading()
+        (peer,) = served.server._peers
+        peer.post(b"x" * 50_000_000)
+        peer.close()
+        assert not peer.is_open
+        monkeypatch.setattr(server, "IDLE_S", 0.05)
+        await soon(lambda: served.server.connections == 0)
+        client.connection.abort()
+
+
+@in_loop
+async def test_tls_connections_that_end_in_the_handshake_are_forgotten(tmp_path: Path) -> None:
+    ca = make_ca(tmp_path)
+    head = make_certificate(ca, "head")
+    context = TlsFiles(cert=head.cert, key=head.key).for_server()
+    async with serving(tls=context) as served:
+        gone = served.silent()
+        await soon(lambda: served.server.connections == 1)
+        gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        gone.close()  # A reset.
+        await soon(lambda: served.server.connections == 0)
+        assert len(served.warnings) == 1
+        trusting = TlsFiles(ca=ca.cert).for_client()
+        connector = CoordinatorConnector(
+            "127.0.0.1", served.port, tls=trusting, server_name="localhost"
+        )
+        client = Client(await connector.connect())
+        for number in range(3):
+            client.send(StatusRequest(id=number))
+            assert (await client.next()).id == number
+        with served.silent():
+            await soon(lambda: served.server.connections == 2)
+            (silent,) = [one for one in served.server._peers if not one.is_open]
+            # From then on asyncio tells its own part of TLS what happens, and not the peer.
+            await soon(lambda: silent._raw.get_protocol() is not silent)  # type: ignore[union-attr]
+            await served.server.stop()
+            assert served.server.connections == 0

@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,52 +14,51 @@ from holdfast.net import addresses
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "LOCALHOST", "a.localhost", "127.0.0.1", "127.3.2.1"]
-)
-def test_names_of_loopback(host: str) -> None:
-    assert addresses.names_loopback(host)
-
-
-@pytest.mark.parametrize("host", ["::1", "::ffff:127.0.0.1"])
-def test_addresses_of_loopback(host: str) -> None:
-    assert addresses.names_loopback(host)
-    assert addresses.is_loopback(host)
-
-
-@pytest.mark.parametrize(
-    "host", ["node7", "10.0.0.1", "::", "0.0.0.0", "fe80::1%eth0", "127.example"]
-)
-def test_everything_else_is_for_others_too(host: str) -> None:
-    assert not addresses.names_loopback(host)
-    assert not addresses.is_loopback(host)
+    ("host", "is_loopback"),
+    [
+        ("localhost", True), ("LOCALHOST", True), ("a.localhost", True), ("127.3.2.1", True),
+        ("::1", True), ("::ffff:127.0.0.1", True),
+        ("node7", False), ("10.0.0.1", False), ("::", False), ("0.0.0.0", False),
+        ("fe80::1%eth0", False), ("127.example", False), ("", False), ("a\0", False),
+    ],
+)  # fmt: skip
+def test_what_says_loopback(host: str, is_loopback: bool) -> None:
+    assert addresses.names_loopback(host) is is_loopback
+    assert addresses.is_loopback(host) is (is_loopback and addresses.is_ip(host))
+    assert addresses.is_unspecified(host) is (host in ("::", "0.0.0.0"))
 
 
 def test_ipv4_that_came_in_as_ipv6_is_ipv4_again() -> None:
-    assert addresses.unmapped("::ffff:10.1.2.3") == "10.1.2.3"
-    assert addresses.unmapped("10.1.2.3") == "10.1.2.3"
-    assert addresses.unmapped("fd00::2") == "fd00::2"
-
-
-def test_loopback_is_found_with_ipv4_first() -> None:
-    found = addresses.resolve("localhost", 80)
-    assert found[0].family == socket.AF_INET
-    assert found[0].ip == "127.0.0.1"
+    given = ["::ffff:10.1.2.3", "10.1.2.3", "fd00::2"]
+    assert [*map(addresses.unmapped, given)] == ["10.1.2.3", "10.1.2.3", "fd00::2"]
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_the_loop_is_not_kept_waiting(host: str) -> None:
-    assert asyncio.run(addresses.resolve_async(host, 80)) == addresses.resolve(host, 80)
+def test_resolving_without_blocking_finds_the_same_and_ipv4_first(host: str) -> None:
+    found = addresses.resolve(host, 80)
+    assert (found[0].family, found[0].ip) == (socket.AF_INET, "127.0.0.1")
+    assert asyncio.run(addresses.resolve_async(host, 80)) == found
+    assert addresses.resolve_within(host, 80, 20.0) == found
 
 
-def test_a_name_that_is_unknown_is_an_error_of_whoever_asked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def unknown(*_: object, **__: object) -> None:
+def test_a_name_that_is_unknown_or_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def look_up(host: str, *_: object, **__: object) -> Any:
+        if host == "slow":
+            over.wait(20)
         raise socket.gaierror(-2, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    with pytest.raises(socket.gaierror, match="not known"):
+    with pytest.raises(OSError, match="resolved"):
+        addresses.resolve_within("a" * 70 + ".example", 7, 20.0)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(socket.gaierror):
         asyncio.run(addresses.resolve_async("nowhere", 80))
+    with pytest.raises(socket.gaierror):
+        addresses.resolve_within("nowhere", 80, 20.0)
+    with pytest.raises(TimeoutError):
+        addresses.resolve_within("slow", 80, 0.02)
+    over.set()
 
 
 @pytest.mark.parametrize("call", ["getfqdn(", "gethostbyaddr(", "getnameinfo("])
@@ -67,12 +68,20 @@ def test_no_address_is_looked_up_backwards_anywhere(call: str) -> None:
     assert found == [], "a name server that does not answer would stop the node"
 
 
-def test_that_nobody_listens_is_said_only_if_it_is_so_everywhere() -> None:
+def test_connecting_reports_that_nobody_listens_only_if_it_is_so_everywhere() -> None:
     refused = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
     silent = OSError("no answer within 5 s")
-    no_way = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
-    assert addresses._worst([refused, silent]) is silent
-    assert addresses._worst([silent, refused]) is silent
-    assert addresses._worst([no_way, refused]) is refused
-    assert addresses._worst([no_way]) is no_way
-    assert "no address" in str(addresses._worst([]))
+    no_route = OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+    worst = addresses._worst
+    assert worst([refused, silent]) is worst([silent, refused]) is silent
+    assert worst([no_route, refused]) is refused
+    assert worst([no_route]) is no_route
+    assert isinstance(worst([]), OSError)
+
+
+def test_a_connection_to_itself_is_none() -> None:
+    with socket.socket() as itself:
+        itself.bind(("127.0.0.1", 0))
+        itself.connect(itself.getsockname())
+        with pytest.raises(ConnectionRefusedError):
+            addresses.check_not_itself(itself)

@@ -10,20 +10,27 @@ import pytest
 from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses
 from holdfast.net.addresses import Address
-from holdfast.net.listening import bind_one_of, is_local, try_bind
+from holdfast.net.listening import bind_one_of, is_local, owner_of, try_bind
 
 FOREIGN = "192.0.2.251"  # Set aside for documentation: nobody's.
+
+
+def bound_to(host: str, is_host: bool | None = None) -> tuple[str, int]:
+    listener = try_bind(host, 0, is_host)
+    assert listener is not None
+    with listener:
+        where: tuple[str, int] = listener.getsockname()[:2]
+        place = "127.0.0.1" if where[0] in ("::", "0.0.0.0") else where[0]
+        socket.create_connection((place, where[1])).close()
+        return where
 
 
 @pytest.mark.parametrize(
     ("host", "there"), [("localhost", "127.0.0.1"), ("127.0.0.3", "127.0.0.3"), ("::1", "::1")]
 )
 def test_loopback_is_bound_on_loopback_alone(host: str, there: str) -> None:
-    listener = try_bind(host, 0, None)
-    assert listener is not None
-    with listener:
-        assert listener.getsockname()[0] == there
-        assert listener.getsockname()[1] > 0
+    assert bound_to(host)[0] == there
+    assert bound_to(host, is_host=True)[0] == there
 
 
 def test_a_name_of_this_host_is_bound_on_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,76 +38,46 @@ def test_a_name_of_this_host_is_bound_on_all_addresses(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         addresses, "resolve", lambda _host, port: [Address(socket.AF_INET, ("127.0.1.1", port))]
     )
-    listener = try_bind("my-own-name", 0, None)
-    assert listener is not None
-    with listener:
-        assert listener.getsockname()[0] in ("::", "0.0.0.0")
-        for one in ("127.0.0.1", "127.0.1.1"):
-            socket.create_connection((one, listener.getsockname()[1])).close()
+    assert bound_to("my-own-name")[0] in ("::", "0.0.0.0")
 
 
-def test_an_address_of_another_machine_is_not_ours() -> None:
+def test_whose_endpoint_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     assert try_bind(FOREIGN, 0, None) is None
     assert not is_local(Address(socket.AF_INET, (FOREIGN, 0)))
-
-
-def test_a_name_with_an_address_elsewhere_is_not_ours() -> None:
+    assert not is_local(Address(socket.AF_INET6, ("2001:db8::77", 0, 0, 0)))
+    assert is_local(Address(socket.AF_INET, ("0.0.0.0", 0)))
+    assert is_local(Address(socket.AF_INET6, ("::1", 0, 0, 0)))
     both = [Address(socket.AF_INET, ("127.0.0.1", 0)), Address(socket.AF_INET, (FOREIGN, 0))]
     assert bind_one_of("service", 0, both, None) is None
+    assert try_bind("localhost", 0, is_host=False) is None
+    assert bind_one_of("localhost", 0, both[:1], is_host=False) is None
+    bound_to(FOREIGN, is_host=True)  # The user may say so, of an address elsewhere ...
 
-
-def test_the_person_may_say_that_a_foreign_name_is_served_here() -> None:
-    listener = try_bind(FOREIGN, 0, is_host=True)
-    assert listener is not None
-    with listener:
-        socket.create_connection(("127.0.0.1", listener.getsockname()[1])).close()
-
-
-def test_the_person_may_say_so_before_the_name_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unknown(_host: str, _port: int) -> list[Address]:
+    def unknown(host: str, _port: int) -> list[Address]:
+        if host == "never":
+            pytest.fail("a name server is asked")
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(addresses, "resolve", unknown)
     assert try_bind("service", 0, None) is None
-    listener = try_bind("service", 0, is_host=True)
-    assert listener is not None
-    listener.close()
+    bound_to("never", is_host=True)  # ... and before a name is known, without waiting for it.
 
 
-def test_a_coordinator_does_not_wait_for_a_name_server_to_listen_for_everybody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def never(_host: str, _port: int) -> list[Address]:
-        pytest.fail("it asks")
-
-    monkeypatch.setattr(addresses, "resolve", never)
-    listener = try_bind("service", 0, is_host=True)
-    assert listener is not None
-    listener.close()
-
-
-def test_the_person_may_say_that_it_is_not_served_here() -> None:
-    assert try_bind("localhost", 0, is_host=False) is None
-    assert bind_one_of("localhost", 0, addresses.resolve("localhost", 0), is_host=False) is None
-
-
-def test_only_the_first_of_a_machine_binds() -> None:
+def test_only_the_first_binds_and_the_owner_of_a_busy_port_is_named() -> None:
     first = try_bind("localhost", 0, None)
     assert first is not None
     with first:
-        assert try_bind("localhost", first.getsockname()[1], None) is None
-
-
-def test_a_busy_port_is_told_with_its_owner() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+        port = first.getsockname()[1]
+        assert try_bind("localhost", port, None) is None
         with pytest.raises(EnvironmentProblem) as caught:
-            try_bind("127.0.0.1", port, is_host=True)
-    text = str(caught.value)
-    assert text.startswith(f"cannot coordinate at 127.0.0.1:{port}: port {port} is in use by pid ")
-    assert str(os.getpid()) in text
-    assert "port 0" in text
-    assert "\n" not in text
+            try_bind("localhost", port, is_host=True)
+    assert f"localhost:{port}" in str(caught.value)
+    assert f"pid {os.getpid()}" in str(caught.value)
+    with socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
+        assert owner_of(six.getsockname()[1]).startswith(f"pid {os.getpid()}, ")
+    with socket.socket() as bound:  # It does not listen.
+        bound.bind(("127.0.0.1", 0))
+        assert owner_of(bound.getsockname()[1]) == ""
 
 
 def test_a_port_can_be_bound_right_after_its_coordinator_was_killed() -> None:
@@ -124,7 +101,34 @@ def test_a_port_can_be_bound_right_after_its_coordinator_was_killed() -> None:
             listener.close()
 
 
-def test_is_local_knows_this_machines_other_addresses() -> None:
-    assert is_local(Address(socket.AF_INET, ("0.0.0.0", 0)))
-    assert is_local(Address(socket.AF_INET6, ("::1", 0, 0, 0)))
-    assert not is_local(Address(socket.AF_INET6, ("2001:db8::77", 0, 0, 0)))
+# In a process of its own: a limit that was lowered cannot always be raised again.
+LIMITS = """
+import resource
+from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+assert descriptor_limit() == 100
+assert raise_descriptor_limit()
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (200, 200)
+assert not raise_descriptor_limit()
+"""
+MANY = """
+import resource, socket
+from holdfast.rendezvous.worker_store import WorkerStore
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+store = WorkerStore()
+port = store.open(0)
+clients = [socket.socket() for _ in range(100)]
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))
+for number, client in enumerate(clients):
+    client.connect(("127.0.0.1", port))
+    client.sendall(b"\\0\\xce\\xf7\\x85\\x3c\\x0d" + number.to_bytes(4, "little"))
+    assert client.recv(4) == number.to_bytes(4, "little")
+assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 160
+store.close()
+"""
+
+
+@pytest.mark.parametrize("program", [LIMITS, MANY], ids=["limits", "a store raises them"])
+def test_the_limit_of_descriptors_is_raised_as_far_as_it_may_be(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr

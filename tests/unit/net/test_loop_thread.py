@@ -29,41 +29,44 @@ async def where() -> str:
     return threading.current_thread().name
 
 
-async def nothing() -> None:
-    pass
-
-
-def test_work_is_done_in_the_thread(thread: LoopThread) -> None:
-    assert thread.ask(where(), 20) == "holdfast-test"
+def test_work_is_done_in_the_thread_and_a_fault_does_not_end_it(
+    thread: LoopThread, faults: list[str]
+) -> None:
     done = threading.Event()
     assert thread.post(done.set)
     assert done.wait(20)
+    thread.post(lambda: 1 / 0)
+    assert thread.ask(where(), 20) == "holdfast-test"
+    assert "ZeroDivisionError" in faults[0]
 
 
-def test_work_that_takes_too_long_is_cancelled(thread: LoopThread) -> None:
-    cancelled = threading.Event()
+def test_work_that_takes_too_long_or_is_not_done_at_the_end_is_cancelled(
+    thread: LoopThread,
+) -> None:
+    cancelled = threading.Semaphore(0)
 
     async def endless() -> None:
         try:
             await asyncio.Event().wait()
         finally:
-            cancelled.set()
+            cancelled.release()
 
     with pytest.raises(TimeoutError):
         thread.ask(endless(), 0.01)
-    assert cancelled.wait(20)
+    assert cancelled.acquire(timeout=20)
+    keep: list[asyncio.Task[None]] = []
+    thread.post(lambda: keep.append(thread.loop.create_task(endless())))
+    thread.ask(where(), 20)
+    thread.stop()
+    assert cancelled.acquire(timeout=0)
+    assert not thread.post(print)
+    with pytest.raises(RuntimeError):
+        thread.ask(where(), 1)
+    thread.stop()
+    LoopThread("holdfast-test", print).stop()  # One that never started.
 
 
-def test_an_exception_in_a_callback_is_told_and_the_loop_goes_on(
-    thread: LoopThread, faults: list[str]
-) -> None:
-    thread.post(lambda: 1 / 0)
-    assert thread.ask(where(), 20) == "holdfast-test"
-    (fault,) = faults
-    assert "ZeroDivisionError: division by zero" in fault
-
-
-def test_an_end_that_nobody_asked_for_is_told(thread: LoopThread, faults: list[str]) -> None:
+def test_an_end_that_nobody_asked_for_is_reported(thread: LoopThread, faults: list[str]) -> None:
     def end() -> None:
         raise SystemExit("out of place")
 
@@ -71,28 +74,3 @@ def test_an_end_that_nobody_asked_for_is_told(thread: LoopThread, faults: list[s
     thread.stop()
     assert faults == ["SystemExit: out of place"]
     assert not thread.runs
-
-
-def test_stopping_cancels_what_runs(thread: LoopThread) -> None:
-    cancelled = threading.Event()
-
-    async def endless() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.set()
-
-    keep: list[asyncio.Task[None]] = []
-    thread.ask(nothing(), 20)
-    thread.post(lambda: keep.append(thread.loop.create_task(endless())))
-    thread.ask(nothing(), 20)
-    thread.stop()
-    assert cancelled.is_set()
-    assert not thread.post(print)
-    with pytest.raises(RuntimeError):
-        thread.ask(nothing(), 1)
-    thread.stop()
-
-
-def test_one_that_never_started_can_be_stopped() -> None:
-    LoopThread("holdfast-test", print).stop()

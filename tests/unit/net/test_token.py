@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.net.token import TOKEN_BYTES_MAX, load_token
-from holdfast.wire.handshake import CLIENT, SERVER, prove, same
+from holdfast.wire.handshake import CLIENT, SERVER, prove
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,58 +30,30 @@ def refused(environ: dict[str, str], token_file: str | None = None) -> HoldfastE
     return raised.value
 
 
-def test_there_may_be_none() -> None:
-    assert load_token({}) is None
-    assert load_token({"PATH": "/bin"}, None) is None
-
-
-def test_it_is_read_from_the_variable() -> None:
-    assert load_token({"HOLDFAST_TOKEN": f" {SECRET}\n"}) == SECRET.encode()
-
-
-def test_a_variable_may_hold_any_bytes() -> None:
-    assert load_token({"HOLDFAST_TOKEN": os.fsdecode(b"\xff\xfe-bytes")}) == b"\xff\xfe-bytes"
-
-
-def test_it_is_read_from_the_file_the_variable_names(tmp_path: Path) -> None:
-    path = written(tmp_path / "token", f"\n{SECRET}\r\n".encode())
-    assert load_token({"HOLDFAST_TOKEN_FILE": path}) == SECRET.encode()
-
-
 def test_the_more_particular_setting_counts(tmp_path: Path) -> None:
-    one, two = written(tmp_path / "one", b"one"), written(tmp_path / "two", b"two", mode=0o400)
-    everything = {"HOLDFAST_TOKEN_FILE": two, "HOLDFAST_TOKEN": "three"}
-    assert load_token(everything, one) == b"one"
+    one = written(tmp_path / "one", f"\n{SECRET}\r\n".encode())
+    two = written(tmp_path / "two", b"two", mode=0o400)
+    everything = {"HOLDFAST_TOKEN_FILE": two, "HOLDFAST_TOKEN": " three\n"}
+    assert load_token(everything, one) == SECRET.encode()
     assert load_token(everything) == b"two"
     del everything["HOLDFAST_TOKEN_FILE"]
     assert load_token(everything) == b"three"
+    assert load_token({"HOLDFAST_TOKEN": os.fsdecode(b"\xff\xfe-bytes")}) == b"\xff\xfe-bytes"
+    assert load_token({"PATH": "/bin"}) is None
 
 
-@pytest.mark.parametrize("text", ["", " ", "\n\t "])
-def test_an_empty_token_is_refused(tmp_path: Path, text: str) -> None:
-    error = refused({"HOLDFAST_TOKEN": text})
-    assert isinstance(error, UsageError)
-    assert str(error).startswith("HOLDFAST_TOKEN: the token is empty")
-    path = written(tmp_path / "token", text.encode())
-    error = refused({"HOLDFAST_TOKEN_FILE": path, "HOLDFAST_TOKEN": SECRET})
-    assert str(error).startswith(f"HOLDFAST_TOKEN_FILE: {path}: the token is empty")
-
-
-def test_an_empty_file_name_is_refused_rather_than_passed_over() -> None:
-    error = refused({"HOLDFAST_TOKEN_FILE": "", "HOLDFAST_TOKEN": SECRET})
-    assert str(error).startswith("HOLDFAST_TOKEN_FILE is empty")
-    assert str(refused({}, "")).startswith("token_file is empty")
-
-
-def test_a_missing_file_is_named_with_its_setting(tmp_path: Path) -> None:
-    error = refused({"HOLDFAST_TOKEN": SECRET}, f"{tmp_path}/none")
-    assert isinstance(error, EnvironmentProblem)
-    assert str(error) == f"token_file: {tmp_path}/none cannot be read: No such file or directory"
-    assert "HOLDFAST_TOKEN_FILE: " in str(refused({"HOLDFAST_TOKEN_FILE": f"{tmp_path}/none"}))
-
-
-def test_a_name_that_no_file_can_have_is_refused() -> None:
-    assert str(refused({}, "a\0b")) == r"token_file: 'a\x00b' is not the name of a file"
+def test_one_that_is_set_and_cannot_be_used_never_falls_through(tmp_path: Path) -> None:
+    good = {"HOLDFAST_TOKEN": SECRET}
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for path in ("", "a\0b", f"{tmp_path}/none", str(tmp_path), f"{tmp_path}/pipe"):
+        assert "token_file" in str(refused(good, path))
+        assert "HOLDFAST_TOKEN_FILE" in str(refused({**good, "HOLDFAST_TOKEN_FILE": path}))
+    for text in ("", " ", "\n\t ", "x" * (TOKEN_BYTES_MAX + 1)):
+        path = written(tmp_path / "token", text.encode())
+        assert path in str(refused(good, path))
+        assert isinstance(refused({"HOLDFAST_TOKEN": text}), UsageError)
+    longest = written(tmp_path / "token", b"x" * TOKEN_BYTES_MAX)
+    assert load_token({}, longest) == b"x" * TOKEN_BYTES_MAX
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])
@@ -89,22 +61,7 @@ def test_a_file_that_others_may_open_is_refused(tmp_path: Path, mode: int) -> No
     path = written(tmp_path / "token", SECRET.encode(), mode)
     error = refused({}, path)
     assert isinstance(error, EnvironmentProblem)
-    assert f"{path} is open to other users (mode {mode:04o})" in str(error)
-    assert "chmod 600" in str(error)
-
-
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    assert "is not a regular file" in str(refused({}, str(tmp_path)))
-    os.mkfifo(tmp_path / "pipe", 0o600)
-    assert "is not a regular file" in str(refused({}, f"{tmp_path}/pipe"))
-
-
-def test_a_token_has_a_limit(tmp_path: Path) -> None:
-    path = written(tmp_path / "token", b"x" * TOKEN_BYTES_MAX)
-    assert load_token({}, path) == b"x" * TOKEN_BYTES_MAX
-    written(tmp_path / "token", b"x" * (TOKEN_BYTES_MAX + 1))
-    assert "longer than 4096 bytes" in str(refused({}, path))
-    assert "longer than 4096" in str(refused({"HOLDFAST_TOKEN": SECRET * 200}))
+    assert f"{mode:04o}" in str(error)
 
 
 def proof(**changed: object) -> bytes:
@@ -147,10 +104,3 @@ def test_a_proof_is_the_hmac_that_other_programs_compute() -> None:
         b"\0\0\0\x10" + b"c" * 16 + b"\0\0\0\x10" + b"s" * 16
     )
     assert proof() == hmac.new(hashlib.sha256(b"t").digest(), text, hashlib.sha256).digest()
-
-
-def test_proofs_are_compared() -> None:
-    assert same(proof(), proof())
-    assert not same(proof(), proof(token=b"u"))
-    assert not same(b"", proof())
-    assert not same(proof()[:31], proof())
