@@ -22,7 +22,7 @@ from holdfast.numa.binding import AffinityMode, NumaOptions
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
-from holdfast.processes.workers.start import start_processes
+from holdfast.processes.workers.group import start_processes
 from synthetic_machines import add_nvidia, put
 
 if TYPE_CHECKING:

@@ -24,8 +24,7 @@ from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of, wait_for
-from holdfast.processes.workers.group import StopEnded
-from holdfast.processes.workers.start import start_processes
+from holdfast.processes.workers.group import StopEnded, start_processes
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 TYPE_CHECKING = False

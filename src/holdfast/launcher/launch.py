@@ -14,7 +14,7 @@ from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.observers import LaunchObservers
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
-from holdfast.processes.workers.start import HINTS
+from holdfast.processes.workers.group import SHORTAGE_HINTS
 from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 # What a person can do about it, by the error that the kernel gives.
-OS_ERROR_HINTS = HINTS | {
+OS_ERROR_HINTS = SHORTAGE_HINTS | {
     errno.ENOSPC: "free space on the disk, or name another folder with --log-dir",
     errno.EDQUOT: "free space on the disk, or name another folder with --log-dir",
     errno.EROFS: "name a folder that can be written with --log-dir",

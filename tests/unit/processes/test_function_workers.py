@@ -23,7 +23,7 @@ from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.function_workers import MultiprocessContext
-from holdfast.processes.workers.start import start_processes
+from holdfast.processes.workers.group import start_processes
 from real_jobs import News, Watched
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def test_output_is_written_before_the_worker_ends(callers: Callers) -> None:
 START = """
     import os, tempfile
     from holdfast.processes.logs.specs import DefaultLogsSpecs
-    from holdfast.processes.workers.start import start_processes
+    from holdfast.processes.workers.group import start_processes
     def start(fn, method, *args):
         with tempfile.TemporaryDirectory() as folder:
             logs = DefaultLogsSpecs(log_dir=folder)

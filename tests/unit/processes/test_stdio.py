@@ -16,7 +16,7 @@ import pytest
 
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
 from holdfast.processes.logs.stdio import WorkerStdio
-from holdfast.processes.workers.start import start_processes
+from holdfast.processes.workers.group import start_processes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ PATIENCE_S = 60
 AGENT = """
     import os, sys
     from holdfast.processes.logs.specs import DefaultLogsSpecs
-    from holdfast.processes.workers.start import start_processes
+    from holdfast.processes.workers.group import start_processes
     def work(script):
         if os.system(script): raise RuntimeError("the script failed")
     def main():

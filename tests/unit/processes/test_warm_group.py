@@ -17,7 +17,7 @@ from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 from holdfast.processes.workers.command_workers import SubprocessContext
-from holdfast.processes.workers.start import start_processes
+from holdfast.processes.workers.group import start_processes
 from holdfast.processes.zygote.client import warm_start
 from real_jobs import Watched
 

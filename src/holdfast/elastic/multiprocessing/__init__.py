@@ -15,8 +15,7 @@ from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs,
 from holdfast.processes.signals import SignalException
 from holdfast.processes.workers.command_workers import SubprocessContext
 from holdfast.processes.workers.function_workers import MultiprocessContext
-from holdfast.processes.workers.group import PContext
-from holdfast.processes.workers.start import start_processes
+from holdfast.processes.workers.group import PContext, start_processes
 
 __all__ = [
     "DefaultLogsSpecs",

@@ -17,6 +17,7 @@ here, and the agent gets it from `poll_events`.
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -28,6 +29,7 @@ from holdfast.core import stopping
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
+from holdfast.errors import EnvironmentProblem
 from holdfast.processes.failures.exits import (
     OomKills,
     RunProcsResult,
@@ -56,6 +58,17 @@ if TYPE_CHECKING:
 
 # How long a worker that was given up may still take once the keeper is gone too.
 LAST_MS_MAX = 1_000
+# What the kernel says where a limit of this machine or user is reached, and what to do then.
+# Descriptors on their way to the keeper count like open ones (ETOOMANYREFS).
+_MORE_FILES = "raise the limit of open files, see `ulimit -n`, or start fewer workers"
+_MORE_PROCESSES = "raise the limit of processes, see `ulimit -u`, or start fewer workers"
+SHORTAGE_HINTS = {
+    errno.EMFILE: _MORE_FILES,
+    errno.ENFILE: _MORE_FILES,
+    errno.ETOOMANYREFS: _MORE_FILES,
+    errno.EAGAIN: _MORE_PROCESSES,
+    errno.ENOMEM: "free some memory, or start fewer workers",
+}
 
 
 class StopEnded(Value):
@@ -549,3 +562,59 @@ class PContext(ABC):
     def _block(self, deadline: float | None) -> None:
         """Wait for anything to happen, or for the deadline."""
         wait_for(deadline, self._epoll.fileno())
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: dict[int, tuple[Any, ...]],
+    envs: dict[int, dict[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: dict[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: object = None,
+    duplicate_stdout_filters: list[str] | None = None,
+    duplicate_stderr_filters: list[str] | None = None,
+    *,
+    keeper: Keeper | None = None,
+    warm: WarmStart | None = None,
+    capture_stderr: bool = True,
+) -> PContext:
+    """Start one worker for each local rank and return their context, which must be closed.
+
+    A string is a program, and `args` its arguments; anything else is a function, called in new
+    processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1. `warm` goes with
+    its `keeper`, for commands and for functions by `spawn`.
+    """
+    how: dict[str, Any] = {
+        "log_line_prefixes": log_line_prefixes,
+        "numa_options": numa_options,
+        "duplicate_stdout_filters": duplicate_stdout_filters,
+        "duplicate_stderr_filters": duplicate_stderr_filters,
+        "capture_stderr": capture_stderr,
+    }
+    context: PContext
+    try:
+        if isinstance(entrypoint, str):
+            from holdfast.processes.workers.command_workers import SubprocessContext
+
+            context = SubprocessContext(
+                name, entrypoint, args, envs, logs_specs, keeper=keeper, warm=warm, **how
+            )
+        else:
+            from holdfast.processes.workers.function_workers import MultiprocessContext
+
+            if start_method == "spawn":
+                how.update(keeper=keeper, warm=warm)
+            context = MultiprocessContext(
+                name, entrypoint, args, envs, start_method, logs_specs, **how
+            )
+        context.start()
+    except OSError as error:
+        if error.errno not in SHORTAGE_HINTS:
+            raise
+        raise EnvironmentProblem(
+            f"could not start {len(args)} workers: {error.strerror}",
+            hint=SHORTAGE_HINTS[error.errno],
+        ) from error
+    return context
