@@ -1,9 +1,8 @@
-"""The control plane of a worker: a socket at which it can be asked things while it runs.
+"""The control plane of a worker: a socket that answers requests while it runs.
 
-`worker_main()` around a main function opens it, where `TORCH_WORKER_SERVER_SOCKET` names a place;
-`register_handler` adds things to ask for. `dump_stacks` shows where any worker is, with or without.
-
-Importing this package loads nothing but this file; each name is fetched when it is first used.
+`worker_main()` around a main function opens it, if `TORCH_WORKER_SERVER_SOCKET` names a path;
+`register_handler` adds a request. `dump_stacks` shows the stacks of any worker, with or without.
+Each name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -26,23 +25,21 @@ __all__ = [
     "worker_main",
 ]
 
-_HOMES = {
-    "Request": "holdfast.control.handlers",
-    "Response": "holdfast.control.handlers",
-    "WorkerServer": "holdfast.control.server",
-    "dump_into_log": "holdfast.control.stacks",
-    "dump_stacks": "holdfast.control.stacks",
-    "handler_names": "holdfast.control.handlers",
-    "register_handler": "holdfast.control.handlers",
-    "worker_main": "holdfast.control.worker_entry",
-}
-
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'holdfast.control' has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
+    match name:
+        case "WorkerServer":
+            home = "server"
+        case "dump_into_log" | "dump_stacks":
+            home = "stacks"
+        case "worker_main":
+            home = "worker_entry"
+        case _:
+            home = "handlers"
+    value: object = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value

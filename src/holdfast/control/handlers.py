@@ -1,4 +1,4 @@
-"""What a worker can be asked for at its control socket: handlers by name.
+"""The requests that a worker answers at its control socket: handlers by name.
 
 A handler gets a request and a response, as torch's do, runs in a thread of the server, and returns
 nothing. Those that are here from the start:
@@ -9,8 +9,8 @@ nothing. Those that are here from the start:
 `pyspy_dump`        the same by py-spy, from outside; `?native` adds the frames of C
 ==================  ===========================================================================
 
-In a worker that has imported torch, torch's own handlers can be asked for as well (its flight
-recorder, its profiler, and what the program registered with torch). Torch is never imported for them.
+In a worker that has imported torch, torch's own handlers are there as well: its flight recorder,
+its profiler, and what the program registered with torch. Torch is never imported for them.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 FRAMES_MAX = 200
-"""Of one thread, the innermost; a recursion that does not end is not shown to its beginning."""
+"""The innermost of one thread; an endless recursion is not shown to its beginning."""
 THREADS_MAX = 500
 
 
 def stacks_of_this_process() -> str:
-    """Return where each thread is, the main one first, the most recent call last."""
+    """Return the stacks of all threads, the main one first, the most recent call last."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames = sys._current_frames()
@@ -58,7 +58,7 @@ MODULE = "torch._C._distributed_c10d"
 
 
 def torch_handler_names() -> list[str]:
-    """Return what torch can be asked for in this process; nothing where it is not imported."""
+    """Return the names of torch's handlers in this process; none where it is not imported."""
     try:
         return [str(name) for name in sys.modules[MODULE]._get_handler_names()]
     except (KeyError, AttributeError):
@@ -66,7 +66,7 @@ def torch_handler_names() -> list[str]:
 
 
 def torch_handler(name: str) -> Handler | None:
-    """Return one of torch's handlers, to be called like those of our own."""
+    """Return one of torch's handlers, to be called like our own."""
     if name not in torch_handler_names():
         return None
     torch: Any = sys.modules[MODULE]
@@ -106,18 +106,18 @@ NAME = re.compile(r"[A-Za-z0-9_.\-]{1,100}")
 
 
 class Request:
-    """What was asked."""
+    """What a client sent."""
 
     def __init__(self, body: bytes = b"", params: dict[str, str] | None = None) -> None:
         self._body = body
         self._params = params or {}
 
     def body(self) -> str:
-        """Return what came with the request, as text."""
+        """Return the body as text."""
         return self._body.decode(errors="replace")
 
     def get_param(self, key: str) -> str:
-        """Return a parameter of the query, the first of that name; empty if there is none."""
+        """Return the first parameter of that name in the query; empty if there is none."""
         return self._params.get(key, "")
 
     def has_param(self, key: str) -> bool:
@@ -126,7 +126,7 @@ class Request:
 
 
 class Response:
-    """What is answered: nothing, with status 200, until it is set."""
+    """What the client gets: nothing, with status 200, until it is set."""
 
     def __init__(self) -> None:
         self.status = 200
@@ -134,14 +134,14 @@ class Response:
         self.content_type = "text/plain"
 
     def set_content(self, content: str | bytes, content_type: str) -> None:
-        """Set what is sent back."""
+        """Set the body and its type."""
         self.content = content.encode() if isinstance(content, str) else bytes(content)
         if any(not " " <= one <= "~" for one in content_type):
-            raise ValueError(f"{content_type!r} is no content type")
+            raise ValueError(f"{content_type!r} is not a content type")
         self.content_type = content_type
 
     def set_status(self, status: int) -> None:
-        """Set the HTTP status, 200 unless it is set."""
+        """Set the HTTP status, 200 by default."""
         if not 200 <= status <= 599:
             raise ValueError(f"{status} is not a status from 200 to 599")
         self.status = status
@@ -152,9 +152,11 @@ _lock = threading.Lock()
 
 
 def register_handler(name: str, handler: Handler) -> None:
-    """Let a worker be asked for `name`; a name can be taken once."""
+    """Answer requests for `name`; a name can be registered once."""
     if not NAME.fullmatch(name):
-        raise UsageError(f"{name!r} is no name for a handler: letters, digits, '_', '.' and '-'")
+        raise UsageError(
+            f"{name!r} is not a handler name; accepted: letters, digits, '_', '.' and '-'"
+        )
     with _lock:
         if name in _handlers:
             raise UsageError(f"handler {name!r} is registered already")
@@ -164,7 +166,7 @@ def register_handler(name: str, handler: Handler) -> None:
 
 
 def handler_names() -> list[str]:
-    """Return all that can be asked for in this process."""
+    """Return the names of all handlers in this process."""
 
     with _lock:
         own = [*_handlers]
@@ -172,7 +174,7 @@ def handler_names() -> list[str]:
 
 
 def find_handler(name: str) -> Handler | None:
-    """Return the handler of a name: one registered here, or one of torch's."""
+    """Return the handler of a name, ours or torch's; None if there is none."""
 
     with _lock:
         own = _handlers.get(name)

@@ -1,7 +1,7 @@
-"""The workers that run on this host, found without asking anybody: by what `/proc` tells of each.
+"""The workers that run on this host, found in `/proc` alone.
 
-A worker has a rank and a run id in its environment that its parent does not have; what it starts
-itself inherits them. So workers of any launcher with TorchElastic's variables are found.
+A worker has a rank and a run id in its environment that its parent does not have; its own children
+inherit them. So workers of any launcher with TorchElastic's variables are found.
 """
 
 from __future__ import annotations
@@ -28,10 +28,7 @@ KEEPER, ZYGOTE = "hf-keeper", "hf-zygote"
 
 
 class LocalWorker:
-    """A worker, and what is known of it; a rank of -1 is one that cannot be read.
-
-    Or another process that somebody asks for by its number.
-    """
+    """A worker, or another process that was asked for by its pid; -1 is a number not known."""
 
     def __init__(self, pid: int, env: Mapping[str, str], *, is_worker: bool = True) -> None:
         self.pid = pid
@@ -47,7 +44,7 @@ class LocalWorker:
         known = f"rank {self.rank}"
         if self.local_rank >= 0:
             known += f" (local rank {self.local_rank})"
-        unknown = "a worker whose rank cannot be read"
+        unknown = "a worker of unknown rank"
         words = [
             (known if self.rank >= 0 else unknown) if self.is_worker else "",
             f"pid {self.pid}",
@@ -67,8 +64,8 @@ class _Process:
         self.parent, self.session, self.is_ended = stat.parent, stat.session, stat.has_ended
         self.env = initial_environment(pid)
 
-    def place(self) -> tuple[str, str] | None:
-        """Return what makes it a worker or a part of one."""
+    def identity(self) -> tuple[str, str] | None:
+        """Return run id and rank, if it is a worker or belongs to one."""
         if RUN_ID in self.env and RANK in self.env:
             return self.env[RUN_ID], self.env[RANK]
         return None
@@ -80,15 +77,15 @@ def local_workers() -> list[LocalWorker]:
     found = []
     for process in processes.values():
         parent = processes.get(process.parent)
-        place = process.place()
+        identity = process.identity()
         is_keepers = name_of(process.parent) == KEEPER and name_of(process.pid) != ZYGOTE
         if process.is_ended or process.pid == os.getpid():
             continue
-        if place is not None:
-            if parent is None or parent.place() != place:
+        if identity is not None:
+            if parent is None or parent.identity() != identity:
                 found.append(LocalWorker(process.pid, process.env))
         elif process.session == process.pid:
-            # Every worker of ours leads a session; one that was forked has its variables inside.
+            # Every worker of ours leads a session; a forked one has its variables in memory alone.
             env = current_environment(process.pid)
             if RUN_ID in env and RANK in env:
                 found.append(LocalWorker(process.pid, env))

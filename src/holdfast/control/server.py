@@ -1,9 +1,9 @@
-"""The server of a worker: answers at a unix socket while the worker's own code runs.
+"""The control server of a worker: answers at a unix socket while the worker's own code runs.
 
 ============================  ===============================================================
 `GET /`                       a page that says what this is
 `GET /handler/`               the names of the handlers, as a JSON array
-`POST /handler/NAME?a=b`      what a handler answers; 404 if there is none, 500 if it raised
+`POST /handler/NAME?a=b`      the response of a handler; 404 if there is none, 500 if it raised
 ============================  ===============================================================
 
 The paths are those of torch's server, so its clients can use this one. A handler can do all that
@@ -25,16 +25,16 @@ CONNECTIONS_MAX = 16
 BODY_BYTES_MAX = 1 << 20
 PARAMS_MAX = 100
 FINISH_S = 1.0
-"""How long `shutdown` waits for answers that are on their way; a handler that hangs is left."""
+"""How long `shutdown` waits for responses in progress; a handler that hangs is left."""
 
-PAGE = b'<h1>The control server of a worker</h1>\n<a href="/handler/">What it can be asked</a>\n'
+PAGE = b'<h1>The control server of a worker</h1>\n<a href="/handler/">Handlers</a>\n'
 
 
 class WorkerServer:
     """Serves at `path` from now on, until `shutdown`."""
 
     def __init__(self, path: str) -> None:
-        """Raise `EnvironmentProblem` if the path cannot be had."""
+        """Raise `EnvironmentProblem` if the path cannot be used."""
         self.path = os.path.abspath(path)
         listener = listen_privately(self.path)
         self._identity = identity(self.path)
@@ -51,7 +51,7 @@ class WorkerServer:
         )
 
     def shutdown(self) -> None:
-        """Take no more requests and remove the socket. May be called at any time, also twice."""
+        """Accept no more requests and remove the socket. May be called at any time, also twice."""
         if self._pid != os.getpid():
             return  # A fork's copy: the socket is its parent's.
         remove(self.path, self._identity)

@@ -1,8 +1,7 @@
 """A unix socket at a path that only its owner can open, and that no dead server keeps occupied.
 
-The file has mode 0600 from the moment it is there. What a server left that is gone is replaced; the
-socket of one that lives, and anything that is no socket, never is. The folder must be one in which
-others cannot put something else in its place.
+The file has mode 0600 from the start. A stale socket is replaced; that of a live server, and
+anything that is not a socket, never is. The folder must be one in which others cannot replace it.
 """
 
 from __future__ import annotations
@@ -26,16 +25,16 @@ VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
 PATH_BYTES_MAX = 107  # The kernel's: 108 with the zero at the end.
 BACKLOG = 16
 CONNECT_S = 1.0
-"""How long a server that is there may take to be seen; the kernel answers for it."""
+"""How long to wait for a live server to be seen; the kernel answers for it."""
 LOCK_S = 1.0
-"""How long to wait for another process that looks at the same folder."""
+"""How long to wait for another process that checks the same folder."""
 CREDENTIALS = struct.Struct("3i")
 
 
 def socket_path(environ: Mapping[str, str]) -> str:
-    """Return where the socket of a worker with this environment is to be; empty for nowhere.
+    """Return the path of the socket of a worker with this environment; empty for none.
 
-    `${rank}` and `${local_rank}` in it are the worker's, as all workers of a node have one value.
+    `${rank}` and `${local_rank}` in it are replaced, as all workers of a node have one value.
     """
     place = environ.get(VARIABLE, "")
     for name, variable in (("rank", "RANK"), ("local_rank", "LOCAL_RANK")):
@@ -44,17 +43,17 @@ def socket_path(environ: Mapping[str, str]) -> str:
 
 
 def listen_privately(path: str) -> socket.socket:
-    """Return a socket that listens at `path`; raise `EnvironmentProblem` if that cannot be."""
+    """Return a socket that listens at `path`; raise `EnvironmentProblem` if that is impossible."""
     if not 0 < len(os.fsencode(path)) <= PATH_BYTES_MAX:
         raise EnvironmentProblem(
-            f"{VARIABLE}: {path!r} is longer than a socket's path may be, {PATH_BYTES_MAX} bytes"
+            f"{VARIABLE}: {path!r} is longer than {PATH_BYTES_MAX} bytes, the most for a socket"
         )
     folder = os.path.dirname(path) or "."
     try:
         _check_folder(folder)
         lock = _lock(folder)
         try:
-            _remove_left_over(path)
+            _remove_stale(path)
             return _bind(path)
         finally:
             os.close(lock)
@@ -65,7 +64,7 @@ def listen_privately(path: str) -> socket.socket:
 
 
 def remove(path: str, inode: tuple[int, int]) -> None:
-    """Remove the socket's file, if it is still the one that was made."""
+    """Remove the socket's file, if it is still the same one."""
     try:
         if identity(path) == inode:
             os.unlink(path)
@@ -74,20 +73,20 @@ def remove(path: str, inode: tuple[int, int]) -> None:
 
 
 def identity(path: str) -> tuple[int, int]:
-    """Return what tells a file from another of the same name."""
+    """Return what tells a file from another at the same path."""
     found = os.lstat(path)
     return found.st_dev, found.st_ino
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int]:
     """Return the process and the user at the other end of a unix socket."""
-    told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
-    pid, uid, _ = CREDENTIALS.unpack(told)
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    pid, uid, _ = CREDENTIALS.unpack(found)
     return pid, uid
 
 
 def is_owner(uid: int) -> bool:
-    """Whether a user may use what is this process's: itself, or root."""
+    """Whether a user may use what belongs to this process: its own, or root."""
     return uid in (os.geteuid(), 0)
 
 
@@ -100,13 +99,13 @@ def _check_folder(folder: str) -> None:
     open_to_others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     if not is_owner(found.st_uid) or (open_to_others and not found.st_mode & stat.S_ISVTX):
         raise EnvironmentProblem(
-            f"{VARIABLE}: in {folder} others can replace the socket",
+            f"{VARIABLE}: other users can replace the socket in {folder}",
             hint="use a folder that only you can write to: chmod 700",
         )
 
 
 def _lock(folder: str) -> int:
-    """Keep others of our kind from looking at the folder meanwhile; go on if that takes long."""
+    """Keep other workers from checking the folder meanwhile; go on if that takes too long."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     deadline = time.monotonic() + LOCK_S
     while True:
@@ -116,17 +115,17 @@ def _lock(folder: str) -> int:
             if problem.errno == errno.EWOULDBLOCK and time.monotonic() < deadline:
                 time.sleep(0.01)
                 continue
-            # A folder that cannot be locked, or that somebody holds for a purpose of their own.
+            # A folder that cannot be locked, or that is locked for another purpose.
         return descriptor
 
 
-def _remove_left_over(path: str) -> None:
+def _remove_stale(path: str) -> None:
     try:
         found = os.lstat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(found.st_mode):
-        raise EnvironmentProblem(f"{VARIABLE}: {path} is there, and is no socket")
+        raise EnvironmentProblem(f"{VARIABLE}: {path} exists and is not a socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as trial:
         trial.settimeout(CONNECT_S)
         try:
@@ -140,7 +139,7 @@ def _remove_left_over(path: str) -> None:
         except OSError as problem:
             if problem.errno != errno.EAGAIN:
                 raise
-            pid = 0  # Its queue is full: it lives.
+            pid = 0  # Its queue is full: it is alive.
     raise EnvironmentProblem(
         f"{VARIABLE}: {path} is in use by {f'process {pid}' if pid else 'another process'}",
         hint="give each worker a path of its own, with ${local_rank} in it",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PROGRAM = "py-spy"
 SPY_S = 10.0
-"""How long one look may take; it takes a tenth of a second."""
+"""How long one dump may take; usually it takes a tenth of a second."""
 TEXT_BYTES_MAX = 4 << 20
 SCOPE = "/proc/sys/kernel/yama/ptrace_scope"
 INSTALL = "install it beside Holdfast: pip install py-spy"
@@ -36,7 +36,7 @@ class PySpyFailed(Exception):
 
 
 def find_py_spy() -> str | None:
-    """Return where py-spy is: beside this Python, else on the PATH; never in a relative folder."""
+    """Return the path of py-spy: beside this Python, else on the PATH; never in a relative folder."""
     folders = [os.path.dirname(sys.executable), *os.get_exec_path()]
     for folder in folders:
         program = os.path.join(folder, PROGRAM)
@@ -50,12 +50,12 @@ def run_py_spy(
 ) -> str:
     """Return the stacks of a process's Python threads; raise `PySpyFailed` if there are none.
 
-    `pausing` stops the process for the moment of the look, without which the stacks may be torn.
-    `limit_s` is how long the look may take, `SPY_S` unless given.
+    `pausing` stops the process meanwhile, without which the stacks may be torn. `limit_s` is how
+    long it may take, `SPY_S` by default.
     """
     program = find_py_spy()
     if program is None:
-        raise PySpyFailed(f"py-spy is not there; {INSTALL}")
+        raise PySpyFailed(f"py-spy is not installed; {INSTALL}")
     import subprocess
 
     limit_s = SPY_S if limit_s is None else limit_s
@@ -70,22 +70,22 @@ def run_py_spy(
             env={**os.environ, "RUST_BACKTRACE": "0", "NO_COLOR": "1"},
         )
     except subprocess.TimeoutExpired:
-        raise PySpyFailed(f"py-spy has found no stacks of {pid} in {limit_s:g} s") from None
+        raise PySpyFailed(f"py-spy found no stacks of {pid} in {limit_s:g} s") from None
     except OSError as problem:
-        raise PySpyFailed(f"{program} cannot be started: {problem.strerror}") from None
+        raise PySpyFailed(f"cannot start {program}: {problem.strerror}") from None
     if done.returncode != 0:
         raise PySpyFailed(_why(pid, done.stderr.decode(errors="replace")))
     return done.stdout[:TEXT_BYTES_MAX].decode(errors="replace")
 
 
-def _why(pid: int, told: str) -> str:
-    """Make one line of what py-spy says when it fails."""
+def _why(pid: int, stderr: str) -> str:
+    """Return one line on why py-spy failed."""
     if not procfs.exists(pid):
         return f"process {pid} has ended"
-    if "ermission denied" in told or "not permitted" in told:
-        return f"this user may not look into process {pid}{_remedy()}"
-    first = told.strip().partition("\n")[0].removeprefix("Error: ")
-    return f"py-spy: {first or 'it failed without a word'}"
+    if "ermission denied" in stderr or "not permitted" in stderr:
+        return f"this user may not read the memory of process {pid}{_remedy()}"
+    first = stderr.strip().partition("\n")[0].removeprefix("Error: ")
+    return f"py-spy: {first or 'failed without a message'}"
 
 
 def _remedy() -> str:
@@ -95,46 +95,46 @@ def _remedy() -> str:
     except OSError:
         limited = False
     if limited:
-        return f"; {SCOPE} limits that: be root, or set it to 0"
-    return "; be root, or give the container SYS_PTRACE"
+        return f"; {SCOPE} limits that: use root, or set it to 0"
+    return "; use root, or give the container SYS_PTRACE"
 
 
 LIMIT_S = 10.0
-"""How long all of it may take; it takes a tenth of a second, unless the process is stuck."""
+"""How long all of it may take; a tenth of a second, unless the process is stuck."""
 PYTHONS = ("python", "libpython", "pypy", "libpypy")
 
 
 def dump_stacks(pid: int, env: Mapping[str, str] | None = None, *, limit_s: float = LIMIT_S) -> str:
-    """Return where a process is, as text that ends a line; never raises.
+    """Return the stacks of a process, or what else is known of it, as text; never raises.
 
     A loop that must go on gives a small `limit_s`, or calls it in a thread. `env` is the
-    environment of the process, if it is known better than `/proc` knows it.
+    environment of the process, if the caller knows it better than `/proc`.
     """
     deadline = time.monotonic() + limit_s
     try:
-        # Half of the time is for the other way, should there be no end to this one. What stands
-        # still already need not be stopped for the look, and cannot be.
+        # Half of the time is for the other way, should this one not end. A process that is
+        # stopped already need not be paused, and cannot be.
         found = run_py_spy(pid, pausing=not procfs.is_stopped(pid), limit_s=limit_s / 2)
-        return _ending_a_line(found)
+        return _with_newline(found)
     except PySpyFailed as problem:
         if procfs.has_ended(pid):
             return f"process {pid} has ended\n"
-        why = str(problem) if is_python(pid) else "this is no Python program"
-    place = socket_path(procfs.initial_environment(pid)) or socket_path(
+        why = str(problem) if is_python(pid) else "this is not a Python program"
+    path = socket_path(procfs.initial_environment(pid)) or socket_path(
         procfs.current_environment(pid) if env is None else env
     )
-    if place and (told := _ask_for_stacks(place, pid, deadline)):
-        return _ending_a_line(told)
+    if path and (found := _ask_for_stacks(path, pid, deadline)):
+        return _with_newline(found)
     return f"{procfs.describe(pid)}no Python stacks: {why}\n"
 
 
 def dump_into_log(pid: int, path: str, title: str = "", *, limit_s: float = LIMIT_S) -> None:
-    """Append where a process is to its log; a log that cannot be written raises `OSError`."""
+    """Append the stacks of a process to its log; raise `OSError` if it cannot be written."""
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     text = f"\n[holdfast] {title or 'stacks'} (pid {pid}, {when})\n"
     text += dump_stacks(pid, limit_s=limit_s)
     # The worker writes to the same file: in one piece, so that its lines do not get in between.
-    # Should it be a pipe, nobody waits until somebody reads it.
+    # Should it be a pipe, this does not wait for its reader.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o644)
     try:
@@ -146,18 +146,18 @@ def dump_into_log(pid: int, path: str, title: str = "", *, limit_s: float = LIMI
 
 
 def is_python(pid: int) -> bool:
-    """Whether a process may be a Python interpreter, as far as can be seen from outside."""
+    """Whether a process may be a Python interpreter, as far as its mapped files show."""
     try:
         with open(f"/proc/{pid}/maps", errors="replace") as maps:
             return any(os.path.basename(line.strip()).startswith(PYTHONS) for line in maps)
     except PermissionError:
-        return True  # Another user's; who knows.
+        return True  # Another user's: it may be.
     except OSError:
         return False
 
 
 def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
-    """Return what the worker says at its socket; nothing if it is not there or does not answer."""
+    """Return the stacks by the worker's control socket; nothing if it does not answer."""
     import socket
 
     from holdfast.control.socket_file import peer_of
@@ -167,7 +167,7 @@ def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
-            # A relative path is the worker's, unless it has gone elsewhere since.
+            # A relative path is the worker's, unless it has changed its directory since.
             connection.connect(os.path.join(f"/proc/{pid}/cwd", path))
             if peer_of(connection)[0] != pid:
                 return ""  # Another worker has the same path.
@@ -184,5 +184,5 @@ def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
     return body.decode(errors="replace") if head.split()[1:2] == [b"200"] else ""
 
 
-def _ending_a_line(text: str) -> str:
+def _with_newline(text: str) -> str:
     return f"{text.rstrip()}\n"

@@ -1,12 +1,12 @@
-"""`worker_main()`: around the main function of a worker, the record of its failure and its server.
+"""`worker_main()`: records the failure of a worker's main function, and runs its control server.
 
     @worker_main()
     def main() -> None:
         ...
 
 An exception that leaves `main` is recorded as by `@record`. Where `TORCH_WORKER_SERVER_SOCKET`
-names a path, the worker can be asked things at a socket there for as long as `main` runs. It can
-be used as `with worker_main():` too.
+names a path, the worker answers requests at a socket there for as long as `main` runs. It can be
+used as `with worker_main():` too.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ class WorkerMain:
         if isinstance(error, Exception):
             try:
                 record(_raise)(error)
-            except Exception:  # noqa: BLE001 (the same again; Python goes on with it from here)
+            except Exception:  # noqa: BLE001 (the same one; Python goes on with it from here)
                 error.__traceback__ = tb
         return False
 
 
 def worker_main() -> WorkerMain:
-    """Return what to put around the main function of a worker, as a decorator or by `with`."""
+    """Return a decorator for the main function of a worker, which is a context manager too."""
     return WorkerMain()
 
 

@@ -1,4 +1,4 @@
-"""Workers on CPUs near their GPUs: `AffinityMode` and `NumaOptions` say how."""
+"""CPU binding: workers on CPUs near their GPUs, as `AffinityMode` and `NumaOptions` say."""
 
 from holdfast.numa.binding import AffinityMode, NumaOptions
 

@@ -1,4 +1,4 @@
-"""Which CPUs a worker is bound to, given where the machine has its CPUs and its GPUs.
+"""Which CPUs a worker is bound to, given the CPUs and the GPUs of the machine.
 
 A worker's GPU is the one whose number is the worker's local rank, and all CPUs are chosen near that
 GPU. CPUs that the agent itself may not use are never chosen, as if the machine did not have them.
@@ -20,7 +20,7 @@ MODES = ("node", "socket", "exclusive", "core-complex")
 class Cpu(Value):
     """One logical CPU. What it shares with others is named by the lowest CPU that shares it.
 
-    `package` and `complex` are None where the kernel does not tell.
+    `package` and `complex` are None where the kernel does not show it.
     """
 
     number: int
@@ -47,8 +47,8 @@ def cpus_of(machine: Machine, mode: str, gpu: int, allowed: Iterable[int]) -> li
     """Return the CPUs for the worker that uses this GPU, in ascending order; at least one."""
     if gpu >= len(machine.gpus):
         raise EnvironmentProblem(
-            f"worker {gpu} has no GPU to be bound near to: {counted(len(machine.gpus), 'GPU')} "
-            "can be seen here"
+            f"worker {gpu} has no GPU to bind it near to: {counted(len(machine.gpus), 'GPU')} "
+            "visible here"
         )
     known = _allowed_part(machine, frozenset(allowed))
     at = machine.gpus[gpu]
@@ -87,7 +87,7 @@ def _on_socket(
 ) -> tuple[Cpu, ...]:
     """Return the CPUs of all nodes on one socket; a node is where its lowest CPU is."""
     if package is None:
-        raise EnvironmentProblem(f"the kernel does not tell which socket NUMA node {node} is on")
+        raise EnvironmentProblem(f"the kernel does not show which socket NUMA node {node} is on")
     return tuple(cpu for cpus in known.values() if cpus[0].package == package for cpu in cpus)
 
 
@@ -108,7 +108,7 @@ def _own_cores(near: tuple[Cpu, ...], node: int, position: int, sharers: int) ->
 def _core_complex(near: tuple[Cpu, ...], position: int) -> tuple[Cpu, ...]:
     """Return one group of CPUs with a cache of their own: the largest first, then by number."""
     if any(cpu.complex is None for cpu in near):
-        raise EnvironmentProblem("the kernel does not tell which CPUs share a cache")
+        raise EnvironmentProblem("the kernel does not show which CPUs share a cache")
     groups = _grouped(near, lambda cpu: cpu.complex or 0)
     order = sorted(groups, key=lambda lowest: (-len(groups[lowest]), lowest))
     return tuple(groups[order[position % len(order)]])

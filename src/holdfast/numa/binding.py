@@ -1,8 +1,8 @@
-"""`NumaOptions`: how workers are bound to CPUs near their GPUs; and what that comes to here.
+"""`NumaOptions`: how workers are bound to CPUs near their GPUs; and the CPUs that this gives here.
 
-The one thing to know: this decides, and the worker's own process does it, before its program
-begins, so that all its threads and children are bound and the agent never is. No memory policy is
-set: the kernel gives memory near the CPU that first uses it, which is then the right place.
+This decides; the worker's own process binds itself before its program begins, so that all its
+threads and children are bound and the agent never is. No memory policy is set: the kernel allocates
+memory near the CPU that first uses it, which is then the right place.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["AffinityMode", "NumaOptions"]
 ROOT = "/"
 """Where the kernel's file systems are mounted."""
 
-_logged: set[str] = set()  # A job that starts its workers again need not be told again.
+_logged: set[str] = set()  # A restart need not log them again.
 
 
 class AffinityMode(str, Enum):  # noqa: UP042 (StrEnum's text differs from PyTorch's)
-    """Which CPUs a worker gets, seen from the GPU whose number is its local rank."""
+    """Which CPUs a worker gets, relative to the GPU whose number is its local rank."""
 
     NODE = "node"
     """All of the GPU's NUMA node."""
     SOCKET = "socket"
-    """All of the socket that this NUMA node is on."""
+    """All of the socket of this NUMA node."""
     EXCLUSIVE = "exclusive"
     """Cores of the NUMA node that no other GPU's worker gets."""
     CORE_COMPLEX = "core-complex"
@@ -43,7 +43,7 @@ class AffinityMode(str, Enum):  # noqa: UP042 (StrEnum's text differs from PyTor
 
 @dataclass(frozen=True)
 class NumaOptions:
-    """How to bind workers; where that cannot be done they start unbound only if this says so."""
+    """How to bind workers; where that is impossible they start unbound only if this says so."""
 
     affinity_mode: AffinityMode
     should_fall_back_if_binding_fails: bool = False
@@ -54,8 +54,8 @@ def cpus_of_workers(
 ) -> dict[int, list[int]]:
     """Return the CPUs of each worker by local rank; empty if workers are not to be bound.
 
-    `options` are `NumaOptions`, PyTorch's as well as ours, or None. With a `root` it is decided
-    for another machine, whose file system begins there.
+    `options` are `NumaOptions`, PyTorch's or ours, or None. With a `root` it is decided for
+    another machine, whose file system is mounted there.
     """
     if options is None:
         return {}
@@ -68,12 +68,12 @@ def cpus_of_workers(
     except (HoldfastError, OSError, ValueError) as problem:
         if isinstance(problem, UsageError):
             raise
-        said = getattr(problem, "message", None) or f"what the kernel says is not clear: {problem}"
+        why = getattr(problem, "message", None) or f"unexpected data from the kernel: {problem}"
         if getattr(options, "should_fall_back_if_binding_fails", False):
-            _log_once(f"--numa-binding {mode}: {said}; workers are not bound")
+            _log_once(f"--numa-binding {mode}: {why}; workers are not bound")
             return {}
         raise EnvironmentProblem(
-            f"--numa-binding {mode}: {said}",
+            f"--numa-binding {mode}: {why}",
             hint="leave --numa-binding out, or NumaOptions, to start workers unbound",
         ) from problem
 
@@ -84,7 +84,7 @@ def mode_of(options: object) -> str:
     mode = getattr(chosen, "value", chosen)
     if mode not in affinity.MODES:
         raise UsageError(
-            f"numa_options: {options!r} names no way of binding; accepted: NumaOptions with "
+            f"numa_options: {options!r} has no affinity mode; accepted: NumaOptions with "
             f"an affinity_mode of {', '.join(affinity.MODES)}"
         )
     return str(mode)
@@ -93,15 +93,15 @@ def mode_of(options: object) -> str:
 def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[int]]:
     gpus = read_gpus(root, os.environ)
     if not gpus.cards:
-        raise EnvironmentProblem("no GPU can be seen here, and workers are bound near to theirs")
+        raise EnvironmentProblem("no GPU is visible here to bind workers near to")
     machine = read_machine(root, [card.address for card in gpus.cards])
     if not machine.nodes:
-        raise EnvironmentProblem(f"the kernel shows no NUMA nodes here, in /{NODES}")
+        raise EnvironmentProblem(f"the kernel shows no NUMA nodes in /{NODES}")
     if gpus.models:
         _log_once(
-            f"--numa-binding {mode}: GPUs of several models are here ({', '.join(gpus.models)}), "
-            "and workers are bound as if they were numbered by PCI address; "
-            "CUDA_DEVICE_ORDER=PCI_BUS_ID has CUDA number them so"
+            f"--numa-binding {mode}: there are GPUs of several models ({', '.join(gpus.models)}); "
+            "workers are bound as if they were numbered by PCI address; "
+            "set CUDA_DEVICE_ORDER=PCI_BUS_ID to make CUDA number them so"
         )
     allowed = os.sched_getaffinity(0)
     chosen = {rank: affinity.cpus_of(machine, mode, rank, allowed) for rank in local_ranks}
@@ -115,19 +115,19 @@ def _decide(mode: str, local_ranks: Iterable[int], root: str) -> dict[int, list[
 
 
 def _try_binding(chosen: dict[int, list[int]]) -> None:
-    """Raise if the kernel would not bind workers so; a thread finds out, and ends."""
+    """Raise if the kernel would refuse this binding; a thread tries it, and ends."""
     import threading
 
     refusals: list[str] = []
 
-    def bind_to_each() -> None:
+    def bind_to_all() -> None:
         for cpus in chosen.values():
             try:
                 os.sched_setaffinity(0, cpus)
             except OSError as error:
                 refusals.append(f"CPUs {affinity.format_ranges(cpus)}: {error.strerror}")
 
-    thread = threading.Thread(target=bind_to_each, name="holdfast-numa")
+    thread = threading.Thread(target=bind_to_all, name="holdfast-numa")
     thread.start()
     thread.join()
     if refusals:
@@ -141,9 +141,9 @@ def _log_once(text: str, level: int = console.NOTICE) -> None:
 
 
 class OnCpus:
-    """For a while, what this thread starts is bound to these CPUs; to none if there are none.
+    """A context in which what this thread starts is bound to these CPUs, unless there are none.
 
-    The thread itself is too, for that long, and no other thread of this process.
+    The thread itself is bound too, for that long, and no other thread of this process.
     """
 
     def __init__(self, cpus: Iterable[int]) -> None:

@@ -38,13 +38,13 @@ def read_machine(root: str, gpu_addresses: Iterable[str]) -> Machine:
 
 
 def node_of(root: str, address: str) -> int:
-    """Return the NUMA node of a PCI device: 0 where the machine has but one and does not say."""
+    """Return the NUMA node of a PCI device: 0 where the kernel does not say."""
     text = text_of(root, PCI_DEVICES, address, "numa_node")
     return max(0, int(text)) if text else 0
 
 
 def _cpus(root: str, numbers: Iterable[int]) -> Iterator[Cpu]:
-    """Read about each CPU; what it shares with others is read once for all of them."""
+    """Read each CPU; what it shares with others is read once for all of them."""
     core: dict[int, int] = {}
     package: dict[int, int | None] = {}
     cache: dict[int, int | None] = {}
@@ -62,7 +62,7 @@ def _cpus(root: str, numbers: Iterable[int]) -> Iterator[Cpu]:
 
 
 def _sharing_last_cache(root: str, cpu: int) -> list[int]:
-    """Return the CPUs that share this one's cache of the highest level; none if it is not told."""
+    """Return the CPUs that share this one's last-level cache; none if that is not known."""
     folder = os.path.join(root, CPUS, f"cpu{cpu}", "cache")
     highest, sharers = -1, list[int]()
     for index in numbered(folder, "index"):
@@ -74,7 +74,7 @@ def _sharing_last_cache(root: str, cpu: int) -> list[int]:
 
 
 def numbered(folder: str, word: str) -> list[int]:
-    """Return the numbers of the entries called by this word and a number."""
+    """Return the numbers of the entries named by this word and a number."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -84,7 +84,7 @@ def numbered(folder: str, word: str) -> list[int]:
 
 
 def text_of(*path: str) -> str:
-    """Return what a file says, empty if it is not there."""
+    """Return the text of a file, empty if it does not exist."""
     try:
         with open(os.path.join(*path), encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()
@@ -104,7 +104,7 @@ GPU_CLASSES = ("0x0300", "0x0302", "0x0380", "0x1200")
 
 
 class Gpu(Value):
-    """One card. `unique` is the name that lists of visible devices may use, empty if not known."""
+    """One card. `unique` is its UUID in lists of visible devices, empty if not known."""
 
     address: str
     unique: str
@@ -116,11 +116,11 @@ class Gpus(Value):
 
     cards: tuple[Gpu, ...]
     models: tuple[str, ...] = ()
-    """The models of all cards, if it is not known which of them is counted first."""
+    """The models of all cards, if their order is not known."""
 
 
 def read_gpus(root: str, env: Mapping[str, str]) -> Gpus:
-    """Return the GPUs of this machine that this environment shows."""
+    """Return the GPUs of this machine that are visible in this environment."""
     cards = _nvidia_cards(root) or _pci_cards(root, NVIDIA)
     if cards:
         models = sorted({card.model for card in cards})
@@ -139,19 +139,18 @@ def _visible(cards: list[Gpu], variable: str, env: Mapping[str, str]) -> list[Gp
         return cards
     if any(entry.strip().startswith("MIG-") for entry in visible.split(",")):
         raise EnvironmentProblem(
-            f"{variable}={visible!r} names parts of GPUs, and which GPU each is a part of cannot "
-            "be told"
+            f"{variable}={visible!r} names parts of GPUs, and it is not known of which GPU each is"
         )
     if "GPU-" in visible and not all(card.unique for card in cards):
         raise EnvironmentProblem(
-            f"{variable}={visible!r} names GPUs by their UUIDs, which the driver does not show "
-            "here; name them by numbers"
+            f"{variable}={visible!r} names GPUs by UUID, which the driver does not show here; "
+            "name them by number"
         )
     return [cards[number] for number in visible_numbers(visible, [card.unique for card in cards])]
 
 
 def _nvidia_cards(root: str) -> list[Gpu]:
-    """Return the cards that the driver shows, less those that a container has no device of."""
+    """Return the cards of NVIDIA's driver, without those whose device a container lacks."""
     folder = os.path.join(root, NVIDIA_PROC)
     try:
         addresses = sorted(os.listdir(folder), key=_pci_numbers)
@@ -160,24 +159,24 @@ def _nvidia_cards(root: str) -> list[Gpu]:
     devices = set(numbered(os.path.join(root, "dev"), "nvidia"))
     cards = []
     for address in addresses:
-        said = _fields(text_of(folder, address, "information"), ":")
-        minor = said.get("Device Minor", "")
+        fields = _fields(text_of(folder, address, "information"), ":")
+        minor = fields.get("Device Minor", "")
         if not (devices and minor.isdecimal() and int(minor) not in devices):
-            cards.append(Gpu(address.lower(), said.get("GPU UUID", ""), said.get("Model", "")))
+            cards.append(Gpu(address.lower(), fields.get("GPU UUID", ""), fields.get("Model", "")))
     return cards
 
 
 def _amd_cards(root: str) -> list[Gpu]:
-    """Return the cards of the driver's topology; its nodes without SIMD units are CPUs."""
+    """Return the cards of AMD's driver; nodes of its topology without SIMD units are CPUs."""
     folder = os.path.join(root, KFD_NODES)
     cards = []
     for number in numbered(folder, ""):
-        said = _fields(text_of(folder, str(number), "properties"), " ")
-        if int(said.get("simd_count", 0)) > 0:
-            place = int(said.get("location_id", 0))
-            unique = int(said.get("unique_id", 0))
+        fields = _fields(text_of(folder, str(number), "properties"), " ")
+        if int(fields.get("simd_count", 0)) > 0:
+            place = int(fields.get("location_id", 0))
+            unique = int(fields.get("unique_id", 0))
             bus, slot = place >> 8 & 0xFF, place >> 3 & 0x1F
-            address = f"{int(said.get('domain', 0)):04x}:{bus:02x}:{slot:02x}.{place & 7}"
+            address = f"{int(fields.get('domain', 0)):04x}:{bus:02x}:{slot:02x}.{place & 7}"
             cards.append(Gpu(address, f"GPU-{unique:016x}" if unique else "", ""))
     return cards
 

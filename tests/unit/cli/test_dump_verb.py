@@ -89,7 +89,7 @@ def test_a_python_below_a_shell(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     (worker, told), (below, stacks) = sections(out).items()
     assert worker.startswith("rank 0 (local rank 0), ")
-    assert "this is no Python program" in told
+    assert "no Python stacks" in told
     assert below.startswith("below pid ")
     assert "below_the_shell" in stacks
 

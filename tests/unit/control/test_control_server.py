@@ -1,25 +1,30 @@
-"""The server of a worker: what it answers, to whom, and that nothing of it stays."""
+"""The control server of a worker: what it answers, to whom, and that nothing of it stays."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
+import re
 import socket
+import stat
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.control import handlers, server
-from holdfast.control.handlers import Request, Response, register_handler
+from holdfast.control import handlers, server, socket_file
+from holdfast.control.handlers import Request, Response, register_handler, stacks_of_this_process
 from holdfast.control.server import WorkerServer
+from holdfast.control.socket_file import identity, listen_privately, peer_of, remove, socket_path
+from holdfast.elastic.control_plane import TORCH_WORKER_SERVER_SOCKET, worker_main
+from holdfast.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -45,81 +50,80 @@ def asked(path: str, method: str, what: str, body: bytes = b"") -> tuple[int, st
         connection.close()
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+@pytest.fixture(autouse=True)
+def table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handlers, "_handlers", dict(handlers._handlers))
-    serving = WorkerServer(str(tmp_path / "control.sock"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "control.sock")
+
+
+@pytest.fixture
+def place(path: str) -> Iterator[str]:
+    serving = WorkerServer(path)
     yield serving.path
     serving.shutdown()
 
 
-def test_the_page_and_the_names(place: str) -> None:
-    status, kind, page = asked(place, "GET", "/")
-    assert (status, kind) == (200, "text/html")
-    assert 'href="/handler/"' in page
+def nothing(request: Request, response: Response) -> None: ...
+
+
+# Handlers.
+
+
+def test_the_page_the_names_and_what_is_unknown(place: str) -> None:
+    assert asked(place, "GET", "/")[:2] == (200, "text/html")
+    assert asked(place, "HEAD", "/")[0] == 200
     status, kind, names = asked(place, "GET", "/handler/")
     assert (status, kind) == (200, "application/json")
     assert {"ping", "dump_traceback", "pyspy_dump"} <= set(json.loads(names))
-    assert asked(place, "HEAD", "/") == (200, "text/html", "")
-
-
-def test_ping_and_unknown_ones(place: str) -> None:
     assert asked(place, "POST", "/handler/ping") == (200, "text/plain", "pong")
-    assert asked(place, "POST", "/handler/jump") == (
-        404,
-        "text/plain",
-        "Handler jump not found\n",
-    )
-    for method, what in [
-        ("GET", "/handler/ping"),
-        ("GET", "/other"),
-        ("POST", "/"),
+    for method, what in (
+        ("POST", "/handler/jump"), ("GET", "/handler/ping"), ("GET", "/other"), ("POST", "/"),
         ("POST", "/handler/ping/x"),
-    ]:
+    ):  # fmt: skip
         assert asked(place, method, what)[0] == 404
     assert asked(place, "PUT", "/handler/ping")[0] == 405
+    program = "from holdfast.control import handler_names; print(handler_names())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert done.stdout == b"['dump_traceback', 'ping', 'pyspy_dump']\n"
 
 
-def test_the_stacks_of_all_threads(place: str) -> None:
-    there, go_on = threading.Event(), threading.Event()
-
-    def waiting_here() -> None:
-        there.set()
-        go_on.wait()
-
-    waiting = threading.Thread(target=waiting_here, name="the one that waits")
-    waiting.start()
-    there.wait()
-    try:
-        status, kind, text = asked(place, "POST", "/handler/dump_traceback")
-    finally:
-        go_on.set()
-        waiting.join()
-    assert (status, kind) == (200, "text/plain")
-    assert '"the one that waits" (most recent call last):' in text
-    assert "waiting_here" in text
-    assert "test_the_stacks_of_all_threads" in text
-    assert "_dump_traceback" not in text
-
-
-def test_an_own_handler_gets_all_and_says_what_it_likes(place: str) -> None:
+def test_an_own_handler_gets_all_and_sets_all(place: str) -> None:
     def own(request: Request, response: Response) -> None:
-        said = [request.body(), request.get_param("a"), request.get_param("none")]
-        response.set_content(json.dumps(said), "application/x-own")
+        found = [request.body(), request.get_param("a"), request.get_param("none")]
+        found += [str(request.has_param(name)) for name in ("b", "c")]
+        response.set_content(json.dumps(found), "application/x-own")
         response.set_status(201)
 
     register_handler("own", own)
-    answer = asked(place, "POST", "/handler/own?a=1%202+3&a=4&b", b"content")
-    assert answer == (201, "application/x-own", '["content", "1 2 3", ""]')
-
-
-def test_one_that_says_nothing_is_well(place: str) -> None:
-    register_handler("quiet", lambda _request, _response: None)
+    register_handler("quiet", nothing)
+    status, kind, text = asked(place, "POST", "/handler/own?a=1%202+3&a=4&b", b"\xc3\xa9\xff")
+    assert (status, kind) == (201, "application/x-own")
+    assert json.loads(text) == ["é\ufffd", "1 2 3", "", "True", "False"]
     assert asked(place, "POST", "/handler/quiet") == (200, "text/plain", "")
 
 
+def test_a_handler_is_registered_once_by_a_valid_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    register_handler("own", nothing)
+    for name in ("own", "ping", "", "a/b", "a b", "a?", "é", "x" * 101):
+        with pytest.raises(UsageError):
+            register_handler(name, nothing)
+    monkeypatch.setattr(handlers, "HANDLERS_MAX", len(handlers._handlers))
+    with pytest.raises(UsageError):
+        register_handler("one-more", nothing)
+    response = Response()
+    with pytest.raises(ValueError, match="content type"):
+        response.set_content("x", "text/plain\r\nSet-Cookie: a")
+    for wrong in (0, 100, 600):
+        with pytest.raises(ValueError, match="status"):
+            response.set_status(wrong)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("boom"), SystemExit(3), KeyboardInterrupt()])
-def test_one_that_raises_is_told_and_the_next_is_served(
+def test_a_handler_that_raises_is_a_500_and_the_next_is_served(
     place: str, error: BaseException, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def bad(request: Request, response: Response) -> None:
@@ -127,54 +131,73 @@ def test_one_that_raises_is_told_and_the_next_is_served(
 
     register_handler("bad", bad)
     status, _, text = asked(place, "POST", "/handler/bad")
-    assert status == 500
-    assert text == f"Handler bad failed: {type(error).__name__}: {error}\n"
+    assert (status, type(error).__name__ in text) == (500, True)
+    query = "&".join(f"p{number}" for number in range(server.PARAMS_MAX + 1))
+    assert asked(place, "POST", f"/handler/ping?{query}")[0] == 500
     assert asked(place, "POST", "/handler/ping")[0] == 200
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_body_has_a_length_and_a_limit(place: str) -> None:
-    most = b"x" * server.BODY_BYTES_MAX
-    assert asked(place, "POST", "/handler/ping", most)[0] == 200
-    assert asked(place, "POST", "/handler/ping", most + b"x")[0] == 413
-    head = b"POST /handler/ping HTTP/1.1\r\nHost: x\r\n"
-    for header, status in (
-        (b"Transfer-Encoding: chunked", 411),
-        (b"Content-Length: -1", 411),
-        (b"Content-Length: %b" % (b"9" * 5000), 413),
-    ):
-        with socket.socket(socket.AF_UNIX) as client:
-            client.connect(place)
-            client.sendall(head + header + b"\r\n\r\n")
-            assert client.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
+def test_py_spy_looks_at_the_worker_itself(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, _, text = asked(place, "POST", "/handler/pyspy_dump")
+    assert (status, "test_py_spy_looks_at_the_worker_itself (" in text) == (200, True), text
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+    status, _, text = asked(place, "POST", "/handler/pyspy_dump")
+    assert (status, text.count("\n")) == (500, 1)
 
 
-def test_a_body_that_breaks_off_is_not_taken_for_a_whole_one(place: str) -> None:
-    with socket.socket(socket.AF_UNIX) as client:
-        client.connect(place)
-        client.sendall(b"POST /handler/ping HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\nhal")
-        client.shutdown(socket.SHUT_WR)
-        assert client.makefile("rb").read().endswith(b"3 bytes came of 10\n")
+class Waiting:
+    """Some threads that wait, each so many calls deep."""
+
+    def __init__(self, depth: int, count: int = 1) -> None:
+        self.go_on = threading.Event()
+        self.barrier = threading.Barrier(count + 1)
+        self.threads = [
+            threading.Thread(target=self.deep, args=(depth,), name=f"deep {number}")
+            for number in range(count)
+        ]
+
+    def deep(self, left: int) -> None:
+        if left:
+            self.deep(left - 1)
+        else:
+            self.barrier.wait()
+            self.go_on.wait()
+
+    def __enter__(self) -> None:
+        for thread in self.threads:
+            thread.start()
+        self.barrier.wait()
+
+    def __exit__(self, *_: object) -> None:
+        self.go_on.set()
+        for thread in self.threads:
+            thread.join()
 
 
-def test_without_a_thread_for_it_a_client_is_sent_away(
+def test_the_stacks_of_all_other_threads_are_shown(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(_thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+    with Waiting(2):
+        status, _, text = asked(place, "POST", "/handler/dump_traceback")
+    names = re.findall(
+        r'^Thread 0x[0-9a-f]+ "(.*)" \(most recent call last\):$', text, re.MULTILINE
+    )
+    assert (status, names[0], "deep 0" in names) == (200, "MainThread", True)
+    assert text.count("self.deep(left - 1)") == 2
+    assert "_dump_traceback" not in text  # Whoever asks is left out.
+    monkeypatch.setattr(handlers, "FRAMES_MAX", 5)
+    with Waiting(20):
+        text = stacks_of_this_process()
+    assert "in wait" in text
+    assert text.count("self.deep(left - 1)") <= 4
+    monkeypatch.setattr(handlers, "THREADS_MAX", 2)
+    with Waiting(0, count=6):
+        assert stacks_of_this_process().count("Thread 0x") == 2
 
-    with monkeypatch.context() as patch:
-        patch.setattr(threading.Thread, "start", refuse)
-        for _ in range(server.CONNECTIONS_MAX + 1):
-            assert asked(place, "POST", "/handler/ping")[0] == 503
-    assert asked(place, "POST", "/handler/ping")[0] == 200
 
-
-def test_too_many_parameters_are_a_failure(place: str) -> None:
-    query = "&".join(f"p{number}" for number in range(server.PARAMS_MAX + 1))
-    status, _, text = asked(place, "POST", f"/handler/ping?{query}")
-    assert status == 500
-    assert "more than 100 parameters" in text
+# The server's life.
 
 
 def test_nobody_but_the_owner_is_served(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,109 +206,51 @@ def test_nobody_but_the_owner_is_served(place: str, monkeypatch: pytest.MonkeyPa
         asked(place, "POST", "/handler/ping")
 
 
-def test_the_oldest_silent_client_makes_room(place: str) -> None:
-    clients = []
-    try:
-        for _ in range(server.CONNECTIONS_MAX):
-            clients.append(client := socket.socket(socket.AF_UNIX))
-            client.connect(place)
-        assert asked(place, "POST", "/handler/ping")[0] == 200
-        assert clients[0].recv(1) == b""
-    finally:
-        for client in clients:
-            client.close()
+def test_a_body_has_a_limit(place: str) -> None:
+    most = b"x" * server.BODY_BYTES_MAX
+    assert asked(place, "POST", "/handler/ping", most)[0] == 200
+    assert asked(place, "POST", "/handler/ping", most + b"x")[0] == 413
 
 
-def test_when_every_client_is_being_answered_one_more_is_sent_away(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
-    began = threading.Semaphore(0)
-
-    def slow(request: Request, response: Response) -> None:
-        began.release()
-        go_on.wait()
-
-    register_handler("slow", slow)
-    clients = []
-    try:
-        for _ in range(server.CONNECTIONS_MAX):
-            clients.append(client := socket.socket(socket.AF_UNIX))
-            client.connect(place)
-            client.sendall(b"POST /handler/slow HTTP/1.0\r\n\r\n")
-            assert began.acquire(timeout=30)
-        assert asked(place, "POST", "/handler/ping")[0] == 503
-        go_on.set()
-        assert all(client.recv(100).startswith(b"HTTP/1.1 200 ") for client in clients)
-    finally:
-        go_on.set()
-        for client in clients:
-            client.close()
-
-
-def test_after_the_end_nothing_is_there(tmp_path: Path) -> None:
-    path = tmp_path / "control.sock"
-    serving = WorkerServer(str(path))
+def test_after_the_end_nothing_is_there(path: str) -> None:
+    for _ in range(20):
+        WorkerServer(path).shutdown()
+    serving = WorkerServer(path)
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(str(path))
+        client.connect(path)
         client.sendall(b"POST /han")
         serving.shutdown()
         serving.shutdown()
-    assert not path.exists()
-    again = WorkerServer(str(path))
-    again.shutdown()
+    assert not os.path.exists(path)
 
 
-def test_an_answer_on_its_way_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handlers, "_handlers", dict(handlers._handlers))
-    monkeypatch.setattr(server, "FINISH_S", 60.0)
-    began = threading.Event()
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_response_in_progress_is_waited_for_but_not_for_ever(
+    path: str, monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    monkeypatch.setattr(server, "FINISH_S", 0.05 if hangs else 60.0)
+    began, go_on = threading.Event(), threading.Event()
 
     def own(request: Request, response: Response) -> None:
         began.set()
         while os.path.exists(path):  # It is removed first of all.
             pass
+        if hangs:
+            go_on.wait()
         response.set_content("x" * 1_000_000, "text/plain")
 
     register_handler("own", own)
-    path = str(tmp_path / "a.sock")
     serving = WorkerServer(path)
-
-    def end() -> None:
-        began.wait()
-        serving.shutdown()
-
-    ending = threading.Thread(target=end)
-    ending.start()
-    assert asked(path, "POST", "/handler/own")[2] == "x" * 1_000_000
-    ending.join()
-
-
-def test_a_handler_that_hangs_is_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(handlers, "_handlers", dict(handlers._handlers))
-    monkeypatch.setattr(server, "FINISH_S", 0.05)
-    began, go_on = threading.Event(), threading.Event()
-
-    def own(request: Request, response: Response) -> None:
-        began.set()
-        go_on.wait()
-
-    register_handler("own", own)
-    serving = WorkerServer(str(tmp_path / "a.sock"))
     with socket.socket(socket.AF_UNIX) as client:
-        client.connect(serving.path)
+        client.connect(path)
         client.sendall(b"POST /handler/own HTTP/1.0\r\n\r\n")
         began.wait()
-        serving.shutdown()
-        assert client.recv(100) == b""
-        go_on.set()
-
-
-def test_it_can_end_at_once_after_its_beginning(tmp_path: Path) -> None:
-    for _ in range(20):
-        WorkerServer(str(tmp_path / "a.sock")).shutdown()
+        ending = threading.Thread(target=serving.shutdown)
+        ending.start()
+        received = client.makefile("rb").read()
+        ending.join()
+    assert received.endswith(b"x" * 1_000_000) is not hangs
+    go_on.set()
 
 
 FORKING = """
@@ -303,8 +268,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_fork_of_a_dead_worker_does_not_pass_for_it(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.sock")
+def test_a_fork_of_a_dead_worker_does_not_pass_for_it(path: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", FORKING, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as parent:
@@ -317,3 +281,144 @@ def test_a_fork_of_a_dead_worker_does_not_pass_for_it(tmp_path: Path) -> None:
         WorkerServer(path).shutdown()  # The child still runs.
         parent.stdin.close()
         assert parent.stdout.read() == b""
+
+
+# The socket's file.
+
+
+def mode(path: str) -> int:
+    return stat.S_IMODE(os.stat(path).st_mode)
+
+
+def test_only_the_owner_can_open_it_from_the_start(
+    tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "chmod", lambda *_: None)
+    old = os.umask(0)
+    try:
+        with listen_privately(path) as listener, socket.socket(socket.AF_UNIX) as client:
+            assert mode(path) == 0o600
+            client.connect(path)
+            connection, _ = listener.accept()
+            with connection:
+                assert peer_of(connection) == (os.getpid(), os.geteuid())
+    finally:
+        os.umask(old)
+    with listen_privately(str(tmp_path / "new" / "a.sock")):
+        assert mode(str(tmp_path / "new")) == 0o700
+
+
+@pytest.mark.parametrize("open_to", [0o720, 0o702, 0o777])
+def test_a_folder_where_others_can_replace_it_is_refused(tmp_path: Path, open_to: int) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(open_to)
+    with pytest.raises(EnvironmentProblem, match=str(folder)):
+        listen_privately(str(folder / "a.sock"))
+    folder.chmod(open_to | stat.S_ISVTX)  # As in /tmp, each can remove their own alone.
+    listen_privately(str(folder / "a.sock")).close()
+
+
+def test_a_stale_socket_is_replaced_and_a_live_one_left_alone(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "import socket,sys; s=socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen()"
+    subprocess.run([sys.executable, "-c", program, path], check=True)
+    monkeypatch.setattr(socket_file, "CONNECT_S", 0.05)
+    monkeypatch.setattr(socket_file, "BACKLOG", 0)
+    with listen_privately(path):
+        before = identity(path)
+        with pytest.raises(EnvironmentProblem, match=f"process {os.getpid()}"):
+            listen_privately(path)
+        with pytest.raises(EnvironmentProblem):  # Its queue is full now: it is alive all the same.
+            listen_privately(path)
+        assert identity(path) == before
+
+
+def test_what_cannot_be_a_socket_is_refused(tmp_path: Path, path: str) -> None:
+    Path(path).write_text("precious")
+    for wrong in (path, str(tmp_path / ("x" * 108)), str(tmp_path / "a" / "b" / "c.sock"), ""):
+        with pytest.raises(EnvironmentProblem):
+            listen_privately(wrong)
+    assert Path(path).read_text() == "precious"
+
+
+def test_only_the_own_file_is_removed(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_file, "LOCK_S", 0.05)
+    holder = socket_file._lock(os.path.dirname(path))  # A locked folder is used all the same.
+    with listen_privately(path):
+        device, inode = identity(path)
+        remove(path, (device, inode + 10_000_000))
+        assert Path(path).exists()
+        remove(path, (device, inode))
+        assert not Path(path).exists()
+        remove(path, (device, inode))
+    os.close(holder)
+
+
+def test_each_worker_has_a_path_of_its_own() -> None:
+    name, ranks = TORCH_WORKER_SERVER_SOCKET, {"RANK": "5", "LOCAL_RANK": "1"}
+    assert socket_path({}) == ""
+    assert socket_path({name: "/a/${rank}-${local_rank}", **ranks}) == "/a/5-1"
+    assert socket_path({name: "/a/${rank}"}) == "/a/${rank}"
+
+
+# `worker_main`.
+
+
+@pytest.fixture
+def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setattr("faulthandler.is_enabled", lambda: True)
+    monkeypatch.setenv(TORCH_WORKER_SERVER_SOCKET, str(tmp_path / "${local_rank}.sock"))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    return tmp_path / "error.json"
+
+
+def decorated(body: Callable[[], object]) -> None:
+    worker_main()(body)()
+
+
+def in_context(body: Callable[[], object]) -> None:
+    with worker_main():
+        body()
+
+
+def fail() -> None:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize("way", [decorated, in_context])
+def test_a_worker_answers_while_it_runs_and_its_failure_is_recorded(
+    way: Callable[[Callable[[], object]], None], error_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = error_file.with_name("3.sock")
+    answers: list[int] = []
+    way(lambda: answers.append(asked(str(path), "POST", "/handler/ping")[0]))
+    assert answers == [200]
+    with pytest.raises(SystemExit):
+        way(lambda: sys.exit(3))
+    assert not path.exists()
+    assert not error_file.exists()
+    with pytest.raises(RuntimeError, match="boom") as caught:
+        way(fail)
+    assert not path.exists()
+    message: dict[str, Any] = json.loads(error_file.read_text())["message"]
+    assert message["message"] == "RuntimeError: boom"
+    assert "in fail" in message["extraInfo"]["py_callstack"]
+    assert "_raise" not in [entry.name for entry in caught.traceback]
+    path.write_text("not a socket")
+    with pytest.raises(EnvironmentProblem):
+        way(fail)
+    assert str(path) in error_file.read_text()
+    monkeypatch.delenv(TORCH_WORKER_SERVER_SOCKET)
+    way(lambda: None)
+
+
+def test_a_decorated_function_is_what_it_was() -> None:
+    @worker_main()
+    def main(number: int, *, more: int = 1) -> int:
+        """Do it."""
+        return number + more
+
+    assert (main.__name__, main.__doc__, main(1, more=2), main(5)) == ("main", "Do it.", 3, 6)
