@@ -355,9 +355,9 @@ class SessionPlayer:
             self.clock = Clock()
             return [self._state()]
         now = self.clock.read(first)
-        before = self.machine.link
+        before = self.machine.connection
         effects = self.machine.handle(now, self._event(*words))
-        self.links.add((before, self.machine.link))
+        self.links.add((before, self.machine.connection))
         self.effects |= {type(effect) for effect in effects}
         return [*map(self._done, effects), self._state()]
 
@@ -432,7 +432,7 @@ class SessionPlayer:
 
     def _state(self) -> str:
         deadline = self.machine.next_deadline(self.clock.now)
-        return f"{self.machine.link.value}, next at {round(deadline, 3):g}"
+        return f"{self.machine.connection.value}, next at {round(deadline, 3):g}"
 
 
 class CoordinatedPlayer:

@@ -323,9 +323,9 @@ class SessionDriver:
         out = (NodeRole.FENCED, NodeRole.REFUSED, NodeRole.CLOSED)
         try:
             async with asyncio.timeout(limit_s):
-                while not self._closed and session.link is ConnectionState.UP:
+                while not self._closed and session.connection is ConnectionState.UP:
                     view = session.view
-                    if session.heard_seq >= seq or (view is not None and view.role in out):
+                    if session.acked_seq >= seq or (view is not None and view.role in out):
                         return True
                     self._received_some.clear()
                     await self._received_some.wait()
@@ -421,7 +421,7 @@ class SessionDriver:
 
     def _connect_failed(self, problem: ConnectFailed) -> None:
         self._connecting = None
-        if problem.permanent and not self.session.ever_up:
+        if problem.permanent and not self.session.had_contact:
             self._refuse(problem.why)
         else:
             self._handle(Disconnected(problem.why, problem.permanent))
@@ -431,7 +431,7 @@ class SessionDriver:
         permanent = problem is not None and problem.permanent
         self._lose_transport()
         # That a connection was up says little where a node itself may have to lead, as on etcd.
-        if permanent and not self.session.ever_told:
+        if permanent and not self.session.had_view:
             self._refuse(why)
         else:
             self._handle(Disconnected(why, permanent))
@@ -445,7 +445,7 @@ class SessionDriver:
     def _lose_transport(self) -> None:
         transport, self._transport = self._transport, None
         self.down_since = self._loop.time()
-        if self._on_outage is not None and self._outage is None and self.session.ever_up:
+        if self._on_outage is not None and self._outage is None and self.session.had_contact:
             self._outage = self._loop.call_later(OUTAGE_NOTICE_S, self._outage_lasts)
         if transport is not None:
             transport.abort()
@@ -643,7 +643,7 @@ class AgentConnection:
 
     def _remind(self, loop: asyncio.AbstractEventLoop) -> None:
         driver = self._driver
-        if driver is None or self._ending or driver.refused or driver.session.ever_told:
+        if driver is None or self._ending or driver.refused or driver.session.had_view:
             return
         problem = self.problem()
         if problem:

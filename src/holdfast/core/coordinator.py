@@ -132,6 +132,7 @@ class CoordinatorMachine:
                 if answer is None:
                     return self._status(now, status, address, cause or status.id)
                 answers, cause = [answer], cause or status.id
+                event = StatusReceived(msgspec.structs.replace(status, report=b""), address)
             case ConnectionClosed(run_id, node, incarnation):
                 self._liveness.cut((run_id, node, incarnation), now)
                 answers = []

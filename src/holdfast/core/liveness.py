@@ -1,10 +1,9 @@
-"""Who has been silent for too long, as one observer can tell.
+"""Which peers have been silent for too long, as far as one watcher can know.
 
-The observer goes by its own monotonic clock, and counts only the time in which it paid attention:
-of a gap between two looks, no more than `step_s` counts. So an observer that was stopped, starved
-of CPU or suspended does not take its own absence for that of all the others: what they said
-meanwhile lies unread, and they get the rest of their time after it is back. Nothing here compares
-clocks of two hosts.
+The watcher goes by its own monotonic clock, and counts only the time in which it was awake: of a
+gap between two looks, no more than `step_s` counts. So a watcher that was stopped, starved of CPU
+or suspended does not take its own absence for that of all the others: their messages lie unread,
+and they get the rest of their time after it is back. Nothing here compares clocks of two hosts.
 
 A cut (a closed connection) is better evidence than silence, and has a shorter time: `grace_s`.
 """
@@ -15,7 +14,7 @@ from typing import Generic, TypeVar
 
 STEPS_PER_SILENCE = 5
 
-Peer = TypeVar("Peer")  # Whatever its observer knows a peer by.
+Peer = TypeVar("Peer")  # Whatever its watcher knows a peer by.
 
 
 class AttendedClock:
@@ -27,7 +26,7 @@ class AttendedClock:
         self._attended = 0.0
 
     def look(self, now: float) -> float:
-        """Say that the owner is there at `now`; return the time it has attended in all."""
+        """Note that the owner is awake at `now`; return the time it was awake in all."""
         gap = now - self._looked_at
         if gap > 0.0:
             self._attended += min(gap, self.step_s)
@@ -91,7 +90,7 @@ class Liveness(Generic[Peer]):
         return lost
 
     def next_deadline(self, now: float) -> float | None:
-        """Return when to look next, or None while nobody is watched."""
+        """Return when to look next, or None while no peer is watched."""
         if not self._heard:
             return None
         attended = self._clock.look(now)

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar
 
 STEPS_MAX = 256  # A restart takes a supervision about six.
+EFFECTS_KEPT_MAX = 16  # Of one step: a round of thousands of nodes has a view for each.
 TEXT_CHARS_MAX = 200  # Of a message in a listing, and of a field of an event or effect.
 FIELD_CHARS_MAX = 60
 
@@ -116,13 +117,14 @@ class Story:
     def record(
         self, now: float, state: object, event: object, effects: Sequence[object], cause: str = ""
     ) -> None:
-        """Add a step."""
+        """Add a step. Of many effects only the first are kept, but the sink sees all."""
         self._number += 1
         self.last = f"{self.node or '-'}/{self.machine}#{self._number}"
-        step = Step(self.last, cause, now, state, event, tuple(effects))
-        self._steps.append(step)
         if Story.sink is not None:
-            Story.sink(step)
+            Story.sink(Step(self.last, cause, now, state, event, tuple(effects)))
+        if len(effects) > EFFECTS_KEPT_MAX:
+            effects = [*effects[:EFFECTS_KEPT_MAX], f"{len(effects) - EFFECTS_KEPT_MAX} more"]
+        self._steps.append(Step(self.last, cause, now, state, event, tuple(effects)))
 
 
 class TableMachine:

@@ -219,6 +219,8 @@ class Rounds:
             case Status():
                 views = self._status(event)
                 cause = cause or event.id
+                if event.report:  # It may be large, and stories are kept.
+                    event = msgspec.structs.replace(event, report=b"")
             case NodeLost():
                 views = self._lose((event,))
             case NodesLost(lost):
@@ -365,10 +367,8 @@ class Rounds:
     def _join(self, status: Status, broken: str = "") -> list[View]:
         """Add a node; `broken` is why the round must change anyway."""
         job, info = self.job, status.info
-        if (
-            job.settings is None or not job.nodes
-        ):  # Whoever starts the job anew may change its settings.
-            job.settings = status.settings
+        if job.settings is None or not job.nodes:
+            job.settings = status.settings  # Whoever starts the job anew may change them.
             job.restarts = min(job.restarts, max(0, status.settings.max_restarts))
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node

@@ -152,13 +152,13 @@ class Session:
         times: SessionTimeouts,
         draw: Callable[[], float],
     ) -> None:
-        self.link = ConnectionState.DOWN
+        self.connection = ConnectionState.DOWN
         self.view: View | None = None
-        self.heard_seq = -1
+        self.acked_seq = -1
         """The newest status that the coordinator is known to have."""
         self.last_problem = ""
-        self.ever_up = False
-        self.ever_told = False
+        self.had_contact = False
+        self.had_view = False
         self.is_refused = False
         """Whether the other side accepts connections and soon refuses to go on, every time."""
         self.story = Story("session", node=info.node)
@@ -167,7 +167,7 @@ class Session:
         self._draw = draw
         self._clock = AttendedClock(now, max(times.beat_s, times.silence_s / 5))
         self._beat_s = min(times.beat_s, times.away_s / HEARTBEATS_PER_SILENCE_MIN)
-        self._heard_at = 0.0  # This and the next five by the attended clock.
+        self._received_at = 0.0  # This and the next five by the attended clock.
         self._opened_at = 0.0
         self._away_since: float | None = None  # Until there is a view again, not just a connection.
         self._beat_at = 0.0
@@ -185,7 +185,7 @@ class Session:
     def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
         """Take in one fact; return what must now be done, in order."""
         at = self._clock.look(now)
-        state = self.link
+        state = self.connection
         if isinstance(event, (Tick, Ack)):  # Nearly all events are.
             effects = self._tick(at) if isinstance(event, Tick) else self._acked(at, event)
             if effects and not _is_heartbeat(effects[0]):
@@ -199,7 +199,7 @@ class Session:
                 self._restate(phase=phase, generation=generation, failure=failure, report=report)
                 effects = self._send(at)
             case Connected():
-                self.link = ConnectionState.UP
+                self.connection = ConnectionState.UP
                 self._opened_at = at
                 if not self.is_refused:
                     self._retries = 0
@@ -207,12 +207,14 @@ class Session:
                 self._restate(away_s=away_s)
                 effects = self._send(at)
             case Disconnected(why, permanent):
-                self.is_refused = self.is_refused or (permanent and self.link is ConnectionState.UP)
+                self.is_refused = self.is_refused or (
+                    permanent and self.connection is ConnectionState.UP
+                )
                 effects = self._closed(at, why)
             case Rejoined(incarnation):
                 info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
                 self.view = None
-                self.heard_seq = -1
+                self.acked_seq = -1
                 self._restate(info=info, phase=NodePhase.READY, failure=None, report=b"")
                 effects = self._send(at)
             case _:
@@ -223,24 +225,26 @@ class Session:
     def next_deadline(self, now: float) -> float:
         """Return when `TICK` is wanted next."""
         at = self._clock.look(now)
-        rest = self._heard_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s
-        if self.link is ConnectionState.UP:
+        rest = (
+            self._received_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s
+        )
+        if self.connection is ConnectionState.UP:
             rest = min(rest, self._beat_at + self._beat_s - at)
-        elif self.link is ConnectionState.DOWN:
+        elif self.connection is ConnectionState.DOWN:
             rest = min(rest, self._retry_at - at)
         return now + max(0.0, min(rest, self._clock.step_s))
 
     # Messages of the coordinator.
 
     def _viewed(self, at: float, view: View) -> list[SessionEffect]:
-        self._hear(at)
+        self._received(at)
         if view.incarnation != self._status.info.incarnation:
             return []
         if (view.term, view.revision) <= (self._term, self._revision):
             return []
         self._term, self._revision = view.term, view.revision
         self.view = view
-        self.ever_told = True
+        self.had_view = True
         self._beat_s = self._pace(view)
         self._away_since = None
         member = view.role is NodeRole.MEMBER
@@ -261,23 +265,23 @@ class Session:
         return effects
 
     def _acked(self, at: float, ack: Ack) -> list[SessionEffect]:
-        self._hear(at)
+        self._received(at)
         if ack.incarnation != self._status.info.incarnation:
             return []
-        self.heard_seq = max(self.heard_seq, ack.seq)
+        self.acked_seq = max(self.acked_seq, ack.seq)
         if ack.seq < self._status.seq and at - self._sent_at >= self._times.beat_s / 2:
             return self._send(at)
         return []
 
-    def _hear(self, at: float) -> None:
-        self.ever_up = True
+    def _received(self, at: float) -> None:
+        self.had_contact = True
         if self.is_refused:
             # The next refusal may be on its way: until then this proves nothing.
             if at - self._opened_at < self._times.silence_s / 2:
                 return
             self.is_refused = False
             self._retries = 0
-        self._heard_at = at
+        self._received_at = at
 
     def _pace(self, view: View) -> float:
         # The coordinator may be configured to give up on silent nodes sooner than this node would,
@@ -288,8 +292,8 @@ class Session:
         return min(wanted, silence_s / HEARTBEATS_PER_SILENCE_MIN)
 
     def _closed(self, at: float, why: str) -> list[SessionEffect]:
-        self.link = ConnectionState.DOWN
-        if self._away_since is None and self.ever_up:
+        self.connection = ConnectionState.DOWN
+        if self._away_since is None and self.had_contact:
             self._away_since = at
         self.last_problem = why
         wait = min(RETRY_MAX_S, RETRY_FIRST_S * 2 ** min(self._retries, 20))
@@ -304,32 +308,32 @@ class Session:
         effects: list[SessionEffect] = []
         # A connection may open and stay silent, to something else that listens there.
         if (
-            self.link is ConnectionState.UP
-            and at - max(self._heard_at, self._opened_at) >= times.silence_s
+            self.connection is ConnectionState.UP
+            and at - max(self._received_at, self._opened_at) >= times.silence_s
         ):
             why = f"no answer for {times.silence_s:g} s"
             return [Disconnect(why), *self._closed(at, why)]
-        if self._may_give_up() and at - self._heard_at >= self._limit_s():
+        if self._may_give_up() and at - self._received_at >= self._limit_s():
             self._given_up = True
-            is_mute = self.link is ConnectionState.UP
+            is_mute = self.connection is ConnectionState.UP
             why = f"no answer for {self._limit_s():g} s" if is_mute else self.last_problem
-            effects.append(GiveUp(at - self._heard_at, why))
-        if self.link is ConnectionState.DOWN and at >= self._retry_at:
-            self.link = ConnectionState.CONNECTING
+            effects.append(GiveUp(at - self._received_at, why))
+        if self.connection is ConnectionState.DOWN and at >= self._retry_at:
+            self.connection = ConnectionState.CONNECTING
             return [*effects, Connect()]
-        if self.link is ConnectionState.UP and at - self._beat_at >= self._beat_s:
+        if self.connection is ConnectionState.UP and at - self._beat_at >= self._beat_s:
             self._beat_at = at
             return [*effects, Send(self._beat())]
         return effects
 
     def _may_give_up(self) -> bool:
         # A connection that opened after refusals is given its time to prove itself.
-        return not (self._given_up or (self.is_refused and self.link is ConnectionState.UP))
+        return not (self._given_up or (self.is_refused and self.connection is ConnectionState.UP))
 
     def _limit_s(self) -> float:
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return CLOSED_AWAY_S
-        return self._times.away_s if self.ever_up else self._times.first_contact_s
+        return self._times.away_s if self.had_contact else self._times.first_contact_s
 
     # What is sent.
 
@@ -338,7 +342,7 @@ class Session:
 
     def _send(self, at: float) -> list[SessionEffect]:
         self._restate(seq=self._status.seq + 1)
-        if self.link is not ConnectionState.UP:
+        if self.connection is not ConnectionState.UP:
             return []
         self._sent_at = self._beat_at = at
         return [Send(self._status)]

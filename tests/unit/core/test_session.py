@@ -198,6 +198,6 @@ def test_a_new_incarnation_forgets_the_round_and_the_failure_of_the_last() -> No
     status = machine.status
     assert (status.info.incarnation, status.phase, status.generation) == (77, NodePhase.READY, 5)
     assert (status.term, status.round_term, status.round, status.rank) == (4, 0, -1, -1)
-    assert (status.report, machine.view, machine.heard_seq) == (b"", None, -1)
+    assert (status.report, machine.view, machine.acked_seq) == (b"", None, -1)
     with pytest.raises(InvalidEvent):
         machine.handle(0.0, status)  # type: ignore[arg-type]
