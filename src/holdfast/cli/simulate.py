@@ -1,7 +1,7 @@
 """The verb `simulate`: run simulated jobs, and show the story of one that breaks an invariant.
 
 It starts no process and opens no socket. What runs is `holdfast.testing.sim`; this module only
-reads the flags, says how far it is, and prints what was found.
+reads the flags, reports progress, and prints what was found.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def execute(args: argparse.Namespace) -> int:
 
 
 class Progress:
-    """How far it is, said now and then on standard error."""
+    """Progress, reported now and then on standard error."""
 
     def __init__(self, first: int, last: int) -> None:
         self._first, self._last = first, last

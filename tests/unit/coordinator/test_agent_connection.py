@@ -131,7 +131,7 @@ async def test_whoever_gives_up_while_connecting_says_what_seems_wrong() -> None
         lost = await node.until(lambda news: isinstance(news, CoordinatorLost))
         assert lost.why == node.driver.last_problem == "it is mute"
         node.delivered.clear()
-        assert node.driver.session.link is ConnectionState.CONNECTING
+        assert node.driver.session.connection is ConnectionState.CONNECTING
         await node.driver.close()
         node.driver.report(NodePhase.READY, -1)
         assert node.delivered == []

@@ -182,7 +182,7 @@ class Agent(Process):
         self.outcome: Outcome | None = None
         self.view: View | None = None
         self.round: RoundTruth | None = None
-        """The round it was last told to be a member of."""
+        """The round of its newest view as a member."""
         self.failure: Failure | None = None
         self.left = False
         self.superseded = False
@@ -314,7 +314,7 @@ class Agent(Process):
     # The link.
 
     def decider(self, _view: View) -> Decider:
-        """Return whose word a view is that was just told."""
+        """Return who made a view that was just received."""
         assert self.link is not None
         return self.link.coordinator
 

@@ -73,10 +73,10 @@ class Checker:
         """A node is about to stop its workers."""
 
     def worker_failed(self, agent: Agent, generation: int) -> None:
-        """A worker failed, and its agent is about to be told."""
+        """A worker failed, and its agent is about to learn of it."""
 
     def agent_ended(self, agent: Agent) -> None:
-        """An agent ended of its own accord; `agent.outcome` says how."""
+        """An agent ended of its own accord; `agent.outcome` has how."""
 
     def coordinator_returned(self) -> None:
         """Another coordinator came up on the endpoint."""
@@ -128,7 +128,7 @@ class RankOnce(Checker):
             self.violated(f"a node is twice in {nodes}")
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Compare with what other nodes were told of this round."""
+        """Compare with the views of other nodes of this round."""
         if view.role is not NodeRole.MEMBER:
             return
         truth = self.world.round_meant(agent, view)
@@ -152,27 +152,27 @@ class SizeInBounds(Checker):
 
 
 class SameRound(Checker):
-    """All members of a round are told the same round, and nobody else is told of it."""
+    """All members of a round get the same round in their views, and nobody else does."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._told: dict[tuple[int, int], tuple[object, ...]] = {}
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Compare with the round as it was formed, and with what others were told."""
+        """Compare with the round as it was formed, and with the views of others."""
         if view.role is not NodeRole.MEMBER:
             return
         truth = self.world.round_meant(agent, view)
         if truth is None:
-            self.violated(f"{agent.node} was told of round {view.round}, which never was")
+            self.violated(f"{agent.node} got a view of round {view.round}, which never was")
         here = truth.members[view.rank] if 0 <= view.rank < len(truth.members) else None
         if here != (view.node, view.incarnation):
-            self.violated(f"{view.node} was told rank {view.rank}, where {here} is")
+            self.violated(f"{view.node} got rank {view.rank}, where {here} is")
         if (view.size, view.world_size) != (len(truth.members), truth.world_size):
-            self.violated(f"{view.node} was told of {view.size} nodes, {view.world_size} workers")
+            self.violated(f"{view.node} got a view of {view.size} nodes, {view.world_size} workers")
         shared = (view.size, view.world_size, view.master_addr, view.master_port)
         if self._told.setdefault((truth.number, view.generation), shared) != shared:
-            self.violated(f"{view.node} was told {shared}, not what others were told")
+            self.violated(f"{view.node} got {shared}, which others did not")
 
 
 class GenerationGrows(Checker):
@@ -198,13 +198,13 @@ class GenerationGrows(Checker):
                 self.violated(f"two rounds have generation {after.generation}")
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Compare with what the node was told before."""
+        """Compare with the view the node had before."""
         last = agent.view
         if last is not None and view.role is NodeRole.MEMBER and last.role is NodeRole.MEMBER:
             newer = (view.term, view.revision) > (last.term, last.revision)
             if not newer or view.generation < last.generation:
                 self.violated(
-                    f"{agent.node} was told of generation {view.generation} (term {view.term}, "
+                    f"{agent.node} got generation {view.generation} (term {view.term}, "
                     f"revision {view.revision}) after {last.generation} ({last.term}, "
                     f"{last.revision})"
                 )
@@ -319,13 +319,13 @@ class ClosedIsFinal(Checker):
             self.violated(f"{job.run_id} was closed and nobody asked for it")
 
     def view_sent(self, coordinator: Decider, view: View) -> None:
-        """See that nobody is told to run in a closed job."""
+        """See that no view makes a node run in a closed job."""
         closed_by = self.world.job_of(view.run_id).closed_by
         if view.role is NodeRole.MEMBER and coordinator.number in closed_by:
-            self.violated(f"{view.node} is told to run in {view.run_id}, which is closed")
+            self.violated(f"{view.node} gets a view to run in {view.run_id}, which is closed")
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """See to it that a node which was told of the end has no workers soon after."""
+        """Check later that a node that learned of the end has no workers."""
         if view.role is NodeRole.CLOSED and (
             agent.view is None or agent.view.role is not NodeRole.CLOSED
         ):
@@ -333,7 +333,7 @@ class ClosedIsFinal(Checker):
 
     def _stopped_by_now(self, agent: Agent) -> None:
         if agent.workers.there:
-            self.violated(f"{agent.node} has workers long after it was told that all is over")
+            self.violated(f"{agent.node} has workers long after it learned that all is over")
 
 
 class FencedStaysOut(Checker):
@@ -342,7 +342,7 @@ class FencedStaysOut(Checker):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._out: dict[int, set[int]] = {}
-        self._fenced: dict[int, int] = {}  # Incarnations, and the coordinator that said so.
+        self._fenced: dict[int, int] = {}  # Incarnations, and the coordinator that decided so.
 
     def decided(self, decision: Decision) -> None:
         """Take note of who is out, and see that nobody of them is in."""

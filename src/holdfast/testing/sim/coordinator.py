@@ -116,7 +116,7 @@ class Coordinator(Process):
         return rounds.job if rounds is not None else None
 
     def knows_end_of(self, job: JobTruth) -> bool:
-        """Return whether it can tell late nodes that a job is over."""
+        """Return whether late nodes can learn from it that a job is over."""
         return self.number in job.closed_by
 
     def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> Agent:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Profile(Value):
-    """A kind of trouble; `weights` says how likely each fault of `sim.chaos` is."""
+    """A kind of trouble; `weights` has how likely each fault is."""
 
     name: str
     about: str
@@ -139,7 +139,7 @@ REFILLS_S = (0.0, 7.0, 14.0)
 
 
 class FaultInjector:
-    """The hand that breaks things."""
+    """Breaks things, as the profile says."""
 
     def __init__(self, world: World, profile: Profile, rng: Random, until_s: float) -> None:
         self._world = world

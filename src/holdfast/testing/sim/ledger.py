@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Decider(Protocol):
-    """Whoever decides about a job and tells its nodes, over one life."""
+    """Whoever decides for a job, over one life."""
 
     number: int
     """No other life has it."""
@@ -96,7 +96,7 @@ class JobSnapshot:
 
 
 class Decision:
-    """One change of a job: what it was and is, and what was said to bring it about."""
+    """One change of a job: what it was and is, and which status brought it about."""
 
     __slots__ = ("adopted", "after", "before", "coordinator", "job", "status", "truth")
 
@@ -106,7 +106,7 @@ class Decision:
         self.coordinator = coordinator
         self.job = job
         self.status = status
-        """What a node said, or None where time brought it about."""
+        """What a node reported, or None where time brought it about."""
         self.before = before
         self.after = JobSnapshot(job)
         self.truth: RoundTruth | None = None

@@ -146,7 +146,7 @@ class Network:
         return (self.conditions.delay_s + agent.lag_s) * (0.5 + self._random())
 
     def open(self, agent: Agent) -> None:
-        """Connect an agent, which is told what came of it."""
+        """Connect an agent, which gets the outcome as an event."""
         at = self.delay_s(agent) * 2
         coordinator = self.world.coordinator
         assert isinstance(coordinator, Coordinator)

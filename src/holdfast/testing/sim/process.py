@@ -30,7 +30,7 @@ class Process:
         self.paused = False
         self.host_up = True
         """A host that is up refuses what comes for a process that is gone; one that is down
-        says nothing."""
+        does not answer."""
         self.rate = 1.0 + CLOCK_RATE_SPREAD * (2.0 * rng.random() - 1.0)
         self.offset = CLOCK_OFFSET_S * rng.random()
         self._backlog: list[tuple[Callable[[Any], None], Any]] = []

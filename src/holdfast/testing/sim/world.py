@@ -357,7 +357,7 @@ class World:
         self.log.note(self.now, step, "")
 
     def round_meant(self, agent: Agent, view: View) -> RoundTruth | None:
-        """Return the round that a view, just told to an agent, speaks of."""
+        """Return the round of a view that an agent just received."""
         decider = agent.decider(view)
         return self.ledger.round_of(decider, view.run_id, view.round_term, view.round)
 
