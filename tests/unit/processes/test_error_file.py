@@ -283,3 +283,18 @@ def test_what_is_wrong_with_an_error_file_is_one_line(
     with pytest.raises(ValueError, match=re.escape(reason)) as raised:
         recording.read_error_file(str(path))
     assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_cannot_be_replaced_stays_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: str) -> None:
+        raise OSError("full")
+
+    path = tmp_path / "error.json"
+    path.write_bytes(b"old")
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="full"):
+        recording.write_whole(str(path), b"new")
+    assert files(tmp_path) == ["error.json"]
+    assert path.read_bytes() == b"old"

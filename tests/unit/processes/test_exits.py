@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_trouble_in_words() -> None:
+def test_a_start_error_in_words() -> None:
     assert exits.start_error(None) == ""
     assert exits.start_error((2, "x")) == f"could not be started: x: {os.strerror(2)}"
     assert exits.start_error((0, "x: y")) == "could not be started: x: y"
 
 
-def test_a_new_start_may_mend_a_shortage_and_nothing_else() -> None:
+def test_only_a_shortage_is_retryable() -> None:
     assert exits.is_retryable(None)
     assert all(exits.is_retryable((number, "x")) for number in (errno.EAGAIN, errno.ETXTBSY))
     assert not any(exits.is_retryable((number, "x")) for number in (0, errno.ENOENT, errno.EACCES))
@@ -35,7 +35,8 @@ def test_a_consequence_is_what_the_stop_has_done(
     after_stop: bool, stray_signal: bool, consequence: bool
 ) -> None:
     ended = exits.WorkerExit(0, 42, -11, "", 0, 2, after_stop, True, stray_signal)  # noqa: FBT003
-    assert exits.failure_of(ended, stop_began_ns=1, error_file="").consequence == consequence
+    failure = exits.failure_of(ended, stop_began_ns=1, error_file="")
+    assert (failure.consequence, failure.stopped) == (consequence, consequence)
 
 
 GROUPS = {
@@ -64,7 +65,7 @@ def write(root: Path, path: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", GROUPS)
-def test_a_kill_that_was_counted_since_is_told(tmp_path: Path, kind: str) -> None:
+def test_a_kill_that_was_counted_since_is_reported(tmp_path: Path, kind: str) -> None:
     groups, path, text = GROUPS[kind]
     write(tmp_path, "proc/self/cgroup", groups + "\n")
     write(tmp_path, path, text.format(3))

@@ -59,7 +59,7 @@ BAD_FILES = {
 
 
 @pytest.mark.parametrize(("content", "reason"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_bad_error_file_is_told_of_and_never_raises(
+def test_a_bad_error_file_is_reported_and_never_raises(
     tmp_path: Path, content: bytes, reason: str
 ) -> None:
     path = tmp_path / "error.json"

@@ -419,8 +419,10 @@ def test_a_lost_notice_queue_makes_every_file_be_read(
     monkeypatch.setattr(Inotify, "changed", lambda self: {OVERFLOW} if take(self) else set())
     follower = LogFollower()
     for name in ("a", "b"):
+        append(tmp_path / name, b"visited\n")
         follower.follow_file(str(tmp_path / name), to=console.sink)
     follower.start()
+    assert [console.next_line(), console.next_line()] == [b"visited\n"] * 2
     append(tmp_path / "b", b"found\n")
     assert console.next_line() == b"found\n"
     follower.close()

@@ -33,7 +33,7 @@ PATIENCE_S = 60
 WAITS = "echo ready $$ > $NEWS; exec sleep 1000"
 # Deaf to SIGTERM; the trap is passed on to `sleep`.
 IGNORES = f"trap '' TERM; {WAITS}"
-# Ends well when it is asked to.
+# Exits with code 0 on SIGTERM.
 OBEYS = "trap 'exit 0' TERM; echo ready $$ > $NEWS; sleep 1000 & wait"
 
 
@@ -115,8 +115,8 @@ def all_ended(context: PContext) -> list[WorkerExit]:
     return until(context, lambda: len(seen) == context.nprocs, seen)
 
 
-def await_told(keeper: Keeper, word: bytes, times: int = 1) -> None:
-    """Wait until the keeper has told of something so often, and leave it there to be received."""
+def await_events(keeper: Keeper, word: bytes, times: int = 1) -> None:
+    """Wait until the keeper has sent so many events, and leave them there to be received."""
     while keeper._control.recv(1 << 16, MSG_PEEK).count(word) < times:
         select.select([], [], [], 0.001)
 
@@ -234,12 +234,22 @@ def test_every_ending_is_handed_out_once(group: Group) -> None:
     assert first.order == min(one.order for one in seen if one.failed)
 
 
+def test_the_first_failure_is_the_one_that_came_first(group: Group) -> None:
+    context = group.start(WAITS, "exit 3", ready=1)
+    until(context, lambda: context.running() == {0})
+    os.kill(context.pids()[0], signal.SIGKILL)
+    until(context, context.all_ended)
+    first = context.first_failure()
+    assert first is not None
+    assert first.rank == 1
+
+
 class SlowToHear(SubprocessContext):
     """Hears of its start so late that all of its workers have exited by then."""
 
     def _await_spawned(self) -> None:
         assert self._keeper is not None
-        await_told(self._keeper, b"exited", self.nprocs)
+        await_events(self._keeper, b"exited", self.nprocs)
         super()._await_spawned()
 
 
@@ -277,7 +287,7 @@ class Unkillable(SubprocessContext):
         if rank != 0:
             super()._kill_tree(rank)
             assert self._keeper is not None
-            await_told(self._keeper, b"exited")
+            await_events(self._keeper, b"exited")
 
 
 def test_a_worker_that_cannot_be_killed_is_given_up_and_reported(

@@ -89,7 +89,7 @@ def test_a_sink_nobody_reads_goes_quiet(pipe: tuple[int, int]) -> None:
     assert sink.bytes_written == 0
 
 
-def test_a_full_disk_is_told_of_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_disk_is_reported_once_and_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     with open("/dev/full", "wb", buffering=0) as full:
         sink = Sink(full.fileno())
         sink.write(b"", b"lost\n")
@@ -196,7 +196,7 @@ def test_a_failing_accept_shows_the_lines_and_says_so_once(
 
 
 def expected_lines(data: bytes) -> list[bytes]:
-    """The rule, said slowly: a piece ends after its `\\n`, `\\r\\n` or lone `\\r`."""
+    """The rule: a piece ends after its `\\n`, `\\r\\n` or lone `\\r`."""
     lines, start, at = [], 0, 0
     while at < len(data):
         at += 1

@@ -98,7 +98,7 @@ def test_a_second_start_under_the_same_count_leaves_the_first_one_alone(tmp_path
             assert file.read() == f"start {number}"
 
 
-def test_a_run_folder_that_was_removed_is_made_again(
+def test_a_run_directory_that_was_removed_is_made_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     specs = DefaultLogsSpecs(str(tmp_path / "logs"))
@@ -117,7 +117,7 @@ def test_a_run_folder_that_was_removed_is_made_again(
 
 
 @pytest.mark.parametrize("run_id", ["team/exp/1", "..", "a\nb\x00c", "\u00e9" * 300, ""])
-def test_any_run_id_gives_one_folder_in_the_log_dir(tmp_path: Path, run_id: str) -> None:
+def test_any_run_id_gives_one_directory_in_the_log_dir(tmp_path: Path, run_id: str) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
     specs.reify(envs_of(1, run_id=run_id))
     assert specs.run_dir is not None
@@ -149,7 +149,7 @@ def test_own_root_is_private_and_can_be_discarded(
     specs.discard_if_temporary()
 
 
-def test_dev_null_keeps_the_filter_and_the_wishes_without_any_folder() -> None:
+def test_dev_null_keeps_the_filter_and_makes_no_directory() -> None:
     redirects = {0: Std.OUT, 1: Std.NONE, 2: Std.NONE, 3: Std.OUT}
     tee = {2: Std.ALL, 3: Std.OUT}
     specs = DefaultLogsSpecs(os.devnull, redirects, tee, {0, 2, 3})
@@ -173,8 +173,8 @@ def test_a_file_in_the_way_is_a_usage_error_that_names_it(tmp_path: Path) -> Non
             DefaultLogsSpecs(str(log_dir)).reify(envs_of(1))
 
 
-def test_a_folder_that_cannot_be_made_is_the_machines_fault() -> None:
-    """The kernel's own file system refuses folders to root too."""
+def test_a_directory_that_cannot_be_made_is_an_environment_problem() -> None:
+    """The kernel's own file system refuses directories to root too."""
     with pytest.raises(EnvironmentProblem, match="/proc/self/logs"):
         DefaultLogsSpecs("/proc/self/logs").reify(envs_of(1))
 

@@ -69,7 +69,7 @@ def hand(page: WorkerPage) -> Iterator[Hand]:
     made.close()
 
 
-def test_an_expired_section_is_told_once_and_again_when_it_is_entered_again(
+def test_an_expired_section_is_reported_once_and_again_when_it_is_entered_again(
     page: WorkerPage, hand: Hand
 ) -> None:
     hand.section(4, b"step", 70 * SECOND, 10 * SECOND)
@@ -218,7 +218,7 @@ for words in sys.stdin:
 
 
 class Worker:
-    """A real worker that does what it is told to."""
+    """A real worker that follows commands."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
@@ -280,7 +280,7 @@ def test_a_section_that_is_not_left_is_found_at_its_time(
     ((rank, section),) = found
     assert (rank, section.name) == (1, "checkpoint")
     assert section.deadline_ns == section.entered_ns + 50_000_000
-    # It is told once, and does not wake the agent again.
+    # It is reported once, and does not wake the agent again.
     settled = time.monotonic() + 2 * SETTLE_S
     assert pages.take(settled) == []
     assert pages.next_deadline() is None
@@ -308,7 +308,7 @@ def test_sections_entered_and_left_wake_the_agent_once(
     assert looks_for(pages, now)
     workers[0].do("leave")
     assert pages.take(now + 30) == []
-    # The look that was planned stays, though there is no section: others need not ask for it.
+    # The look that was planned stays, though there is no section: others need not request it.
     assert pages.take(now + 40) == []
     assert pages.next_deadline() == first
     workers[0].do("enter step 60")
@@ -322,7 +322,7 @@ def test_sections_entered_and_left_wake_the_agent_once(
     assert looks_for(pages, now)
 
 
-def test_a_folder_that_was_removed_is_made_anew_for_the_next_generation(
+def test_a_directory_that_was_removed_is_made_anew_for_the_next_generation(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     made = WorkerPages(str(tmp_path))

@@ -217,7 +217,7 @@ def stdio(dest: LogsDest, **how: Any) -> WorkerStdio:
     return WorkerStdio(dest, prefixes={0: "<0>", 1: "<1>"}, **how)
 
 
-def test_what_nobody_wants_to_see_is_kept_for_the_report(
+def test_hidden_stderr_is_kept_for_the_report(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     here = stdio(LogsDest(stdouts={0: os.devnull}, stderrs={0: os.devnull}))

@@ -1,4 +1,4 @@
-"""Contexts that ask a zygote for their workers."""
+"""Groups whose workers a zygote forks."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_lost_zygote_is_started_again_while_workers_run(started: Started) -> N
     assert started.said(started.context(TELLS)) == ["warm 0\n"]
 
 
-def test_news_of_the_keeper_that_a_lost_zygote_brought_in_are_not_left_lying(
+def test_keeper_events_that_a_lost_zygote_brought_in_are_handled(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo("gate")
@@ -115,7 +115,7 @@ def test_news_of_the_keeper_that_a_lost_zygote_brought_in_are_not_left_lying(
     assert [type(event) for event in context.poll_events(time.monotonic())] == [WorkerExit]
 
 
-def test_a_start_that_fails_wants_none_of_those_it_asked_for(
+def test_a_start_that_fails_drops_what_it_requested(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from holdfast.processes.logs.stdio import WorkerStdio
@@ -136,7 +136,7 @@ def test_a_start_that_fails_wants_none_of_those_it_asked_for(
     assert not (started.folder / "ran").exists()
 
 
-def test_a_lost_keeper_takes_the_zygote_and_is_told_as_ever(started: Started) -> None:
+def test_a_lost_keeper_takes_the_zygote_and_is_reported(started: Started) -> None:
     context = started.context("import time; time.sleep(1000)")
     everyone = Watched(*context.pids().values(), *started.warm.pids())
     os.kill(started.keeper.pid, signal.SIGKILL)

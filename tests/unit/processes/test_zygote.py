@@ -10,7 +10,7 @@ import signal
 from typing import TYPE_CHECKING
 
 import pytest
-from zygotes import Nest
+from zygotes import Harness
 
 from holdfast.processes.zygote import client, main
 from real_jobs import Watched
@@ -38,8 +38,8 @@ def preloaded(
 ) -> list[str]:
     """Return what is said while modules are imported; a worker runs all the same."""
     env = {**os.environ, **how}
-    with Nest("-c", "print('ran')", cwd=folder, modules=modules, env=env) as nest:
-        assert nest.run().out == "ran\n"
+    with Harness("-c", "print('ran')", cwd=folder, modules=modules, env=env) as harness:
+        assert harness.run().out == "ran\n"
         return caplog.messages
 
 
@@ -80,15 +80,15 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
 ) -> None:
     (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(bool)\n")
     (tmp_path / "uses.py").write_text("import torch; torch.cuda.is_initialized = lambda: True\n")
-    with Nest("-c", "pass", cwd=tmp_path, modules=["torch", "uses"]) as nest:
-        assert not nest.warm.takes(nest.argv, nest.env, {})
-        assert nest.warm.fileno() == -1
+    with Harness("-c", "pass", cwd=tmp_path, modules=["torch", "uses"]) as harness:
+        assert not harness.warm.takes(harness.argv, harness.env, {})
+        assert harness.warm.fileno() == -1
         (said,) = caplog.messages
         assert "uses" in said
         assert "CUDA" in said
-        nest.warm.prepare(nest.keeper)
-        assert nest.warm.fileno() == -1
-        assert nest.run(warm=False).exitcode == 0
+        harness.warm.prepare(harness.keeper)
+        assert harness.warm.fileno() == -1
+        assert harness.run(warm=False).exitcode == 0
 
 
 # Forks.
@@ -101,14 +101,14 @@ def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     program = (
         "import os; os.write(1, os.environb[b'RANK'] + b' ' * len(os.listdir('/proc/self/fd')))"
     )
-    with Nest("-c", program, cwd=tmp_path) as nest:
+    with Harness("-c", program, cwd=tmp_path) as harness:
         fds = {0: null, 1: out, 2: out}
         for rank in range(11):
-            nest.warm.spawn(
-                100 + rank, nest.argv, env={**nest.env, "RANK": str(rank)}, cwd="/", fds=fds
+            harness.warm.spawn(
+                100 + rank, harness.argv, env={**harness.env, "RANK": str(rank)}, cwd="/", fds=fds
             )
-        nest.warm.begin()
-        assert [nest.exited(100 + rank).exitcode for rank in range(11)] == [0] * 11
+        harness.warm.begin()
+        assert [harness.exited(100 + rank).exitcode for rank in range(11)] == [0] * 11
     os.close(out)
     os.close(null)
     told = (tmp_path / "out").read_text()
@@ -116,7 +116,7 @@ def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert told.count(" ") == 11 * 4, "each has its three streams, and what the listing opens"
 
 
-def test_a_worker_that_nobody_lets_go_ends(tmp_path: Path) -> None:
+def test_a_worker_that_is_never_adopted_ends(tmp_path: Path) -> None:
     class Deaf:
         """A keeper that does not adopt."""
 
@@ -130,15 +130,15 @@ def test_a_worker_that_nobody_lets_go_ends(tmp_path: Path) -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(self.real, name)
 
-    with Nest("-c", "print('never')", cwd=tmp_path) as nest:
-        deaf = Deaf(nest.keeper)
-        assert nest.warm._zygote is not None
-        nest.warm._zygote.keeper = deaf  # type: ignore[assignment]
+    with Harness("-c", "print('never')", cwd=tmp_path) as harness:
+        deaf = Deaf(harness.keeper)
+        assert harness.warm._zygote is not None
+        harness.warm._zygote.keeper = deaf  # type: ignore[assignment]
         read, write = os.pipe()
-        nest.start(fds={1: write})
+        harness.start(fds={1: write})
         os.close(write)
         while not deaf.asked:
-            nest.take_in()
+            harness.take_in()
         Watched(*deaf.asked).all_gone()
         with open(read) as stream:
             assert stream.read() == ""
@@ -146,10 +146,10 @@ def test_a_worker_that_nobody_lets_go_ends(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["keeper", "agent"])
 def test_it_ends_with_the_keeper_and_without_the_agent(tmp_path: Path, victim: str) -> None:
-    with Nest("-c", "pass", cwd=tmp_path) as nest:
-        gone = Watched(*nest.warm.pids())
+    with Harness("-c", "pass", cwd=tmp_path) as harness:
+        gone = Watched(*harness.warm.pids())
         if victim == "keeper":
-            os.kill(nest.keeper.pid, signal.SIGKILL)
+            os.kill(harness.keeper.pid, signal.SIGKILL)
         else:
-            nest.warm.close()
+            harness.warm.close()
         gone.all_gone()

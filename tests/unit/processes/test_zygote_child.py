@@ -9,7 +9,7 @@ import zipfile
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from zygotes import Nest, Outcome
+from zygotes import Harness, Outcome
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -69,7 +69,7 @@ print(json.dumps(told))
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Return a folder with the same program in every form that Python runs."""
+    """Return a directory with the same program in every form that Python runs."""
     for name in ("tell.py", "pack/inner.py", "pack/__main__.py", "folder/__main__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(TELL)
@@ -82,7 +82,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def told(outcome: Outcome) -> Any:
+def reported(outcome: Outcome) -> Any:
     assert (outcome.exitcode, outcome.err) == (0, ""), outcome
     return json.loads(outcome.out)
 
@@ -121,22 +121,22 @@ def told(outcome: Outcome) -> Any:
 def test_a_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str]) -> None:
     words = [word.format(folder=folder) if word != TELL else word for word in words]
     env = {**os.environ, "RANK": "3"}
-    with Nest(*words, cwd=folder, env=env, modules=["json"]) as nest:
-        fresh, forked = nest.both(env={**env, "RANK": "4", "MORE": "é"})
+    with Harness(*words, cwd=folder, env=env, modules=["json"]) as harness:
+        fresh, forked = harness.both(env={**env, "RANK": "4", "MORE": "é"})
         if "json.tool" in words:
             assert fresh == forked
         else:
-            assert told(forked) == told(fresh)
+            assert reported(forked) == reported(fresh)
 
 
 def test_the_streams_of_a_terminal_and_of_files(folder: Path) -> None:
-    with Nest("tell.py", cwd=folder) as nest:
+    with Harness("tell.py", cwd=folder) as harness:
         answers = []
         for warm in (False, True):
             main, terminal = os.openpty()
             file = os.open(folder / "out", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-            key = nest.start(warm=warm, fds={0: terminal, 1: file, 2: terminal})
-            nest.exited(key)
+            key = harness.start(warm=warm, fds={0: terminal, 1: file, 2: terminal})
+            harness.exited(key)
             answers.append(json.loads((folder / "out").read_text())["streams"])
             for fd in (main, terminal, file):
                 os.close(fd)
@@ -198,16 +198,16 @@ ENDINGS = {
 
 
 @pytest.fixture
-def script_nest(tmp_path: Path) -> Any:
-    with Nest("ends.py", cwd=tmp_path, modules=["json"]) as nest:
-        yield nest
+def script_harness(tmp_path: Path) -> Any:
+    with Harness("ends.py", cwd=tmp_path, modules=["json"]) as harness:
+        yield harness
 
 
 @pytest.mark.parametrize("name", ENDINGS)
-def test_it_ends_like_a_new_one(script_nest: Nest, tmp_path: Path, name: str) -> None:
+def test_it_ends_like_a_new_one(script_harness: Harness, tmp_path: Path, name: str) -> None:
     script = tmp_path / "ends.py"
     script.write_bytes(ENDINGS[name].encode("latin-1" if name == "coding" else "utf-8"))
-    fresh, forked = script_nest.both()
+    fresh, forked = script_harness.both()
     assert forked == fresh
 
 
@@ -221,8 +221,8 @@ def test_modules_and_commands_end_so_too(tmp_path: Path, words: list[str], name:
     else:
         (tmp_path / "ends").rmdir()
     words = [word.format(code=ENDINGS[name]) for word in words]
-    with Nest(*words, cwd=tmp_path, modules=["json"]) as nest:
-        fresh, forked = nest.both()
+    with Harness(*words, cwd=tmp_path, modules=["json"]) as harness:
+        fresh, forked = harness.both()
         assert forked == fresh
         assert fresh.exitcode != 0 or name == "warning"
 
@@ -247,12 +247,12 @@ def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:
         "print('to its stream', file=does.stream)\n"
     )
     env = {**os.environ, "CHANGED": "before", "REMOVED": "not yet"}
-    with Nest("uses.py", cwd=tmp_path, modules=["does"], env=env) as nest:
-        fresh, forked = nest.both()
+    with Harness("uses.py", cwd=tmp_path, modules=["does"], env=env) as harness:
+        fresh, forked = harness.both()
         assert forked == fresh
         assert "at exit" in forked.out
         assert "handled" in forked.out
-        other = nest.run(env={**env, "CHANGED": "otherwise"})
+        other = harness.run(env={**env, "CHANGED": "otherwise"})
         assert "yes otherwise None" in other.out
 
 
@@ -268,9 +268,9 @@ def test_a_generator_is_each_workers_own_unless_it_was_seeded(
     tmp_path: Path, module: str, draw: str, seed: str
 ) -> None:
     program = f"import {module}; print({draw})"
-    with Nest("-c", program, cwd=tmp_path, modules=[module]) as nest:
-        assert len({nest.run().out for _ in range(3)}) == 3
+    with Harness("-c", program, cwd=tmp_path, modules=[module]) as harness:
+        assert len({harness.run().out for _ in range(3)}) == 3
     (tmp_path / "seeds.py").write_text(f"import {module}; {seed}")
-    with Nest("-c", f"import seeds; {program}", cwd=tmp_path, modules=["seeds"]) as nest:
-        fresh, forked = nest.both()
+    with Harness("-c", f"import seeds; {program}", cwd=tmp_path, modules=["seeds"]) as harness:
+        fresh, forked = harness.both()
         assert forked == fresh

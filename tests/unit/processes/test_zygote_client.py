@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from zygotes import Nest
+from zygotes import Harness
 
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
@@ -35,76 +35,76 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def nest(folder: Path) -> Iterator[Nest]:
-    with Nest("-c", TELLS, cwd=folder, modules=["slow"]) as made:
+def harness(folder: Path) -> Iterator[Harness]:
+    with Harness("-c", TELLS, cwd=folder, modules=["slow"]) as made:
         yield made
 
 
-def frozen(nest: Nest) -> None:
+def frozen(harness: Harness) -> None:
     """Stop the zygote, and wait until it is stopped."""
-    pid = nest.warm.pids()[0]
+    pid = harness.warm.pids()[0]
     os.kill(pid, signal.SIGSTOP)
     while state_of(pid) != "T":
         os.sched_yield()
 
 
-def killed(nest: Nest) -> int:
+def killed(harness: Harness) -> int:
     """Kill the zygote, wait until it is gone, and return what its process id was."""
-    pid = nest.warm.pids()[0]
+    pid = harness.warm.pids()[0]
     gone = Watched(pid)
     os.kill(pid, signal.SIGKILL)
     gone.all_gone()
     return pid
 
 
-def revived(nest: Nest) -> None:
+def revived(harness: Harness) -> None:
     before = os.getcwd()
-    os.chdir(nest.cwd)
+    os.chdir(harness.cwd)
     try:
-        nest.warm.await_ready(nest.keeper)
+        harness.warm.await_ready(harness.keeper)
     finally:
         os.chdir(before)
 
 
-def test_one_that_dies_again_and_again_is_done_without(
-    nest: Nest, caplog: pytest.LogCaptureFixture
+def test_one_that_is_lost_three_times_is_not_started_again(
+    harness: Harness, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(client.LOSSES_MAX):
-        killed(nest)
-        revived(nest)
-    assert not nest.warm.takes(nest.argv, nest.env, {})
-    assert nest.warm.fileno() == -1
-    assert nest.warm.pids() == [] or not nest.warm.pids()[1:]
+        killed(harness)
+        revived(harness)
+    assert not harness.warm.takes(harness.argv, harness.env, {})
+    assert harness.warm.fileno() == -1
+    assert harness.warm.pids() == [] or not harness.warm.pids()[1:]
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
-    assert nest.run(warm=False).out == "cold\n"
+    assert harness.run(warm=False).out == "cold\n"
 
 
-def test_a_worker_whose_zygote_dies_meanwhile_starts_cold(nest: Nest) -> None:
-    frozen(nest)
+def test_a_worker_whose_zygote_dies_meanwhile_starts_cold(harness: Harness) -> None:
+    frozen(harness)
     read, write = os.pipe()
-    key = nest.start(fds={1: write})
+    key = harness.start(fds={1: write})
     os.close(write)
-    killed(nest)
-    assert nest.exited(key).exitcode == 0
+    killed(harness)
+    assert harness.exited(key).exitcode == 0
     with open(read) as stream:
         assert stream.read() == "cold\n"
-    revived(nest)
-    assert nest.run().out == "warm\n"
+    revived(harness)
+    assert harness.run().out == "warm\n"
 
 
 def test_a_frozen_zygote_is_given_up(
-    nest: Nest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(client, "FORK_S_MAX", 0.2)
-    frozen(nest)
-    gone = Watched(nest.warm.pids()[0])
-    assert nest.run().out == "cold\n"
+    frozen(harness)
+    gone = Watched(harness.warm.pids()[0])
+    assert harness.run().out == "cold\n"
     gone.all_gone()
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
     monkeypatch.setattr(client, "FORK_S_MAX", 60.0)
-    revived(nest)
-    assert nest.run().out == "warm\n"
+    revived(harness)
+    assert harness.run().out == "warm\n"
 
 
 def test_a_fork_that_hangs_is_given_up_with_all_below_it(
@@ -115,45 +115,52 @@ def test_a_fork_that_hangs_is_given_up_with_all_below_it(
         "import os, signal, threading\n"
         "os.register_at_fork(after_in_child=lambda: threading.Event().wait())\n"
     )
-    with Nest("-c", TELLS, cwd=folder, modules=["slow", "hangs"]) as nest:
-        assert nest.run().out == "cold\n"
-        Watched(*nest.warm.pids()).all_gone()
+    with Harness("-c", TELLS, cwd=folder, modules=["slow", "hangs"]) as harness:
+        assert harness.run().out == "cold\n"
+        Watched(*harness.warm.pids()).all_gone()
 
 
-def test_workers_survive_their_zygote(nest: Nest) -> None:
+def test_variables_that_are_read_at_the_start_must_be_the_same(harness: Harness) -> None:
+    assert harness.warm.takes(harness.argv, {**harness.env, "RANK": "1"}, {})
+    assert not harness.warm.takes(harness.argv, {**harness.env, "PYTHONHASHSEED": "1"}, {})
+
+
+def test_workers_survive_their_zygote(harness: Harness) -> None:
     stdin, end = os.pipe()
-    key = nest.start("-c", "import sys; sys.stdin.read(); sys.exit(7)", fds={0: stdin})
-    nest.pid(key)
+    key = harness.start("-c", "import sys; sys.stdin.read(); sys.exit(7)", fds={0: stdin})
+    harness.pid(key)
     os.close(stdin)
-    killed(nest)
+    killed(harness)
     os.close(end)
-    assert nest.exited(key).exitcode == 7
+    assert harness.exited(key).exitcode == 7
 
 
-def test_workers_that_are_not_wanted_any_more_never_run(nest: Nest) -> None:
-    frozen(nest)
+def test_workers_that_are_dropped_never_run(harness: Harness) -> None:
+    frozen(harness)
     read, write = os.pipe()
-    nest.start(fds={1: write})
+    harness.start(fds={1: write})
     os.close(write)
-    nest.warm.forget()
-    os.kill(nest.warm.pids()[0], signal.SIGCONT)
+    harness.warm.forget()
+    os.kill(harness.warm.pids()[0], signal.SIGCONT)
     with open(read) as stream:
         assert stream.read() == ""
-    assert nest.run().out == "warm\n"
-    assert children_of(nest.keeper.pid) == nest.warm.pids()
+    assert harness.run().out == "warm\n"
+    assert children_of(harness.keeper.pid) == harness.warm.pids()
 
 
-def test_another_keeper_gets_another_zygote(nest: Nest, caplog: pytest.LogCaptureFixture) -> None:
-    first = Watched(nest.warm.pids()[0])
-    os.kill(nest.keeper.pid, signal.SIGKILL)
+def test_another_keeper_gets_another_zygote(
+    harness: Harness, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = Watched(harness.warm.pids()[0])
+    os.kill(harness.keeper.pid, signal.SIGKILL)
     first.all_gone()
-    nest.warm.await_ready(nest.keeper)  # Returns: nothing can be awaited of a lost keeper.
-    assert nest.keeper.lost
-    nest.keeper.close()
-    nest.keeper = Keeper.start()
-    assert not nest.warm.takes(nest.argv, nest.env, {})
-    revived(nest)
-    assert nest.run().out == "warm\n"
+    harness.warm.await_ready(harness.keeper)  # Returns: nothing can be awaited of a lost keeper.
+    assert harness.keeper.lost
+    harness.keeper.close()
+    harness.keeper = Keeper.start()
+    assert not harness.warm.takes(harness.argv, harness.env, {})
+    revived(harness)
+    assert harness.run().out == "warm\n"
     assert caplog.messages == []
 
 
@@ -169,7 +176,7 @@ def function() -> None: ...
         (sys.executable, ["-"], "spawn", "not a Python script, module or command"),
     ],
 )
-def test_what_cannot_be_forked_is_told(
+def test_what_cannot_be_forked_is_a_warning(
     entrypoint: Callable[..., Any] | str,
     args: list[str],
     method: str,

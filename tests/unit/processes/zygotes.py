@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
     err: str
 
 
-class Nest:
+class Harness:
     """A keeper and a zygote that has imported `modules`; `words` is what workers run."""
 
     def __init__(
@@ -63,7 +63,7 @@ class Nest:
         self.keeper.close()
 
     def take_in(self) -> None:
-        """Wait for news of either, and take it in."""
+        """Wait for events of either, and handle them."""
         now = time.monotonic()
         due = min(self.warm.next_deadline() or now + PATIENCE_S, now + PATIENCE_S)
         watched = [self.keeper.fileno(), *[fd for fd in [self.warm.fileno()] if fd >= 0]]
