@@ -53,10 +53,9 @@ def test_each_worker_gets_the_cpus_near_its_gpu(
     SMALL.build(tmp_path)
     low, high = (SMALL.threads(SMALL.cores_of(node)) for node in (0, 1))
     assert cpus_of_workers(NODE, range(2), root=str(tmp_path)) == {0: high, 1: low}
-    assert [line.partition(" is ")[2] for line in caplog.messages] == [
-        "bound to CPUs 4-7,12-15, near GPU 0000:c3:00.0 on NUMA node 1",
-        "bound to CPUs 0-3,8-11, near GPU 0000:07:00.0 on NUMA node 0",
-    ]
+    first, second = caplog.messages
+    assert "4-7,12-15" in first
+    assert "0000:07:00.0" in second
 
 
 def test_cpus_that_the_agent_may_not_use_are_not_chosen(
@@ -67,13 +66,7 @@ def test_cpus_that_the_agent_may_not_use_are_not_chosen(
     assert cpus_of_workers(NODE, [0, 4], root=str(tmp_path)) == {0: [1, 3], 4: [14]}
 
 
-# What a machine can lack, and what is said of it.
-LACKING = {
-    "no GPU": "no GPU can be seen here, and workers are bound near to theirs",
-    "no NUMA": "the kernel shows no NUMA nodes here, in /sys/devices/system/node",
-    "too few": "worker 1 has no GPU to be bound near to: 1 GPU can be seen here",
-    "nonsense": "what the kernel says is not clear: invalid literal for int()",
-}
+LACKING = ["no GPU", "no NUMA", "too few", "nonsense"]
 
 
 def build_lacking(root: Path, what: str) -> None:
@@ -92,30 +85,21 @@ def build_lacking(root: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", LACKING)
-def test_a_machine_that_lacks_something_is_told_of_in_one_line(tmp_path: Path, what: str) -> None:
-    build_lacking(tmp_path, what)
-    with pytest.raises(EnvironmentProblem) as caught:
-        cpus_of_workers(NODE, range(3), root=str(tmp_path))
-    said = str(caught.value)
-    assert said.startswith(f"--numa-binding node: {LACKING[what]}")
-    assert said.endswith("(leave --numa-binding out, or NumaOptions, to start workers unbound)")
-    assert "\n" not in said
-
-
-@pytest.mark.parametrize("what", LACKING)
-def test_workers_are_not_bound_there_if_that_is_allowed(
+def test_a_machine_that_lacks_something_is_an_error_or_leaves_workers_unbound(
     tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "holdfast")
     build_lacking(tmp_path, what)
-    for _ in range(2):  # Said once, however often workers are started.
+    with pytest.raises(EnvironmentProblem, match=r"^--numa-binding node: [^\n]*$"):
+        cpus_of_workers(NODE, range(3), root=str(tmp_path))
+    caplog.clear()
+    for _ in range(2):  # Logged once, however often workers are started.
         assert cpus_of_workers(LENIENT, range(3), root=str(tmp_path)) == {}
     [line] = caplog.messages
-    assert line.startswith(f"--numa-binding node: {LACKING[what]}")
-    assert line.endswith("; workers are not bound")
+    assert line.startswith("--numa-binding node: ")
 
 
-def test_an_order_that_only_cuda_knows_is_told_of(
+def test_an_order_that_only_cuda_knows_is_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(console.NOTICE, "holdfast")
@@ -124,7 +108,7 @@ def test_an_order_that_only_cuda_knows_is_told_of(
     for _ in range(2):
         assert len(cpus_of_workers(NODE, range(8), root=str(tmp_path))) == 8
     [line] = caplog.messages
-    assert "GPUs of several models are here (NVIDIA H100, NVIDIA T4)" in line
+    assert "NVIDIA H100, NVIDIA T4" in line
     assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in line
 
 
@@ -132,8 +116,8 @@ def test_an_order_that_only_cuda_knows_is_told_of(
     "options",
     ["bogus", 3, NumaOptions("nodes"), SimpleNamespace(affinity_mode=None)],  # type: ignore[arg-type]
 )
-def test_options_that_say_nothing_are_refused(options: object) -> None:
-    with pytest.raises(UsageError, match=r"^numa_options: .* accepted: .* node, socket, exclusive"):
+def test_invalid_options_are_refused(options: object) -> None:
+    with pytest.raises(UsageError, match=r"^numa_options: .* node, socket, exclusive"):
         cpus_of_workers(options, range(1))
 
 
@@ -141,6 +125,16 @@ def test_options_that_say_nothing_are_refused(options: object) -> None:
 def test_a_mode_may_be_its_text(tmp_path: Path, options: object) -> None:
     SMALL.build(tmp_path)
     assert list(cpus_of_workers(options, range(2), root=str(tmp_path))) == [0, 1]
+
+
+def test_a_binding_that_the_kernel_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_pid: int, _cpus: object) -> None:
+        raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    monkeypatch.setattr(binding, "_decide", lambda *_: {0: [1]})
+    with pytest.raises(EnvironmentProblem, match="Invalid argument"):
+        cpus_of_workers(NODE, range(1))
 
 
 def test_a_thread_is_bound_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
