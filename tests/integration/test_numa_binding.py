@@ -172,7 +172,7 @@ def test_such_a_machine_joins_no_job(machine: Path, monkeypatch: pytest.MonkeyPa
     (machine / "sys/bus").rename(machine / "no_bus")
     met: list[Any] = []
     monkeypatch.setattr(launching, "rendezvous_of", lambda *how: met.append(how))
-    with pytest.raises(EnvironmentProblem, match="^--numa-binding node: "):
+    with pytest.raises(EnvironmentProblem, match=r"^--numa-binding node: "):
         launch("touch", "started")
     assert met == []
 
