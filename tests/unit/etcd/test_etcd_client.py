@@ -8,29 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from etcd_clients import LOCAL, SHORT_S, client_of, done, get, http, problem, put, saying, server
-from msgspec.structs import replace
 
 from holdfast.core.etcd.calls import (
-    Compare,
     Delete,
-    Field,
-    Get,
-    Grant,
-    Granted,
     KeepAlive,
     KeptAlive,
-    KeyValue,
     ProblemKind,
-    Put,
-    Revoke,
-    Revoked,
     Txn,
     TxnDone,
-    end_of_prefix,
 )
 from holdfast.etcd import async_client as client_module
 from holdfast.etcd import transport as etcd_http
-from holdfast.etcd.async_client import CONNECTIONS_MAX, AsyncEtcdClient
+from holdfast.etcd.async_client import CONNECTIONS_MAX
 from real_etcd import SMALL_QUOTA, Etcd, running_etcd
 
 if TYPE_CHECKING:
@@ -42,96 +31,6 @@ if TYPE_CHECKING:
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
         yield running
-
-
-def test_values_are_put_read_and_deleted(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            prefix = b"values/\xff\0"
-            wrote = await done(client, put(prefix + b"a", b"\0\xff"))
-            await done(client, put(prefix + b"b"))
-            many = Txn(success=(Get(prefix, end_of_prefix(prefix)), Get(prefix + b"c")))
-            read = await done(client, many)
-            a = KeyValue(
-                key=prefix + b"a",
-                value=b"\0\xff",
-                create_revision=wrote.revision,
-                mod_revision=wrote.revision,
-                version=1,
-            )
-            assert read.results[0][0] == a
-            assert [one.key for one in read.results[0]] == [prefix + b"a", prefix + b"b"]
-            assert read.results[1] == ()
-            everything = await done(client, Txn(success=(Get(b"", b"\0", keys_only=True),)))
-            assert replace(a, value=b"") in everything.results[0]
-            gone = await done(client, Txn(success=(Delete(prefix, end_of_prefix(prefix)),)))
-            assert gone.deleted == (2,)
-            assert gone.revision == read.revision + 1
-
-    asyncio.run(talk())
-
-
-def test_a_transaction_compares_every_field(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            first = await done(client, put(b"compared", b"1"))
-            second = await done(client, put(b"compared", b"2"))
-            holding: list[tuple[Field, int | bytes]] = [
-                (Field.CREATE, first.revision),
-                (Field.MOD, second.revision),
-                (Field.VERSION, 2),
-                (Field.VALUE, b"2"),
-            ]
-            for field, value in holding:
-                for equals in (value, b"0" if field is Field.VALUE else 0):
-                    txn = Txn(
-                        compare=(Compare(b"compared", field, equals),),
-                        success=(Get(b"compared"), Put(b"other", b"")),
-                        failure=(Get(b"compared"),),
-                    )
-                    answer = await done(client, txn)
-                    assert answer.succeeded is (equals == value), (field, equals)
-                    assert len(answer.results) == (2 if answer.succeeded else 1)
-            absent = [Compare(b"not there", one, 0) for one in list(Field)[:3]]
-            assert (await done(client, Txn(compare=tuple(absent)))).succeeded
-            all_but_one = tuple(Compare(b"compared", *one) for one in holding[:3])
-            wrong = Compare(b"compared", Field.VALUE, b"3")
-            assert not (await done(client, Txn(compare=(*all_but_one, wrong)))).succeeded
-
-    asyncio.run(talk())
-
-
-def test_leases(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            granted = await client.call(Grant(60))
-            assert isinstance(granted, Granted)
-            assert granted.ttl_s == 60
-            assert await client.call(KeepAlive(granted.lease)) == KeptAlive(60)
-            await done(client, put(b"leased", b"1", granted.lease))
-            assert (await done(client, get(b"leased"))).results[0][0].lease == granted.lease
-            for _ in range(2):
-                assert await client.call(Revoke(granted.lease)) == Revoked()
-            assert await client.call(KeepAlive(granted.lease)) == KeptAlive(0)
-            assert (await done(client, get(b"leased"))).results == ((),)
-            refused = await problem(client, put(b"leased", b"1", granted.lease))
-            assert refused.kind is ProblemKind.LEASE_GONE
-
-    asyncio.run(talk())
-
-
-def test_what_etcd_does_not_do_is_refused_and_the_client_goes_on(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            large = await problem(client, put(b"large", b"x" * 1_600_000))
-            assert (large.kind, large.why) == (ProblemKind.REFUSED, "request is too large")
-            twice = await problem(client, Txn(success=(Put(b"a", b""), Put(b"a", b""))))
-            assert twice.kind is ProblemKind.REFUSED
-            assert "duplicate key" in twice.why
-            await done(client, get(b"large"))
-            assert client.tried == {}
-
-    asyncio.run(talk())
 
 
 def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
@@ -257,8 +156,3 @@ def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
                 await asyncio.gather(*(one.ended for one in client._open))
 
     asyncio.run(talk())
-
-
-def test_a_client_needs_a_running_loop() -> None:
-    with pytest.raises(RuntimeError, match="no running event loop"):
-        AsyncEtcdClient(None)  # type: ignore[arg-type]

@@ -139,17 +139,6 @@ def test_a_store_may_be_forgotten_in_the_middle_of_another_ones_write(etcd: Etcd
         client.revoke(lease)
 
 
-def test_a_closed_store_writes_nothing_and_still_reads(
-    client: ListeningClient, tmp_path: Path
-) -> None:
-    with EtcdStore(client, str(tmp_path), ttl_s=LONG) as store:
-        store.set("key", "1")
-    store.close()
-    assert store.get("key") == b"1"
-    with pytest.raises(DistStoreError, match="the store is closed"):
-        store.set("key", "2")
-
-
 def test_a_lease_that_was_lost_is_replaced_by_the_next_write(
     etcd: Etcd, client: ListeningClient, tmp_path: Path
 ) -> None:
@@ -175,18 +164,3 @@ def test_a_lease_that_was_lost_is_noticed_between_writes(
         time.sleep(LOOK_AGAIN_S)
     kept.release()
     kept.join()
-
-
-def test_signs_of_life_go_on_after_etcd_was_away(tmp_path: Path) -> None:
-    with (
-        running_etcd(tmp_path) as etcd,
-        ListeningClient(etcd) as client,
-        EtcdStore(client, "/some", ttl_s=3) as store,
-    ):
-        store.set("key", "1")
-        etcd.stop()
-        assert client.missed.acquire(timeout=PATIENCE_S)
-        etcd.start()
-        assert client.signs.acquire(timeout=PATIENCE_S)
-        store.set("key", "2")
-        assert len(etcd.leases()) == 1

@@ -8,15 +8,8 @@ from etcd_clients import SHORT_S, Watched, client_of, done, http, put, saying
 
 from holdfast.core.etcd.calls import (
     Change,
-    Delete,
-    Grant,
-    Granted,
     ProblemKind,
-    Put,
-    Txn,
-    end_of_prefix,
 )
-from holdfast.etcd import transport as etcd_http
 from real_etcd import Etcd, running_etcd
 
 if TYPE_CHECKING:
@@ -27,23 +20,6 @@ if TYPE_CHECKING:
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
         yield running
-
-
-def test_changes_of_one_transaction_come_together_and_in_order(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            before = (await done(client, put(b"w/a", b"1"))).revision
-            watched = Watched(client, b"w/", end_of_prefix(b"w/"), before + 1)
-            two = await done(client, Txn(success=(Put(b"w/b", b"2"), Put(b"w/a", b""))))
-            assert await watched.changes() == (
-                Change(b"w/b", b"2", two.revision, two.revision),
-                Change(b"w/a", b"", two.revision, before),
-            )
-            gone = await done(client, Txn(success=(Delete(b"w/b"), Put(b"v", b"unseen"))))
-            assert await watched.changes() == (Change(b"w/b", None, gone.revision),)
-            assert watched.revisions == [two.revision, gone.revision]
-
-    asyncio.run(talk())
 
 
 def test_a_watch_goes_on_from_any_revision(etcd: Etcd) -> None:
@@ -61,33 +37,6 @@ def test_a_watch_goes_on_from_any_revision(etcd: Etcd) -> None:
             assert [one.value for one in seen] == [b"0", b"1", b"2"]
             assert [one.mod_revision for one in seen] == [*revisions, last]
             assert first.is_silent
-
-    asyncio.run(talk())
-
-
-def test_the_end_of_a_lease_is_seen(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            lease = await client.call(Grant(1))
-            assert isinstance(lease, Granted)
-            wrote = (await done(client, put(b"leased", b"1", lease.lease))).revision
-            watched = Watched(client, b"leased", b"", wrote + 1)
-            (change,) = await watched.changes()
-            assert (change.key, change.value) == (b"leased", None)
-
-    asyncio.run(talk())
-
-
-def test_a_revision_that_is_compacted(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            await done(client, put(b"compacted"))
-            now = (await done(client, put(b"compacted"))).revision
-            etcd.compact(now)
-            ended = await Watched(client, b"compacted", b"", 1).problem()
-            assert ended.kind is ProblemKind.COMPACTED
-            assert str(now) in ended.why
-            assert len(await Watched(client, b"compacted", b"", now).changes()) == 1
 
     asyncio.run(talk())
 
@@ -128,20 +77,6 @@ def test_a_watch_may_be_cancelled_by_who_is_told_of_a_change() -> None:
             assert handle.task is not None
             await asyncio.wait([handle.task])
             assert told.empty()
-
-    asyncio.run(talk())
-
-
-def test_a_line_that_is_too_long_ends_the_watch(
-    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(etcd_http, "ANSWER_BYTES_MAX", 100_000)
-
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            now = (await done(client, put(b"long", b"x" * 100_000))).revision
-            ended = await Watched(client, b"long", b"", now).problem()
-            assert ended.kind is ProblemKind.REFUSED
 
     asyncio.run(talk())
 

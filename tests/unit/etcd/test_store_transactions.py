@@ -64,16 +64,6 @@ def test_a_change_that_others_make_impossible_is_given_up(
     assert client.disturbances == 96
 
 
-def test_the_first_change_of_a_key_costs_one_transaction_and_another_two(
-    client: DisturbedClient,
-) -> None:
-    store = EtcdStore(client, "/some")
-    store.add("count", 1)
-    assert client.transactions == 1
-    store.add("count", 1)
-    assert client.transactions == 3
-
-
 @pytest.mark.parametrize(
     ("problem", "kind"),
     [

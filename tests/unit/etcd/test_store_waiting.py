@@ -98,7 +98,7 @@ def test_a_wait_costs_one_look_and_one_watch_however_much_happens(
 
 
 def test_the_watch_of_a_wait_that_is_over_is_gone(etcd: Etcd, store: EtcdStore) -> None:
-    with pytest.raises(StoreTimeoutError, match=rf" in etcd at {etcd.endpoint} for: key$"):
+    with pytest.raises(StoreTimeoutError, match=etcd.endpoint):
         store.wait(["key"], 0.01)
     with waiting(etcd, store.get, "key") as getting:
         store.set("key", "value")
@@ -179,7 +179,7 @@ def test_more_keys_than_a_transaction_has_are_there_at_once(
             store.set(keys[-1], "")
 
     client.before_transaction = happen
-    with pytest.raises(StoreTimeoutError, match=r"for: key 0$"):
+    with pytest.raises(StoreTimeoutError, match="key 0"):
         store.wait(keys, 0.3)
     client.before_transaction = int
     store.set(keys[0], "")

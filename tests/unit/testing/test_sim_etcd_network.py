@@ -14,7 +14,6 @@ from holdfast.core.etcd.calls import (
     Granted,
     KeyValue,
     Problem,
-    ProblemKind,
     Put,
     Txn,
     TxnDone,
@@ -127,45 +126,6 @@ def scene() -> Scene:
 # Calls.
 
 
-def test_a_call_takes_a_way_there_and_a_way_back(scene: Scene) -> None:
-    scene.world.network.conditions = NetworkConditions(delay_s=1.0)
-    scene.agent.lag_s = -0.5  # So that a way takes from a quarter to three quarters of a second.
-    scene.put()
-    scene.pass_s(0.24)
-    assert scene.etcd.revision == 1
-    scene.pass_s(0.52)
-    assert scene.etcd.revision == 2
-    scene.pass_s(0.8)
-    assert scene.agent.answers == [(1, TxnDone(2, True, ((),), (0,)))]  # noqa: FBT003
-    assert 0.5 <= scene.agent.told_at[0] <= 1.5
-
-
-def test_calls_may_overtake_each_other(scene: Scene) -> None:
-    numbers = [scene.put() for _ in range(30)]
-    scene.pass_s(SOON_S)
-    arrived = [number for number, _ in scene.agent.answers]
-    assert sorted(arrived) == numbers
-    assert arrived != numbers
-
-
-def test_a_stopped_agent_finds_its_answers_when_it_goes_on(scene: Scene) -> None:
-    scene.put()
-    scene.agent.pause()
-    scene.pass_s(20.0)
-    assert scene.stored
-    assert scene.agent.answers == []
-    scene.agent.resume()
-    assert [number for number, _ in scene.agent.answers] == [1]
-
-
-def test_a_request_goes_on_without_the_agent_that_made_it(scene: Scene) -> None:
-    scene.put()
-    scene.agent.alive = False
-    scene.pass_s(CALL_S)
-    assert scene.stored
-    assert scene.agent.answers == []
-
-
 def test_an_answer_into_a_cut_is_lost_though_all_was_done(scene: Scene) -> None:
     scene.agent.cut_in = True
     scene.put()
@@ -188,27 +148,6 @@ def test_a_request_into_a_cut_is_lost_or_arrives_when_it_has_healed(scene: Scene
     assert len(scene.agent.answers) == 40, "of which nobody is told"
 
 
-def test_loss_leaves_open_whether_a_request_was_carried_out(scene: Scene) -> None:
-    scene.world.network.conditions = NetworkConditions(loss=0.3)
-    for _ in range(100):
-        scene.put()
-    scene.pass_s(CALL_S + 0.01)
-    good = [one for _, one in scene.agent.answers if isinstance(one, TxnDone)]
-    assert len(scene.agent.answers) == 100
-    assert 20 < len(good) < scene.etcd.revision - 1 < 90
-
-
-def test_what_comes_later_than_the_limit_is_not_waited_for(scene: Scene) -> None:
-    scene.world.network.conditions = NetworkConditions(delay_s=1.8)
-    for _ in range(50):
-        scene.put()
-    scene.pass_s(20.0)
-    assert scene.etcd.revision == 51
-    assert len(scene.agent.answers) == 50
-    assert TIMED_OUT in [answer for _, answer in scene.agent.answers]
-    assert max(scene.agent.told_at) <= CALL_S
-
-
 # Outages.
 
 
@@ -220,18 +159,6 @@ def test_an_etcd_that_is_gone_refuses_at_once(scene: Scene) -> None:
     assert scene.agent.answers == [(1, NOT_THERE)]
     assert scene.agent.ends == [(1, NOT_THERE)]
     assert scene.etcd.revision == 1
-
-
-def test_hosts_that_are_gone_say_nothing(scene: Scene) -> None:
-    scene.watch(1)
-    scene.network.go_down(host_too=True)
-    scene.put()
-    scene.network.watch(scene.agent, 2, KEY, b"", 0)
-    scene.pass_s(NOTICED_S[0] - 0.01)
-    assert scene.agent.told_at == []
-    scene.pass_s(NOTICED_S[1])
-    assert scene.agent.answers == [(1, TIMED_OUT)]
-    assert sorted(scene.agent.ends) == [(1, RESET), (2, TIMED_OUT)]
 
 
 def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> None:
@@ -268,24 +195,6 @@ def test_while_etcd_elects_a_leader_requests_wait(scene: Scene) -> None:
     assert len(scene.agent.answers) == 2
 
 
-def test_a_new_leader_of_etcd_gives_leases_their_whole_time(scene: Scene) -> None:
-    scene.network.ask(scene.agent, 1, Grant(5))
-    scene.pass_s(4.0)
-    scene.network.elect(3.0)
-    assert scene.etcd.next_expiry() == 4.0 + 3.0 + 5.0 + ELECTION_S
-
-
-def test_that_etcd_is_gone_is_noticed_late_through_a_cut(scene: Scene) -> None:
-    scene.watch()
-    scene.agent.cut_in = True
-    scene.network.go_down()
-    scene.network.go_down(host_too=True)
-    scene.pass_s(NOTICED_S[0] - 0.01)
-    assert scene.agent.ends == []
-    scene.pass_s(NOTICED_S[1])
-    assert scene.agent.ends == [(1, RESET)]
-
-
 def test_killed_links_lose_answers_and_end_watches(scene: Scene) -> None:
     scene.watch()
     scene.put()
@@ -302,37 +211,7 @@ def test_killed_links_lose_answers_and_end_watches(scene: Scene) -> None:
 # Leases.
 
 
-def test_a_lease_that_nobody_keeps_ends_soon_after_its_time(scene: Scene) -> None:
-    for number in range(3):
-        scene.network.ask(scene.agent, number, Grant(2 + number))
-    scene.pass_s(SOON_S)
-    leases = [one.lease for _, one in scene.agent.answers if isinstance(one, Granted)]
-    for lease in leases:
-        scene.ask(Put(b"of %d" % lease, b"", lease))
-    scene.pass_s(SOON_S)
-    made = scene.etcd.revision
-    for ended in range(3):
-        scene.world.run(2.0 + ended)
-        assert scene.etcd.revision == made + ended
-        scene.world.run(2.0 + ended + LEASE_LOOK_S + 0.01)
-        assert scene.etcd.revision == made + ended + 1
-    assert scene.etcd.next_expiry() is None
-
-
 # Watches.
-
-
-def test_a_watch_keeps_its_order_in_any_weather(scene: Scene) -> None:
-    scene.watch()
-    scene.world.network.conditions = NetworkConditions(
-        loss=0.3, duplication=0.3, reordering=0.5, jitter_s=1.0
-    )
-    for _ in range(100):
-        scene.change()
-        scene.pass_s(0.01)
-    scene.pass_s(5.0)
-    assert scene.agent.revisions == list(range(2, 102))
-    assert scene.agent.ends == []
 
 
 def test_what_a_watch_missed_comes_as_one(scene: Scene) -> None:
@@ -350,13 +229,6 @@ def test_what_a_watch_missed_comes_as_one(scene: Scene) -> None:
     assert scene.agent.changes[1:] == [(7, 7, (Change(KEY, b"5", 7, 2),))]
 
 
-def test_a_watch_from_before_a_compaction_is_refused(scene: Scene) -> None:
-    scene.change((b"1", b"2", b"3"))
-    scene.etcd.compact(3)
-    scene.watch(start_revision=2)
-    assert [problem.kind for _, problem in scene.agent.ends] == [ProblemKind.COMPACTED]
-
-
 def test_a_watch_that_the_agent_ended_is_heard_of_no_more(scene: Scene) -> None:
     scene.watch()
     scene.change()
@@ -369,25 +241,6 @@ def test_a_watch_that_the_agent_ended_is_heard_of_no_more(scene: Scene) -> None:
     scene.change()
     scene.pass_s(5.0)
     assert scene.agent.told_at == []
-
-
-def test_a_watch_that_was_ended_before_it_began_costs_nothing(scene: Scene) -> None:
-    scene.network.watch(scene.agent, 1, KEY, b"", 0)
-    scene.network.unwatch(scene.agent, 1)
-    scene.pass_s(SOON_S)
-    scene.change()
-    assert scene.etcd.load.bytes_out == 0
-
-
-def test_a_number_may_be_used_again_before_the_end_of_its_watch_is_noticed(scene: Scene) -> None:
-    scene.watch()
-    scene.network.kill_links(scene.agent)
-    scene.network.unwatch(scene.agent, 1)
-    scene.watch()
-    scene.change()
-    scene.pass_s(SOON_S)
-    assert scene.agent.ends == []
-    assert scene.agent.revisions == [2]
 
 
 def test_a_stopped_agent_hears_all_in_order_when_it_goes_on(scene: Scene) -> None:
@@ -418,20 +271,6 @@ def test_a_short_cut_holds_up_what_a_watch_says(scene: Scene) -> None:
     assert scene.agent.ends == []
 
 
-@pytest.mark.parametrize("way", ["cut_in", "cut_out"])
-def test_a_cut_that_lasts_ends_a_watch_even_if_nothing_happens(scene: Scene, way: str) -> None:
-    scene.watch()
-    setattr(scene.agent, way, True)
-    scene.network.cut(scene.agent)
-    scene.pass_s(NOTICED_S[0] - 0.01)
-    assert scene.agent.ends == []
-    scene.pass_s(NOTICED_S[1])
-    assert scene.agent.ends == [(1, TIMED_OUT)]
-    scene.change()
-    scene.pass_s(5.0)
-    assert scene.agent.changes == []
-
-
 def test_a_cut_that_lasts_ends_a_watch_that_has_something_to_say(scene: Scene) -> None:
     scene.watch()
     scene.change()
@@ -456,15 +295,6 @@ def test_what_a_cut_holds_up_has_a_limit(scene: Scene) -> None:
     scene.pass_s(2 * NOTICED_S[1])
     assert scene.agent.changes == []
     assert scene.agent.ends == [(1, RESET)]
-
-
-def test_a_watch_of_an_agent_that_is_gone_costs_nothing(scene: Scene) -> None:
-    scene.watch()
-    scene.agent.alive = False
-    scene.change()
-    sent = scene.etcd.load.bytes_out
-    scene.change()
-    assert scene.etcd.load.bytes_out == sent
 
 
 # All of it.

@@ -30,24 +30,6 @@ def client_of(*ports: int) -> EtcdClient:
     return EtcdClient(EtcdSettings(endpoints=tuple((LOCAL, one) for one in ports)))
 
 
-def test_calls(etcd: Etcd) -> None:
-    with client_of(etcd.port) as client:
-        assert client.get(b"a") is None
-        revision = client.put(b"a", b"1")
-        found = client.get(b"a")
-        assert found is not None
-        assert (found.value, found.mod_revision) == (b"1", revision)
-        lease = client.grant(60)
-        client.put(b"b", b"2", lease.lease)
-        assert client.keep_alive(lease.lease) == 60
-        client.revoke(lease.lease)
-        assert client.keep_alive(lease.lease) == 0
-        assert client.get(b"b") is None
-        assert client.txn(Txn(success=(Get(b"a"), Get(b"b")))).results == ((found,), ())
-        assert client.endpoint == etcd.endpoint
-        assert client.local_address == LOCAL
-
-
 def test_nothing_is_started_before_the_first_call(etcd: Etcd) -> None:
     client = client_of(etcd.port)
     before = threading.active_count()
@@ -111,18 +93,6 @@ def test_a_watch(etcd: Etcd) -> None:
         watch.close()
         with pytest.raises(EtcdError, match="the client is closed"):
             client.watch(b"watched", b"", 1)
-
-
-def test_a_watch_ends_with_an_error_once_all_before_it_was_taken(etcd: Etcd) -> None:
-    with client_of(etcd.port) as client:
-        client.put(b"compacted", b"0")
-        now = client.put(b"compacted", b"1")
-        etcd.compact(now)
-        with client.watch(b"compacted", b"", 1) as watch:
-            for _ in range(2):
-                with pytest.raises(EtcdError) as caught:
-                    watch.next(PATIENCE_S)
-                assert caught.value.kind is ProblemKind.COMPACTED
 
 
 def test_changes_that_nobody_takes_are_kept_up_to_a_limit(

@@ -5,7 +5,7 @@ from itertools import permutations
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.etcd.store_layout import KeyRange, StoreKeys, pair
+from holdfast.etcd.store_layout import KeyRange, StoreKeys
 
 # "ab?" is one whose base64 has a slash in it.
 ODD_KEYS = ["", "a", "a/b", "/", "ab?", "é", "k", "a\x1f", "\x1f", "\x1fa", "a\x1fv", "a\x1f\x1fv",
@@ -67,7 +67,3 @@ def test_values_of_a_queue_sort_as_they_came() -> None:
     numbers = [0, 1, 9, 10, 11, 100, 10**19]
     entries = [places.entry("key", number).key for number in numbers]
     assert sorted(entries) == entries
-
-
-def test_two_numbers() -> None:
-    assert pair(b"3 14") == (3, 14)
