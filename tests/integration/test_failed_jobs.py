@@ -114,16 +114,16 @@ def test_the_exit_code_is_the_workers_own(tmp_path: Path, how: str, *, compat: b
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        (["run", "missing.py"], 127, "'missing.py': there is no such script"),
+        (["run", "missing.py"], 127, "'missing.py'"),
         (["run", "--no-python", "./plain"], 126, "'./plain'"),
         (["run", "--no-python", "no-such-program"], 127, "'no-such-program'"),
         (["run", "--nproc-per-node", "0", "plain"], 2, "--nproc-per-node: '0'"),
-        (["run", "--nproc-per-node", "9" * 20, "plain"], 2, "more than any machine"),
+        (["run", "--nproc-per-node", "9" * 20, "plain"], 2, "--nproc-per-node: "),
         (["run", "--max-restarts", "x", "plain"], 2, "--max-restarts"),
         (["run", "--tee", "9", "plain"], 2, "--tee"),
         (["run", "--bogus", "plain"], 2, "--bogus"),
-        (["run"], 2, "no script given"),
-        (["dance"], 2, "'dance' is not a verb"),
+        (["run"], 2, "SCRIPT"),
+        (["dance"], 2, "'dance'"),
     ],
 )
 def test_what_cannot_be_run_is_one_line(

@@ -14,7 +14,7 @@ import os
 import sys
 
 from holdfast.cli.flags import parse_rdzv_conf
-from holdfast.cli.parser import Help, VerbParser
+from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
@@ -55,7 +55,7 @@ coordinator to be back at the endpoint.
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `holdfast coordinator`."""
-    parser = VerbParser(
+    parser = CommandParser(
         prog="holdfast coordinator",
         usage="holdfast coordinator [flags]",
         description=DESCRIPTION,

@@ -1,8 +1,8 @@
-"""How many accelerators this machine offers, found out without loading PyTorch here.
+"""How many accelerators this machine has, without importing PyTorch in this process.
 
-The one thing to know: NVIDIA cards are counted from what the driver shows in the file system and
-from `CUDA_VISIBLE_DEVICES`. PyTorch is asked, in a process of its own, only where there is a sign
-of another kind of accelerator. It does not check that a card works.
+NVIDIA GPUs are counted from what the driver shows in the file system and from
+`CUDA_VISIBLE_DEVICES`. PyTorch is asked, in a process of its own, only if there is a sign of another
+kind of accelerator. Whether a device works is not checked.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ NVIDIA_PROC = "/proc/driver/nvidia/gpus"
 DEV = "/dev"
 
 TORCH_ANSWER_S = 120
-"""How long PyTorch may take to be imported and to answer, on a cold file system."""
+"""How long importing and asking PyTorch may take, on a cold file system."""
 
 OTHER_ACCELERATORS = ("accel", "davinci0", "dri/renderD128", "hl0", "kfd")
 """Names in /dev that hint at accelerators other than NVIDIA's."""
@@ -40,20 +40,20 @@ def cpu_count() -> int:
 
 
 def gpu_count() -> int:
-    """Return how many GPUs workers will see: NVIDIA's first, others by asking PyTorch."""
+    """Return how many GPUs workers will see: NVIDIA's, or else what PyTorch counts."""
     return nvidia_count() or (ask_torch("gpu") if _signs_of_other_accelerators() else 0)
 
 
 def xpu_count() -> int:
-    """Return how many Intel GPUs workers will see; only PyTorch can tell."""
+    """Return how many Intel GPUs workers will see; only PyTorch knows."""
     return ask_torch("xpu")
 
 
 def accelerator_count() -> int:
-    """Return the number of devices of whatever accelerator is here, 0 if there is none.
+    """Return the number of devices of any accelerator, 0 if there is none.
 
-    A machine with NVIDIA cards counts them even if the PyTorch installed there could not use
-    them; `torchrun` would then count CPUs.
+    NVIDIA GPUs count even if the installed PyTorch could not use them; `torchrun` would then count
+    CPUs.
     """
     found = nvidia_count()
     if found == 0 and (_signs_of_other_accelerators() or has_foreign_backend()):
@@ -67,17 +67,17 @@ def named_backend_count(name: str) -> int:
 
 
 def nvidia_count() -> int:
-    """Return how many NVIDIA cards exist here and `CUDA_VISIBLE_DEVICES` lets workers see."""
+    """Return how many NVIDIA GPUs there are that `CUDA_VISIBLE_DEVICES` shows to workers."""
     in_proc = len(_names_in(NVIDIA_PROC))
     in_dev = sum(name.removeprefix("nvidia").isdecimal() for name in _names_in(DEV))
-    # A container may hide cards in one of the two places only.
+    # A container may hide GPUs in only one of the two places.
     present = min(in_proc, in_dev) or max(in_proc, in_dev)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if present == 0 or visible is None:
         return present
     count = 0
     for item in visible.split(","):
-        # CUDA ignores everything after the first entry that names no card.
+        # CUDA ignores everything from the first invalid entry on.
         name = item.strip()
         if not name or name.startswith("-"):
             break
@@ -88,14 +88,14 @@ def nvidia_count() -> int:
 
 
 def has_foreign_backend() -> bool:
-    """Tell whether a package here adds a backend to PyTorch when PyTorch is imported."""
+    """Return whether a package adds a backend to PyTorch when that is imported."""
     from importlib.metadata import entry_points
 
     return bool(entry_points(group="torch.backends"))
 
 
 def ask_torch(kind: str) -> int:
-    """Ask the workers' interpreter for PyTorch's count of `kind`; no PyTorch there counts as 0."""
+    """Return PyTorch's count of `kind` in the workers' interpreter; 0 without PyTorch."""
     import subprocess
 
     question = _TORCH_QUESTIONS.get(kind) or _TORCH_QUESTION_BY_NAME.format(name=kind)

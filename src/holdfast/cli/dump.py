@@ -1,14 +1,14 @@
-"""The verb `dump`: where the workers of this machine are, as Python stacks, on standard output.
+"""The command `dump`: the Python stacks of the workers on this machine, on standard output.
 
-It asks no agent and no coordinator: workers are found in `/proc`, so it helps with an agent that is
-stuck too, and with scripts that import nothing of Holdfast.
+It asks no agent and no coordinator: workers are found in `/proc`, so it also works if an agent is
+stuck, and for scripts that import nothing of Holdfast.
 """
 
 from __future__ import annotations
 
 import sys
 
-from holdfast.cli.parser import Help, VerbParser
+from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, HoldfastError
 
 TYPE_CHECKING = False
@@ -19,32 +19,32 @@ if TYPE_CHECKING:
     from holdfast.control.local_workers import LocalWorker
 
 AT_ONCE = 8
-"""How many workers are looked at in the same moment: what waits for each other is best seen so."""
+"""How many workers are dumped at the same time, to show which wait for each other."""
 BELOW_MAX = 64
-"""How many processes of one worker are shown."""
+"""How many subprocesses of one worker are shown."""
 NOTHING_FOUND = 1
 
 DESCRIPTION = """\
-Show where the workers on this machine are: the Python stacks of all their
-threads. The scripts need not have imported anything of Holdfast.
+Show the Python stacks of all threads of the workers on this machine. The
+scripts need not import anything of Holdfast.
 """
 EXAMPLES = """\
 examples:
   holdfast dump
-      of all your workers on this machine
+      all your workers on this machine
   holdfast dump --run-id nightly
-      of one job
+      the workers of one job
   holdfast dump --subprocesses 4711
-      of one process, whatever it is, and all that it has started
+      any process, and all its subprocesses
 
-Stacks are read by py-spy (pip install py-spy), or asked for at a
-worker's control socket. Where neither can be, what the kernel tells is shown.
+Stacks are read with py-spy (pip install py-spy), or requested at a worker's
+control socket. If neither is available, the state from the kernel is shown.
 """
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `holdfast dump`."""
-    parser = VerbParser(
+    parser = CommandParser(
         prog="holdfast dump",
         usage="holdfast dump [flags] [PID ...]",
         description=DESCRIPTION,
@@ -55,20 +55,20 @@ def build_parser() -> argparse.ArgumentParser:
         "--run-id",
         "--run_id",
         metavar="ID",
-        help="only the workers of this job; of all jobs unless given",
+        help="only the workers of this job (all jobs)",
     )
     parser.add_argument(
         "--subprocesses",
         action="store_true",
-        help="the processes that workers have started too; those of a worker that is no Python "
-        "program are shown in any case",
+        help="also show subprocesses of workers; those of a worker that is not a Python program "
+        "are always shown",
     )
     parser.add_argument("pids", nargs="*", type=int, metavar="PID", help="only these processes")
     return parser
 
 
 def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; one that is wrong ends the process with one line and exit code 2."""
+    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     return build_parser().parse_args(args)
 
 
@@ -78,12 +78,15 @@ def execute(args: argparse.Namespace) -> None:
 
     workers = _chosen(args)
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for text in pool.map(lambda worker: _shown(worker, args.subprocesses), workers):
-            _print(text)
+        try:
+            for text in pool.map(lambda worker: _dump(worker, args.subprocesses), workers):
+                _print(text)
+        except BrokenPipeError:
+            pass  # The reader has seen enough.
 
 
 def _print(text: str) -> None:
-    """Write to standard output, whatever its encoding is; raise if it takes no more."""
+    """Write to standard output, whatever its encoding is; raise if that fails."""
     if sys.stdout is None:
         raise EnvironmentProblem("standard output is closed")
     encoding = sys.stdout.encoding
@@ -91,15 +94,15 @@ def _print(text: str) -> None:
         sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
-        raise  # Whoever read it has seen enough.
+        raise
     except OSError as problem:
         raise EnvironmentProblem(
-            f"standard output cannot be written: {problem.strerror or problem}"
+            f"cannot write to standard output: {problem.strerror or problem}"
         ) from None
 
 
 def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
-    """Return the workers that are meant; processes that are no workers only by their number."""
+    """Return the chosen workers; processes that are not workers only by their pid."""
     from holdfast.control.local_workers import LocalWorker, local_workers
     from holdfast.processes.procfs import exists, initial_environment
 
@@ -112,22 +115,22 @@ def _chosen(args: argparse.Namespace) -> list[LocalWorker]:
         ]
         gone = [worker.pid for worker in found if not exists(worker.pid)]
         if gone:
-            raise HoldfastError(f"there is no process {gone[0]} here", exit_code=NOTHING_FOUND)
+            raise HoldfastError(f"no process {gone[0]} on this machine", exit_code=NOTHING_FOUND)
     if args.run_id is not None:
         others = sorted({worker.run_id for worker in found})
         found = [worker for worker in found if worker.run_id == args.run_id]
         if not found and others:
             raise HoldfastError(
-                f"--run-id: no worker of {args.run_id!r} runs here",
+                f"--run-id: no worker of {args.run_id!r} on this machine",
                 hint=f"there are workers of {', '.join(map(repr, others))}",
                 exit_code=NOTHING_FOUND,
             )
     if not found:
-        raise HoldfastError("no worker of yours runs on this machine", exit_code=NOTHING_FOUND)
+        raise HoldfastError("none of your workers run on this machine", exit_code=NOTHING_FOUND)
     return found
 
 
-def _shown(worker: LocalWorker, with_subprocesses: bool) -> str:
+def _dump(worker: LocalWorker, with_subprocesses: bool) -> str:
     from holdfast.control.stacks import dump_stacks, is_python
     from holdfast.processes.keeper.main import descendants_of
     from holdfast.processes.procfs import command_of

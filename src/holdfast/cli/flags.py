@@ -1,9 +1,10 @@
-"""The grammars of flag values: text in, checked values out, one clear line for what is wrong.
+"""Every flag of `holdfast run`: what its value may be, the table of flags, and the parsers.
 
-The one thing to know: a value that came from a `PET_` variable is a `FromEnvironment`, so the
-same grammar names the variable instead of the flag when it has to refuse the value. Nothing here
-knows about argparse, and nothing here starts or creates anything (counting accelerators may ask
-PyTorch in a process of its own: see `holdfast.cli.devices`).
+The default of a flag may come from the variable `PET_<FLAG>`; it is read when the parser is built,
+but checked only if the command line does not give the flag, so a bad variable never gets in the way
+of `--help`. Such a value is a `FromEnvironment`, so that an error names the variable and not the
+flag. Values that need more than a number or a word are parsed by `cli/run.py` with the functions
+here. Nothing here starts or creates anything.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 RDZV_CONF_RESERVED = frozenset(
     {"backend", "endpoint", "local_addr", "max_nodes", "min_nodes", "run_id"}
 )
-"""Settings that have flags of their own, so that `--rdzv-conf` cannot give them a second value."""
+"""Settings that have flags of their own; `--rdzv-conf` cannot set them again."""
 
 LOGS_SPECS_GROUP = "torchrun.logs_specs"
 PORT_MAX = 65535
@@ -63,17 +64,17 @@ class FromEnvironment(str):
 
 
 def source_of(value: str, flag: str) -> str:
-    """Return where the person wrote this value: the flag, or the variable behind its default."""
+    """Return where the value was written: the flag, or the variable of its default."""
     return value.variable if isinstance(value, FromEnvironment) else flag
 
 
 def reject(value: str, flag: str, problem: str, accepted: str) -> NoReturn:
-    """Raise the one-line error about `value`: where it was written, and what would do."""
+    """Raise the one-line error about `value`: where it was written, and what is accepted."""
     raise UsageError(f"{source_of(value, flag)}: {value!r} {problem}; accepted: {accepted}")
 
 
 def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
-    """Turn `2` or `1:4` into the least and the greatest number of nodes."""
+    """Parse `2` or `1:4` into the minimum and maximum number of nodes."""
     least, colon, most = nnodes.partition(":")
     try:
         bounds = (int(least), int(most if colon else least))
@@ -84,12 +85,12 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     return bounds
 
 
-# A slip of the finger beyond this would take all memory before the first worker is refused.
+# A typo above this would exhaust the memory before the first worker is refused.
 WORKERS_MAX = 1 << 16
 
 
 def determine_local_world_size(nproc_per_node: str) -> int:
-    """Turn the value of `--nproc-per-node` into the number of workers on this node.
+    """Return the number of workers on this node for a value of `--nproc-per-node`.
 
     A number is itself. `cpu` is the CPUs this process may use; `gpu` and `xpu` are the devices of
     that kind; `auto` is the devices of any accelerator found, else as `cpu`; the name of a
@@ -104,7 +105,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
         count = _device_count(nproc_per_node, flag, word)
     if not 1 <= count <= WORKERS_MAX:
         accepted = "a whole number from 1, or cpu, gpu, xpu, auto"
-        what = "is not a worker count" if count < 1 else "is more than any machine has room for"
+        what = "is not a number of workers" if count < 1 else "is too large"
         reject(nproc_per_node, flag, what, accepted)
     return count
 
@@ -119,13 +120,18 @@ def _device_count(nproc_per_node: str, flag: str, word: str) -> int:
     if word in ("gpu", "xpu"):
         found = devices.gpu_count() if word == "gpu" else devices.xpu_count()
         if found == 0:
-            reject(nproc_per_node, flag, "finds no such device here", "a whole number, cpu or auto")
+            reject(
+                nproc_per_node,
+                flag,
+                "found no such device on this machine",
+                "a whole number, cpu or auto",
+            )
         return found
     return devices.named_backend_count(word) if word.isidentifier() else 0
 
 
 def parse_rdzv_conf(text: str) -> dict[str, str]:
-    """Turn `key=value,key=value` into a mapping; a later key wins, values stay text."""
+    """Parse `key=value,key=value`; a later key wins, values stay text."""
     flag = "--rdzv-conf"
     conf: dict[str, str] = {}
     if not text.strip():
@@ -135,7 +141,7 @@ def parse_rdzv_conf(text: str) -> dict[str, str]:
         if not key or not value:
             reject(text, flag, f"has the item {item.strip()!r}", "key=value,key=value")
         if key in RDZV_CONF_RESERVED:
-            reject(text, flag, f"sets {key!r}, which has a flag of its own", "other keys")
+            reject(text, flag, f"sets {key!r}, which has its own flag", "other keys")
         conf[key] = value
     return conf
 
@@ -156,7 +162,7 @@ def split_filters(text: str) -> list[str]:
 
 
 def parse_local_ranks(text: str) -> set[int] | None:
-    """Turn `0,2` into a set of local ranks; empty text is `None`, every rank."""
+    """Parse `0,2` into a set of local ranks; empty text is `None`, every rank."""
     if not text:
         return None
     try:
@@ -164,23 +170,23 @@ def parse_local_ranks(text: str) -> set[int] | None:
     except ValueError:
         ranks = {-1}
     if min(ranks) < 0:
-        reject(text, "--local-ranks-filter", "is not a list of local ranks", "numbers as in 0,2")
+        reject(text, "--local-ranks-filter", "is not a list of local ranks", "numbers, e.g. 0,2")
     return ranks
 
 
 def parse_streams(text: str, flag: str) -> Std | dict[int, Std]:
-    """Turn the value of `--redirects` or `--tee` into streams, for all ranks or by local rank."""
+    """Parse a value of `--redirects` or `--tee`: streams for all ranks, or by local rank."""
     from holdfast.processes.logs.specs import Std
 
     try:
         return Std.from_str(str(text))
     except ValueError:
-        accepted = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or by local rank as in 0:3,1:2"
+        accepted = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or by local rank, e.g. 0:3,1:2"
         reject(text, flag, "does not select streams", accepted)
 
 
 def parse_module_names(text: str, flag: str) -> tuple[str, ...]:
-    """Turn `torch,my.module` into names of modules; empty text is none."""
+    """Parse `torch,my.module` into names of modules; empty text is none."""
     return parse_modules(text, source=source_of(text, flag))
 
 
@@ -194,41 +200,41 @@ def parse_stop_signal(text: str) -> str:
     """Return the full name of a signal that can end a worker."""
     name = parse_signal(text, flag=source_of(text, "--stop-signal")).name
     if name in ("SIGCHLD", "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG"):
-        accepted = "signals that do, such as SIGTERM or SIGINT"
-        reject(text, "--stop-signal", "does not end a process", accepted)
+        accepted = "a signal that does, such as SIGTERM or SIGINT"
+        reject(text, "--stop-signal", "does not terminate a process", accepted)
     return name
 
 
 def whole_number(text: str, flag: str, *, least: int = 0, most: int | None = None) -> int:
-    """Turn text into an integer within bounds."""
+    """Parse an integer within bounds."""
     try:
         number = int(text)
     except ValueError:
         number = least - 1
     if number < least or (most is not None and number > most):
         to = "" if most is None else f" to {most}"
-        reject(text, flag, "cannot be used", f"a whole number from {least}{to}")
+        reject(text, flag, "is invalid", f"a whole number from {least}{to}")
     return number
 
 
 def interval(text: str, flag: str) -> float:
-    """Turn text into a number of seconds above 0."""
+    """Parse a number of seconds above 0."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
     if not 0 < number < float("inf"):
-        reject(text, flag, "is not an interval", "seconds above 0, such as 0.1")
+        reject(text, flag, "is not a number of seconds", "above 0, e.g. 0.1")
     return number
 
 
 def seconds(text: str, flag: str) -> int | float:
-    """Turn text into a number of seconds from 0, fractions allowed."""
+    """Parse a number of seconds from 0, fractions allowed."""
     return parse_seconds(str(text), source=source_of(text, flag))
 
 
 def on_or_off(text: str, flag: str) -> bool:
-    """Turn the text of a variable into on or off."""
+    """Parse the text of a variable as on or off."""
     word = text.strip().lower()
     if word in _ON or word in _OFF:
         return word in _ON
@@ -241,7 +247,7 @@ def on_or_off(text: str, flag: str) -> bool:
 def one_of(text: str, flag: str, choices: Iterable[str]) -> str:
     """Return the text if it is one of the choices."""
     if text not in choices:
-        reject(text, flag, "cannot be used", ", ".join(choices))
+        reject(text, flag, "is invalid", ", ".join(choices))
     return str(text)
 
 
@@ -256,7 +262,9 @@ def parse_log_dir(text: str | None) -> str | None:
 
     path = absolute(text)
     if path != os.devnull and os.path.exists(path) and not os.path.isdir(path):
-        reject(text, "--log-dir", "is not a folder", "a folder, made if missing, or /dev/null")
+        reject(
+            text, "--log-dir", "is not a directory", "a directory, created if missing, or /dev/null"
+        )
     return path
 
 
@@ -275,17 +283,11 @@ def load_logs_specs(name: str) -> type[LogsSpecs]:
     try:
         loaded: type[LogsSpecs] = installed[name].load()
     except (ImportError, AttributeError) as error:
-        raise UsageError(f"--logs-specs: {name!r} cannot be loaded: {error}") from error
+        raise UsageError(f"--logs-specs: cannot load {name!r}: {error}") from error
     return loaded
 
 
-# Every flag of `holdfast run`, in one table, and the parser that is built from it.
-#
-# The one thing to know: a flag's default may come from the variable `PET_<FLAG>`; its text is read
-# when the parser is built but checked only when the command line does not give the flag, so a bad
-# variable never stands in the way of `--help`. Values that need more than a number or a word are
-# checked by `cli/run.py` with the grammars of `cli/flags.py`.
-
+# The table of flags.
 
 NUMA_BINDINGS = ("node", "socket", "exclusive", "core-complex")
 DEFAULT_MASTER_PORT = 29500
@@ -374,9 +376,9 @@ FLAGS = (
     ),
     _switch(
         WORKERS, "--virtual-local-rank",
-        "show each worker one GPU of its own, as device 0, with LOCAL_RANK=0",
+        "show each worker only its own GPU, as device 0, with LOCAL_RANK=0",
     ),
-    Flag(WORKERS, "--role", "default", "NAME", "name of these workers in logs and ranks (default)"),
+    Flag(WORKERS, "--role", "default", "NAME", "role of these workers in logs and ranks (default)"),
     Flag(
         WORKERS, "--start-method", "spawn", "HOW",
         "how Python function workers start: spawn, fork or forkserver (spawn)",
@@ -384,12 +386,12 @@ FLAGS = (
     ),
     Flag(
         WORKERS, "--preload", "", "MODULES",
-        "import these once on each node and fork every worker from there, as in torch,my.module; "
-        "auto: what SCRIPT imports. Faster first start and restarts",
+        "import these modules once per node and fork workers from there, e.g. torch,my.module; "
+        "auto: those that SCRIPT imports. Makes starts and restarts faster",
     ),
     _switch(
         WORKERS, "--worker-store",
-        "let the worker of rank 0 host the workers' store at MASTER_PORT, not the agent",
+        "let the rank 0 worker, not the agent, host the workers' store at MASTER_PORT",
     ),
     Flag(
         WORKERS, "--numa-binding", None, "MODE",
@@ -397,10 +399,10 @@ FLAGS = (
         _numa_binding, choices=NUMA_BINDINGS, from_environment=False,
     ),
     _switch(PROGRAM, "--module", "SCRIPT is a module name, as for python -m", short="-m"),
-    _switch(PROGRAM, "--no-python", "SCRIPT is a program: start it without Python"),
+    _switch(PROGRAM, "--no-python", "SCRIPT is a program; run it without Python"),
     _switch(
         PROGRAM, "--run-path",
-        "run SCRIPT as a function worker, in an interpreter that Holdfast started",
+        "run SCRIPT inside a Python interpreter that Holdfast has started",
     ),
     Flag(
         FAILURES, "--max-restarts", 0, "N",
@@ -408,7 +410,7 @@ FLAGS = (
     ),
     Flag(
         FAILURES, "--monitor-interval", 0.1, "SECONDS",
-        "kept for compatibility: exits are noticed at once, without polling (0.1)",
+        "accepted for compatibility; exits are noticed at once, without polling (0.1)",
         interval,
     ),
     Flag(
@@ -419,7 +421,7 @@ FLAGS = (
     ),
     Flag(
         FAILURES, "--stop-signal", "SIGTERM", "NAME",
-        "the signal that asks workers to stop (SIGTERM)",
+        "signal that asks workers to stop (SIGTERM)",
     ),
     Flag(
         FAILURES, "--signals-to-handle", DEFAULT_SIGNALS, "NAMES",
@@ -427,84 +429,84 @@ FLAGS = (
     ),
     Flag(
         FAILURES, "--exit-barrier-timeout", EXIT_BARRIER_S, "SECONDS",
-        f"how long a node that is done waits for the others ({EXIT_BARRIER_S})",
+        f"how long a finished node waits for the others ({EXIT_BARRIER_S})",
         seconds,
     ),
     _switch(
         FAILURES, "--exit-code-compat",
-        "exit with 1 for every failure, as torchrun does, not with the worker's own code",
+        "exit with 1 on any failure, like torchrun, instead of the worker's exit code",
     ),
     Flag(
-        OUTPUT, "--log-dir", None, "FOLDER",
-        "where log files go (a temporary folder); /dev/null for no files",
+        OUTPUT, "--log-dir", None, "DIR",
+        "directory for log files (a temporary one); /dev/null for no files",
     ),
     Flag(
         OUTPUT, "--redirects", "0", "WHICH",
-        "send to files: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank: 0:3,1:2 (0)",
+        "redirect to files: 0 none, 1 stdout, 2 stderr, 3 both, or by local rank: 0:3,1:2 (0)",
         short="-r",
     ),
     Flag(
         OUTPUT, "--tee", "0", "WHICH",
-        "send to files and to the console, written as for --redirects (0)", short="-t",
+        "write to files and to the console; values as for --redirects (0)", short="-t",
     ),
     Flag(
         OUTPUT, "--local-ranks-filter", "", "RANKS",
-        "show the output of these local ranks only, as in 0,2 (all)",
+        "show the output of these local ranks only, e.g. 0,2 (all)",
     ),
     Flag(
         OUTPUT, "--duplicate-stdout-filters", [], "TEXTS",
-        "also copy stdout lines with one of these texts to one shared file", _filters,
+        "also copy stdout lines that contain one of these texts to a shared file", _filters,
     ),
     Flag(
         OUTPUT, "--duplicate-stderr-filters", [], "TEXTS",
-        "the same for stderr; two commas stand for a comma", _filters,
+        "the same for stderr; write a comma within a text as two", _filters,
     ),
     _switch(
         OUTPUT, "--no-capture-stderr",
-        "let workers inherit stderr untouched; failure reports then lack its last lines",
+        "let workers inherit stderr; failure reports then lack its last lines",
     ),
     Flag(
         OUTPUT, "--logs-specs", None, "NAME",
-        "plug-in that decides where output goes, from the entry points torchrun.logs_specs",
+        "plug-in that decides where output goes (entry point group torchrun.logs_specs)",
         from_environment=False,
     ),
     Flag(
         OUTPUT, "--event-log-handler", "null", "NAME",
-        "who gets the events of the job, besides the log directory: console, logging, otel, a "
-        "plug-in, or nobody for null, jsonl and dynamic_rendezvous (null)",
+        "where job events go besides the log directory: console, logging, otel or a plug-in; "
+        "nowhere else for null, jsonl and dynamic_rendezvous (null)",
     ),
     Flag(
         OUTPUT, "--metrics-port", None, "PORT",
-        "serve metrics for Prometheus at this port, any free one for 0 (none)", _port,
+        "serve Prometheus metrics on this port; 0 for any free one (none)", _port,
     ),
     Flag(
         OUTPUT, "--metrics-addr", "", "ADDR",
-        "the address for --metrics-port; whoever reaches it can read them (127.0.0.1)",
+        "address for --metrics-port; anyone who can reach it can read them (127.0.0.1)",
     ),
     Flag(
         OUTPUT, "--story", "", "FILE",
-        "append every step of this agent to FILE, each with its cause: see holdfast story (none)",
+        "append every step of this agent to FILE, with its cause, for holdfast story (none)",
     ),
     Flag(
         RENDEZVOUS, "--nnodes", "1:1", "N|MIN:MAX",
-        "nodes of the job; further ones stand by to replace a lost one (1)",
+        "number of nodes; additional ones stand by to replace a lost one (1)",
     ),
     Flag(
         RENDEZVOUS, "--spares", 0, "K",
-        "keep K of the nodes back as standbys, as long as MIN are left to run (0)", _count,
+        "keep K nodes as standbys, as long as at least MIN are left to run (0)", _count,
     ),
-    _switch(RENDEZVOUS, "--standalone", "one node, with nothing shared with other jobs"),
+    _switch(RENDEZVOUS, "--standalone", "run on one node, independent of other jobs"),
     Flag(
         RENDEZVOUS, "--rdzv-backend", "static", "NAME",
         "how nodes find each other: c10d, static, file, etcd, or the name of a plug-in (static)",
     ),
     Flag(
         RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]",
-        "where nodes meet: the agent that can bind it coordinates the job; the members of etcd",
+        "address of the coordinator (the agent on that host runs it), or the etcd endpoints",
     ),
-    Flag(RENDEZVOUS, "--rdzv-id", "none", "ID", "name of the job, the same on every node (none)"),
-    Flag(RENDEZVOUS, "--rdzv-conf", "", "K=V,...", "settings of the rendezvous"),
-    Flag(RENDEZVOUS, "--node-rank", 0, "N", "number of this node; static only (0)", _count),
+    Flag(RENDEZVOUS, "--rdzv-id", "none", "ID", "run id of the job, the same on every node (none)"),
+    Flag(RENDEZVOUS, "--rdzv-conf", "", "K=V,...", "rendezvous settings"),
+    Flag(RENDEZVOUS, "--node-rank", 0, "N", "rank of this node; static only (0)", _count),
     Flag(
         RENDEZVOUS, "--master-addr", "127.0.0.1", "HOST",
         "address of node 0; static only (127.0.0.1)",
@@ -515,25 +517,25 @@ FLAGS = (
     ),
     Flag(
         RENDEZVOUS, "--local-addr", None, "HOST",
-        "address of this node that others are told (as the coordinator sees it)",
+        "address of this node to announce to the others (as the coordinator sees it)",
     ),
 )  # fmt: skip
 
 USAGE = "holdfast run [flags] SCRIPT [arguments of the script]"
 
 DESCRIPTION = """\
-Start a script several times over, as the workers of one job, and watch over
-them: if one fails, all are stopped, started anew if restarts are left, and the
-failure is explained. What follows SCRIPT is passed on to it untouched."""
+Start a script several times, as the workers of one job, and supervise them: if
+one fails, all are stopped, restarted if restarts are left, and the failure is
+reported. Everything after SCRIPT is passed to it unchanged."""
 
 EPILOG = """\
-Words may be joined by - or _ (--max-restarts, --max_restarts), and a flag may be
-shortened as long as it stays unambiguous. The variable PET_<FLAG>, such as
-PET_MAX_RESTARTS, sets its default (except --logs-specs and --numa-binding).
+Flags can be written with - or _ (--max-restarts, --max_restarts), and abbreviated
+as long as they stay unambiguous. The variable PET_<FLAG>, such as
+PET_MAX_RESTARTS, sets a default (except for --logs-specs and --numa-binding).
 
-Exit codes: 0 if every worker succeeded; else the code of the worker that failed
-first on any node, or 128+N if signal N ended it or this command; 2 for a wrong
-command line; 78 if the nodes cannot meet; 126 or 127 if SCRIPT cannot be started.
+Exit codes: 0 if every worker succeeded; otherwise the code of the worker that
+failed first on any node, or 128+N if signal N ended it or this command; 2 for an
+invalid command line; 78 if the rendezvous fails; 126 or 127 if SCRIPT cannot start.
 
 Examples:
   One worker:
@@ -542,12 +544,12 @@ Examples:
     holdfast run --nproc-per-node gpu --max-restarts 3 -m my.training
   PyTorch imported once on the node, for all workers and all restarts:
     holdfast run --nproc-per-node 8 --preload torch --max-restarts 3 train.py
-  Output on the console, with the rank in front, and in files:
+  Output on the console, prefixed with the rank, and in files:
     holdfast run --nproc-per-node 4 --tee 3 --log-dir logs train.py
-  Two to four nodes, which may come and go; the same line on each of them:
+  Two to four nodes, which may come and go; the same command on each of them:
     holdfast run --nnodes 2:4 --rdzv-backend c10d --rdzv-endpoint node0:29400 \\
         --rdzv-id my-job --max-restarts 3 train.py
-  The same on etcd, so that no machine of the job is needed for it to go on:
+  The same on etcd, so that the job survives the loss of any of its machines:
     holdfast run --nnodes 2:4 --rdzv-backend etcd --rdzv-endpoint db0,db1,db2 \\
         --rdzv-id my-job --max-restarts 3 train.py
   A program that is not Python:

@@ -1,9 +1,9 @@
-"""An argparse parser for a command that is followed by another command.
+"""argparse parsers with one-line errors, and one for flags that are followed by another command.
 
-The one thing to know: the command line is cut at the script before argparse sees it. What follows
-the script belongs to the script alone, even if it looks like an abbreviation of a flag of ours,
-and a prefix that fits only the two spellings of one flag is that flag. Errors are one line with
-exit code 2, never a usage dump. What the flags are is not decided here but in `cli/flags.py`.
+`ScriptParser` splits the command line at the script before argparse sees it. What follows the script
+belongs to the script alone, even if it looks like an abbreviation of a flag of ours, and a prefix
+that fits only the two spellings of one flag is that flag. Errors are one line with exit code 2, never
+a usage dump. The flags themselves are in `cli/flags.py`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ HELP_COLUMNS, HELP_COLUMNS_MAX = 80, 100
 HELP_INDENT = 26
 SUGGESTIONS_MAX = 1
 STRAY_CHARS_MAX = 2
-"""A word that is the beginning of one flag but for so many letters is meant to be that flag."""
-PREFIX_CHARS_MIN = 6  # Shorter beginnings, as `--no-`, say little.
-LIKENESS_MIN = 0.6
-RDZV, RDZV_LIKENESS_MIN = "--rdzv-", 0.8  # All of them are alike in their first letters.
+"""A word that is a prefix of one flag but for so many letters at its end means that flag."""
+PREFIX_CHARS_MIN = 6  # Shorter prefixes, like `--no-`, say little.
+SIMILARITY_MIN = 0.6
+RDZV, RDZV_SIMILARITY_MIN = "--rdzv-", 0.8  # They all begin alike.
 
 
 class InvalidFlag(Exception):
-    """A value is wrong. Not a `ValueError`, since argparse would replace the message of one."""
+    """A value is invalid. Not a `ValueError`, whose message argparse would replace."""
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Help that shows one spelling of each flag and finds the width without importing shutil."""
+    """Help with one spelling of each flag; the width is found without importing shutil."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         options.setdefault("max_help_position", HELP_INDENT)
@@ -55,10 +55,10 @@ class ScriptParser(argparse.ArgumentParser):
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> argparse.Namespace:
-        """Parse a command line; anything wrong with it ends the process with one line, exit 2."""
+        """Parse a command line; an invalid one ends the process with one line and exit code 2."""
         parsed, unknown = self.parse_known_args(args, namespace)
         if unknown:
-            self.refuse(f"{unknown[0]}: no such flag{self._suggestion(unknown[0])}")
+            self.fail(f"{unknown[0]}: unknown flag{self._suggestion(unknown[0])}")
         return parsed
 
     def parse_known_args(  # type: ignore[override]
@@ -66,36 +66,36 @@ class ScriptParser(argparse.ArgumentParser):
         args: Sequence[str] | None = None,
         namespace: argparse.Namespace | None = None,
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Like `parse_args`, but hand back flags that nobody knows."""
+        """Like `parse_args`, but return unknown flags."""
         words = list(sys.argv[1:] if args is None else args)
         try:
-            flags, script = self._cut(words)
+            flags, script = self._split(words)
             if script:
                 flags = [*flags, "--", *script]
             return super().parse_known_args(flags, namespace)
         except InvalidFlag as refused:
-            self.refuse(str(refused))
+            self.fail(str(refused))
 
     def error(self, message: str) -> NoReturn:
-        """Say what argparse found wrong, in the form of our own messages."""
+        """Report what argparse found, in the form of our own messages."""
         if "training_script" in message:
             message = f"no script given{self._swallowed}; usage: {self.usage}"
         elif message.startswith("argument "):
             names, _, problem = message.removeprefix("argument ").partition(": ")
             if problem.startswith("ignored explicit argument"):
-                problem = "takes no value"
+                problem = "does not take a value"
             longs = [name for name in names.split("/") if name.startswith("--")]
             message = f"{longs[0] if longs else names}: {problem}"
-        self.refuse(message)
+        self.fail(message)
 
-    def refuse(self, text: str) -> NoReturn:
+    def fail(self, text: str) -> NoReturn:
         """End the process with one line and exit code 2."""
         self.exit(2, f"{self.prog}: error: {text}\n")
 
-    _swallowed = ""  # What is to be said of a script that was taken for a flag's value.
+    _swallowed = ""  # A hint about a script that was parsed as the value of a flag.
 
-    def _cut(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """Return the flags, abbreviations written out, and the script with its arguments."""
+    def _split(self, words: list[str]) -> tuple[list[str], list[str]]:
+        """Return the flags, with abbreviations expanded, and the script with its arguments."""
         flags: list[str] = []
         at = 0
         while at < len(words):
@@ -113,7 +113,7 @@ class ScriptParser(argparse.ArgumentParser):
                 at += 1
         if len(flags) > 1 and words[-1] == flags[-1] and words[-1].endswith(".py"):
             name = flags[-2].replace("_", "-")
-            self._swallowed = f": {words[-1]} was taken as the value of {name}"
+            self._swallowed = f": {words[-1]} was parsed as the value of {name}"
         return flags, []
 
     def _is_flag(self, word: str) -> bool:
@@ -135,7 +135,7 @@ class ScriptParser(argparse.ArgumentParser):
         actions = list(dict.fromkeys(fitting.values()))
         if len(actions) > 1:
             meant = ", ".join(action.option_strings[-1].replace("_", "-") for action in actions)
-            raise InvalidFlag(f"{name}: could be any of {meant}")
+            raise InvalidFlag(f"{name}: ambiguous; could be {meant}")
         full = next(iter(fitting))
         return full + equals + value, 0 if equals else _values_of(actions[0])
 
@@ -151,7 +151,7 @@ class ScriptParser(argparse.ArgumentParser):
         return 0
 
     def _fitting(self, name: str) -> dict[str, argparse.Action]:
-        """Return the flags that `name` is, or is the beginning of, by their spelling."""
+        """Return the flags that `name` is, or is a prefix of, by their spelling."""
         known = self._option_string_actions
         if name in known:
             return {name: known[name]}
@@ -169,10 +169,10 @@ class ScriptParser(argparse.ArgumentParser):
             if length >= PREFIX_CHARS_MIN and len(fitting) == 1:
                 return f"; did you mean {fitting[0]}?"
         is_rdzv = name.startswith(RDZV)
-        likeness = RDZV_LIKENESS_MIN if is_rdzv else LIKENESS_MIN
-        close = get_close_matches(name, known, n=SUGGESTIONS_MAX, cutoff=likeness)
+        similarity = RDZV_SIMILARITY_MIN if is_rdzv else SIMILARITY_MIN
+        close = get_close_matches(name, known, n=SUGGESTIONS_MAX, cutoff=similarity)
         if is_rdzv and not close:
-            return "; settings of the rendezvous are given by --rdzv-conf KEY=VALUE"
+            return "; set rendezvous settings with --rdzv-conf KEY=VALUE"
         return f"; did you mean {close[0]}?" if close else f"; see {self.prog} --help"
 
 
@@ -188,7 +188,7 @@ def _without_separator(words: list[str]) -> list[str]:
 
 
 def _help_columns() -> int:
-    """Return the width of help: that of `COLUMNS`, else of the terminal, else 80, within reason."""
+    """Return the width of help: `COLUMNS`, the terminal's, or 80, up to a limit."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns) > 0:
         width = int(columns)
@@ -200,15 +200,15 @@ def _help_columns() -> int:
     return min(width, HELP_COLUMNS_MAX) - 2
 
 
-class VerbParser(argparse.ArgumentParser):
-    """A parser of a verb that runs no script; its errors are one line."""
+class CommandParser(argparse.ArgumentParser):
+    """The parser of a command that runs no script; its errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong in the form of our own messages."""
+        """Report what argparse found, in the form of our own messages."""
         if message.startswith("argument "):
             message = message.removeprefix("argument ")
         elif message.startswith("unrecognized arguments: "):
             word = message.removeprefix("unrecognized arguments: ").split()[0]
-            what = "no such flag" if word.startswith("-") else "not understood"
+            what = "unknown flag" if word.startswith("-") else "unexpected argument"
             message = f"{word}: {what}; see {self.prog} --help"
         self.exit(2, f"{self.prog}: error: {message}\n")

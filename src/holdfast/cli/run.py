@@ -1,8 +1,8 @@
-"""The verb `run`: from a parsed command line to a launched job.
+"""The command `run`: from a parsed command line to a launched job.
 
-The one thing to know: `config_from_args` only translates, for any number of nodes and without
-looking at the script; `run` decides which rendezvous the job gets, refuses what cannot work, and
-launches. Neither changes the environment or the namespace it is given.
+`config_from_args` only translates, for any number of nodes and without looking at the script; `run`
+decides which rendezvous the job gets, rejects what cannot work, and launches. Neither changes the
+environment or the namespace it is given.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ def get_args_parser() -> ArgumentParser:
 
 
 def parse_args(args: Sequence[str] | None) -> Namespace:
-    """Parse a command line; one that is wrong ends the process with one line and exit code 2."""
+    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     return get_args_parser().parse_args(args)
 
 
 def parse_command(words: Sequence[str]) -> Arguments:
-    """Parse the words of a command; as `parse_args`, and faster where it can be."""
+    """Like `parse_args`, but faster for most command lines."""
     return flags.parse_plain(words) or parse_args(words)
 
 
 def get_rdzv_endpoint(args: Arguments) -> str:
-    """Return the endpoint: as given, or that of node 0 for the static backend."""
+    """Return the endpoint as given, or that of node 0 for the static backend."""
     endpoint = str(args.rdzv_endpoint)
     if args.rdzv_backend != "static":
         return endpoint
@@ -85,7 +85,7 @@ def get_rdzv_endpoint(args: Arguments) -> str:
 
 
 def config_from_args(args: Arguments) -> tuple[LaunchConfig, Callable[..., None] | str, list[str]]:
-    """Translate a command line into a config, what workers run, and its arguments."""
+    """Translate a command line into a config, the program of the workers, and its arguments."""
     min_nodes, max_nodes = parse_min_max_nnodes(args.nnodes)
     nproc_per_node = determine_local_world_size(args.nproc_per_node)
     program, program_args = worker_command(args)
@@ -134,19 +134,19 @@ def _numa_options(args: Arguments) -> NumaOptions | None:
 
 
 def run(args: Arguments) -> None:
-    """Run the job of a parsed command line until it ends; raises if it cannot or if it fails."""
+    """Run the job of a parsed command line until it ends; raise if it cannot start or fails."""
     console.check_level()
     given, args = args, _with_rendezvous(args)
     config, program, program_args = config_from_args(args)
     check_can_start(args)
-    if config.max_nodes > 1 or _may_be_in_vain(given):
+    if config.max_nodes > 1 or _has_multi_node_flags(given):
         from holdfast.cli import flag_warnings
 
         flag_warnings.warn(given, config)
     if config.omp_num_threads is not None:
         console.info(
-            f"OMP_NUM_THREADS is not set: each of the {config.nproc_per_node} workers gets "
-            f"{config.omp_num_threads}, so that they do not crowd each other out; set it to tune"
+            f"OMP_NUM_THREADS is not set; using {config.omp_num_threads} for each of the "
+            f"{config.nproc_per_node} workers, so that they do not overload the CPUs"
         )
     from holdfast.launcher.launch import elastic_launch
 
@@ -154,18 +154,20 @@ def run(args: Arguments) -> None:
 
 
 def execute(args: Arguments) -> None:
-    """Run the job, and leave a failure of it in the error file this process was given, if any."""
+    """Run the job, and write a failure to the error file that this process was given, if any."""
     from holdfast.processes.failures.error_file import record
 
     record(run)(args)
 
 
 def _with_rendezvous(args: Arguments) -> Arguments:
-    """Return the arguments with the rendezvous that one node gets when it asks for none."""
+    """Return the arguments with the rendezvous of a single node that asks for none."""
     max_nodes = parse_min_max_nnodes(args.nnodes)[1]
     backend = str(args.rdzv_backend)
     if args.standalone and max_nodes > 1:
-        flags.reject(args.nnodes, "--nnodes", "contradicts --standalone, which is one node", "1")
+        flags.reject(
+            args.nnodes, "--nnodes", "conflicts with --standalone, which is for one node", "1"
+        )
     alone = (
         backend == "static"
         and not args.rdzv_endpoint
@@ -179,14 +181,16 @@ def _with_rendezvous(args: Arguments) -> Arguments:
         args.rdzv_id = _fresh_run_id()
     elif backend != "static":
         if args.node_rank:
-            console.warning(f"--node-rank is ignored: {backend} assigns the ranks of nodes itself")
+            console.warning(
+                f"--node-rank is ignored: --rdzv-backend {backend} assigns node ranks itself"
+            )
         if args.master_port is not None:
             console.warning(f"--master-port is ignored by --rdzv-backend {backend}")
     return args
 
 
-def _may_be_in_vain(args: Arguments) -> bool:
-    """Whether there are flags that one node alone may have no use for."""
+def _has_multi_node_flags(args: Arguments) -> bool:
+    """Whether there are flags that a single node may have no use for."""
     spares = getattr(args, "spares", 0)
     return bool(args.rdzv_conf or args.node_rank or args.local_ranks_filter or spares)
 

@@ -1,8 +1,8 @@
 """The program of a worker: its command line, and whether it can be started at all.
 
-The one thing to know: the checks run before anything is started, so a misspelt script is one line
-and an exit code like the shell's instead of N failed workers. A module (`-m`) is not looked for,
-since finding it may run code of its package.
+The checks run before anything is started, so a misspelt script is one line and an exit code like the
+shell's, not N failed workers. A module (`-m`) is not searched, since that may run code of its
+package.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MISSING, UNUSABLE = 127, 126
 
 
 def run_script_path(training_script: str, *training_script_args: str) -> None:
-    """Run a script within this interpreter, as the function of a `--run-path` worker."""
+    """Run a script in this interpreter, as the function of a `--run-path` worker."""
     import runpy
 
     sys.argv = [training_script, *training_script_args]
@@ -33,10 +33,10 @@ def run_script_path(training_script: str, *training_script_args: str) -> None:
 
 
 def get_use_env(args: Arguments) -> bool:
-    """Tell whether workers learn their local rank from the environment alone.
+    """Return whether workers get their local rank through the environment alone.
 
     Only programs that extend the parser with the old `--use-env` can say no; their scripts then
-    get `--local-rank=N` as an argument too.
+    also get `--local-rank=N` as an argument.
     """
     return bool(getattr(args, "use_env", True))
 
@@ -49,7 +49,7 @@ def worker_command(args: Arguments) -> tuple[Callable[..., None] | str, list[str
     argv: list[str] = []
     if args.no_python:
         if args.module:
-            raise UsageError("--no-python: cannot be used with --module, which needs Python")
+            raise UsageError("--no-python: conflicts with --module, which needs Python")
         program = script
     else:
         program = interpreter()
@@ -60,32 +60,32 @@ def worker_command(args: Arguments) -> tuple[Callable[..., None] | str, list[str
 
 
 def parse_preload(args: Arguments) -> tuple[str, ...]:
-    """Return the modules of `--preload`; refuse workers that cannot be forked from another process.
+    """Return the modules of `--preload`; reject workers that cannot be forked.
 
-    Which modules `auto` stands for is found at the launch.
+    What `auto` stands for is resolved at the launch.
     """
     flag = "--preload"
     text = getattr(args, "preload", "")
     modules = flags.parse_module_names(text, flag)
     if modules and args.run_path:
         if args.start_method != "spawn":
-            how = f"contradicts --start-method {args.start_method}"
+            how = f"conflicts with --start-method {args.start_method}"
             flags.reject(text, flag, how, "--start-method spawn, which --preload makes as fast")
     elif modules and args.no_python:
         raise UsageError(
-            f"{flags.source_of(text, flag)}: cannot be used with --no-python: "
-            "only workers that Python runs can be forked from one that has imported modules"
+            f"{flags.source_of(text, flag)}: conflicts with --no-python: "
+            "only Python workers can be forked from a process that has imported modules"
         )
     return modules
 
 
 def interpreter() -> str:
-    """Return the Python of the workers: `PYTHON_EXEC`, else the one that runs this."""
+    """Return the Python of the workers: `PYTHON_EXEC`, or the one that runs this."""
     return os.environ.get(PYTHON_ENV) or sys.executable
 
 
 def check_can_start(args: Arguments) -> None:
-    """Raise `CannotStart` if the workers of this command line would fail at once."""
+    """Raise `CannotStart` if the workers of this command line cannot start."""
     script: str = args.training_script
     if args.run_path:
         _check_script(script)
@@ -100,17 +100,17 @@ def check_can_start(args: Arguments) -> None:
 
 def _check_script(path: str) -> None:
     if not os.path.exists(path):
-        _refuse(path, "there is no such script", MISSING)
+        _refuse(path, "no such script", MISSING)
     if not os.access(path, os.R_OK):
-        _refuse(path, "the script cannot be read", UNUSABLE)
+        _refuse(path, "the script is not readable", UNUSABLE)
     if os.path.isdir(path) and not any(
         os.path.exists(os.path.join(path, f"__main__{suffix}")) for suffix in (".py", ".pyc")
     ):
-        _refuse(path, "a folder can only be run if it has a __main__.py", UNUSABLE)
+        _refuse(path, "a directory needs a __main__.py to be run", UNUSABLE)
 
 
 def _check_program(program: str, called: str) -> None:
-    """Refuse a program that cannot be executed; without a slash it is looked for in PATH."""
+    """Reject a program that cannot be executed; one without a slash is searched in PATH."""
     if os.sep in program:
         candidates = [program]
     else:
@@ -118,9 +118,9 @@ def _check_program(program: str, called: str) -> None:
     found = [path for path in candidates if program and os.path.exists(path)]
     if not found:
         where = "" if os.sep in program else " in PATH"
-        _refuse(program, f"there is no such program{where}", MISSING, called)
+        _refuse(program, f"no such program{where}", MISSING, called)
     if not any(os.path.isfile(path) and os.access(path, os.X_OK) for path in found):
-        what = "is a folder" if os.path.isdir(found[0]) else "is not executable"
+        what = "is a directory" if os.path.isdir(found[0]) else "is not executable"
         _refuse(program, f"the program {what}", UNUSABLE, called)
 
 

@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 
-from holdfast.cli.parser import Help, VerbParser
+from holdfast.cli.parser import CommandParser, Help
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `holdfast simulate`."""
     from holdfast.testing.sim import DRIVERS, MINUTES, NODES, PROFILES
 
-    parser = VerbParser(
+    parser = CommandParser(
         prog="holdfast simulate",
         usage="holdfast simulate [flags]",
         description=DESCRIPTION,

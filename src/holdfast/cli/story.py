@@ -1,4 +1,4 @@
-"""The verb `story`: put story files together and print their steps in the order of their causes.
+"""The command `story`: put story files together and print their steps in the order of their causes.
 
 A step comes after its cause and after the earlier steps of its own node; otherwise the order is that
 of the files. Clocks are not compared, since there are none in the files.
@@ -10,7 +10,7 @@ import heapq
 import re
 import sys
 
-from holdfast.cli.parser import Help, VerbParser
+from holdfast.cli.parser import Help, CommandParser
 from holdfast.core.values import Value
 from holdfast.errors import UsageError
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 DESCRIPTION = """\
-Print what happened in a job, step by step, over all its nodes: what each agent and
-the coordinator were told, what they decided, and which earlier step was the cause.
+Show what happened in a job, step by step, over all its nodes: what each agent and
+the coordinator received, what they decided, and which earlier step was the cause.
 """
 EXAMPLES = """\
 examples:
@@ -29,7 +29,7 @@ examples:
   holdfast story job.story
       all steps, in the order of their causes
   holdfast story node1.story node2.story --from node1/supervision#7
-      one step, and all that came of it on any node
+      one step, and everything it led to on any node
   holdfast story job.story --why node2/supervision#9
       one step, and what led to it
 """
@@ -119,7 +119,7 @@ class Listing:
         found = [at for at, line in enumerate(self.lines) if line.step == step]
         found = found or [at for at, line in enumerate(self.lines) if line.step.endswith(step)]
         if len(found) != 1:
-            what = "is no step" if not found else "is the end of several steps"
+            what = "is not a step" if not found else "matches several steps"
             raise UsageError(f"{flag}: {step!r} {what} of these files; accepted: an id, as listed")
         return found[0]
 
@@ -152,13 +152,13 @@ def read(paths: Iterable[str]) -> list[Line]:
                     if len(fields) == len(Line.__match_args__):
                         lines.append(Line(*fields))
         except OSError as problem:
-            raise UsageError(f"FILE: {path!r} cannot be read: {problem.strerror}") from None
+            raise UsageError(f"FILE: cannot read {path!r}: {problem.strerror}") from None
     return lines
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of `holdfast story`."""
-    parser = VerbParser(
+    parser = CommandParser(
         prog="holdfast story",
         usage="holdfast story [--from STEP | --why STEP] FILE ...",
         description=DESCRIPTION,
@@ -166,14 +166,14 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=Help,
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--from", dest="first", metavar="STEP", help="a step, and all it led to")
+    which.add_argument("--from", dest="first", metavar="STEP", help="a step, and everything it led to")
     which.add_argument("--why", dest="last", metavar="STEP", help="a step, and what led to it")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="what --story wrote, on any node")
+    parser.add_argument("files", nargs="+", metavar="FILE", help="files written by --story, of any nodes")
     return parser
 
 
 def parse_args(args: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; one that is wrong ends the process with one line and exit code 2."""
+    """Parse a command line; an invalid one ends the process with one line and exit code 2."""
     return build_parser().parse_args(args)
 
 

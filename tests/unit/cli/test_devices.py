@@ -59,8 +59,6 @@ def test_nvidia_cards_are_counted_from_the_file_system(
     ("visible", "expected"),
     [
         ("", 0),
-        ("0", 1),
-        ("1,0", 2),
         (" 0 , 1 ", 2),
         ("-1", 0),
         ("0,-1,1", 1),
@@ -77,14 +75,6 @@ def test_only_visible_cards_count(
     machine([], ["nvidia0", "nvidia1"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert devices.nvidia_count() == expected
-
-
-def test_visible_cards_that_do_not_exist_do_not_count(
-    machine: Callable[[list[str], list[str]], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine([], [])
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert devices.nvidia_count() == 0
 
 
 def test_torch_is_not_asked_where_the_file_system_tells(
@@ -134,9 +124,7 @@ def interpreter(tmp_path: Path, body: str) -> str:
     [
         ("echo loading; echo 8", 8),
         ("echo 8; exit 1", 0),
-        ("exit 0", 0),
         ("echo many", 0),
-        ("echo -1", 0),
     ],
 )
 def test_the_answer_of_the_workers_interpreter(
@@ -144,11 +132,6 @@ def test_the_answer_of_the_workers_interpreter(
 ) -> None:
     monkeypatch.setenv("PYTHON_EXEC", interpreter(tmp_path, body))
     assert devices.ask_torch("gpu") == expected
-
-
-def test_no_interpreter_means_no_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHON_EXEC", str(tmp_path / "missing"))
-    assert devices.ask_torch("auto") == 0
 
 
 @pytest.mark.torch

@@ -1,30 +1,31 @@
+"""What a command line means: as torchrun's where that has the flag. Mistakes are in test_help.py."""
+
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING
+import os
+import sys
+import zipfile
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.cli.flags import FLAGS, Flag, build_parser
+from holdfast.cli import devices, flags
+from holdfast.cli.flags import FLAGS, Flag, FromEnvironment, build_parser, parse_plain
+from holdfast.cli.script import check_can_start, parse_preload, run_script_path, worker_command
+from holdfast.errors import CannotStart, UsageError
+from holdfast.processes.logs.specs import Std
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from pathlib import Path
 
 OWN_FLAGS = {
-    "--exit-barrier-timeout",
-    "--exit-code-compat",
-    "--no-capture-stderr",
-    "--metrics-addr",
-    "--story",
-    "--metrics-port",
-    "--preload",
-    "--spares",
-    "--stop-signal",
-    "--worker-store",
-}
+    "--exit-barrier-timeout", "--exit-code-compat", "--no-capture-stderr", "--metrics-addr",
+    "--metrics-port", "--preload", "--spares", "--stop-signal", "--story", "--worker-store",
+}  # fmt: skip
 NO_VARIABLE = {"--logs-specs", "--numa-binding"}
-SWITCHES = [flag for flag in FLAGS if not flag.metavar]
-VALUED = [flag for flag in FLAGS if flag.metavar]
 
 # A value that each flag accepts, as text, and what the namespace then holds.
 SAMPLES: dict[str, tuple[str, object]] = {
@@ -43,10 +44,6 @@ SAMPLES: dict[str, tuple[str, object]] = {
 }
 
 
-def sample(flag: Flag) -> tuple[str, object]:
-    return SAMPLES.get(flag.name, ("text", "text"))
-
-
 def name_of(flag: Flag) -> str:
     return flag.name
 
@@ -55,172 +52,315 @@ def parse(*words: str) -> Namespace:
     return build_parser().parse_args(words)
 
 
-def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the only line that a wrong command line is answered with."""
-    with pytest.raises(SystemExit) as caught:
-        parse(*words)
-    assert caught.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return err.rstrip("\n")
-
-
 @pytest.mark.torch
 def test_every_flag_of_torchrun_is_here_with_the_same_default() -> None:
-    from torch.distributed.run import get_args_parser
+    from torch.distributed.run import get_args_parser, parse_args
 
-    theirs = {
-        spelling: action.default
-        for action in get_args_parser()._actions
-        for spelling in action.option_strings
-    }
-    ours = {
-        spelling: action.default
-        for action in build_parser()._actions
-        for spelling in action.option_strings
-    }
-    assert set(theirs) <= set(ours)
+    def defaults(parser: Any) -> dict[str, Any]:
+        return {
+            spelling: action.default
+            for action in parser._actions
+            for spelling in action.option_strings
+        }
+
+    theirs, ours = defaults(get_args_parser()), defaults(build_parser())
     assert {spelling: ours[spelling] for spelling in theirs} == theirs
-    added = {spelling for spelling in ours if spelling not in theirs and "_" not in spelling}
-    assert added == OWN_FLAGS
+    assert {one for one in ours if one not in theirs and "_" not in one} == OWN_FLAGS
+    namespace = vars(parse_args(["train.py", "--x"]))
+    assert {name: vars(parse("train.py", "--x"))[name] for name in namespace} == namespace
+
+
+@pytest.mark.parametrize("flag", FLAGS, ids=name_of)
+def test_every_spelling_and_the_variable(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, expected = SAMPLES.get(flag.name, ("text", "text")) if flag.metavar else ("1", True)
+    values = [text] if flag.metavar else []
+    for spelling in flag.spellings:
+        assert getattr(parse(spelling, *values, "train.py"), flag.dest) == expected
+    before = getattr(parse("train.py"), flag.dest)
+    monkeypatch.setenv(flag.variable, text)
+    after = before if flag.name in NO_VARIABLE else expected
+    assert getattr(parse("train.py"), flag.dest) == after
+    if flag.metavar:  # The command line wins, whatever the variable holds.
+        monkeypatch.setenv(flag.variable, "not the value that is used")
+        assert getattr(parse(f"{flag.name}={text}", "train.py"), flag.dest) == expected
+    else:
+        monkeypatch.setenv(flag.variable, "0")
+        assert getattr(parse("train.py"), flag.dest) is False
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "script_args"),
+    [
+        ("train.py --nnodes 2 -m x", "train.py", ["--nnodes", "2", "-m", "x"]),
+        ("train.py --n 3", "train.py", ["--n", "3"]),
+        ("train.py -- a -- b", "train.py", ["a", "--", "b"]),
+        ("-- train.py -- a", "train.py", ["--", "a"]),
+        ("--tee 3 -- train.py", "train.py", []),
+        ("train.py --help", "train.py", ["--help"]),
+        ("- a", "-", ["a"]),
+        ("-- -c pass", "-c", ["pass"]),
+        ("-1 a", "-1", ["a"]),
+        ("--role -1 train.py", "train.py", []),
+        ("-r3 train.py -t", "train.py", ["-t"]),
+        ("-mr 3 pkg.mod", "pkg.mod", []),
+        ("-mr3 pkg.mod", "pkg.mod", []),
+        ("-m pkg.mod -m", "pkg.mod", ["-m"]),
+    ],
+)
+def test_where_the_script_begins(words: str, script: str, script_args: list[str]) -> None:
+    parsed = parse(*words.split())
+    assert (parsed.training_script, parsed.training_script_args) == (script, script_args)
+
+
+@pytest.mark.parametrize(
+    ("words", "dest", "expected"),
+    [
+        ("--nproc=2", "nproc_per_node", "2"),
+        ("--nproc_p 2", "nproc_per_node", "2"),
+        ("--max-r 3", "max_restarts", 3),
+        ("--stand", "standalone", True),
+    ],
+)
+def test_a_prefix_that_fits_one_flag_is_that_flag(words: str, dest: str, expected: object) -> None:
+    assert getattr(parse(*words.split(), "train.py"), dest) == expected
+
+
+def test_a_program_can_add_flags_of_its_own() -> None:
+    parser = build_parser()
+    parser.add_argument("--use-env", "--use_env", action="store_true")
+    parser.add_argument("--pair", nargs=2)
+    parser.add_argument("--role-of-node")
+    words = ["--use_env", "--pair", "a", "b", "--role", "x", "train.py", "--pair", "c"]
+    parsed = parser.parse_args(words)
+    assert (parsed.use_env, parsed.pair, parsed.role) == (True, ["a", "b"], "x")
+    assert parsed.training_script_args == ["--pair", "c"]
+    assert parser.parse_known_args(["--bogus", "train.py"])[1] == ["--bogus"]
 
 
 @pytest.mark.torch
-def test_the_namespace_of_torchrun_is_within_ours() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train.py --lr 1 --x=2 -v",
+        "--nproc-p 2 --max_r 1 train.py --nnodes 9",
+        "-- train.py -- a",
+        "-r 1 -t3 -m mod",
+        "-mr 3 mod",
+        "--role -1 x",
+        "--standalone --run-path x",
+        "- a",
+        *(f"--duplicate-stdout-filters={text} x" for text in ("a,,b", "a,,,b", ",a", ",,,", "")),
+    ],
+)
+def test_the_same_namespace_as_torchrun(words: str) -> None:
     from torch.distributed.run import parse_args
 
-    theirs = vars(parse_args(["train.py", "--x"]))
-    ours = vars(parse("train.py", "--x"))
+    theirs = vars(parse_args(words.split()))
+    ours = vars(parse(*words.split()))
     assert {name: ours[name] for name in theirs} == theirs
 
 
-@pytest.mark.parametrize("flag", VALUED, ids=name_of)
-def test_a_value_in_every_spelling(flag: Flag) -> None:
-    text, expected = sample(flag)
-    for spelling in flag.spellings:
-        assert getattr(parse(spelling, text, "train.py"), flag.dest) == expected
-    for spelling in (flag.name, f"--{flag.dest}"):
-        assert getattr(parse(f"{spelling}={text}", "train.py"), flag.dest) == expected
-
-
-@pytest.mark.parametrize("flag", SWITCHES, ids=name_of)
-def test_a_switch_in_every_spelling(flag: Flag) -> None:
-    assert getattr(parse("train.py"), flag.dest) is False
-    for spelling in flag.spellings:
-        assert getattr(parse(spelling, "train.py"), flag.dest) is True
-
-
-@pytest.mark.parametrize(
-    "flag", [flag for flag in VALUED if flag.name not in NO_VARIABLE], ids=name_of
+WORDS = st.sampled_from(
+    [spelling for flag in FLAGS for spelling in flag.spellings]
+    + [f"{flag.name}=3" for flag in FLAGS]
+    + ["-mr", "-r3", "-h", "--nproc", "--no", "--", "-", "-1", "train.py", "3", "fork", "node"]
+    + ["", "a b", "SIGINT", "1:4", "0.5", "--unheard-of", "-x"]
 )
-def test_a_variable_gives_the_default_and_the_command_line_wins(
-    flag: Flag, monkeypatch: pytest.MonkeyPatch
+VARIABLES = st.dictionaries(
+    st.sampled_from([flag.variable for flag in FLAGS]),
+    st.sampled_from(["", "1", "yes", "2", "spawn", "many", "0.5"]),
+    max_size=2,
+)
+
+
+@given(words=st.lists(WORDS, max_size=8), variables=VARIABLES)
+def test_a_plain_command_line_gives_what_argparse_gives(
+    words: list[str], variables: dict[str, str]
 ) -> None:
-    text, expected = sample(flag)
-    monkeypatch.setenv(flag.variable, text)
-    assert getattr(parse("train.py"), flag.dest) == expected
-    monkeypatch.setenv(flag.variable, "not the value that is used")
-    assert getattr(parse(flag.name, text, "train.py"), flag.dest) == expected
+    with pytest.MonkeyPatch.context() as patch:
+        for name, text in variables.items():
+            patch.setenv(name, text)
+        plain = parse_plain(words)
+        if plain is not None:
+            assert vars(plain) == vars(build_parser().parse_args(words))
 
 
-@pytest.mark.parametrize("flag", SWITCHES, ids=name_of)
-def test_a_variable_turns_a_switch_on(flag: Flag, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(flag.variable, "1")
-    assert getattr(parse("train.py"), flag.dest) is True
-    monkeypatch.setenv(flag.variable, "0")
-    assert getattr(parse("train.py"), flag.dest) is False
+def test_what_people_write_is_plain() -> None:
+    words = "--nproc-per-node 2 --max_restarts=3 -m --tee 3 my.training --epochs 3"
+    plain = parse_plain(words.split())
+    assert plain is not None
+    assert (plain.max_restarts, plain.training_script_args) == (3, ["--epochs", "3"])
 
 
-@pytest.mark.parametrize("name", sorted(NO_VARIABLE))
-def test_flags_that_no_variable_sets(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    flag = next(flag for flag in FLAGS if flag.name == name)
-    monkeypatch.setenv(flag.variable, "node")
-    assert getattr(parse("train.py"), flag.dest) is None
+# Values
 
 
 @pytest.mark.parametrize(
-    ("variable", "text", "accepted"),
+    ("parser", "text", "expected"),
     [
-        ("PET_MAX_RESTARTS", "abc", "a whole number from 0"),
-        ("PET_MAX_RESTARTS", "", "a whole number from 0"),
-        ("PET_START_METHOD", "zzz", "spawn, fork, forkserver"),
-        ("PET_STANDALONE", "maybe", "1 or 0, true or false"),
-        ("PET_MASTER_PORT", "70000", "a whole number from 0 to 65535"),
-        ("PET_SHUTDOWN_TIMEOUT", "-1", "seconds from 0, such as 30 or 2.5"),
+        (flags.parse_min_max_nnodes, " 2 : 2 ", (2, 2)),
+        (flags.parse_min_max_nnodes, "1:4", (1, 4)),
+        (flags.determine_local_world_size, "+3", 3),
+        (flags.determine_local_world_size, "cpu", len(os.sched_getaffinity(0))),
+        (flags.parse_rdzv_conf, " a = 1 , b = x=y ", {"a": "1", "b": "x=y"}),
+        (flags.parse_rdzv_conf, "a=1,a=2", {"a": "2"}),
+        (flags.parse_local_ranks, "0, 12,0", {0, 12}),
+        (flags.parse_local_ranks, "", None),
+        (flags.parse_signal_names, " SIGTERM, SIGUSR1 ,INT", "SIGTERM,SIGUSR1,SIGINT"),
+        (flags.parse_stop_signal, "KILL", "SIGKILL"),
+        (flags.parse_log_dir, "/dev/null", "/dev/null"),
+        (flags.parse_log_dir, "", None),
     ],
 )
-def test_a_bad_variable_is_named_but_never_breaks_help(
-    variable: str,
-    text: str,
-    accepted: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv(variable, text)
-    line = refusal(capsys, "train.py")
-    assert line.startswith(f"holdfast run: error: {variable}: {text!r} ")
-    assert line.endswith(f"; accepted: {accepted}")
-    with pytest.raises(SystemExit) as caught:
-        parse("--help")
-    assert caught.value.code == 0
-
-
-def test_variables_are_read_when_the_parser_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PET_NNODES", "3")
-    parser = build_parser()
-    monkeypatch.delenv("PET_NNODES")
-    assert parser.parse_args(["train.py"]).nnodes == "3"
-    assert parse("train.py").nnodes == "1:1"
-
-
-def test_filters_of_two_parses_are_separate_lists() -> None:
-    parse("train.py").duplicate_stdout_filters.append("x")
-    assert parse("train.py").duplicate_stdout_filters == []
+def test_values(parser: Any, text: str, expected: object) -> None:
+    assert parser(text) == expected
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("parser", "texts"),
     [
-        (("--max-restarts", "-1"), "--max-restarts: '-1' cannot be used; accepted: a whole number"),
-        (("--max_restarts=x",), "--max-restarts: 'x' cannot be used; accepted: a whole number"),
-        (("--monitor-interval", "0"), "--monitor-interval: '0' is not an interval"),
-        (("--start-method", "zzz"), "--start-method: 'zzz' cannot be used; accepted: spawn, fork"),
-        (("--numa-binding", "zzz"), "--numa-binding: 'zzz' cannot be used; accepted: node, socket"),
-        (("--shutdown-timeout", "-5"), "--shutdown-timeout: '-5' is not a time"),
+        (flags.parse_min_max_nnodes, ["", "x", "0", "-1", "2:1", "0:1", "1:2:3", "1:", ":1"]),
+        (flags.determine_local_world_size, ["x", "0", "2.0", "", "GPU", str(1 << 17)]),
+        (flags.parse_rdzv_conf, ["a", "a=", "=1", "a=1,", "a=1,,b=2", "endpoint=x"]),
+        (flags.parse_local_ranks, [",", "a", "0,", "-1"]),
+        (flags.parse_signal_names, ["SIGKILL", "SIGSTOP", "SIG_IGN", "signal"]),
+        (flags.parse_stop_signal, ["SIGSTOP", "NOPE"]),
+        (lambda text: flags.parse_streams(text, "--tee"), ["both", "9"]),
+        (lambda text: flags.parse_module_names(text, "--preload"), ["my-module", "a b"]),
+        (lambda text: flags.interval(text, "--x"), ["0", "-1", "nan", "inf", "often"]),
+        (lambda text: flags.seconds(text, "--x"), ["-1", "soon"]),
+        (lambda text: flags.on_or_off(text, "--x"), ["maybe"]),
     ],
 )
-def test_a_wrong_value_is_one_line(
-    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_values_name_the_variable_they_came_from(parser: Any, texts: list[str]) -> None:
+    for text in texts:
+        with pytest.raises(UsageError, match=r"^--"):
+            parser(text)
+        with pytest.raises(UsageError, match=r"^PET_X: "):
+            parser(FromEnvironment(text, "PET_X"))
+
+
+def test_streams_and_modules() -> None:
+    assert flags.parse_streams("3", "--tee") == Std.ALL
+    assert flags.parse_streams("0:1,12:2", "--tee") == {0: Std.OUT, 12: Std.ERR}
+    named = flags.parse_module_names(FromEnvironment("a, b.c", "PET_PRELOAD"), "--preload")
+    assert (named, {type(name) for name in named}) == (("a", "b.c"), {str})
+
+
+def test_devices_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "nvidia_count", lambda: 3)
+    monkeypatch.setattr(devices, "named_backend_count", {"npu": 8}.__getitem__)
+    monkeypatch.setattr(devices, "xpu_count", lambda: 0)
+    counts = {word: flags.determine_local_world_size(word) for word in ("gpu", "auto", "npu")}
+    assert counts == {"gpu": 3, "auto": 3, "npu": 8}
+    with pytest.raises(UsageError, match="'xpu'"):
+        flags.determine_local_world_size("xpu")
+    monkeypatch.setattr(devices, "accelerator_count", lambda: 0)
+    assert flags.determine_local_world_size("auto") == len(os.sched_getaffinity(0))
+
+
+def test_a_log_dir_is_made_absolute_but_not_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = refusal(capsys, *words, "train.py")
-    assert line.startswith(f"holdfast run: error: {message}")
+    monkeypatch.chdir(tmp_path)
+    assert flags.parse_log_dir("logs/run") == str(tmp_path / "logs/run")
+    assert os.listdir(tmp_path) == []
 
 
-def test_help_is_grouped_shows_each_flag_once_and_ends_with_examples(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_logs_specs_come_from_plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "plug-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: plug\nVersion: 1.0\n")
+    lines = "mine = plug_code:Specs\nbroken = no_such_module_anywhere:Specs"
+    (folder / "entry_points.txt").write_text(f"[torchrun.logs_specs]\n{lines}\n")
+    (tmp_path / "plug_code.py").write_text("class Specs: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert flags.load_logs_specs("mine").__module__ == "plug_code"
+    with pytest.raises(UsageError, match=r"^--logs-specs: .*'broken'"):
+        flags.load_logs_specs("broken")
+    with pytest.raises(UsageError, match=r"^--logs-specs: 'nope' .*default, .*mine"):
+        flags.load_logs_specs("nope")
+
+
+# The program of a worker
+
+
+@pytest.mark.parametrize(
+    ("words", "argv"),
+    [
+        (("train.py", "a", "--b"), [sys.executable, "-u", "train.py", "a", "--b"]),
+        (("-m", "pkg.mod", "a"), [sys.executable, "-u", "-m", "pkg.mod", "a"]),
+        (("--no-python", "./prog", "-x"), ["./prog", "-x"]),
+        (("--run-path", "-m", "train.py", "a"), [run_script_path, "train.py", "a"]),
+    ],
+)
+def test_the_command_of_a_worker(
+    words: tuple[str, ...], argv: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pytest.raises(SystemExit) as caught:
-        parse("-h")
-    assert caught.value.code == 0
-    text, err = capsys.readouterr()
-    assert err == ""
-    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.MULTILINE)
-    assert sorted(shown) == sorted([*(flag.name for flag in FLAGS), "--help"])
-    groups = re.findall(r"^(\w[\w ]+):$", text, flags=re.MULTILINE)
-    assert groups == [*dict.fromkeys(flag.group for flag in FLAGS), "Other", "Examples"]
-    assert text.index("Examples:") > text.index("--help")
-    assert max(map(len, text.splitlines())) <= 82
+    monkeypatch.setenv("PYTHON_EXEC", "")
+    program, args = worker_command(parse(*words))
+    assert [program, *args] == argv
 
 
-def test_the_examples_of_the_help_are_command_lines_that_parse(
-    capsys: pytest.CaptureFixture[str],
+def test_the_interpreter_and_the_old_local_rank_argument(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
+    args = parse("train.py", "a")
+    args.use_env = False
+    arguments = ["-u", "train.py", "--local-rank=${local_rank}", "a"]
+    assert worker_command(args) == ("/opt/python", arguments)
+
+
+def test_modules_to_preload() -> None:
+    for others in (("train.py",), ("-m", "pkg.mod"), ("--run-path", "--no-python", "train.py")):
+        assert parse_preload(parse("--preload", "auto,torch", *others)) == ("auto", "torch")
+        assert parse_preload(parse(*others)) == ()
+
+
+def test_run_path_runs_a_main_program_with_its_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit):
-        parse("--help")
-    told = capsys.readouterr().out.replace("\\\n", "")
-    examples = re.findall(r"^    holdfast run (.+)$", told, flags=re.MULTILINE)
-    assert len(examples) == 7
-    for example in examples:
-        assert parse(*example.split()).training_script
+    script, seen = tmp_path / "train.py", tmp_path / "seen"
+    script.write_text(
+        "import pathlib, sys\n"
+        f"pathlib.Path({str(seen)!r}).write_text(f'{{__name__}} {{sys.argv}}')\n"
+    )
+    monkeypatch.setattr(sys, "argv", ["before"])
+    run_script_path(str(script), "a", "b")
+    assert seen.read_text() == f"__main__ {[str(script), 'a', 'b']}"
+
+
+def test_what_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHON_EXEC", raising=False)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").touch()
+    with zipfile.ZipFile("app.zip", "w") as archive:
+        archive.writestr("__main__.py", "")
+    for script in ("train.py", str(tmp_path / "train.py"), "folder", "app.zip", "-"):
+        check_can_start(parse(script))
+    check_can_start(parse("-m", "no.such.module"))
+    check_can_start(parse("--no-python", "sh", "-c", "true"))
+    # As in a shell: a later folder of PATH may have an executable one, the present one is not
+    # searched.
+    for folder, mode in (("a", 0o644), ("b", 0o755)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "prog").touch(mode=mode)
+    monkeypatch.setenv("PATH", f"{tmp_path}/a:{tmp_path}/b")
+    check_can_start(parse("--no-python", "prog"))
+    monkeypatch.chdir(tmp_path / "b")
+    for path, code in ((f"{tmp_path}/a", 126), ("/usr/bin", 127)):
+        monkeypatch.setenv("PATH", path)
+        with pytest.raises(CannotStart) as caught:
+            check_can_start(parse("--no-python", "prog"))
+        assert caught.value.exit_code == code
+
+
+def test_an_unreadable_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Judged by the mode bits alone: root, who may run the tests, may read everything.
+    monkeypatch.setattr(os, "access", lambda path, _: bool(os.stat(path).st_mode & 0o444))
+    script = tmp_path / "train.py"
+    script.touch(mode=0o200)
+    with pytest.raises(CannotStart) as caught:
+        check_can_start(parse("--run-path", str(script)))
+    assert caught.value.exit_code == 126

@@ -1,0 +1,301 @@
+"""The wording of the command line: help, and the one line that each mistake gets.
+
+No other test matches these sentences.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.cli import main
+from holdfast.cli.flags import FLAGS, build_parser
+from holdfast.launcher import launch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHON_EXEC", raising=False)
+    (tmp_path / "train.py").touch()
+    monkeypatch.setattr(launch.elastic_launch, "__call__", lambda *_: {})
+
+
+def stderr_of(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
+    assert main.run_command(list(words)) == code
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    prefix, _, line = err.rstrip("\n").partition("holdfast run: error: ")
+    assert prefix == ""
+    return line
+
+
+MISTAKES = [
+    ("", "no script given; usage: holdfast run [flags] SCRIPT [arguments of the script]"),
+    (
+        "--nproc train.py",
+        (
+            "no script given: train.py was parsed as the value of --nproc-per-node; "
+            "usage: holdfast run [flags] SCRIPT [arguments of the script]"
+        ),
+    ),
+    ("--nproc-per-node --tee 3 x", "--nproc-per-node: expected one argument"),
+    ("--standalone=1 train.py", "--standalone: does not take a value"),
+    ("--master x train.py", "--master: ambiguous; could be --master-addr, --master-port"),
+    ("--max-restart-count 3 x", "--max-restart-count: unknown flag; did you mean --max-restarts?"),
+    ("--nprocs 2 train.py", "--nprocs: unknown flag; did you mean --nproc-per-node?"),
+    (
+        "--rdzv_timeout 2 x",
+        "--rdzv_timeout: unknown flag; set rendezvous settings with --rdzv-conf KEY=VALUE",
+    ),
+    ("--zzzzzz=1 train.py", "--zzzzzz=1: unknown flag; see holdfast run --help"),
+    ("--max-restarts x x", "--max-restarts: 'x' is invalid; accepted: a whole number from 0"),
+    (
+        "--master-port 70000 x",
+        "--master-port: '70000' is invalid; accepted: a whole number from 0 to 65535",
+    ),
+    (
+        "--monitor-interval 0 x",
+        "--monitor-interval: '0' is not a number of seconds; accepted: above 0, e.g. 0.1",
+    ),
+    (
+        "--start-method zzz x",
+        "--start-method: 'zzz' is invalid; accepted: spawn, fork, forkserver",
+    ),
+    (
+        "--nnodes 2:1 x",
+        "--nnodes: '2:1' is not a number of nodes; accepted: N or MIN:MAX, from 1, MIN <= MAX",
+    ),
+    (
+        "--nproc-per-node 0 x",
+        (
+            "--nproc-per-node: '0' is not a number of workers; "
+            "accepted: a whole number from 1, or cpu, gpu, xpu, auto"
+        ),
+    ),
+    ("--rdzv-conf a x", "--rdzv-conf: 'a' has the item 'a'; accepted: key=value,key=value"),
+    (
+        "--rdzv-conf run_id=1 x",
+        "--rdzv-conf: 'run_id=1' sets 'run_id', which has its own flag; accepted: other keys",
+    ),
+    (
+        "--local-ranks-filter a x",
+        "--local-ranks-filter: 'a' is not a list of local ranks; accepted: numbers, e.g. 0,2",
+    ),
+    (
+        "--tee 9 x",
+        (
+            "--tee: '9' does not select streams; accepted: 0 (none), 1 (stdout), 2 (stderr), 3 (both),"
+            " or by local rank, e.g. 0:3,1:2"
+        ),
+    ),
+    (
+        "--stop-signal SIGSTOP x",
+        (
+            "--stop-signal: 'SIGSTOP' does not terminate a process; "
+            "accepted: a signal that does, such as SIGTERM or SIGINT"
+        ),
+    ),
+    (
+        "--log-dir train.py train.py",
+        (
+            "--log-dir: 'train.py' is not a directory; "
+            "accepted: a directory, created if missing, or /dev/null"
+        ),
+    ),
+    ("--no-python -m pkg", "--no-python: conflicts with --module, which needs Python"),
+    (
+        "--rdzv-endpoint host x",
+        "--rdzv-endpoint: 'host' has no port; accepted: HOST:PORT for the static backend",
+    ),
+    (
+        "--standalone --nnodes 2 x",
+        "--nnodes: '2' conflicts with --standalone, which is for one node; accepted: 1",
+    ),
+    (
+        "--preload torch --no-python true",
+        (
+            "--preload: conflicts with --no-python: only Python workers can be forked from a process "
+            "that has imported modules"
+        ),
+    ),
+    (
+        "--preload torch --run-path --start-method fork train.py",
+        (
+            "--preload: 'torch' conflicts with --start-method fork; "
+            "accepted: --start-method spawn, which --preload makes as fast"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize(("words", "line"), MISTAKES)
+def test_a_mistake_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert stderr_of(capsys, 2, *words.split()) == line
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "line"),
+    [
+        ("PET_MAX_RESTARTS", "abc", "'abc' is invalid; accepted: a whole number from 0"),
+        (
+            "PET_STANDALONE",
+            "maybe",
+            "'maybe' is neither on nor off; accepted: 1 or 0, true or false",
+        ),
+    ],
+)
+def test_a_bad_variable_is_named_but_never_breaks_help(
+    variable: str,
+    text: str,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(variable, text)
+    assert stderr_of(capsys, 2, "train.py") == f"{variable}: {line}"
+    assert main.run_command(["--help"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        ("trian.py", 127, "'trian.py': no such script"),
+        ("--run-path trian.py", 127, "'trian.py': no such script"),
+        (".", 126, "'.': a directory needs a __main__.py to be run"),
+        ("--no-python ./gorp", 127, "'./gorp': no such program"),
+        ("--no-python gorp", 127, "'gorp': no such program in PATH"),
+        ("--no-python ./train.py", 126, "'./train.py': the program is not executable"),
+        ("--no-python /usr", 126, "'/usr': the program is a directory"),
+    ],
+)
+def test_a_program_that_cannot_start_is_one_line(
+    words: str, code: int, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert stderr_of(capsys, code, *words.split()) == line
+
+
+def test_an_interpreter_that_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", "/no/python")
+    line = "PYTHON_EXEC: '/no/python': no such program"
+    assert stderr_of(capsys, 127, "train.py") == line
+
+
+LOOPBACK = "the endpoint of this job is {}, which only agents on this machine can reach; "
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ("", []),
+        ("--standalone --rdzv-conf join_timeout=5", []),
+        ("--rdzv-conf timeout=5,is_host=1", []),
+        ("--local-ranks-filter 0", []),
+        ("--nnodes 2 --master-addr head", []),
+        ("--nnodes 2 --rdzv-endpoint 127.0.0.1:5000", []),
+        ("--nnodes 2 --rdzv-backend file --rdzv-endpoint /somewhere", []),
+        ("--spares 3", ["--spares is ignored: the job has one node"]),
+        ("--rdzv-conf spares=3", ["--spares is ignored: the job has one node"]),
+        ("--node-rank 1", ["--node-rank 1 is ignored: the job has one node, which is 0"]),
+        (
+            "--rdzv-backend c10d --node-rank 1",
+            ["--node-rank is ignored: --rdzv-backend c10d assigns node ranks itself"],
+        ),
+        (
+            "--rdzv-backend c10d --master-port 1",
+            ["--master-port is ignored by --rdzv-backend c10d"],
+        ),
+        (
+            "--local-ranks-filter 7",
+            ["--local-ranks-filter: no local rank 7 among 1 workers; no output is shown"],
+        ),
+        (
+            "--local-ranks-filter 0,2,1",
+            ["--local-ranks-filter: no local rank 1, 2 among 1 workers"],
+        ),
+        (
+            "--nnodes 2 --master-port 7",
+            [
+                LOOPBACK.format("127.0.0.1:7")
+                + "for other machines set --master-addr to the address of node 0"
+            ],
+        ),
+        (
+            "--nnodes 2 --rdzv-backend c10d",
+            [
+                LOOPBACK.format("localhost:29400")
+                + "for other machines set --rdzv-endpoint to HOST:29400 of the node that runs the "
+                "coordinator"
+            ],
+        ),
+    ],
+)
+def test_flags_without_the_wanted_effect_are_warned_about(
+    words: str, lines: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert main.run_command([*words.split(), "train.py"]) == 0
+    assert caplog.messages == lines
+
+
+# Help
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main.dispatch([*words, "--help"]) == 0
+    text, err = capsys.readouterr()
+    assert err == ""
+    return text
+
+
+def test_help_of_run_is_grouped_and_shows_each_flag_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = help_of(capsys, "run")
+    shown = re.findall(r"^  (?:-\w, )?(--[\w-]+)", text, flags=re.MULTILINE)
+    assert sorted(shown) == sorted([*(flag.name for flag in FLAGS), "--help"])
+    groups = re.findall(r"^(\w[\w ]+):$", text, flags=re.MULTILINE)
+    assert groups == [*dict.fromkeys(flag.group for flag in FLAGS), "Other", "Examples"]
+    assert max(map(len, text.splitlines())) <= 84
+
+
+def test_the_examples_of_help_are_command_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys, "run").replace("\\\n", "")
+    examples = re.findall(r"^    holdfast run (.+)$", text, flags=re.MULTILINE)
+    assert len(examples) == 7
+    for example in examples:
+        assert build_parser().parse_args(example.split()).training_script
+
+
+@pytest.mark.parametrize(("columns", "most"), [("60", 58), ("500", 98), ("nonsense", 78)])
+def test_help_fits_the_width_of_the_terminal(
+    columns: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_terminal(_descriptor: int) -> None:
+        raise OSError("not a terminal")
+
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(os, "get_terminal_size", no_terminal)
+    flags = build_parser().format_help().partition("Examples:")[0].partition("Workers:")[2]
+    widths = [len(line) for line in flags.splitlines() if line.startswith("  ")]
+    assert most - 12 <= max(widths) <= most
+
+
+def test_the_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    text = help_of(capsys)
+    assert all(f"\n  {name} " in text for name in main.COMMANDS)
+    assert "pip install py-spy" in help_of(capsys, "dump")
+    assert main.dispatch(["jump"]) == 2
+    assert capsys.readouterr().err == (
+        "holdfast: error: 'jump' is not a command; commands: run, coordinator, dump, story, simulate\n"
+    )
+    assert main.dispatch(["train.py"]) == 2
+    assert capsys.readouterr().err.endswith("; did you mean holdfast run train.py?\n")
