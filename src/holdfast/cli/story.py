@@ -10,7 +10,7 @@ import heapq
 import re
 import sys
 
-from holdfast.cli.parser import Help, CommandParser
+from holdfast.cli.parser import CommandParser, Help
 from holdfast.core.values import Value
 from holdfast.errors import UsageError
 
@@ -166,9 +166,13 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=Help,
     )
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--from", dest="first", metavar="STEP", help="a step, and everything it led to")
+    which.add_argument(
+        "--from", dest="first", metavar="STEP", help="a step, and everything it led to"
+    )
     which.add_argument("--why", dest="last", metavar="STEP", help="a step, and what led to it")
-    parser.add_argument("files", nargs="+", metavar="FILE", help="files written by --story, of any nodes")
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="files written by --story, of any nodes"
+    )
     return parser
 
 
