@@ -30,7 +30,7 @@ it in. The last line has each node's session, its leadership, and what it still 
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from many_nodes import SETTINGS, described, fields, number
@@ -76,7 +76,7 @@ from holdfast.core.etcd.session import (
     SessionEvent,
 )
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, Status, View
+from holdfast.core.protocol import Ack, JobSettings, NodePhase, NodeRole, Status, View
 from holdfast.testing.sim.etcd import SimEtcd
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class EtcdNode:
                     self._log(f"view {view.term}.{view.revision}: {described(view)} ({view.why})")
                     if self.obeys:
                         self._obey(view)
-                case DeliverMessage(ack):
+                case DeliverMessage(Ack() as ack):
                     self._log(f"ack of status {ack.seq} of {ack.incarnation}")
                 case ReportLeft():
                     self._log("has left")
@@ -244,7 +244,7 @@ class EtcdPlayer:
         if verb == "new":
             given = fields([*words])
             names = given.pop("nodes", "")
-            known = {SETTINGS[name]: number(text) for name, text in given.items()}
+            known: dict[str, Any] = {SETTINGS[name]: number(text) for name, text in given.items()}
             least, most = int(known.pop("min_nodes")), int(known.pop("max_nodes"))
             self.begin(a_job_of(least, most, **known))
             for name in names:

@@ -1,19 +1,18 @@
 """Players of the machines of many nodes: rounds, coordinator, session, coordinated supervision.
 
-Rounds: the player keeps nodes that remember what they are told and run what they are told to, so
-that an input is short::
+Rounds: the player keeps nodes that apply each view, so that an input is short::
 
     new min=2 max=3 restarts=1           a job's settings, and a coordinator that knows of no node
     join a host=h1 workers=2             an agent begins; if `a` is there, as a new incarnation
     claims a term=4 round=3 rank=0 of=2 generation=5      one that an earlier coordinator knew
-    back a / again a / beats a           says all anew; its last words come twice; a sign of life
+    back a / again a / beats a           a new status; the last one again; a heartbeat
     done a / fails a hopeless / reports a text / ready a / leaves a / closes a
-    rejoin a                             begins anew, as it is told to when it is fenced
-    misses a / hears a                   what it is told is lost from here on / arrives again
+    rejoin a                             begins anew, as a fenced node does
+    misses a / hears a                   its views are lost from here on / arrive again
     lost a / lost a+b / time up / time up late / close stopped why / new coordinator
 
 Below are the views, each with the node it is for (`a/1` is the first incarnation of `a`, when there
-is a newer one), and the job. Membership and teamwork: `now Event words`, or as the classes say.
+is a newer one), and the job. The others: `now Event words`, or as the classes say.
 """
 
 from __future__ import annotations
@@ -104,14 +103,14 @@ class RoundsPlayer:
             node = self._node(words[0])
             view = self.rounds.behind(node.beat())
             seq = self.rounds.seq_of(node.name, node.info.incarnation)
-            known_to = "" if seq == node.seq else [f"{words[0]}: heard of {seq}, not of {node.seq}"]
-            return [*known_to, *map(self._told, [view] if view else []), self._state()]
+            known_to = "" if seq == node.seq else [f"{words[0]}: has status {seq}, not {node.seq}"]
+            return [*known_to, *map(self._sent, [view] if view else []), self._state()]
         return self._give(self._event(verb, words))
 
     def _give(self, event: JobEvent) -> list[str]:
         before = self.rounds.job.phase
         try:
-            happened = [self._told(view) for view in self.rounds.handle(0.0, event)]
+            happened = [self._sent(view) for view in self.rounds.handle(0.0, event)]
         except InvalidEvent as error:
             happened = [f"InvalidEvent: {error}"]
         self.rounds.check()
@@ -185,7 +184,7 @@ class RoundsPlayer:
 
     # In words.
 
-    def _told(self, view: View) -> str:
+    def _sent(self, view: View) -> str:
         self.roles.add(view.role)
         named = self.nodes[view.node]
         which = [node.info.incarnation for node in named].index(view.incarnation)
@@ -232,7 +231,7 @@ def described(view: View) -> str:
         case NodeRole.CLOSED:
             text = f"closed, {view.outcome.value if view.outcome else '?'}"
             text += f", report {view.report.decode()!r}" if view.report else ""
-            return text + ("" if view.final else ", not the last word")
+            return text + ("" if view.final else ", not final")
         case _:
             return str(view.role.value)
 
@@ -250,7 +249,7 @@ class CoordinatorPlayer:
         if first == "new":
             follows = words == ["coordinator"]
             if not follows:
-                given = {name: number(text) for name, text in fields(words).items()}
+                given: dict[str, Any] = {n: number(text) for n, text in fields(words).items()}
                 least, most = int(given.pop("min")), int(given.pop("max"))
                 self.limits: dict[str, Any] = {
                     name: given.pop(short)
@@ -366,16 +365,16 @@ class SessionPlayer:
         match verb:
             case "tick":
                 return TICK
-            case "opened":
+            case "connected":
                 return ms.Connected()
-            case "closed":
+            case "disconnected":
                 return ms.Disconnected(" ".join(words))
             case "rejoined":
                 return ms.Rejoined(int(words[0]))
             case "ack":
                 incarnation = int(given.get("of", self.machine.status.info.incarnation))
                 return Ack(run_id=RUN, node="a", incarnation=incarnation, seq=int(words[0]))
-            case "says":
+            case "status":
                 phase = NodePhase(words[0])
                 failure = Failure(node="a", summary="oh") if phase is NodePhase.FAILED else None
                 return ms.StatusChanged(
@@ -404,22 +403,22 @@ class SessionPlayer:
     def _done(self, effect: ms.SessionEffect) -> str:
         match effect:
             case ms.Connect():
-                return "open the link"
+                return "connect"
             case ms.Disconnect(why):
-                return f"drop the link: {why}"
+                return f"disconnect: {why}"
             case ms.DeliverView(view):
-                return f"tell {view.role.value} {view.term}.{view.revision}"
+                return f"deliver view {view.role.value} {view.term}.{view.revision}"
             case ms.GiveUp(away_s, why):
                 return f"give up after {away_s:g} s: {why or 'it was never there'}"
             case ms.Send(Heartbeat(seq=seq, term=term, revision=revision)):
-                return f"send a beat: status {seq}, view {term}.{revision}"
+                return f"send a heartbeat: status {seq}, view {term}.{revision}"
             case ms.Send(Status() as status):
                 words = [f"send status {status.seq}: {status.phase.value} {status.generation}"]
                 words.append(f"incarnation {status.info.incarnation}, term {status.term}")
                 if status.round_term:
                     words.append(
                         f"rank {status.rank} of {status.size} in round "
-                        f"{status.round_term}.{status.round}, told {status.assigned_generation}"
+                        f"{status.round_term}.{status.round}, assigned {status.assigned_generation}"
                     )
                 if status.restarts:
                     words.append(f"restarts {status.restarts}")
@@ -436,7 +435,7 @@ class SessionPlayer:
 
 
 class CoordinatedPlayer:
-    """`new workers=2 restarts=1`, then `1 told member generation=0` or `1 Event field=value`."""
+    """`new workers=2 restarts=1`, then `1 view member generation=0` or `1 Event field=value`."""
 
     def __init__(self) -> None:
         self.handled: set[tuple[supervision.State, type]] = set()
@@ -462,7 +461,7 @@ class CoordinatedPlayer:
         return [*happened, self._state()]
 
     def _event(self, name: str, words: list[str]) -> Event:
-        if name == "told":
+        if name == "view":
             self.revision += 1
             given: dict[str, Any] = dict(fields([word for word in words[1:] if "=" in word]))
             outcome = given.pop("outcome", "")
@@ -488,5 +487,5 @@ class CoordinatedPlayer:
         if machine.running:
             parts.append(f"running {' '.join(map(str, sorted(machine.running)))}")
         view = machine.view
-        parts.append(f"told {described(view)}" if view else "told nothing")
+        parts.append(f"view {described(view)}" if view else "no view")
         return f"{machine.state.value}: {', '.join(parts)}"

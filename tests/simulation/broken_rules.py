@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Effect
     from holdfast.core.protocol import NodeInfo, Status
     from holdfast.core.rounds import Node
-    from holdfast.core.session import SessionEffect
+    from holdfast.core.session import SessionEffect as CoordinatorSessionEffect
 
 
 class FreeRestarts(Rounds):
@@ -121,7 +121,7 @@ class NeverAdopts(Rounds):
 class OldViewsCount(Session):
     """A view that comes late takes the place of a newer one."""
 
-    def _viewed(self, at: float, view: View) -> list[SessionEffect]:
+    def _viewed(self, at: float, view: View) -> list[CoordinatorSessionEffect]:
         self._term = self._revision = 0
         return super()._viewed(at, view)
 

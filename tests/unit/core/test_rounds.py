@@ -53,9 +53,9 @@ def delay_s(rounds: Rounds) -> float:
 def test_what_does_not_concern_the_job_changes_nothing() -> None:
     rounds, (a, _) = active()
     last, before = a.last_status(), msgspec.msgpack.encode(rounds.job)
-    for event in (a.beat(), msgspec.structs.replace(last, run_id="another")):
+    for wrong in (a.beat(), msgspec.structs.replace(last, run_id="another")):
         with pytest.raises(InvalidEvent):
-            rounds.handle(0.0, event)  # type: ignore[arg-type]
+            rounds.handle(0.0, wrong)  # type: ignore[arg-type]
     for event in (
         last,
         NodeLost("a", 99, "another incarnation"),

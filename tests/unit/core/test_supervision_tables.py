@@ -90,7 +90,8 @@ def example(event: type[Event], generation: int) -> Event:
         "signum": SIGTERM, "round": 0, "group_rank": 0, "group_world_size": 1,
         "view": view(NodeRole.WAITING),
     }  # fmt: skip
-    return event(**{name: values[name] for name in event.__match_args__ if name in values})
+    names: tuple[str, ...] = event.__match_args__
+    return event(**{name: values[name] for name in names if name in values})
 
 
 def state_of(machine: Supervision) -> dict[str, object]:
