@@ -139,7 +139,6 @@ class SignalWatch:
         os.close(self._write)
 
     def fileno(self) -> int:
-        """Return the descriptor that is readable when `take` has something."""
         return self._read
 
     def take(self) -> signal.Signals | None:

@@ -91,7 +91,6 @@ class RunProcsResult:
     stderrs: dict[int, str] = factory_field(default_factory=dict)
 
     def is_failed(self) -> bool:
-        """Whether any worker failed."""
         return len(self.failures) > 0
 
 

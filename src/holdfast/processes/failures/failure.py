@@ -120,7 +120,6 @@ class ProcessFailure:
             self.recorded_ns = min((stamp + 1) * 1_000_000_000 - 1, self.observed_ns)
 
     def signal_name(self) -> str:
-        """Return the name of the signal that ended the worker, or `<N/A>`."""
         return _signal_name(-self.exitcode) if self.exitcode < 0 else NOT_AVAILABLE
 
     def timestamp_isoformat(self) -> str:
@@ -154,14 +153,12 @@ class ProcessFailure:
         return dead.order < self.order if self.recorded_ns else self.exitcode > 0
 
     def recorded_message(self) -> str:
-        """Return the message in the error file, or "" where there is none."""
         message: Any = self.error_file_data.get("message")
         if isinstance(message, dict):
             message = message.get("message")
         return message if isinstance(message, str) and message != "<NONE>" else ""
 
     def recorded_traceback(self) -> str:
-        """Return the traceback in the error file, or "" where there is none."""
         callstack = _extra_info(self.message).get("py_callstack")
         return callstack.strip("\n") if isinstance(callstack, str) else ""
 
@@ -170,7 +167,6 @@ class ProcessFailure:
         return self.recorded_traceback() or tracebacks.last_traceback(self.stderr_tail)
 
     def ending(self) -> str:
-        """Return in words how the process ended."""
         code = self.exitcode
         if code >= 0:
             inside = _signal_name(code - 128) if code > 128 else NOT_AVAILABLE

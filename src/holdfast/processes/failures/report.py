@@ -79,7 +79,6 @@ class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_failure(cls, rank: int, failure: ProcessFailure) -> FailedWorker:
-        """Take over what `failure` knows."""
         return cls(
             rank=rank,
             local_rank=failure.local_rank,
@@ -126,7 +125,6 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         max_restarts: int,
         log_dir: str,
     ) -> FailureReport:
-        """Make the report on `error` as of now."""
         first, *others = [FailedWorker.from_failure(*item) for item in error.in_order()]
         return cls(
             name=_text(error.name),

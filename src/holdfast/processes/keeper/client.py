@@ -115,7 +115,6 @@ class Keeper:
 
     @classmethod
     def start(cls) -> Keeper:
-        """Return a keeper that runs as a program of its own."""
         prestarted, Keeper._prestarted = Keeper._prestarted, None
         if prestarted is not None and prestarted._owner == os.getpid():  # not a forked copy's
             return prestarted
@@ -162,7 +161,6 @@ class Keeper:
 
     @classmethod
     def discard_prestarted(cls) -> None:
-        """End a keeper that was prestarted and not needed."""
         if cls._prestarted is not None:
             cls._prestarted.close()
             Keeper._prestarted = None
@@ -223,11 +221,9 @@ class Keeper:
         self._send(("adopt", key, pid), [error_fd, go_fd])
 
     def signal(self, key: int, signum: int) -> None:
-        """Signal one worker's leader."""
         self._send(("signal", key, int(signum)))
 
     def kill_tree(self, key: int) -> None:
-        """SIGKILL one worker and all below it."""
         self._send(("kill", key))
 
     def signal_leftovers(self, signum: int) -> None:

@@ -240,7 +240,6 @@ class Keeper:
         return True
 
     def handle_request(self, request: tuple[Any, ...]) -> None:
-        """Act on one request."""
         kind = request[0]
         if kind == "spawn":
             self.spawn(*request[1:])
@@ -263,7 +262,6 @@ class Keeper:
         return [worker for worker in self.workers.values() if worker.key == key]
 
     def spawn(self, key: int, targets: list[int], *how: Any) -> None:
-        """Fork a worker and report it, or why it could not be forked."""
         fds = self.received_fds[: len(targets)]
         del self.received_fds[: len(targets)]
         error_pipe: list[int] = []
@@ -289,7 +287,6 @@ class Keeper:
                 os.close(fd)
 
     def adopt(self, key: int, pid: int) -> None:
-        """Make an orphan a worker and let it begin, or report that it is gone."""
         fds = self.received_fds[:2]
         del self.received_fds[:2]
         try:
@@ -460,7 +457,6 @@ class Keeper:
             send_signal(pid, signal.SIGKILL)
 
     def shut_down(self) -> None:
-        """Kill all that is below and wait until it is gone."""
         poll = select.poll()
         poll.register(self.wake_in, select.POLLIN)
         self.clearing = signal.SIGKILL
@@ -474,7 +470,6 @@ class Keeper:
     # Events.
 
     def send_event(self, *event: Any) -> None:
-        """Send an event, as soon as the agent has room for it."""
         body = marshal.dumps(event)
         self.unsent += len(body).to_bytes(4, "little") + body
         self.send()

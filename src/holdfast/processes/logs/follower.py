@@ -74,7 +74,6 @@ class Inotify:
         return watch
 
     def unwatch(self, watch: int) -> None:
-        """Stop watching. A watch that the kernel dropped already is no fault."""
         self._rm_watch(self.fd, watch)
 
     def changed(self) -> set[int]:
@@ -86,7 +85,6 @@ class Inotify:
         return set(memoryview(records).cast("i")[::_RECORD_WORDS])
 
     def close(self) -> None:
-        """Give the instance back to the kernel."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -143,7 +141,6 @@ class Stream:
 
     @property
     def fd(self) -> int:
-        """The descriptor that is read, or -1 once the stream has ended."""
         return self._fd
 
     @property
@@ -152,7 +149,6 @@ class Stream:
         return self._done.is_set()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the stream has finished; return whether it has."""
         return self._done.wait(timeout_s)
 
     def progress(self) -> int:
@@ -203,12 +199,10 @@ class FileStream(Stream):
         self._stop_at = 0
 
     def begin_finish(self) -> None:
-        """Read on only to the present end of the file, which others may still write."""
         super().begin_finish()
         self._stop_at = os.fstat(self._fd).st_size
 
     def take_turn(self) -> bool:
-        """See `Stream.take_turn`. A file ends only once it is to finish."""
         for _ in range(TURN_BYTES_MAX // CHUNK_BYTES):
             data = os.read(self._fd, CHUNK_BYTES)
             if data:
@@ -224,7 +218,6 @@ class FileStream(Stream):
         return True
 
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
-        """Read the last bytes of the file itself; empty if it is gone."""
         try:
             fd = os.open(self.name, os.O_RDONLY)
         except OSError:
@@ -272,7 +265,6 @@ class PipeStream(Stream):
             _ask_for_room(fd)
 
     def take_turn(self) -> bool:
-        """See `Stream.take_turn`. Once it is to finish, an empty pipe has ended."""
         left = TURN_BYTES_MAX
         while left > 0:
             try:
@@ -299,7 +291,6 @@ class PipeStream(Stream):
         return True
 
     def catch_up(self, limit_s: float) -> bool:
-        """Wait until the follower's thread has read all that was written so far."""
         import fcntl
         import termios
 
@@ -313,13 +304,11 @@ class PipeStream(Stream):
             )
 
     def end(self) -> None:
-        """Hand on the last line and free the descriptor. Harmless when repeated."""
         with self._ring_lock:
             super().end()
             self._has_read.notify_all()
 
     def tail(self, bytes_max: int = TAIL_BYTES_MAX) -> bytes:
-        """Return the last bytes that were read, at most `tail_bytes_max` of them."""
         kept = min(bytes_max, self._tail_bytes_max)
         with self._ring_lock:
             return bytes(self._ring[-kept:]) if kept > 0 else b""
@@ -459,7 +448,6 @@ class LogFollower:
         return stream
 
     def start(self) -> None:
-        """Start the thread, if it does not run yet."""
         with self._lock:
             if self._thread is None and not self._released:
                 self._thread = threading.Thread(target=self._run, name="holdfast-logs", daemon=True)

@@ -100,7 +100,6 @@ class Sink:
 
     @classmethod
     def to_file(cls, path: str) -> Sink:
-        """Return a sink that appends to the file `path`; `close()` closes the file."""
         try:
             fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         except OSError as problem:
@@ -124,7 +123,6 @@ class Sink:
                 self._failed(problem)
 
     def close(self) -> None:
-        """Take no more bytes, and close the file if this sink opened it."""
         with self._lock:
             self.quiet = True
             if self._owned and self._fd >= 0:
@@ -360,7 +358,6 @@ class RawBytes:
         self._to = to
 
     def feed(self, data: bytes) -> None:
-        """Write the next bytes of the stream."""
         if self._to is not None:
             self._to.write(data)
 

@@ -188,7 +188,6 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._run_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """See `LogsSpecs.reify`; also makes one directory for each worker."""
         size = len(envs)
         redirects, tees = to_map(self._redirects, size), to_map(self._tee, size)
         if self._root_log_dir == os.devnull:
@@ -229,7 +228,6 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def is_temporary(self) -> bool:
-        """Whether the root directory is one that we made up ourselves."""
         return self._is_temporary
 
     @property

@@ -107,7 +107,6 @@ class WorkerStdio:
                 self._files.append((rank, which, paths[rank]))
 
     def begin_following(self) -> None:
-        """Follow what was opened so far."""
         for which, filters in self._filters.items():
             if filters:  # The file is there even if no stream that goes through a file matches.
                 self._filtered_sink(which)
@@ -132,7 +131,6 @@ class WorkerStdio:
             self._console_stuck = not self._follower.finish_all()
 
     def close(self) -> None:
-        """Let go of everything."""
         for fd in self._pipes.values():
             os.close(fd)
         self._pipes.clear()

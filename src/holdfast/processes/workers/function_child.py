@@ -49,7 +49,6 @@ class PassedFd:
         self.fd = fd
 
     def detach(self) -> int:
-        """Return the descriptor's number, as `multiprocessing` needs it."""
         return self.fd
 
 

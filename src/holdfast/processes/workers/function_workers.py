@@ -49,13 +49,11 @@ class ReturnedValue:
         return False
 
     def close_read(self) -> None:
-        """Let go of our end."""
         if self.read_fd >= 0:
             os.close(self.read_fd)
             self.read_fd = -1
 
     def close_write(self) -> None:
-        """Let go of the worker's end."""
         if self.write_fd >= 0:
             os.close(self.write_fd)
             self.write_fd = -1
@@ -167,7 +165,6 @@ class MultiprocessContext(PContext):
         return returned
 
     def _run_in_fork(self, rank: int) -> int:
-        """Run one worker's call, in a child of the forked keeper."""
         result_fd = self._returned[rank].write_fd
         return function_child.call_in_fork(
             lambda: function_child.call_and_return(self._callable(), self.args[rank], result_fd)

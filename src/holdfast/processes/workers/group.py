@@ -191,7 +191,6 @@ class PContext(ABC):
         return self.result()
 
     def pids(self) -> dict[int, int]:
-        """Return the process id of each worker by local rank."""
         return dict(self._started)
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = SHUTDOWN_S) -> None:
@@ -281,15 +280,12 @@ class PContext(ABC):
         return [*self.given_up.values(), *self._leftovers]
 
     def running(self) -> set[int]:
-        """Return the local ranks whose leader runs."""
         return set(self._running)
 
     def all_ended(self) -> bool:
-        """Whether every worker has exited, or could not be started."""
         return len(self._exits) == self.nprocs
 
     def first_failure(self) -> WorkerExit | None:
-        """Return the failure that was seen first."""
         failed = [exited for exited in self._exits.values() if exited.failed]
         return min(failed, key=lambda exited: exited.order, default=None)
 
@@ -351,7 +347,6 @@ class PContext(ABC):
             self._watch_zygote()
 
     def _choose_cpus(self) -> None:
-        """Find out what each worker is to be bound to, if that is wanted."""
         if self.numa_options is not None:
             from holdfast.numa.binding import cpus_of_workers
 
@@ -383,7 +378,6 @@ class PContext(ABC):
                 os.close(fd)
 
     def _await_spawned(self) -> None:
-        """Wait until each requested worker was forked, or could not be."""
         warm, ranks = self._warm, set(range(self.nprocs))
         if warm is not None:
             warm.begin()
@@ -560,7 +554,6 @@ class PContext(ABC):
             self._epoll.unregister(fd)
 
     def _block(self, deadline: float | None) -> None:
-        """Wait for anything to happen, or for the deadline."""
         wait_for(deadline, self._epoll.fileno())
 
 

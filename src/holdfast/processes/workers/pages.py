@@ -97,7 +97,6 @@ class WorkerPage:
         return page
 
     def read(self) -> Progress:
-        """Return what the worker has reported so far."""
         words, names = self._read()
         if not words:
             return Progress()
@@ -184,7 +183,6 @@ class WorkerPage:
                 pass  # Then the worker requests looks that are not needed, or its end is near.
 
     def close(self) -> None:
-        """Give the page back; a worker that still writes to it writes for nobody."""
         fd, self._fd = self._fd, -1  # In this order: another thread may be about to read.
         if fd >= 0:
             os.close(fd)
@@ -213,7 +211,6 @@ class WorkerPage:
         return (words, found[NAMES_AT:]) if words[0] == MAGIC else ([], b"")
 
     def _is_in_use(self) -> bool:
-        """Whether the process that has the page lives: it holds a lock for as long."""
         import fcntl
 
         try:
@@ -282,19 +279,16 @@ class WorkerPages:
                 )
 
     def end(self) -> None:
-        """Close the pages of a generation that has ended."""
         for page in self._pages.values():
             page.close()
         self._pages.clear()
         self._look_at = self._settle_at = None
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Return the variables a worker needs to find its page."""
         page = self._pages.get(rank)
         return {PAGE_ENV: page.path} if page is not None else {}
 
     def progress(self, rank: int) -> Progress:
-        """Return what a worker has reported so far."""
         page = self._pages.get(rank)
         return page.read() if page is not None else Progress()
 
@@ -336,7 +330,6 @@ class WorkerPages:
         return late
 
     def close(self) -> None:
-        """Remove everything."""
         if self._folder_fd < 0:
             return
         self.end()

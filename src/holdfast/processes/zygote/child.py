@@ -110,7 +110,6 @@ class Stream:
         self.made = self.settings()
 
     def settings(self) -> dict[str, Any]:
-        """Return what can be chosen for a stream, and be changed afterwards."""
         names = ("encoding", "errors", "line_buffering", "write_through")
         return {name: getattr(self.stream, name, None) for name in names}
 
@@ -172,7 +171,6 @@ class CommandLine:
             pass  # Hidden from us: then it stays as it is.
 
     def show(self, words: Iterable[str]) -> None:
-        """Put other words in their place, as many of them as there is room for."""
         if self.start and self.size:
             line = b"".join(os.fsencode(word) + b"\0" for word in words)[: self.size - 1]
             ctypes.memmove(self.start, line.ljust(self.size, b"\0"), self.size)

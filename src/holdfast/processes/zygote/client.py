@@ -55,7 +55,6 @@ class PythonCommand(Value):
     args: tuple[str, ...]
 
     def words(self) -> list[str]:
-        """Return the command in its usual form."""
         kind = [] if self.kind == "script" else [f"-{self.kind}"]
         return [self.program, *self.flags, *kind, self.what, *self.args]
 
@@ -137,7 +136,6 @@ class RequestedWorker:
             raise
 
     def send_to(self, zygote: Zygote, serial: int) -> None:
-        """Put it into the zygote's next batch; its own ends of the pipes go with it."""
         plain = self.command
         words = (self.argv, plain.kind, plain.what, list(plain.args), self.env, self.cwd)
         self.error_fd, error_out = os.pipe()
@@ -150,7 +148,6 @@ class RequestedWorker:
             os.close(error_out)
 
     def hand_over(self, keeper: Keeper, pid: int) -> None:
-        """Have the keeper take the forked process for this worker."""
         keeper.adopt(self.key, pid, self.error_fd, self.go_fd)
         self.close()
 
@@ -160,7 +157,6 @@ class RequestedWorker:
         self.close()
 
     def close(self) -> None:
-        """Let go of the descriptors."""
         for fd in (*self.fds.values(), self.error_fd, self.go_fd):
             if fd >= 0:
                 os.close(fd)
@@ -228,7 +224,6 @@ class Zygote:
             self.is_lost = self.is_stuck = True
 
     def receive(self) -> list[tuple[Any, ...]]:
-        """Return the events that are there, without waiting for any."""
         self.control.settimeout(0)
         while not self.is_lost:
             try:
@@ -311,7 +306,6 @@ class WarmStart:
         return [pid, *descendants_of(pid)] if pid else []
 
     def close(self) -> None:
-        """Let go of the zygote, which then ends."""
         if self._zygote is not None:
             self._zygote.control.close()
             self._zygote = None
@@ -348,7 +342,6 @@ class WarmStart:
         )
 
     def begin(self) -> None:
-        """Have the next workers forked, if there are any and none is being forked."""
         zygote = self._zygote
         if self._sent or not self._waiting or zygote is None:
             return

@@ -77,7 +77,6 @@ class Worker:
         self.fds = dict(zip(targets, given))  # noqa: B905 (older interpreters; both were counted)
 
     def all_fds(self) -> list[int]:
-        """Return every descriptor that came with it."""
         return [*self.fds.values(), self.error_fd, self.go_fd]
 
 
@@ -152,7 +151,6 @@ class Zygote:
             self.received += data
 
     def take_worker(self, request: tuple[Any, ...]) -> None:
-        """Put a worker into the next batch."""
         count = len(request[2]) + 2
         fds = self.received_fds[:count]
         del self.received_fds[:count]
@@ -163,7 +161,6 @@ class Zygote:
             self.send_event("not_forked", request[1])
 
     def send_event(self, *event: Any) -> None:
-        """Send an event to the agent."""
         body = marshal.dumps(event, MARSHAL_VERSION)
         try:
             self.control.sendall(len(body).to_bytes(4, "little") + body, socket.MSG_NOSIGNAL)
