@@ -77,15 +77,6 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(calls: Calls) -> Non
         assert is_refused(calls(op))
 
 
-def test_get_is_answered_when_the_value_comes(calls: Calls) -> None:
-    assert calls("get", "k", by="you", timeout_s=5) is None
-    calls("set", "other", value=b"x")
-    assert ("you", 1) not in calls.answers
-    calls("set", "k", value=b"v")
-    assert calls.answers["you", 1].value == b"v"
-    assert calls.stores.next_deadline() is None
-
-
 def test_wait_is_answered_when_all_values_are_there(calls: Calls) -> None:
     calls("set", "a")
     assert calls("wait", "a", "b", "c", by="you", timeout_s=5) is None
@@ -93,8 +84,15 @@ def test_wait_is_answered_when_all_values_are_there(calls: Calls) -> None:
     calls("delete", "a")
     calls("compare_set", "c", value=b"x")
     assert ("you", 2) not in calls.answers  # What was there is gone again.
-    calls("set", "a")
+    calls("get", "a", by="gone", timeout_s=5)
+    calls("get", "a", by="her", timeout_s=5)
+    calls.stores.forget_caller("gone")
+    calls.stores.forget_caller("nobody")
+    calls("set", "a", value=b"v")
     assert calls.answers["you", 2].ok
+    assert calls.answers["her", 7].value == b"v"
+    assert ("gone", 6) not in calls.answers
+    assert calls.stores.next_deadline() is None
 
 
 def test_a_wait_ends_at_its_time_and_names_what_is_missing(calls: Calls) -> None:
@@ -117,33 +115,16 @@ def test_a_wait_ends_at_its_time_and_names_what_is_missing(calls: Calls) -> None
     assert now.timed_out
 
 
-def test_scopes_and_jobs_are_apart(calls: Calls) -> None:
-    calls("set", "k", value=b"1", scope="a")
-    calls("set", "k", value=b"2", scope="b")
-    calls("set", "k", value=b"3", scope="a", run_id="other")
-    assert [ok(calls("get", "k", scope=scope)).value for scope in "ab"] == [b"1", b"2"]
-    assert ok(calls("num_keys", scope="c")).amount == 0
-
-
 def test_a_job_that_is_over_takes_its_keys_along(calls: Calls) -> None:
     calls("set", "k")
     calls("get", "never", by="you", timeout_s=5)
     calls("set", "k", run_id="other")
+    assert ok(calls("num_keys", scope="another")).amount == 0
     calls.take(calls.stores.keep_only({"other"}))
     assert is_refused(calls.answers["you", 2])
     assert calls.stores.next_deadline() is None
     assert ok(calls("num_keys")).amount == 0
     assert ok(calls("num_keys", run_id="other")).amount == 1
-
-
-def test_a_caller_who_is_gone_is_forgotten(calls: Calls) -> None:
-    calls("get", "k", by="you", timeout_s=5)
-    calls("get", "k", by="me", timeout_s=5)
-    calls.stores.forget_caller("you")
-    calls.stores.forget_caller("nobody")
-    calls("set", "k")
-    assert ("you", 1) not in calls.answers
-    assert calls.answers["me", 2].ok
 
 
 def test_bytes_are_limited_per_job_and_over_all() -> None:
@@ -236,13 +217,6 @@ def connection() -> Connection:
     return Connection()
 
 
-def test_each_answer_reaches_its_caller(connection: Connection) -> None:
-    first, second = connection.begin(), connection.begin()
-    for number in (2, 1, 1):
-        connection.calls.answered(StoreResult(id=number, ok=True, amount=number))
-    assert (first.result(0).amount, second.result(0).amount) == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("op", "is_repeatable"),
     [("set", True), ("get", True), ("wait", True), ("check", True), ("num_keys", True),
@@ -262,21 +236,19 @@ def test_only_what_changes_nothing_when_repeated_is_sent_again(
             answer.result(0)
 
 
-def test_the_end_fails_all_calls_now_and_later(connection: Connection) -> None:
+def test_answers_reach_their_callers_until_the_end(connection: Connection) -> None:
+    first, second, late = connection.begin(), connection.begin(), connection.begin()
+    connection.calls.forget(late)
+    connection.calls.forget(late)
+    for number in (3, 2, 1, 1):
+        connection.calls.answered(StoreResult(id=number, ok=True, amount=number))
+    assert (first.result(0).amount, second.result(0).amount) == (1, 2)
+    assert not late.done()
     before = connection.begin()
     connection.calls.fail("it is over")
     for answer in (before, connection.begin()):
         with pytest.raises(ConnectionError, match="it is over"):
             answer.result(0)
-
-
-def test_a_call_whose_time_is_over_is_forgotten(connection: Connection) -> None:
-    answer = connection.begin()
-    connection.calls.forget(answer)
-    connection.calls.forget(answer)
-    connection.breaks()
-    connection.is_back()
-    assert len(connection.sent) == 1
 
 
 def test_calls_that_cannot_be_made(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import UsageError
-from holdfast.net.endpoints import format_endpoint, is_ipv6, parse_rendezvous_endpoint
+from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoint
 
 PORT = 29400
 
@@ -50,11 +50,9 @@ def test_what_is_understood(text: str | None, host: str, port: int) -> None:
     ],
 )  # fmt: skip
 def test_what_is_refused_in_one_line(text: str) -> None:
-    with pytest.raises(
-        UsageError, match=r"^--rdzv-endpoint: .*; accepted: host, host:port"
-    ) as told:
+    with pytest.raises(UsageError, match=r"^--rdzv-endpoint: ") as caught:
         parse_rendezvous_endpoint(text, PORT)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @given(st.text(alphabet="abc.:-[]%0123456789 \n", max_size=24))
@@ -66,12 +64,6 @@ def test_any_text_is_an_endpoint_or_refused(text: str) -> None:
     assert host
     assert 0 <= port <= 65535
     assert parse_rendezvous_endpoint(format_endpoint(host, port), PORT) == (host, port)
-
-
-def test_what_is_an_ipv6_address() -> None:
-    assert is_ipv6("::1")
-    assert not is_ipv6("10.0.0.1")
-    assert not is_ipv6("host")
 
 
 @pytest.mark.torch
