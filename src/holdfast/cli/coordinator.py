@@ -4,8 +4,8 @@ Agents need it only where none of them should coordinate: then the job outlives 
 agent's machine but this one's. It starts no workers and keeps nothing on disk; one that is started
 again at the same endpoint learns from the agents where their jobs are.
 
-What it says goes to standard output, one line each; a line that nobody takes is dropped, because
-jobs must not wait for a console.
+Its output is one line per change of a job; a line that cannot be written at once is dropped,
+because jobs must not wait for a console.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ RESOLVE_S = 30.0
 ADDRESSES_SHOWN_MAX = 4
 
 DESCRIPTION = """\
-Coordinate jobs on their own: let agents find each other here, and tell them who
-is in. Agents are started with this endpoint as --rdzv-endpoint and with
---rdzv-conf is_host=0.
+Run a coordinator without an agent. Start the agents of all jobs with this
+endpoint as --rdzv-endpoint, and with --rdzv-conf is_host=0.
 """
 EXAMPLES = """\
 examples:
@@ -44,11 +43,11 @@ examples:
   HOLDFAST_TOKEN_FILE=~/token holdfast coordinator --endpoint head:29400
       for agents on all machines that have the same token
   holdfast coordinator --endpoint localhost:0
-      at any port that is free; the first line says which
+      at any free port; the first line of output names it
   holdfast coordinator --endpoint head --rdzv-conf tls_cert=head.pem,tls_key=head.key
       with TLS; agents get tls_ca
 
-It ends at SIGINT or SIGTERM; agents keep their workers running, and wait for a
+SIGINT or SIGTERM stops it. Agents keep their workers running and wait for a
 coordinator to be back at the endpoint.
 """
 
@@ -66,8 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--endpoint",
         default=DEFAULT_ENDPOINT,
         metavar="HOST[:PORT]",
-        help=f"where to listen; port {DEFAULT_PORT} unless given, 0 for any that is free. Loopback "
-        "names listen on loopback alone, all others on every address of this machine",
+        help=f"where to listen; the default port is {DEFAULT_PORT}, 0 is any free one. Loopback names "
+        "listen on loopback only, all others on every address of this machine",
     )
     parser.add_argument(
         "--rdzv-conf",
@@ -82,7 +81,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=-1,
         metavar="N",
-        help="write the port and a newline to this descriptor, then close it, once agents can come",
+        help="write the port and a newline to this descriptor once agents can connect, then close it",
     )
     parser.add_argument(
         "--story",
@@ -114,7 +113,7 @@ def execute(args: argparse.Namespace) -> None:
     tls = None
     if config.tls_cert or config.tls_key or config.tls_ca:
         tls = TlsFiles(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
-        tls.for_server()  # Files that cannot be used are said before the port is taken.
+        tls.for_server()  # Files that cannot be used are reported before the port is bound.
     raise_descriptor_limit()
     with _story(args.story):
         listener = try_bind(host, port, is_host=True)
@@ -178,17 +177,17 @@ def _serve(
             token=token,
             tls=tls.for_server() if tls is not None else None,
             follows_another=True,
-            on_change=lambda run_id, line: tell(f"job {run_id!r}: {line}"),
+            on_change=lambda run_id, line: _print_line(f"job {run_id!r}: {line}"),
         )
         port = listener.getsockname()[1]
         secured = [name for name, there in (("a token", token), ("TLS", tls)) if there]
-        tell(
+        _print_line(
             f"coordinating at {format_endpoint(host, port)}, with {' and '.join(secured) or 'no token'}"
         )
         _announce(args.ready_fd, port)
-        doubting = loop.create_task(warn_of_name(host, port))  # Name servers take their time.
+        checking = loop.create_task(warn_of_name(host, port))  # Name servers may be slow.
         signum = await stopped
-        doubting.cancel()
+        checking.cancel()
         await server.stop()
         return signum
 
@@ -218,15 +217,14 @@ async def warn_of_name(host: str, port: int) -> None:
         if any(is_local(one) for one in found):
             return
         ips = ", ".join(sorted({one.ip for one in found})[:ADDRESSES_SHOWN_MAX])
-        why = "is no address of this machine" if ips == host else f"is {ips}, not this machine"
+        why = "is not an address of this machine" if ips == host else f"is {ips}, not this machine"
     console.warning(
-        f"--endpoint: {host} {why}; agents must get here by it all the same, as through a load "
-        "balancer"
+        f"--endpoint: {host} {why}; agents must reach this process by it, as through a load balancer"
     )
 
 
-def tell(line: str) -> None:
-    """Print a line, if somebody takes it at once."""
+def _print_line(line: str) -> None:
+    """Print a line, if it can be written at once."""
     import select
 
     try:
@@ -236,7 +234,7 @@ def tell(line: str) -> None:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
-        pass  # No console: nobody is there to be told.
+        pass  # There is no console.
 
 
 def _announce(descriptor: int, port: int) -> None:

@@ -81,14 +81,14 @@ if TYPE_CHECKING:
 
 LOSSES_MAX = 16  # In the mailbox, besides the newest view.
 CLOSE_S = 1.0  # For what is still to be sent at the end.
-OUTAGE_NOTICE_S = 1.0  # Shorter outages are nobody's concern.
+OUTAGE_NOTICE_S = 1.0  # Shorter outages are not reported.
 START_S = 10.0
 DRAIN_S = 5.0
 """How long a coordinator whose job is over waits for nodes to receive that."""
 SLACK_S = 5.0
 REMIND_S = 60.0
-"""How often an agent that never received anything says why. Whoever looks at a job that does not
-begin finds the reason near the end of its output; more often would only fill logs."""
+"""How often an agent that never received anything reports why: the reason should be near the end of
+the output of a job that does not begin, and more often would only fill logs."""
 INCARNATION_BITS = 63
 
 
@@ -96,7 +96,7 @@ class JoinRefused(msgspec.Struct, frozen=True):
     """The other side does not want this node, or is no coordinator; retrying does not help."""
 
     why: str
-    """Without the endpoint, which whoever tells the user adds."""
+    """Without the endpoint, which the caller adds."""
 
 
 News = View | CoordinatorLost | JoinRefused
@@ -430,7 +430,7 @@ class SessionDriver:
         problem = self._transport.problem if self._transport is not None else None
         permanent = problem is not None and problem.permanent
         self._lose_transport()
-        # That a connection was up says little where a node itself may have to lead, as on etcd.
+        # That a connection was up means little where a node itself may have to lead, as on etcd.
         if permanent and not self.session.had_view:
             self._refuse(why)
         else:
@@ -478,7 +478,7 @@ class SessionDriver:
 
 
 def clip_failure(failure: Failure) -> Failure:
-    """Return a failure that the other side takes, however long or odd the worker's words are."""
+    """Return a failure that the other side accepts, however long or odd the worker's message is."""
     host = clip(failure.host, NAME_CHARS_MAX)
     return msgspec.structs.replace(
         failure,
@@ -781,7 +781,7 @@ class CoordinatorConnection(AgentConnection):
             return False
         if listener is None:
             return False
-        console.info(f"nobody coordinates at {self.where} any more: this node does from now on")
+        console.info(f"no coordinator at {self.where} any more: this node coordinates from now on")
         self._serve(listener, follows_another=True)
         return True
 
@@ -811,7 +811,7 @@ def warn_if_open(listener: socket.socket, token: bytes | None, host: str) -> Non
         return
     _warned.set()
     console.warning(
-        f"the coordinator at {format_endpoint(host, port)} has no token: whoever reaches the port "
-        "can join or disturb the job (set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE to the same on "
+        f"the coordinator at {format_endpoint(host, port)} has no token: anybody who reaches the "
+        "port can join or disturb the job (set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE to the same on "
         "all nodes)"
     )

@@ -294,7 +294,7 @@ class CoordinatorConnector:
 
 
 def _is_tls_fault(error: Exception) -> bool:
-    """Whether the two sides did talk, and TLS itself says what is wrong."""
+    """Whether the two sides did talk, and TLS itself has found what is wrong."""
     import ssl
 
     return isinstance(error, ssl.SSLError) and not isinstance(

@@ -300,7 +300,7 @@ def _timed_out(scope: _Scope, call: StoreCall) -> StoreResult:
 PENDING_MAX = 10_000
 REPEATABLE = frozenset({"set", "get", "wait", "check", "num_keys"})
 DEFAULT_TIMEOUT_S = 300.0
-SLACK_S = 1.0  # The coordinator says itself when a wait is over; this is for its answer to arrive.
+SLACK_S = 1.0  # The coordinator ends a wait itself; this is for its answer to arrive.
 
 
 class StoreCalls:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.net import addresses
 from holdfast.net.tls import explain_failure
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
-from holdfast.wire.frames import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, FrameReader
+from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ServerHandshake, refusal
+from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Message, decode, decode_handshake
 from holdfast.wire.sniff import check_client_bytes
 

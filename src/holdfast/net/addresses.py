@@ -1,7 +1,7 @@
 """Addresses: resolved from a host and a port, classified, and connected to.
 
-Names are only ever resolved forwards. Nobody asks who an address belongs to, and nobody guesses
-from a host's own name where it can be reached.
+Names are only ever resolved forwards: an address is not looked up, and a host's own name is not
+taken for where it can be reached.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ async def resolve_async(host: str, port: int) -> list[Address]:
         try:
             loop.call_soon_threadsafe(deliver, found)
         except RuntimeError:
-            pass  # The loop is closed: nobody waits for this any more.
+            pass  # The loop is closed.
 
     _resolve_in_thread(host, port, post)
     return await answer
@@ -113,7 +113,7 @@ def _resolve_in_thread(
 
 
 def names_loopback(host: str) -> bool:
-    """Whether an endpoint says by itself that it is for this host alone.
+    """Whether an endpoint is, by its text alone, for this host only.
 
     A host's own name does not, although `/etc/hosts` often maps it to 127.0.1.1.
     """

@@ -1,10 +1,10 @@
 """An HTTP server for probes, figures and control: one request, one response, then the end.
 
-Whoever connects may be anybody and gets no more of this process than is written here. A request has
+A client may be anybody and gets no more of this process than is written here. A request has
 `HEAD_BYTES_MAX` and the server's limit for its body, and `EXCHANGE_S` to arrive; a response has the
 same time to be taken. When one more client comes than there may be, the oldest that is not being
 answered has to go. One thread does all reading and writing and never waits for a single client, so
-a slow or confused one is nobody else's trouble.
+a slow or confused one does not hold up the others.
 
 `respond` is called in that thread and must not block, unless the server was made with `in_threads`:
 then each call has a thread of its own.
@@ -145,7 +145,7 @@ class HttpServer:
         return int(self._listener.getsockname()[1])
 
     def close(self, finish_s: float = 0.0) -> None:
-        """Accept nobody more, end all exchanges, and free the port; may be called twice.
+        """Stop accepting, end all exchanges, and free the port; may be called twice.
 
         Responses that are under way have `finish_s` to be finished.
         """
@@ -156,7 +156,7 @@ class HttpServer:
         self._wake_up()
         if self._thread is not threading.current_thread():
             self._thread.join(finish_s + STOP_S)
-        if self._thread.is_alive():  # It hangs in `respond`: nobody new gets to it, at least.
+        if self._thread.is_alive():  # It hangs in `respond`: at least it gets no new clients.
             _shut(self._listener, socket.SHUT_RDWR)
 
     def abandon(self) -> None:
@@ -183,7 +183,7 @@ class HttpServer:
             self._wake.close()
 
     def _turn(self) -> bool:
-        """Serve whoever can be served, or wait until someone can be; False at the end."""
+        """Serve every client that is ready, or wait for one; return False at the end."""
         has_newcomers = False
         for descriptor, _ in self._poll.poll(self._timeout_ms()):
             if descriptor == self._wakes.fileno():
@@ -259,7 +259,7 @@ class HttpServer:
     def _read(self, exchange: _Exchange) -> None:
         data = exchange.socket.recv(READ_BYTES)
         if exchange.unsent is not None or exchange.deadline is None:
-            if not data:  # What a client says after its request is dropped.
+            if not data:  # What a client sends after its request is dropped.
                 self._end(exchange)
             return
         received = exchange.received

@@ -1,7 +1,7 @@
 """Listening sockets: where to bind, who may, and who has the port otherwise.
 
 An endpoint is this machine's if all its addresses are, which the kernel knows; nothing is guessed
-from host names. One that says loopback is listened at on loopback alone, so that nobody else can
+from host names. A loopback endpoint is listened at on loopback alone, so that no other machine can
 reach it; any other on every address, because `/etc/hosts` often maps a host's own name to
 127.0.1.1, where no other node would find it.
 
@@ -138,7 +138,7 @@ class ReservedPort:
 def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None:
     """Return a listening socket if this process is to coordinate, else None: be a client.
 
-    `is_host` is what the user said: True coordinates here or raises `EnvironmentProblem`, False
+    `is_host` is the user's setting: True coordinates here or raises `EnvironmentProblem`, False
     never does, None does if the endpoint is this machine's and nobody else here was quicker. This
     may wait for a name server, if that has anything to say about where to listen.
     """
@@ -149,7 +149,7 @@ def try_bind(host: str, port: int, is_host: bool | None) -> socket.socket | None
     try:
         found = addresses.resolve(host, port) if is_host is not False else []
     except OSError:
-        found = []  # A service's name may not be known yet; its host says that it is it.
+        found = []  # A service's name may not be known yet; with `is_host` that does not matter.
     return bind_one_of(host, port, found, is_host)
 
 

@@ -1,8 +1,8 @@
 """A daemon thread that runs an asyncio loop, for code that is not asynchronous.
 
-The one thing to know: it never ends silently. Whatever goes wrong in the loop and was not expected
-is handed to `on_fault` as one line, and the loop goes on. Signals are not its matter: Python
-delivers them to the main thread, and no signal is blocked here.
+It never ends silently: whatever goes wrong in the loop and was not expected is passed to `on_fault`
+as one line, and the loop goes on. Python delivers signals to the main thread, and none is blocked
+here.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ class LoopThread:
 
     @property
     def runs(self) -> bool:
-        """Whether calls are still taken."""
+        """Whether calls are still accepted."""
         return self._thread.is_alive() and not self.loop.is_closed()
 
     def start(self) -> None:
-        """Run the loop."""
         self._thread.start()
 
     def post(self, call: Callable[..., object], *args: Any) -> bool:
-        """Call something in the loop, soon; return false if it has ended."""
+        """Call something in the loop, soon; return False if the loop has ended."""
         try:
             self.loop.call_soon_threadsafe(call, *args)
         except RuntimeError:
@@ -76,7 +75,7 @@ class LoopThread:
                 task.cancel()
             if left:
                 self.loop.run_until_complete(asyncio.wait(left, timeout=STOP_S))
-        except BaseException as error:  # noqa: BLE001 (a thread that dies must say so)
+        except BaseException as error:  # noqa: BLE001 (a thread must not die silently)
             self._on_fault(f"{type(error).__name__}: {error}")
         finally:
             asyncio.set_event_loop(None)

@@ -1,9 +1,9 @@
-"""TLS contexts for both sides, and what went wrong in words that name the setting and the file.
+"""TLS: the contexts of both sides, the files they are made of, and failures in plain words.
 
-The one thing to know: there is no half-hearted TLS. A server with `tls_ca` requires a certificate
-of every client; a client verifies the server's certificate always, against `tls_ca` or, without
-one, against what the machine trusts. Only the check of the host name can be switched off, for
-clusters whose certificates carry no addresses.
+There is no half-hearted TLS. A server with `tls_ca` requires a certificate of every client; a
+client always verifies the server's certificate, against `tls_ca` or, without one, against what the
+machine trusts. Only the check of the host name can be switched off, for clusters whose certificates
+carry no addresses.
 
 `ssl` is imported when it is needed: it costs more than the rest of a start. Nothing here opens a
 connection.
@@ -29,7 +29,7 @@ CHECK_HOSTNAME, SERVER_NAME = "tls_check_hostname", "tls_server_name"
 
 
 def server_context(cert: str, key: str, ca: str | None = None) -> ssl.SSLContext:
-    """Return what a coordinator listens with. With `ca`, clients must show a certificate of it."""
+    """Return the context of a coordinator. With `ca`, clients must show a certificate of it."""
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -49,11 +49,11 @@ def client_context(
     check_hostname: bool = True,
     names: tuple[str, str, str] = NAMES,
 ) -> ssl.SSLContext:
-    """Return what an agent connects with.
+    """Return the context of an agent.
 
-    Connect with `server_hostname` set to `tls_server_name` if the person set one, else to the host
+    Connect with `server_hostname` set to `tls_server_name` if it is set, else to the host
     of the endpoint; with `check_hostname` it must be among the names in the server's certificate.
-    `names` are what the person calls certificate, key and authority.
+    `names` are the settings of certificate, key and authority.
     """
     import ssl
 
@@ -73,7 +73,7 @@ def client_context(
 
 
 def explain_failure(error: Exception) -> str:
-    """Return in words why a TLS handshake failed, and which setting has to do with it."""
+    """Return why a TLS handshake failed, and which setting has to do with it."""
     import ssl
 
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -148,7 +148,7 @@ def _is_certificate(path: str) -> bool:
 
 
 def _check_readable(setting: str, path: str) -> None:
-    """Raise for a file that cannot be read, by name: `ssl` says only that there is none."""
+    """Raise for a file that cannot be read; the errors of `ssl` do not name it."""
     if not path:
         raise UsageError(f"{setting} is empty", hint="name a file in PEM format")
     try:
@@ -163,13 +163,8 @@ def _check_readable(setting: str, path: str) -> None:
         raise EnvironmentProblem(f"{setting}: {path} cannot be read: {error.strerror}") from None
 
 
-# The files that TLS is set up with, for a process that may be both server and client of it.
-#
-# `holdfast.net.tls` makes the contexts; this says which of the files each side needs.
-
-
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """What the person set of `tls_cert`, `tls_key`, `tls_ca` and the like; all are paths."""
+    """The settings `tls_cert`, `tls_key`, `tls_ca` and the like of a process that may be both sides."""
 
     cert: str | None = None
     key: str | None = None
@@ -179,11 +174,11 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def can_serve(self) -> bool:
-        """Whether a coordinator could show a certificate; a client may do without."""
+        """Whether there is a certificate for a coordinator; a client may do without."""
         return self.cert is not None and self.key is not None
 
     def for_server(self) -> ssl.SSLContext:
-        """Return what a coordinator listens with."""
+        """Return the context of a coordinator."""
         if self.cert is None or self.key is None:
             raise UsageError(
                 "a coordinator with TLS needs a certificate of its own",
@@ -192,5 +187,5 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
         return server_context(self.cert, self.key, self.ca)
 
     def for_client(self) -> ssl.SSLContext:
-        """Return what an agent connects with."""
+        """Return the context of an agent."""
         return client_context(self.ca, self.cert, self.key, check_hostname=self.check_hostname)

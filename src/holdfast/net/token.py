@@ -22,7 +22,7 @@ FILE_KEY = "token_file"
 
 
 def load_token(environ: Mapping[str, str], token_file: str | None = None) -> bytes | None:
-    """Return the token, or None if nobody set one.
+    """Return the token, or None if none is set.
 
     The first of these counts: `token_file` (the key of that name in the rendezvous configuration),
     the file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. One that is set but cannot be used

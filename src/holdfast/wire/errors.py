@@ -2,20 +2,20 @@
 
 ::
 
-    WireError                 one line for a person
+    WireError                 one line for the user
     ├── FrameTooLarge         a frame is announced that is longer than allowed
-    ├── EmptyFrame            a frame of no bytes: nothing of ours sends one
-    ├── BadMessage            the body of a frame is no message, or has absurd values in it
+    ├── EmptyFrame            a frame without a body: Holdfast sends none
+    ├── BadMessage            the body of a frame is not a message, or has absurd values in it
     ├── NotOurProtocol        the other side speaks something else: TLS, HTTP, ...
-    └── HandshakeRefused      one side does not want the other: token, version, ...
+    └── HandshakeRefused      one side does not accept the other: token, version, ...
 
-They are the peer's fault, or come of two sides that were set up differently; whoever owns the
+They are the peer's fault, or come of two sides that are configured differently. The owner of the
 connection closes it and decides whom to tell. None of them ever holds a token.
 """
 
 from __future__ import annotations
 
-# What an error quotes of the other side's words. It may be hostile: the text goes to a console.
+# How much an error quotes of what the other side sent, which may be hostile.
 QUOTE_CHARS_MAX = 200
 
 
@@ -33,7 +33,7 @@ class FrameTooLarge(WireError):
 
 
 class EmptyFrame(WireError):
-    """A frame says that its body has no bytes."""
+    """A frame announces a body of no bytes."""
 
     def __init__(self) -> None:
         super().__init__("a frame without a body")
@@ -44,7 +44,7 @@ class BadMessage(WireError):
 
 
 class NotOurProtocol(WireError):
-    """The first bytes are not Holdfast's. `why` says what they look like and what to do."""
+    """The first bytes are not Holdfast's. `why` names what they look like and what to do."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -55,7 +55,7 @@ class HandshakeRefused(WireError):
     """The two sides do not fit together.
 
     `permanent` is false where trying again may help. `reply` is what the owner of the connection
-    sends, if it can, before it closes: the other side can then tell its person the reason too.
+    sends, if it can, before it closes: the other side's user then learns the reason too.
     """
 
     def __init__(self, why: str, *, permanent: bool = True, reply: bytes = b"") -> None:
@@ -66,7 +66,7 @@ class HandshakeRefused(WireError):
 
 
 def quoted(text: str, chars_max: int = QUOTE_CHARS_MAX) -> str:
-    """Return the other side's words as one printable line that is no longer than `chars_max`."""
+    """Return the other side's text as one printable line that is no longer than `chars_max`."""
     line = text[: chars_max + 1]
     if not line.isprintable():
         line = "".join(one if one.isprintable() else "?" for one in line)

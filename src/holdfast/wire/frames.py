@@ -1,10 +1,8 @@
-"""Frames: four bytes that say how long the body is (big-endian), then the body.
+"""Frames: four bytes with the length of the body (big-endian), then the body.
 
-The one thing to know: a `FrameReader` takes bytes however the network cut them and works in
-linear time, whatever the cuts. It holds at most one unfinished frame, and an announced length is
-judged before anything of the body is waited for.
-
-It does not read sockets and does not look into bodies; `holdfast.wire.messages` does the latter.
+A `FrameReader` takes bytes however the network cut them and works in linear time, whatever the
+cuts. It holds at most one unfinished frame, and an announced length is checked before anything of
+the body is waited for. It reads no sockets and looks into no bodies.
 """
 
 from __future__ import annotations
@@ -12,21 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.wire.errors import EmptyFrame, FrameTooLarge, WireError
-from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
+from holdfast.wire.limits import FRAME_BYTES_MAX
 from holdfast.wire.messages import encode
 
 if TYPE_CHECKING:
     from holdfast.wire.messages import Message
-
-__all__ = [
-    "FRAME_BYTES_MAX",
-    "HANDSHAKE_FRAME_BYTES_MAX",
-    "HEADER_BYTES",
-    "EmptyFrame",
-    "FrameReader",
-    "FrameTooLarge",
-    "encode_frame",
-]
 
 HEADER_BYTES = 4
 

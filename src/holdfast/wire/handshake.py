@@ -1,4 +1,4 @@
-"""How two sides of a new connection find out that they fit together, before anything else is said.
+"""The handshake: two sides of a new connection find out whether they fit together.
 
 ::
 
@@ -8,10 +8,10 @@
       Proof(proof)                           ->
                                              <-     Welcome(version)  or  Refused(why)
 
-The one thing to know: a side that has a token goes on only with a side that proved to have the
-same; a side without one goes on only with a side without one. There is no "if possible", or
-anybody in between could take the proof away. Either side may have nothing to send but a `Goodbye`
-or a `Refusal` with its reason; the error that is raised carries it (`HandshakeRefused.reply`).
+A side that has a token goes on only with a side that proved to have the same; a side without one
+goes on only with a side without one. There is no "if possible", or anybody in between could take
+the proof away. Either side may end it with a `Goodbye` or a `Refusal` that carries the reason; the
+error that is raised has it as `HandshakeRefused.reply`.
 
 Neither machine reads, writes or waits: the owner of the connection decodes each frame (by
 `messages.decode_handshake`, from a reader of `HANDSHAKE_FRAME_BYTES_MAX`), calls `receive`, sends
@@ -55,7 +55,7 @@ OUR_VERSIONS: Versions = (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
 
 
 def draw_nonce() -> bytes:
-    """Return bytes that nobody has seen or can guess."""
+    """Return bytes that cannot be guessed."""
     return os.urandom(NONCE_BYTES)
 
 
@@ -65,8 +65,6 @@ def refusal(why: str, *, permanent: bool = True) -> bytes:
 
 
 class _Handshake:
-    """What both sides have."""
-
     def __init__(
         self,
         token: bytes | None,
@@ -84,12 +82,12 @@ class _Handshake:
 
     @property
     def done(self) -> bool:
-        """Whether the other side is accepted, and has accepted us."""
+        """Whether each side has accepted the other."""
         return self._done
 
     @property
     def version(self) -> int:
-        """The version both sides speak from now on."""
+        """The version that both sides speak from now on."""
         if not self._done:
             raise InternalError("asked for the version before the handshake was done")
         return self._version
@@ -128,7 +126,7 @@ class ClientHandshake(_Handshake):
             case Welcome(version=version) if self._challenged and version == self._version:
                 self._done = True
                 return b""
-        raise BadMessage(f"a {type(message).__name__} is out of place in the handshake")
+        raise BadMessage(f"unexpected {type(message).__name__} in the handshake")
 
     def _answer(self, challenge: Challenge) -> bytes:
         low, high = self._versions
@@ -194,11 +192,11 @@ class ServerHandshake(_Handshake):
                 return self._challenge(message)
             case Proof() if self._hello is not None:
                 return self._welcome(self._hello, message)
-        raise BadMessage(f"a {type(message).__name__} is out of place in the handshake")
+        raise BadMessage(f"unexpected {type(message).__name__} in the handshake")
 
     def _challenge(self, hello: Hello) -> bytes:
         if hello.magic != MAGIC:
-            raise NotOurProtocol(f"the first message says {quoted(hello.magic)!r}, not {MAGIC!r}")
+            raise NotOurProtocol(f"the first message has {quoted(hello.magic)!r}, not {MAGIC!r}")
         offered = (hello.version_min, hello.version_max)
         version = min(hello.version_max, self._versions[1])
         if version < max(hello.version_min, self._versions[0]):
@@ -263,8 +261,8 @@ def prove(
     An HMAC-SHA256 over what both sides sent so far, keyed by the token, with a label for the side
     that makes it; so the proof of one side, sent back to it, proves nothing.
 
-    `offered` is the range of versions the client spoke of: nobody in between can make two sides
-    settle on an older version than they would have.
+    `offered` is the client's range of versions: nobody in between can make two sides settle on an
+    older version than they would have.
     """
     import hashlib
     import hmac
@@ -277,7 +275,7 @@ def prove(
 
 
 def same(proof: bytes, expected: bytes) -> bool:
-    """Compare in a time that tells nothing of where the two differ."""
+    """Compare in a time that does not depend on where the two differ."""
     import hmac
 
     return hmac.compare_digest(proof, expected)

@@ -1,10 +1,8 @@
-"""What the other side speaks when it does not speak our protocol, and what a person does about it.
+"""What the other side speaks if it is not Holdfast's protocol, and what to do about it.
 
-The one thing to know: the first frame is short (`HANDSHAKE_FRAME_BYTES_MAX`), so a connection of
-ours begins with two zero bytes. Whatever begins otherwise is not ours, and the few things that do
-turn up at a wrong port in practice are told by name: TLS, HTTP, torch's store, SSH.
-
-It only looks at the first bytes of a connection. A `Hello` that is not one is for the handshake.
+The first frame is short (`HANDSHAKE_FRAME_BYTES_MAX`), so a connection of ours begins with two zero
+bytes. Whatever begins otherwise is not ours, and the few things that do turn up at a wrong port in
+practice are named: TLS, HTTP, torch's store, SSH.
 """
 
 from __future__ import annotations
