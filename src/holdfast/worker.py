@@ -1,4 +1,4 @@
-"""What a training script may tell its agent, and learn from it: heartbeats, progress, sections.
+"""What a training script can report to its agent, and learn from it: heartbeats, progress, sections.
 
     from holdfast import worker
 
@@ -7,14 +7,14 @@
             ...
         worker.progress(step)
 
-It needs nothing but the standard library, and outside Holdfast every call does nothing. A call is a
-few stores into a page of memory that the agent reads: no system call, no lock, well below a
-microsecond. Each store is one aligned word, so the agent understands the page whenever it looks,
-also that of a worker which was killed between two of them.
+It needs only the standard library, and outside Holdfast every call does nothing. A call is a few
+stores into a page of memory that the agent reads: no system call, no lock, well below a microsecond.
+Each store is one aligned word, so the agent can read the page at any time, also that of a worker
+that was killed between two of them.
 
-The page belongs to the process that makes the first call, for as long as that lives. Its threads
-all count as it. Its children (forked or not) may make the same calls, and they do nothing: a data
-loader that lives does not show that the training goes on.
+The page belongs to the process that makes the first call, as long as that lives. All its threads
+share it. Its children (forked or not) may make the same calls, which do nothing: a data loader that
+is alive does not show that the training is.
 
 This module imports nothing else of Holdfast; `processes/workers/pages.py` is the agent's side.
 """
@@ -37,19 +37,19 @@ PAGE_ENV = "HOLDFAST_WORKER_PAGE"
 PREVIOUS_WORLD_SIZE_ENV = "HOLDFAST_PREVIOUS_WORLD_SIZE"
 LAST_END_ENV = "HOLDFAST_LAST_END"
 NOTICE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-NOTICE_NAME = "notice"  # The agent's pipe, next to the pages: a byte asks it to look.
+NOTICE_NAME = "notice"  # The agent's pipe, next to the pages: a byte wakes it up.
 
 # The layout of a page: words of 8 bytes, signed, in the order of bytes of the machine. The last
 # byte of the first word is the version of the layout.
 PAGE_BYTES = 4096
 MAGIC = int.from_bytes(b"\x01hldfst\x01", "big")
-LOOK_AT = 1  # The agent's: when it will look at this page again, or NEVER.
+LOOK_AT = 1  # Written by the agent: when it will read this page again, or NEVER.
 PID = 2
 HEARTBEAT = 3  # Times are nanoseconds of the monotonic clock, 0 for not yet.
 STEP = 4
 STEP_AT = 5
 UNWATCHED = 6  # How many sections found no slot.
-ASKED = 7  # The deadline for whose sake the agent was last asked to look.
+ASKED = 7  # The deadline for which the agent was last woken.
 SLOTS = 32
 DEADLINES = 8  # One word for each slot: 0 for none, NEVER for a section without a timeout.
 ENTERED = DEADLINES + SLOTS
@@ -59,34 +59,34 @@ NEVER = (1 << 63) - 1
 NO_STEP = -1
 NO_SLOT = -1
 
-TIMEOUT_S_MAX = 1e9  # A timeout that is longer comes to this, which is 31 years.
-NAMES_MAX = 256  # How many names of sections are kept at hand.
+TIMEOUT_S_MAX = 1e9  # Longer timeouts are cut to this, which is 31 years.
+NAMES_MAX = 256  # How many encoded names of sections are cached.
 CLAIM_TRIES_MAX = 3
 CLAIM_AGAIN_S = 0.001
 
 
 def heartbeat() -> None:
-    """Say that this worker lives."""
+    """Report that this worker is alive."""
     _words[HEARTBEAT] = monotonic_ns()
 
 
 def progress(step: int) -> None:
-    """Say that a step was done; the number may be any, and need not grow."""
+    """Report a finished step; the number may be any, and need not grow."""
     _words[STEP] = step
     _words[STEP_AT] = monotonic_ns()
 
 
 def info() -> Info:
-    """Return who this worker is, and how its generation came about."""
+    """Return which worker this is, and why its generation was started."""
     return Info()
 
 
 class Section:
-    """A block that this worker is in; with a timeout (seconds), it is ended if it stays.
+    """A block of code; with a timeout (seconds), the worker is ended if it stays in it longer.
 
-    Blocks may be nested, and be entered by several threads at once: each has its own time. Up to 32
-    at a time are watched. Of a name, 64 bytes are kept. One object may be entered as often as one
-    likes, also before it was left; to make it once and enter it often saves most of what it costs.
+    Blocks may be nested, and entered by several threads at once: each has its own time. Up to 32 are
+    watched at the same time. 64 bytes of a name are kept. One object may be entered any number of
+    times, also recursively; creating it once and entering it often saves most of its cost.
     """
 
     __slots__ = ("_entries", "_name", "_timeout_ns")
@@ -99,7 +99,7 @@ class Section:
             self._timeout_ns = int(TIMEOUT_S_MAX * 1e9)
         else:
             self._timeout_ns = int(timeout * 1e9)
-        # By thread, what it entered last; each knows the one before it.
+        # By thread, its last entry; each refers to the one before it.
         self._entries: dict[int, _Entry] = {}
 
     def __enter__(self) -> None:
@@ -119,18 +119,18 @@ class Section:
         deadline = self._timeout_ns
         if deadline != NEVER:
             deadline += now
-        # This store makes the section known, so it is the last of them.
+        # This store publishes the section, so it is the last one.
         words[DEADLINES + slot] = deadline
         if deadline < words[LOOK_AT]:
             words[ASKED] = deadline
-            page.ask_to_look()
+            page.wake_agent()
 
     def __exit__(self, _kind: object, _error: object, _traceback: object) -> None:
         thread, entries = get_ident(), self._entries
         entry = entries.pop(thread, None)
         if entry is None:
             try:
-                thread, entry = entries.popitem()  # Another thread has entered it.
+                thread, entry = entries.popitem()  # Another thread entered it.
             except KeyError:
                 return
         page, slot, before = entry
@@ -145,7 +145,7 @@ section = Section
 
 
 class Info:
-    """Who a worker is. Outside Holdfast it is alone: rank 0 of 1, generation 0."""
+    """Which worker this is. Outside Holdfast it is alone: rank 0 of 1, generation 0."""
 
     __slots__ = (
         "generation", "group_rank", "last_end", "local_rank", "local_world_size",
@@ -155,7 +155,7 @@ class Info:
     def __init__(self) -> None:
         given = os.environ.get
         self.supervised = "HOLDFAST_GENERATION" in os.environ
-        """Whether Holdfast has started this worker."""
+        """Whether Holdfast started this worker."""
         self.run_id = given("TORCHELASTIC_RUN_ID", "")
         self.rank = _number("RANK", 0)
         self.world_size = _number("WORLD_SIZE", 1)
@@ -163,14 +163,14 @@ class Info:
         self.local_world_size = _number("LOCAL_WORLD_SIZE", 1)
         self.group_rank = _number("GROUP_RANK", 0)
         self.generation = _number("HOLDFAST_GENERATION", 0)
-        """How often the job's workers were started before, for whatever reason."""
+        """How often the job's workers were started before, for any reason."""
         self.restart_count = _number("TORCHELASTIC_RESTART_COUNT", 0)
         """How many of these were restarts after a failure."""
         previous = _number(PREVIOUS_WORLD_SIZE_ENV, 0)
         self.previous_world_size: int | None = previous or None
-        """The world size of the generation before, None if this agent knows of none."""
+        """The world size of the previous generation, None if this agent does not know it."""
         self.last_end = given(LAST_END_ENV, "")
-        """Why the generation before ended, in words; nothing in the first."""
+        """Why the previous generation ended, as text; empty in the first."""
 
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.__slots__)
@@ -181,7 +181,7 @@ _names: dict[str, bytes] = {}
 
 
 def _encoded(name: str) -> bytes:
-    """Return a name as it is written, and keep it: mostly there are few."""
+    """Return an encoded name, and cache it: there are usually few."""
     if len(_names) >= NAMES_MAX:
         _names.clear()
     encoded = name.encode(errors="replace")[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
@@ -200,7 +200,7 @@ def _number(name: str, default: int) -> int:
 
 
 class _Page:
-    """The memory that calls write to: the agent's page, or some of our own that nobody reads."""
+    """The memory that calls write to: the agent's page, or private memory that nobody reads."""
 
     __slots__ = ("folder", "free", "memory", "names", "notice", "words")
 
@@ -211,38 +211,40 @@ class _Page:
         starts = [NAMES_AT + slot * NAME_BYTES for slot in range(SLOTS)]
         self.names = [slice(start, start + NAME_BYTES) for start in starts]
         self.folder = folder
-        self.notice: tuple[int, int, int] | None = None  # A descriptor, and what it is one of.
+        self.notice: tuple[int, int, int] | None = (
+            None  # A descriptor, and the identity of its file.
+        )
 
-    def ask_to_look(self) -> None:
-        """Have the agent look at once: this is earlier than it would.
+    def wake_agent(self) -> None:
+        """Make the agent read the page now, earlier than it would.
 
-        The pipe is opened anew, since a program may have closed what it does not know. Opened for
-        reading too, it cannot break. Where its folder was removed, the one kept from the first time
-        is what is left of it.
+        The pipe is opened each time, since a program may have closed descriptors it does not know.
+        Opened for reading too, it cannot break. If its folder was removed, the descriptor of the
+        first time is used.
         """
         try:
             fd = os.open(os.path.join(self.folder, NOTICE_NAME), NOTICE_FLAGS)
         except OSError:
             fd = self._kept()
         if fd < 0:
-            return  # There is no agent any more, and soon no worker.
+            return  # The agent is gone, and soon the worker.
         try:
             os.write(fd, b"\0")
         except OSError:
-            pass  # It is full: the agent has not looked yet.
+            pass  # It is full: the agent will read it anyway.
         if self.notice is None:
             self.notice = _identified(fd)
         elif fd != self.notice[0]:
             os.close(fd)
 
     def drop_notice(self) -> None:
-        """Close what is kept of the pipe."""
+        """Close the descriptor of the pipe."""
         fd, self.notice = self._kept(), None
         if fd >= 0:
             os.close(fd)
 
     def _kept(self) -> int:
-        """Return the descriptor that is kept, unless it is somebody else's file by now."""
+        """Return the kept descriptor, unless it is another file by now."""
         try:
             if self.notice is not None and _identified(self.notice[0]) == self.notice:
                 return self.notice[0]
@@ -257,7 +259,7 @@ def _identified(fd: int) -> tuple[int, int, int]:
 
 
 class _Unattached:
-    """Stands for the words of a page before the first call."""
+    """Stands in for the words of a page until the first call."""
 
     __slots__ = ()
 
@@ -277,7 +279,7 @@ def _attach() -> _Page:
             try:
                 _page = _claim()
             except (OSError, ValueError):
-                pass  # There is none, or none that we understand.
+                pass  # There is no page, or not one of ours.
             if _page is None:
                 _page = _Page(bytearray(PAGE_BYTES))
             _words = _page.words
@@ -285,7 +287,7 @@ def _attach() -> _Page:
 
 
 def _claim() -> _Page | None:
-    """Return the agent's page, None if there is none or it is another process's."""
+    """Return the agent's page; None if there is none or another process has it."""
     path = os.environ.get(PAGE_ENV)
     if not path:
         return None
@@ -297,13 +299,13 @@ def _claim() -> _Page | None:
             return None
         page = _Page(mmap.mmap(fd, PAGE_BYTES), os.path.dirname(path))
     finally:
-        os.close(fd)  # The mapping has one of its own, and the lock with it.
+        os.close(fd)  # The mapping keeps its own, and the lock with it.
     if page.words[0] != MAGIC:
         return None
-    for slot in range(SLOTS):  # Of a process that had the page before and has died.
+    for slot in range(SLOTS):  # Of a process that had the page before and died.
         page.words[DEADLINES + slot] = 0
     page.words[PID] = os.getpid()
-    page.ask_to_look()  # That this worker has come so far is worth knowing.
+    page.wake_agent()  # So that the agent notices the first call.
     return page
 
 
@@ -315,7 +317,7 @@ def _lock_file(fd: int) -> bool:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            # The agent tries the lock for a moment to see whether anybody has it.
+            # The agent takes the lock for a moment to see whether anybody holds it.
             if tries < CLAIM_TRIES_MAX - 1:
                 time.sleep(CLAIM_AGAIN_S)
         else:
@@ -323,8 +325,8 @@ def _lock_file(fd: int) -> bool:
     return False
 
 
-def _begin_anew_after_fork() -> None:
-    """Leave the page to the parent; sections that were entered before count for it alone."""
+def _reset_after_fork() -> None:
+    """Leave the page to the parent, with the sections that were entered before."""
     global _lock, _page, _words  # noqa: PLW0603 (one page for the process)
     _lock = allocate_lock()
     _words = _Unattached()
@@ -335,4 +337,4 @@ def _begin_anew_after_fork() -> None:
         _page = None
 
 
-os.register_at_fork(after_in_child=_begin_anew_after_fork)
+os.register_at_fork(after_in_child=_reset_after_fork)

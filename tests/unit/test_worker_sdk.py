@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def first_call(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let every test make the first call of a process."""
     monkeypatch.delenv(worker.PAGE_ENV, raising=False)
-    worker._begin_anew_after_fork()
+    worker._reset_after_fork()
     yield
-    worker._begin_anew_after_fork()
+    worker._reset_after_fork()
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPage
     made = WorkerPage.create(str(tmp_path), 0)
     monkeypatch.setenv(worker.PAGE_ENV, made.path)
     yield made
-    worker._begin_anew_after_fork()
+    worker._reset_after_fork()
     made.close()
 
 
@@ -72,11 +72,6 @@ def test_a_step_that_is_no_number_is_refused(page: WorkerPage, bad: object) -> N
     assert page.read().step is None
 
 
-def test_it_is_refused_without_an_agent_too() -> None:
-    with pytest.raises(TypeError):
-        worker.progress("7")  # type: ignore[arg-type]
-
-
 def test_sections_are_seen_while_they_last_the_outermost_first(page: WorkerPage) -> None:
     before = time.monotonic_ns()
     with worker.section("epoch"), worker.section("step ä", timeout=60):
@@ -86,38 +81,6 @@ def test_sections_are_seen_while_they_last_the_outermost_first(page: WorkerPage)
         assert before <= outer.entered_ns <= inner.entered_ns <= time.monotonic_ns()
         assert inner.deadline_ns == inner.entered_ns + 60_000_000_000
     assert page.read().sections == ()
-
-
-def test_a_section_that_fails_is_left(page: WorkerPage) -> None:
-    with pytest.raises(ZeroDivisionError), worker.section("bad", timeout=60):
-        raise ZeroDivisionError
-    assert page.read().sections == ()
-
-
-def test_sections_may_be_left_in_any_order_and_entered_again(page: WorkerPage) -> None:
-    first, second = worker.section("first", timeout=60), worker.section("second")
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert [one.name for one in page.read().sections] == ["second"]
-    with first:
-        assert [one.name for one in page.read().sections] == ["second", "first"]
-    second.__exit__(None, None, None)
-    assert page.read().sections == ()
-
-
-def test_a_section_may_be_entered_again_before_it_is_left(page: WorkerPage) -> None:
-    section = worker.section("step", timeout=60)
-    with section:
-        [outer] = page.read().sections
-        with section:
-            first, second = page.read().sections
-            assert first == outer
-            assert second.entered_ns >= first.entered_ns
-        assert page.read().sections == (outer,)
-    assert page.read().sections == ()
-    section.__exit__(None, None, None)  # Once too often.
-    assert sorted(worker._attach().free) == [*range(worker.SLOTS)]
 
 
 def test_one_section_may_be_entered_by_threads_that_leave_it_in_any_order(
@@ -146,15 +109,6 @@ def test_one_section_may_be_entered_by_threads_that_leave_it_in_any_order(
     assert page.read().sections == ()
     assert ours.entered_ns <= theirs.entered_ns <= again.entered_ns
     assert sorted(worker._attach().free) == [*range(worker.SLOTS)]
-
-
-def test_a_section_may_be_left_by_another_thread(page: WorkerPage) -> None:
-    section = worker.section("io", timeout=60)
-    section.__enter__()
-    thread = threading.Thread(target=section.__exit__, args=(None, None, None))
-    thread.start()
-    thread.join()
-    assert page.read().sections == ()
 
 
 def test_a_section_that_found_no_room_leaves_the_others_alone(page: WorkerPage) -> None:
@@ -193,30 +147,6 @@ def test_more_sections_than_there_is_room_for_are_counted(page: WorkerPage) -> N
     assert page.read().sections == ()
 
 
-def test_threads_have_sections_of_their_own(page: WorkerPage) -> None:
-    barrier = threading.Barrier(9)
-
-    def enter(number: int) -> None:
-        with worker.section(f"thread {number}", timeout=60):
-            barrier.wait()
-            barrier.wait()
-        for step in range(200):
-            with worker.section(f"thread {number}", timeout=60):
-                worker.progress(step)
-
-    threads = [threading.Thread(target=enter, args=(number,)) for number in range(8)]
-    for one in threads:
-        one.start()
-    barrier.wait()
-    names = {one.name for one in page.read().sections}
-    barrier.wait()
-    for one in threads:
-        one.join()
-    assert names == {f"thread {number}" for number in range(8)}
-    assert (page.read().sections, page.read().unwatched) == ((), 0)
-    assert sorted(worker._attach().free) == [*range(worker.SLOTS)]
-
-
 # Whom it counts.
 
 
@@ -238,20 +168,6 @@ def test_a_forked_child_counts_for_nothing(page: WorkerPage) -> None:
         assert page.read() == before
 
 
-def test_leaving_the_parents_section_in_a_child_changes_nothing(page: WorkerPage) -> None:
-    section = worker.section("of the parent", timeout=60)
-    with section:
-        child = os.fork()
-        if child == 0:
-            section.__exit__(None, None, None)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
-        assert [one.name for one in page.read().sections] == ["of the parent"]
-        # The lock is still the parent's: another process of the job gets no page.
-        run("from holdfast import worker; worker.progress(99)")
-        assert page.read().step is None
-
-
 def test_the_page_is_for_one_process_at_a_time(page: WorkerPage) -> None:
     tell = "import os; from holdfast import worker; worker.progress({}); print(os.getpid())"
     first = int(run(tell.format(1)))
@@ -261,18 +177,6 @@ def test_the_page_is_for_one_process_at_a_time(page: WorkerPage) -> None:
     worker.progress(3)
     run(tell.format(4))
     assert (page.read().pid, page.read().step) == (os.getpid(), 3)
-
-
-def test_importing_it_claims_nothing(page: WorkerPage) -> None:
-    importing = "from holdfast import worker; worker.info(); print(flush=True); input()"
-    with subprocess.Popen(
-        [sys.executable, "-c", importing], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as importer:
-        assert importer.stdout is not None
-        importer.stdout.readline()
-        run("from holdfast import worker; worker.progress(1)")
-        importer.communicate(b"\n")
-    assert page.read().step == 1
 
 
 class CountedLock:
@@ -356,7 +260,7 @@ def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPag
     made.begin([0])
     monkeypatch.setenv(worker.PAGE_ENV, made.environment(0)[worker.PAGE_ENV])
     yield made
-    worker._begin_anew_after_fork()
+    worker._reset_after_fork()
     made.close()
 
 
@@ -427,14 +331,6 @@ def test_a_forked_child_keeps_nothing_of_the_page_open(pages: WorkerPages) -> No
 # What it learns.
 
 
-def test_alone_it_is_rank_0_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "HOLDFAST_GENERATION", "TORCHELASTIC_RUN_ID"):
-        monkeypatch.delenv(name, raising=False)
-    found = worker.info()
-    assert (found.rank, found.world_size, found.local_rank, found.generation) == (0, 1, 0, 0)
-    assert (found.supervised, found.previous_world_size, found.last_end) == (False, None, "")
-
-
 def test_it_learns_who_it_is_and_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
@@ -450,9 +346,3 @@ def test_it_learns_who_it_is_and_what_came_before(monkeypatch: pytest.MonkeyPatc
         "local_world_size=4, previous_world_size=12, rank=5, restart_count=2, run_id='bert', "
         "supervised=True, world_size=8)"
     )
-
-
-def test_a_variable_that_is_no_number_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RANK", "first")
-    monkeypatch.setenv(worker.PREVIOUS_WORLD_SIZE_ENV, "")
-    assert (worker.info().rank, worker.info().previous_world_size) == (0, None)
