@@ -250,7 +250,7 @@ class CoordinatedJob:
         if not refused:
             return None
         assert view is not None
-        return RendezvousConnectionError(self._handler.describe_refusal(view.why))
+        return RendezvousConnectionError(self._handler.describe_refusal(view.why, view.refusal))
 
     @property
     def last_reason(self) -> str:

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from holdfast.store.interface import RoundStore
 
 DEFAULT_PORT = 29400
-REPLACED = "another agent took the place of"  # So a refusal begins that `core.rounds` words.
 
 
 def create_coordinator_handler(params: RendezvousParameters) -> CoordinatorHandler:
@@ -59,21 +58,16 @@ class CoordinatorHandler(PolledHandler):
             join_timeout_s=conf.join_timeout,
             worker_store=conf.worker_store,
         )
+        if conf.node_id:
+            self.given_id = f"node_id={conf.node_id}"
+        elif fixed_rank >= 0:
+            self.given_id = f"--node-rank {fixed_rank}"
         self._address()  # What cannot be an endpoint is refused now.
 
     @property
     def endpoint(self) -> str:
         """The coordinator's endpoint as text."""
         return self._connection.where if self._connection else format_endpoint(*self._address())
-
-    def describe_refusal(self, why: str) -> str:
-        """Return that this node cannot be in the job, and why, in one line."""
-        given = f"node_id={self._config.node_id}" if self._config.node_id else ""
-        if not given and self._fixed_rank >= 0:
-            given = f"--node-rank {self._fixed_rank}"
-        if given and why.startswith(REPLACED):
-            why = f"{why}; was one more started with {given}?"
-        return f"{self.endpoint}: {why}"
 
     def _make_connection(
         self, *, role: str, local_world_size: int, max_restarts: int, ports: tuple[int, ...]

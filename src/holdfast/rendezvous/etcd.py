@@ -57,7 +57,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.core.etcd.calls import Change, Problem
-    from holdfast.core.protocol import Ack, Heartbeat, JobSettings, NodeInfo, Status, View
+    from holdfast.core.protocol import (
+        Ack,
+        Heartbeat,
+        JobSettings,
+        NodeInfo,
+        RefusalReason,
+        Status,
+        View,
+    )
     from holdfast.etcd.async_client import AsyncEtcdClient, WatchHandle
     from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.config import RendezvousParameters
@@ -501,9 +509,9 @@ class EtcdHandler(CoordinatorHandler):
         """The endpoints of etcd, as text."""
         return self._etcd.where
 
-    def describe_refusal(self, why: str) -> str:
+    def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
         """Return why this node cannot be in the job, in one line."""
-        return f"etcd at {self.endpoint}: {why}"
+        return f"etcd at {super().describe_refusal(why, reason)}"
 
     @property
     def lease_s(self) -> float:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.coordinated_supervision import CoordinatorLost
-    from holdfast.core.protocol import View
+    from holdfast.core.protocol import RefusalReason, View
     from holdfast.store.interface import RoundStore
 
 
@@ -199,5 +199,5 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
         """Return in one line what cannot be reached, since when and why."""
 
     @abstractmethod
-    def describe_refusal(self, why: str) -> str:
+    def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
         """Return in one line that this node cannot be in the job, and why."""

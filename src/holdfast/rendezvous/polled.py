@@ -19,7 +19,7 @@ from abc import abstractmethod
 from holdfast import console
 from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.protocol import NodePhase, NodeRole, View
+from holdfast.core.protocol import NodePhase, NodeRole, RefusalReason, View
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -61,6 +61,8 @@ class PolledHandler(CoordinatedRendezvousHandler):
     close_timeout_s: float | None = None
     """How long `set_closed` waits until the job is closed; None if it does not wait."""
     leave_timeout_s = LEAVE_S
+    given_id = ""
+    """The setting by which this node was given its name, if any; two nodes may share it by mistake."""
     announce = staticmethod(console.info)
     """Prints how the node fares."""
     round: View | None = None
@@ -155,8 +157,10 @@ class PolledHandler(CoordinatedRendezvousHandler):
         why = f": {lost.why}" if lost.why else ""
         return f"{self._decider_at} could not be reached since {since} ({lost.away_s:.0f} s){why}"
 
-    def describe_refusal(self, why: str) -> str:
+    def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
         """Return that this node cannot be in the job, and why."""
+        if reason is RefusalReason.REPLACED and self.given_id:
+            why = f"{why}; was one more started with {self.given_id}?"
         return f"{self.endpoint}: {why}"
 
     @property
@@ -205,7 +209,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         while not self.is_closed():
             view = connection.view
             if view is not None and view.role is NodeRole.REFUSED:
-                raise RendezvousConnectionError(self.describe_refusal(view.why))
+                raise RendezvousConnectionError(self.describe_refusal(view.why, view.refusal))
             if time.monotonic() >= deadline:
                 raise RendezvousTimeoutError(
                     f"the job {self.get_run_id()!r} could not be closed in "
@@ -275,7 +279,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
             case NodeRole.FENCED:
                 connection.rejoin()
             case NodeRole.REFUSED:
-                raise RendezvousConnectionError(self.describe_refusal(view.why))
+                raise RendezvousConnectionError(self.describe_refusal(view.why, view.refusal))
             case NodeRole.CLOSED if self._stood_by:
                 raise RendezvousGracefulExitError
             case NodeRole.CLOSED:

@@ -59,7 +59,7 @@ class Told:
     def serve_workers(self, view: View) -> None:
         self.served.append(view.generation)
 
-    def describe_refusal(self, why: str) -> str:
+    def describe_refusal(self, why: str, _reason: object = None) -> str:
         return f"{self.endpoint}: {why}"
 
     def describe_loss(self, gave_up: CoordinatorLost) -> str:
