@@ -27,14 +27,14 @@ from holdfast.errors import UsageError
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
 SECONDS_MAX = 10 * 365 * 24 * 3600
-"""Longer than any job; a time beyond it is a slip, and would overflow a deadline somewhere."""
+"""Longer than any job; a longer time is a mistake, and would overflow a deadline somewhere."""
 
 TRUE_WORDS = frozenset({"1", "true", "t", "yes", "y"})
 FALSE_WORDS = frozenset({"0", "false", "f", "no", "n"})
 
 
 class RendezvousParameters:
-    """The job, the place to meet, and the settings of the backend as they were given."""
+    """The job, its endpoint, and the settings of the backend as they were given."""
 
     def __init__(
         self,
@@ -51,9 +51,7 @@ class RendezvousParameters:
         if min_nodes < 1:
             raise UsageError(f"--nnodes: {min_nodes} nodes are too few; accepted: from 1")
         if max_nodes < min_nodes:
-            raise UsageError(
-                f"--nnodes: {min_nodes}:{max_nodes}: the largest number of nodes is below the least"
-            )
+            raise UsageError(f"--nnodes: {min_nodes}:{max_nodes}: the maximum is below the minimum")
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = run_id
@@ -63,11 +61,10 @@ class RendezvousParameters:
         self.config = kwargs
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a setting as it was given."""
         return self.config.get(key, default)
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
-        """Return a setting that is on or off: a bool, 1 or 0, or a word for one of them."""
+        """Return a switch: a bool, 1 or 0, or a word for one of them."""
         value = self.get(key, default)
         if value is None or isinstance(value, bool):
             return value
@@ -81,7 +78,6 @@ class RendezvousParameters:
         raise self._refusal(key, value, "is neither on nor off", "true, yes, 1, false, no, 0")
 
     def get_as_int(self, key: str, default: int | None = None) -> int | None:
-        """Return a setting that is a whole number."""
         value = self.get(key, default)
         if value is None:
             return None
@@ -93,7 +89,7 @@ class RendezvousParameters:
     def get_as_seconds(
         self, key: str, default: float | None = None, *, zero: bool = False
     ) -> float | None:
-        """Return a setting that is a time: seconds above 0, or from 0 where `zero` says so."""
+        """Return a time in seconds, above 0, or from 0 with `zero`."""
         value = self.get(key, default)
         if value is None:
             return None
@@ -117,17 +113,17 @@ HEARTBEAT_S = 5.0
 
 
 class RendezvousTimeout:
-    """The times a rendezvous has.
+    """The time limits of a rendezvous.
 
     join
         From the call of `next_rendezvous` to the round it returns.
     last_call
-        How long a round that has its least number of nodes waits for more, counted from the last
-        node that joined. Each regroup waits that long, unless the round is full before.
+        How long a round that has the minimum of nodes waits for more, counted from the last node
+        that joined. Each regroup waits that long, unless the round is full before.
     close
-        For telling the others that the job is over, or that this node leaves.
+        For closing the job, or leaving it.
     heartbeat
-        For one sign of life, all attempts to write it included.
+        For one answer of the backend.
     """
 
     def __init__(
@@ -165,7 +161,7 @@ class RendezvousTimeout:
 
 @dataclass(repr=False, eq=False, frozen=True)
 class RendezvousSettings:
-    """What a handler was made with. A node is lost after `interval` x `max_attempt` of silence."""
+    """The settings of a handler. A node is lost after `interval` x `max_attempt` of silence."""
 
     run_id: str
     min_nodes: int
@@ -211,17 +207,17 @@ KEYS = (
     Key("close_timeout", "seconds", CLOSE_S, SHARED,
         "how long closing the job, or leaving it, may take"),
     Key("heartbeat_timeout", "seconds", HEARTBEAT_S, SHARED,
-        "how long one sign of life may take"),
+        "how long is_closed waits for an answer of the backend"),
     Key("keep_alive_interval", "seconds", 1.0, MEETING,
-        "the time between two signs of life of a node"),
+        "the time between two heartbeats of a node"),
     Key("keep_alive_max_attempt", "count", 5, MEETING,
-        "a node is lost after so many intervals without a sign of life"),
+        "a node is lost after so many intervals without a heartbeat"),
     Key("timeout", "seconds", None, ("static", *ETCD),
         "the join_timeout of static and etcd, where that is not given"),
     Key("rank", "number", None, ("static",),
         "the node's number, as given by --node-rank"),
     Key("read_timeout", "seconds", None, ("c10d", *ETCD),
-        "how long one answer of the coordinator or store may take"),
+        "how long a coordinator or etcd that was never reached is tried"),
     Key("is_host", "switch", None, ("c10d",),
         "whether this node serves the coordinator; else whoever can bind the endpoint does"),
     Key("store_type", "tcp|file", "tcp", ("c10d",),
@@ -229,9 +225,9 @@ KEYS = (
     Key("reconnect_grace", "seconds or 0", 0.2, COORDINATED,
         "how long a node whose connection broke may take to come back"),
     Key("coordinator_timeout", "seconds", 60.0, MEETING,
-        "how long agents go on without the coordinator, or the place where they meet"),
+        "how long agents go on without the coordinator, etcd or the backend"),
     Key("token_file", "path", None, COORDINATED,
-        "a file with the secret that nodes and coordinator prove to each other"),
+        "a file with the secret that nodes and coordinator share"),
     Key("tls_cert", "path", None, COORDINATED, "the certificate to show, in PEM"),
     Key("tls_key", "path", None, COORDINATED, "the key of the certificate, in PEM"),
     Key("tls_ca", "path", None, COORDINATED, "the certificates to trust, in PEM"),
@@ -242,32 +238,32 @@ KEYS = (
     Key("label", "text", "", MEETING, "the node's place, for rank_order=label"),
     Key("node_id", "text", "", MEETING, "the node's name in the job; must differ between nodes"),
     Key("spares", "count or 0", 0, MEETING,
-        "so many nodes are kept back to replace lost ones"),
+        "number of nodes that stand by to replace lost ones"),
     Key("worker_store", "switch", None, MEETING,
         "whether the worker of rank 0 serves the workers' store, as by --worker-store"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
     Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
     Key("key", "path", None, ETCD, "the key of that certificate"),
-    Key("cacert", "path", None, ETCD, "the certificates to trust etcd by"),
+    Key("cacert", "path", None, ETCD, "the certificates by which etcd is trusted"),
     Key("ssl_cert", "path", None, ETCD, "another name for cert", "cert"),
     Key("ssl_cert_key", "path", None, ETCD, "another name for key", "key"),
     Key("ca_cert", "path", None, ETCD, "another name for cacert", "cacert"),
-    Key("user", "text", None, ETCD, "who to be for etcd, as by HOLDFAST_ETCD_USER"),
+    Key("user", "text", None, ETCD, "the user name for etcd, as by HOLDFAST_ETCD_USER"),
     Key("password", "secret", None, ETCD,
-        "the password of that user; HOLDFAST_ETCD_PASSWORD is not seen by others on the machine"),
-    Key("etcd_prefix", "text", "/torchelastic/p2p", ETCD, "where in etcd jobs are kept"),
+        "the password of that user; HOLDFAST_ETCD_PASSWORD is not visible to other users"),
+    Key("etcd_prefix", "text", "/torchelastic/p2p", ETCD, "the prefix of the jobs' keys in etcd"),
 )  # fmt: skip
 
 BACKENDS = ("c10d", "static", "file", "etcd", "etcd-v2")
 SAME_AS = {"holdfast": "c10d"}
-"""The name that torchrun has for our rendezvous is one here too."""
+"""torchrun's name for our rendezvous is accepted here too."""
 
 KEY_OF = {key.name: key for key in KEYS}
 
-# A launch always sets them, so they say nothing about what the person meant.
+# A launch always sets them, so they tell nothing about what the user meant.
 SET_BY_LAUNCHES = frozenset({"timeout", "rank"})
 
-# Parameters that are parsed twice are warned of once.
+# Parameters that are parsed twice are warned about once.
 _warned: WeakSet[RendezvousParameters] = WeakSet()
 
 
@@ -298,15 +294,15 @@ class RendezvousConfig:
     spares: int
     worker_store: bool
     given: frozenset[str] = field(default=frozenset(), compare=False)
-    """The keys that were given a value, by whomever."""
+    """The keys that were given a value."""
 
     @property
     def lost_after_s(self) -> float:
-        """How long a node may be silent before it counts as lost."""
+        """How long a node may be silent before it is lost."""
         return self.keep_alive_interval * self.keep_alive_max_attempt
 
     def timeouts(self) -> RendezvousTimeout:
-        """Return the times as TorchElastic's handlers take them."""
+        """Return the time limits as TorchElastic's handlers take them."""
         return RendezvousTimeout(
             join=timedelta(seconds=self.join_timeout),
             last_call=timedelta(seconds=self.last_call_timeout),
@@ -318,17 +314,17 @@ class RendezvousConfig:
 def parse(params: RendezvousParameters, *, shares_state: bool = False) -> RendezvousConfig:
     """Read all settings of a job; raise `UsageError` for a value that cannot be used.
 
-    `shares_state` says that the nodes have no coordinator but a state in common, as those of
-    `file` have, whatever the backend is called.
+    With `shares_state`, the nodes share a state instead of a coordinator, as those of `file` do,
+    whatever the name of the backend.
     """
     given = {name for name, value in params.config.items() if value is not None}
-    # A backend of the user's has what those have that share a state; it may have keys of its own.
+    # A backend of the user's has the keys of those that share a state, and maybe keys of its own.
     backend = SAME_AS.get(params.backend, params.backend)
     is_ours = backend in BACKENDS
     kin = {backend, "file"} if shares_state or not is_ours else {backend}
     if is_ours and params not in _warned:
         _warned.add(params)
-        warn_of_unused(params.backend, given, kin)
+        warn_about_unused(params.backend, given, kin)
     values: dict[str, Any] = {}
     for key in KEYS:
         values[key.name] = key.default if kin.isdisjoint(key.backends) else _value(params, key)
@@ -345,8 +341,8 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
     return RendezvousConfig(**chosen, given=frozenset(given))
 
 
-def warn_of_unused(backend: str, given: set[str], kin: set[str]) -> None:
-    """Say in one line each which of the given keys are unknown or mean nothing here."""
+def warn_about_unused(backend: str, given: set[str], kin: set[str]) -> None:
+    """Warn of each given key that is unknown or has no effect here."""
     import difflib
 
     for name in sorted(given):
@@ -360,7 +356,7 @@ def warn_of_unused(backend: str, given: set[str], kin: set[str]) -> None:
 
 
 def value_of(params: RendezvousParameters, name: str) -> Any:
-    """Read one setting; an alias and what it stands for count as one."""
+    """Read one setting, by its name or an alias."""
     values = {one.name: _value(params, one) for one in KEYS if name in (one.name, one.alias_of)}
     given = {one for one in values if params.get(one) is not None}
     for one in given - {name}:
@@ -415,7 +411,7 @@ def _take_alias(key: Key, values: dict[str, Any], given: set[str]) -> None:
     if key.alias_of in given and values[key.name] != values[key.alias_of]:
         raise UsageError(
             f"--rdzv-conf: {key.name}={_shown(values[key.name])} and {key.alias_of}="
-            f"{_shown(values[key.alias_of])} are the same setting; give one of them"
+            f"{_shown(values[key.alias_of])} are the same setting; set one of them"
         )
     values[key.alias_of] = values[key.name]
 
@@ -427,11 +423,11 @@ def _shown(value: object) -> str:
 def _check_together(params: RendezvousParameters, values: dict[str, Any]) -> None:
     if bool(values["tls_cert"]) != bool(values["tls_key"]):
         there, missing = ("tls_cert", "tls_key") if values["tls_cert"] else ("tls_key", "tls_cert")
-        raise UsageError(f"--rdzv-conf: {there} needs {missing} beside it")
+        raise UsageError(f"--rdzv-conf: {there} requires {missing}")
     if values["spares"] >= params.max_nodes:
         raise UsageError(
             f"--spares: {values['spares']} of at most {params.max_nodes} nodes leave "
-            "none to run; accepted: fewer than the nodes"
+            "none to run; accepted: fewer than the maximum of --nnodes"
         )
 
 

@@ -6,14 +6,14 @@
     └── RendezvousError                   nodes could not meet                       exit 78
         ├── RendezvousClosedError         the job is over, nobody can join it
         ├── RendezvousTimeoutError        not in the time there was
-        ├── RendezvousConnectionError     the place where nodes meet cannot be reached
-        ├── RendezvousStateError          what is kept there cannot be read
+        ├── RendezvousConnectionError     coordinator, etcd or backend cannot be reached
+        ├── RendezvousStateError          the stored state of the job cannot be read
         └── RendezvousGracefulExitError   a standby is no longer needed              exit 0
 
-They are `HoldfastError` too, so that the command prints one line and ends with their exit code.
-That of most is the environment's: the network, a shared file system or another node is at fault,
-not this command. TorchElastic's handlers raise some of these without a word; here each has a
-message, and one raised bare by a handler of the user's gets the default of its class.
+They derive from `HoldfastError`, so the command prints one line and ends with their exit code: for
+most that of an environment problem, since the network, a shared file system or another node is at
+fault. TorchElastic raises some of these without a message; here each has one, and one raised bare by
+a handler of the user's gets the default of its class.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ class RendezvousClosedError(RendezvousError):
 
 
 class RendezvousTimeoutError(RendezvousError):
-    """Joining, closing or a heartbeat took longer than it may."""
+    """Joining, closing or an answer of the backend took too long."""
 
     default_message = "the nodes of the job did not meet in time"
 
 
 class RendezvousConnectionError(RendezvousError):
-    """The store, file or coordinator at which nodes meet cannot be reached or does not answer."""
+    """The coordinator, etcd or backend cannot be reached or does not answer."""
 
-    default_message = "the place where nodes meet cannot be reached"
+    default_message = "the coordinator or backend cannot be reached"
 
 
 class RendezvousStateError(RendezvousError):
-    """What is stored about the job cannot be read: written by something else, or damaged."""
+    """The stored state of the job cannot be read: written by something else, or damaged."""
 
-    default_message = "what is stored about the job cannot be read"
+    default_message = "the stored state of the job cannot be read"
 
 
 class RendezvousGracefulExitError(RendezvousError):
-    """A standby learns that the job is over. Nothing failed: the agent ends well."""
+    """The job is over and a standby is no longer needed. Nothing failed: the agent ends well."""
 
     exit_code = 0
     default_message = "the job is over; this node was a standby and is no longer needed"

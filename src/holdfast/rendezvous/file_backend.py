@@ -1,8 +1,8 @@
-"""The state of a job in a folder that all nodes see, for clusters that share a file system.
+"""The state of a job in a shared folder, for clusters with a common file system.
 
 One file has the state and is replaced as a whole: written beside it, flushed to the disk, renamed.
-Whoever writes holds a lock and first compares the token in the file, which is drawn anew for each
-write; whoever reads needs no lock. A checksum tells a damaged file from a state.
+A writer holds a lock and first compares the token in the file, which is random for each write; a
+reader needs no lock. A checksum detects a damaged file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FileRendezvousBackend(RendezvousBackend):
 
     @property
     def name(self) -> str:
-        """It is `file`, unless the person asked for it under another name."""
+        """It is `file`, unless it was requested by another name."""
         return self._name
 
     def get_state(self) -> tuple[bytes, Token] | None:
@@ -77,7 +77,7 @@ class FileRendezvousBackend(RendezvousBackend):
         state = content[HEADER_BYTES:]
         if not content.startswith(MAGIC) or _checksum(token, state) != checksum:
             raise RendezvousStateError(
-                f"{self.path} is damaged or not a rendezvous of Holdfast's",
+                f"{self.path} is damaged, or not written by Holdfast",
                 hint="remove it, or choose another --rdzv-id or --rdzv-endpoint",
             )
         return state, token
@@ -113,7 +113,7 @@ def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def job_folder(params: RendezvousParameters) -> str:
-    """Return the folder of one job below the endpoint, made if it is not there."""
+    """Return the folder of one job below the endpoint; create it if necessary."""
     if not params.run_id:
         raise UsageError("--rdzv-id: the id of the job is empty")
     endpoint = params.endpoint.strip()
@@ -124,12 +124,12 @@ def job_folder(params: RendezvousParameters) -> str:
     make_folder(folder)
     if not was_there:
         console.warning(
-            f"--rdzv-endpoint: made the folder {endpoint!r}, which was not there; if it is a "
-            "share, is that mounted here? Else this node waits alone"
+            f"--rdzv-endpoint: created the folder {endpoint!r}; if it should be a shared one, is it "
+            "mounted here? Otherwise this node waits alone"
         )
     if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise EnvironmentProblem(
-            f"--rdzv-endpoint: {folder!r} cannot be written to",
+            f"--rdzv-endpoint: {folder!r} is not writable",
             hint="name a folder that all nodes can write to",
         )
     return folder

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @lazy_dataclass
 class RendezvousStoreInfo:
-    """Where the workers of a round find the store they meet at."""
+    """Where the workers of a round find their store."""
 
     MASTER_ADDR_KEY: ClassVar[str] = "MASTER_ADDR"
     MASTER_PORT_KEY: ClassVar[str] = "MASTER_PORT"
@@ -35,12 +35,11 @@ class RendezvousStoreInfo:
     def build(
         rank: int, store: RoundStore, local_addr: str | None, server_port: int | None = None
     ) -> RendezvousStoreInfo:
-        """Agree through the store of a round where its workers meet: at the first node.
+        """Agree through the store of a round where the workers' store is: at the first node.
 
-        Every node of the round calls this. The first one gives its address, `local_addr`, and a
-        port, one that is free unless `server_port` says; nobody holds a free port until a worker
-        takes it. Without `local_addr` the address is this host's name as the host knows it, which
-        the others may or may not resolve; no name server is asked.
+        Every node of the round calls this. The first one publishes its address, `local_addr`, and
+        `server_port` or a free port, which nobody reserves until a worker binds it. Without
+        `local_addr` the address is this host's own name, which the others may or may not resolve.
         """
         if rank == 0:
             import os
@@ -51,8 +50,8 @@ class RendezvousStoreInfo:
             address = local_addr or os.uname().nodename
             if not local_addr:
                 console.info(
-                    f"the workers meet at the name of this host, {address}; --local-addr gives "
-                    "them an address"
+                    f"MASTER_ADDR is the name of this host, {address}; use --local-addr to set an "
+                    "address"
                 )
             if not server_port:
                 with ReservedPort() as reserved:
@@ -64,7 +63,7 @@ class RendezvousStoreInfo:
 
 
 class RendezvousInfo:
-    """What a node learns from a round: its rank among the nodes, and how to reach them."""
+    """A round as one node sees it: its rank among the nodes, and their store."""
 
     def __init__(
         self,
@@ -100,11 +99,11 @@ class RendezvousInfo:
 
 
 class RendezvousHandler(ABC):
-    """How a node meets the others of its job."""
+    """How a node finds the others of its job."""
 
     @abstractmethod
     def get_backend(self) -> str:
-        """Return the name of the backend, as it is asked for by `--rdzv-backend`."""
+        """Return the name of the backend, as in `--rdzv-backend`."""
 
     @property
     def use_agent_store(self) -> bool:

@@ -22,11 +22,11 @@ from holdfast.rendezvous.handler import RendezvousHandler
 
 GROUP = "torchrun.handlers"
 OUR_OWN = "holdfast."
-"""The module of our own entry point begins like this; it is for torchrun alone."""
+"""The module of our own entry point begins like this; it is only for torchrun."""
 
 
 def installed() -> dict[str, Any]:
-    """Return the entry points of all plug-ins by name; none of them is loaded."""
+    """Return the entry points of all plug-ins by name, without loading them."""
     from importlib.metadata import entry_points
 
     found = entry_points(group=GROUP)
@@ -34,23 +34,23 @@ def installed() -> dict[str, Any]:
 
 
 def load(plugin: Any) -> Callable[[RendezvousParameters], RendezvousHandler] | None:
-    """Return the creator that a plug-in brings, or None, with a warning, if it is faulty."""
+    """Return the creator of a plug-in, or None, with a warning, if it is faulty."""
     try:
         creator = plugin.load()()
     except Exception as problem:  # noqa: BLE001 (a plug-in may raise anything)
         _warn(plugin, f"{type(problem).__name__}: {problem}")
         return None
     if not callable(creator):
-        _warn(plugin, f"it returned {creator!r}, which creates no handler")
+        _warn(plugin, f"it returned {creator!r}, which is not callable")
         return None
     return creator  # type: ignore[no-any-return]
 
 
 def warn_shadowed(plugin: Any) -> None:
-    """Say that a plug-in has a name which is taken, and is not used."""
+    """Warn of a plug-in that is not used because its name is taken."""
     console.warning(
-        f"the rendezvous plug-in {plugin.name!r} ({plugin.value}) is not used: there is a backend "
-        "of this name already"
+        f"the rendezvous plug-in {plugin.name!r} ({plugin.value}) is not used: a backend of "
+        "this name is registered"
     )
 
 
@@ -71,22 +71,22 @@ class RendezvousHandlerRegistry:
         self._creators: dict[str, RendezvousHandlerCreator] = {}
 
     def register(self, backend: str, creator: RendezvousHandlerCreator) -> None:
-        """Give a name its creator. A name that has another one keeps it: that is a `ValueError`."""
+        """Register a creator; raises `UsageError`, a `ValueError`, if the name has another one."""
         if not backend:
             raise UsageError("the name of a rendezvous backend is empty")
         if self._creators.setdefault(backend, creator) is not creator:
             raise UsageError(
-                f"the rendezvous backend {backend!r} is registered already, with "
+                f"the rendezvous backend {backend!r} is already registered, with "
                 f"{self._creators[backend]!r}"
             )
 
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
-        """Return a new handler of the backend that the parameters name."""
+        """Return a new handler of `params.backend`."""
         creator = self._creators.get(params.backend) or self._find(params.backend)
         handler = creator(params)
         if handler.get_backend() != params.backend:
             raise RuntimeError(
-                f"the handler made for the backend {params.backend!r} says it is "
+                f"the handler created for the backend {params.backend!r} calls itself "
                 f"{handler.get_backend()!r}"
             )
         return handler
@@ -99,7 +99,7 @@ class RendezvousHandlerRegistry:
 
 
 class RegistryWithPlugins(RendezvousHandlerRegistry):
-    """A registry that knows the installed plug-ins too."""
+    """A registry that also finds installed plug-ins."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,5 +156,5 @@ for _name, _creator in {
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """Return a new handler of the backend that the parameters name, from the global registry."""
+    """Return a new handler of `params.backend`, from the global registry."""
     return rendezvous_handler_registry.create_handler(params)

@@ -1,7 +1,6 @@
-"""The round of a job that has one node: it is always formed, needs no server and no network.
+"""The rendezvous of a job with one node: its round is always formed and needs no network.
 
-The workers still need a place to meet at: the store that the handler serves them, another one for
-each start of the workers.
+The workers still need a store; the handler serves one for each start of the workers.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class SingleNodeHandler(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """The agent serves the workers' store, unless they are to do so."""
+        """The agent serves the workers' store, unless rank 0 is to do so."""
         return not self._worker_store
 
     @property
@@ -50,7 +49,7 @@ class SingleNodeHandler(RendezvousHandler):
         return False
 
     def get_backend(self) -> str:
-        """Return the name the job was started with."""
+        """Return the name of the backend."""
         return self._backend
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -83,7 +82,7 @@ class SingleNodeHandler(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Take the store away, and give back its ports."""
+        """Close the store and release its ports."""
         self._closed = True
         if self._store is not None:
             self._store.close()

@@ -1,13 +1,12 @@
-"""The store that a job's workers meet at, served by the agent of the first node.
+"""The store of a job's workers (`MASTER_ADDR`, `MASTER_PORT`), served by the agent of the first node.
 
-Every start of the workers, every generation, gets an empty store behind a port of its own. A worker
-that is late, of the generation before or one long gone, has the old port in its environment and
-cannot touch the keys of the new one; it takes `PORTS` starts until a port comes round again. The
-one thing to know: all ports listen from the beginning, on every node. Workers of other nodes may be
-faster than the first node's agent, and then wait for it to answer instead of being refused.
+Every generation gets an empty store on a port of its own. A late worker of an earlier generation has
+the old port in its environment and cannot touch the keys of the new one; a port is used again after
+`PORTS` generations. All ports listen from the beginning, on every node: workers of other nodes may
+be faster than the first node's agent, and then wait for it to answer instead of being refused.
 
-With `served` False the ports are only held, for the worker of rank 0 to serve the store itself.
-The protocol is PyTorch's and knows no secret, so a store of one host's workers is `local` to it.
+With `served` False the ports are only reserved, and the worker of rank 0 serves the store itself.
+The protocol is PyTorch's and has no authentication, so a store for one host's workers is `local`.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 PORTS = 8
 KEPT = 2
-"""How many generations' stores are kept: the newest, and the one before for workers that have yet
-to be stopped on other nodes, so that they end by their agent's signal and not by a lost store."""
+"""How many generations' stores are kept: the newest, and the one before for workers that other nodes
+have yet to stop, so that they end by their agent's signal and not by a lost store."""
 
 
 class WorkerStore:
@@ -55,7 +54,7 @@ class WorkerStore:
         return self._newest in self._servers
 
     def begin(self, generation: int, *, is_first: bool) -> None:
-        """Begin a generation, in which this node is the first one or is not."""
+        """Begin a generation; serve its store if this node is the first."""
         if is_first:
             self.open(generation)
         else:
@@ -63,7 +62,7 @@ class WorkerStore:
             self._retire(KEPT - 1)
 
     def open(self, generation: int) -> int:
-        """Serve a generation's store, unless that is done already; return its port."""
+        """Serve a generation's store, once; return its port."""
         self._newest = generation
         port = self._ports[generation % len(self._ports)]
         if self._served and generation not in self._servers:
@@ -77,7 +76,7 @@ class WorkerStore:
         return port.number
 
     def close(self) -> None:
-        """End all stores and give the ports back."""
+        """Close all stores and release the ports."""
         for server in self._servers.values():
             server.close()
         self._servers.clear()
@@ -86,11 +85,11 @@ class WorkerStore:
         self._ports.clear()
 
     def _retire(self, kept: int) -> None:
-        """End all stores but those of so many generations before the newest."""
+        """Close all stores but those of so many generations before the newest."""
         for old in [old for old in self._servers if old < self._newest - kept]:
             self._servers.pop(old).close()
 
 
 def workers_serve_by_environment() -> bool:
-    """Return whether TorchElastic's variable asks for a store that the worker of rank 0 serves."""
+    """Return whether TorchElastic's variable asks the worker of rank 0 to serve the store."""
     return os.environ.get(WORKERS_SERVE_ENV) == "1"

@@ -1,9 +1,9 @@
 """`TorchrunHandler`: Holdfast's rendezvous as torchrun's agent drives it.
 
-What stays torchrun's: it counts restarts itself, for each node; it looks every `monitor_interval`
-whether it should come to a new round; and a node whose workers are done cannot start them again.
-What is different from its own `c10d`: a node that comes, goes or dies is told to all others, who
-then come to a new round, and a node that gives up ends the job for all at once.
+As with torchrun's own `c10d`, each node counts restarts itself, polls every `monitor_interval`
+whether it should join a new round, and cannot start its workers again once they are done. Unlike
+there, all nodes learn of one that joins, leaves or dies and form a new round, and a node that gives up
+ends the job for all at once.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
             self._node = PluginNode(_translated(params))
         self._is_shut = False
         self._not_needed = False
-        # torchrun does not shut its handler down when a signal ends it; the others should hear of
-        # that all the same. Processes that are forked have no part in this.
+        # torchrun does not shut its handler down when a signal ends it; the others should learn of
+        # that all the same. Forked processes are not concerned.
         atexit.register(_leave, weakref.ref(self), os.getpid())
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the workers' store is served by the first node's torchrun."""
+        """Whether the first node's torchrun serves the workers' store."""
         return self._node.use_agent_store
 
     def get_backend(self) -> str:
-        """Return the name that torchrun asks for it by."""
+        """Return the name of the backend."""
         return NAME
 
     def get_run_id(self) -> str:
@@ -58,7 +58,7 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
         return self._node.get_run_id()
 
     def next_rendezvous(self) -> Any:
-        """Wait until this node is in a round that it was not in before, and return it."""
+        """Wait until this node and all other members are in a new round, and return it."""
         try:
             with _as_torchs():
                 info = self._node.next_rendezvous()
@@ -73,7 +73,7 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
         return torchs.RendezvousInfo(store, info.rank, info.world_size, meeting_point)
 
     def is_closed(self) -> bool:
-        """Return whether the job is over, as far as this node was told."""
+        """Return whether the job is over, as far as this node knows."""
         with _as_torchs():
             return self._node.is_closed()
 
@@ -83,38 +83,38 @@ class TorchrunHandler(torchs.RendezvousHandler):  # type: ignore[misc]
             self._node.set_closed()
 
     def num_nodes_waiting(self) -> int:
-        """Return above 0 if this node should come to the next round, or hear that there is none.
+        """Return above 0 if this node should ask for the next round, or the job is over.
 
-        torchrun's agent looks nowhere else while its workers run, and a job that another node gave
+        torchrun's agent polls nothing else while its workers run, and a job that another node gave
         up should not go on here.
         """
         with _as_torchs():
             return self._node.num_nodes_waiting()
 
     def shutdown(self) -> bool:
-        """Leave the job, and say how if torchrun is about to end; return whether that went well."""
+        """Leave the job, and report why if torchrun is about to end; return whether that went well."""
         cause = sys.exception()
         well = True
         try:
             if not self._is_shut:
                 self._is_shut = True
-                self._say_how(cause)
+                self._report_end(cause)
         except HoldfastError as error:
-            console.warning(f"this node did not leave the job well: {error}")
+            console.warning(f"this node could not leave the job properly: {error}")
             well = False
         self.leave()
         if self._not_needed and isinstance(cause, AttributeError):
-            # torchrun's agent takes `RendezvousGracefulExitError` for no failure and returns no
-            # result; what called it (torch 2.13) then asks that for its failures, and would end
-            # the command with a traceback.
+            # torchrun's agent treats `RendezvousGracefulExitError` as no failure and returns no
+            # result; its caller (torch 2.13) then looks for failures in that, and would end the
+            # command with a traceback.
             raise SystemExit(0)
         return well
 
     def leave(self) -> None:
-        """Leave the job at once, and release what the handler holds; as often as you like."""
+        """Leave the job at once, and release what the handler holds; may be called repeatedly."""
         self._node.shutdown()
 
-    def _say_how(self, cause: BaseException | None) -> None:
+    def _report_end(self, cause: BaseException | None) -> None:
         if isinstance(cause, ChildFailedError):
             self._node.report_failed(_first_failure(self._node.node_id, cause))
         elif cause is None and self._node.is_done:
@@ -143,7 +143,7 @@ def _translated(params: Any) -> RendezvousParameters:
 
 
 def _first_failure(node: str, error: Any) -> Failure:
-    """Return what made torchrun give up, in one line for the others."""
+    """Return the failure that made torchrun give up, in one line for the others."""
     host = os.uname().nodename
     rank, failure = error.get_first_failure()
     code = failure.exitcode

@@ -1,8 +1,8 @@
 """The store of a round as torchrun's agent uses it: torch's interface over our coordinator's keys.
 
-The agents agree on ranks through it, and wait in it for each other at the end. The one thing to
-know: that wait, the exit barrier, is all that tells that a node's workers ended well, so it is
-passed on to the coordinator; else it could not tell a node that is done from one that is lost.
+The agents agree on ranks through it, and wait in it for each other at the end. That wait, the exit
+barrier, is the only sign that a node's workers succeeded, so it is reported to the coordinator, which
+could not tell a node that is done from one that is lost otherwise.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class RoundStore(Store):  # type: ignore[misc]
 
     @contextmanager
     def _keys(self) -> Iterator[RoundKeys]:
-        """Give the keys with the timeout of this moment; what goes wrong is raised as torch's."""
+        """Return the keys with the current timeout; raises torch's errors in place of ours."""
         try:
             yield RoundKeys(self._node, self._scope, self.timeout.total_seconds())
         except RoundOver as over:

@@ -1,150 +1,196 @@
+"""The registry of handlers with its plug-ins, the interface, and the errors of a rendezvous."""
+
 from __future__ import annotations
 
-from typing import Any
+import sys
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes_for_registry import AnyHandler, FakeEntryPoint
 
-from holdfast import console
 from holdfast.errors import UsageError
-from holdfast.rendezvous import registry as plugins
+from holdfast.rendezvous import errors, registry
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.etcd import EtcdHandler
+from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
     RendezvousHandlerRegistry,
     get_rendezvous_handler,
     rendezvous_handler_registry,
 )
+from holdfast.store.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def params(backend: str = "mine", **more: Any) -> RendezvousParameters:
     return RendezvousParameters(backend, "", "job", 1, 1, **more)
 
 
-def create(params: RendezvousParameters) -> AnyHandler:
-    return AnyHandler(params.backend)
+def create(asked: Any, name: str = "") -> Any:
+    handler: Any = type("Named", (), {"get_backend": lambda _: name or asked.backend})
+    return handler()
 
 
-def create_another(params: RendezvousParameters) -> AnyHandler:
-    return AnyHandler("another")
+def create_another(asked: Any) -> Any:
+    return create(asked, "another")
 
 
-def test_a_registered_creator_gets_the_parameters() -> None:
-    registry = RendezvousHandlerRegistry()
-    registry.register("mine", create)
-    assert registry.create_handler(params()).get_backend() == "mine"
+class FakeEntryPoint:
+    """Stands in for one of `importlib.metadata`; `thing` is what it loads."""
+
+    value = "package:thing"
+
+    def __init__(self, name: str, thing: Callable[..., object]) -> None:
+        self.name = name
+        self.thing = thing
+        self.loads = 0
+
+    def load(self) -> Callable[..., object]:
+        self.loads += 1
+        return self.thing
 
 
-def test_registering_the_same_again_changes_nothing_and_another_is_refused() -> None:
-    registry = RendezvousHandlerRegistry()
-    registry.register("mine", create)
-    registry.register("mine", create)
-    with pytest.raises(ValueError, match="'mine' is registered already"):
-        registry.register("mine", create_another)
-    assert registry.create_handler(params()).get_backend() == "mine"
-
-
-def test_a_name_must_not_be_empty() -> None:
-    with pytest.raises(ValueError, match="empty"):
-        RendezvousHandlerRegistry().register("", create)
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    registry = RendezvousHandlerRegistry()
-    registry.register("b", create)
-    registry.register("a", create)
-    with pytest.raises(UsageError, match=r"^--rdzv-backend: 'mine' is unknown; accepted: a, b$"):
-        registry.create_handler(params())
-
-
-def test_a_handler_of_another_name_is_refused() -> None:
-    registry = RendezvousHandlerRegistry()
-    registry.register("mine", create_another)
-    with pytest.raises(RuntimeError, match="'mine' says it is 'another'"):
-        registry.create_handler(params())
+def test_a_name_has_one_creator() -> None:
+    ours = RendezvousHandlerRegistry()
+    for _ in range(2):
+        ours.register("mine", create)
+    assert ours.create_handler(params()).get_backend() == "mine"
+    for name, creator in (("mine", create_another), ("", create)):
+        with pytest.raises(ValueError, match=name or "empty"):
+            ours.register(name, creator)
+    with pytest.raises(UsageError, match=r"accepted: mine$"):
+        ours.create_handler(params("other"))
+    ours.register("wrong", create_another)
+    with pytest.raises(RuntimeError, match="another"):
+        ours.create_handler(params("wrong"))
 
 
 @pytest.mark.parametrize("name", ["c10d", "holdfast", "static", "file", "etcd", "etcd-v2"])
-def test_names_that_are_there_from_the_start_are_taken(name: str) -> None:
-    with pytest.raises(ValueError, match="registered already"):
+def test_built_in_names_are_taken(name: str) -> None:
+    with pytest.raises(ValueError, match=name):
         rendezvous_handler_registry.register(name, create)
 
 
-@pytest.mark.parametrize("name", ["etcd", "etcd-v2"])
-def test_both_names_of_etcd_are_the_same(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(console.NOTICE, "holdfast")
-    handler = get_rendezvous_handler(params(name, etcd_prefix="/jobs", timeout=7, cert=None))
-    assert type(handler) is EtcdHandler
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("etcd", EtcdHandler), ("etcd-v2", EtcdHandler), ("holdfast", CoordinatorHandler)],
+)
+def test_other_names_of_the_same(name: str, kind: type) -> None:
+    handler = get_rendezvous_handler(params(name, join_timeout=7))
+    assert type(handler) is kind
+    assert isinstance(handler, CoordinatorHandler)
     assert (handler.get_backend(), handler.join_timeout_s) == (name, 7.0)
-    assert handler.endpoint == "localhost:2379"
-    said = ["etcd-v2 is the same as etcd here" in message for message in caplog.messages]
-    assert said == ([True] if name == "etcd-v2" else [])
-
-
-def test_torchruns_name_for_our_rendezvous_is_c10d_here(caplog: pytest.LogCaptureFixture) -> None:
-    """It is not looked up as the plug-in that torchrun finds by the same name."""
-    handler = get_rendezvous_handler(params("holdfast", reconnect_grace="0.5", join_timeout="7"))
-    assert type(handler) is CoordinatorHandler
-    assert (handler.get_backend(), handler.join_timeout_s) == ("holdfast", 7.0)
-    assert not caplog.messages
 
 
 @pytest.mark.parametrize(("name", "more"), [("file", {}), ("c10d", {"store_type": " File"})])
-def test_a_folder_to_meet_in(tmp_path: Any, name: str, more: dict[str, str]) -> None:
+def test_a_shared_folder(tmp_path: Any, name: str, more: dict[str, str]) -> None:
     asked = RendezvousParameters(name, str(tmp_path), "job", 1, 1, "127.0.0.1", **more)
     handler = get_rendezvous_handler(asked)
     try:
         assert handler.get_backend() == name
-        assert handler.get_run_id() == "job"
         info = handler.next_rendezvous()
         assert (info.rank, info.world_size) == (0, 1)
-        assert info.bootstrap_store_info.master_addr == "127.0.0.1"
     finally:
         assert handler.shutdown()
 
 
+# Plug-ins.
+
+
 def with_plugins(monkeypatch: pytest.MonkeyPatch, *found: FakeEntryPoint) -> RegistryWithPlugins:
-    monkeypatch.setattr(plugins, "installed", lambda: {one.name: one for one in found})
+    monkeypatch.setattr(registry, "installed", lambda: {one.name: one for one in found})
     return RegistryWithPlugins()
 
 
-def test_a_plugin_is_loaded_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, other = FakeEntryPoint("mine", lambda: create), FakeEntryPoint("other", lambda: create)
-    registry = with_plugins(monkeypatch, mine, other)
-    registry.register("there", create)
-    registry.create_handler(params("there"))
-    assert (mine.loads, other.loads) == (0, 0)
-    for _ in range(2):
-        assert registry.create_handler(params()).get_backend() == "mine"
-    assert (mine.loads, other.loads) == (1, 0)
-
-
-def test_a_plugin_does_not_take_a_name(
+def test_only_the_plugin_that_is_requested_is_loaded_and_none_replaces_a_name(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    mine = FakeEntryPoint("mine", lambda: create)
     shadowed = FakeEntryPoint("there", lambda: create_another)
-    registry = with_plugins(monkeypatch, shadowed, FakeEntryPoint("mine", lambda: create))
-    registry.register("there", create)
-    registry.create_handler(params())
-    assert "plug-in 'there' (package:thing) is not used" in caplog.text
-    assert registry.create_handler(params("there")).get_backend() == "there"
-    assert shadowed.loads == 0
+    ours = with_plugins(monkeypatch, mine, shadowed)
+    ours.register("there", create)
+    assert ours.create_handler(params("there")).get_backend() == "there"
+    assert (mine.loads, caplog.messages) == (0, [])
+    for _ in range(2):
+        assert ours.create_handler(params()).get_backend() == "mine"
+    assert (mine.loads, shadowed.loads) == (1, 0)
+    assert "'there'" in caplog.text
     caplog.clear()
     with pytest.raises(UsageError):
-        registry.create_handler(params("unknown"))
+        ours.create_handler(params("unknown"))
     assert "'mine'" not in caplog.text  # That one is the plug-in itself.
 
 
-def test_a_faulty_plugin_is_warned_of_and_its_name_unknown(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("thing", [lambda: None, lambda: 1 / 0, lambda needed: needed])
+def test_a_faulty_plugin_is_warned_about_and_its_name_unknown(
+    thing: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail() -> object:
-        raise ImportError("no such library")
+    ours = with_plugins(monkeypatch, FakeEntryPoint("mine", thing))
+    with pytest.raises(UsageError):
+        ours.create_handler(params())
+    (line,) = caplog.messages
+    assert "'mine'" in line
+    assert "\n" not in line
 
-    registry = with_plugins(monkeypatch, FakeEntryPoint("mine", fail))
-    registry.register("there", create)
-    with pytest.raises(UsageError, match="'mine' is unknown; accepted: there"):
-        registry.create_handler(params())
-    assert "ImportError: no such library" in caplog.text
+
+def test_an_installed_plugin_is_found_and_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "some_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: some_plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[torchrun.handlers]\nsome = some_plugin:get\n")
+    (tmp_path / "some_plugin.py").write_text("def get():\n    return print\n")
+    assert "some" not in registry.installed()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = registry.installed()["some"]
+    assert "some_plugin" not in sys.modules
+    try:
+        assert registry.load(found) is print  # type: ignore[comparison-overlap]
+    finally:
+        sys.modules.pop("some_plugin", None)
+
+
+def test_what_holdfast_brings_for_torchrun_is_not_for_itself() -> None:
+    assert "holdfast" in entry_points(group=registry.GROUP).names
+    assert "holdfast" not in registry.installed()
+
+
+# The interface.
+
+
+@pytest.mark.torch
+def test_a_handler_written_for_torch_has_all_that_is_needed() -> None:
+    from torch.distributed.elastic.rendezvous import RendezvousHandler as Torch
+    from torch.distributed.elastic.rendezvous import RendezvousStoreInfo as TorchInfo
+
+    assert Torch.__abstractmethods__ == RendezvousHandler.__abstractmethods__
+    assert repr(RendezvousStoreInfo("host", 1)) == repr(TorchInfo("host", 1))
+
+
+def test_a_round_cannot_be_changed() -> None:
+    info: Any = RendezvousInfo(MemoryStore(), 2, 5, RendezvousStoreInfo("host", 29400))
+    for name in ("store", "rank", "world_size", "bootstrap_store_info"):
+        with pytest.raises(AttributeError):
+            setattr(info, name, None)
+
+
+def test_the_first_node_publishes_where_the_workers_store_is() -> None:
+    store = MemoryStore()
+    first = RendezvousStoreInfo.build(0, store, "10.0.0.1", 29500)
+    assert first == RendezvousStoreInfo("10.0.0.1", 29500)
+    assert RendezvousStoreInfo.build(3, store, "10.0.0.4", 1) == first
+    assert RendezvousStoreInfo.build(0, MemoryStore(), None, 0).master_port > 0
+
+
+def test_errors_have_a_message_and_an_exit_code() -> None:
+    kinds = [errors.RendezvousError, *errors.RendezvousError.__subclasses__()]
+    assert all(str(kind()) for kind in kinds)
+    codes = {kind().exit_code for kind in kinds} - {errors.RendezvousGracefulExitError().exit_code}
+    assert codes == {78}
+    assert errors.RendezvousGracefulExitError().exit_code == 0

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
+from holdfast.net.listening import ReservedPort
 from holdfast.rendezvous import worker_store
+from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import WorkerStore
 from holdfast.store.errors import DistNetworkError
 from holdfast.store.tcp.client import TCPStore
@@ -37,16 +39,6 @@ def test_every_generation_has_an_empty_store_at_a_port_of_its_own(stores: Worker
             assert before.get("key") == b"old"
 
 
-def test_a_port_comes_round_again_with_an_empty_store(stores: WorkerStore) -> None:
-    with TCPStore("127.0.0.1", stores.open(0)) as store:
-        store.set("key", "old")
-    for generation in (1, 2, 3):
-        port = stores.open(generation)
-    assert port == stores.numbers[0]
-    with TCPStore("127.0.0.1", port) as store:
-        assert not store.check(["key"])
-
-
 def test_a_connection_does_not_outlive_its_store(stores: WorkerStore) -> None:
     with socket.create_connection(("127.0.0.1", stores.open(0))) as client:
         client.sendall(b"\x00\xce\xf7\x85\x3c" + b"\x0d\x01\x00\x00\x00")
@@ -54,20 +46,6 @@ def test_a_connection_does_not_outlive_its_store(stores: WorkerStore) -> None:
         stores.open(1)
         stores.open(2)
         assert client.recv(1) == b""
-
-
-def test_a_generation_that_is_open_stays_as_it_is(stores: WorkerStore) -> None:
-    with TCPStore("127.0.0.1", stores.open(5)) as store:
-        store.set("key", "value")
-        assert stores.open(5) == store.port
-        assert store.get("key") == b"value"
-
-
-def test_generations_may_be_left_out(stores: WorkerStore) -> None:
-    assert stores.open(7) == stores.numbers[1]
-    assert stores.open(10) == stores.numbers[1]
-    with TCPStore("127.0.0.1", stores.numbers[1]) as store:
-        assert store.num_keys() == 0
 
 
 def test_a_node_that_is_no_longer_the_first_keeps_its_store_for_one_generation(
@@ -132,7 +110,7 @@ def test_nothing_is_left_behind() -> None:
 def test_a_port_that_is_taken_leaves_nothing_behind() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         before = os.listdir("/proc/self/fd")
-        with pytest.raises(EnvironmentProblem, match="is taken on this host"):
+        with pytest.raises(EnvironmentProblem, match="taken"):
             WorkerStore(number=taken.getsockname()[1])
         assert os.listdir("/proc/self/fd") == before
 
@@ -145,3 +123,41 @@ def test_torchelastics_variable(
     if value is not None:
         monkeypatch.setenv(worker_store.WORKERS_SERVE_ENV, value)
     assert worker_store.workers_serve_by_environment() is asked
+
+
+# The handler of one node, which serves such a store.
+
+
+def test_every_round_of_one_node_has_a_store_of_its_own_and_the_same_port() -> None:
+    handler = SingleNodeHandler("job")
+    one, other = handler.next_rendezvous(), handler.next_rendezvous()
+    assert (one.rank, one.world_size, handler.num_nodes_waiting()) == (0, 1, 0)
+    assert one.store is not other.store
+    assert one.bootstrap_store_info == other.bootstrap_store_info
+    assert one.bootstrap_store_info.master_addr == "127.0.0.1"
+    with socket.socket() as taken:
+        address = ("127.0.0.1", one.bootstrap_store_info.master_port)
+        with pytest.raises(OSError, match="in use"):
+            taken.bind(address)
+        assert handler.shutdown()
+        taken.bind(address)
+    assert handler.is_closed()
+
+
+def test_a_chosen_address_of_a_worker_is_passed_on_and_nothing_is_reserved() -> None:
+    before = os.listdir("/proc/self/fd")
+    handler = SingleNodeHandler("job", master_addr="10.1.2.3", master_port=29555, worker_store=True)
+    where = handler.next_rendezvous().bootstrap_store_info
+    assert (where.master_addr, where.master_port) == ("10.1.2.3", 29555)
+    assert not handler.use_agent_store
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_the_store_is_served_at_the_chosen_port() -> None:
+    with ReservedPort() as reserved:
+        port = reserved.number
+    handler = SingleNodeHandler("job", master_port=port)
+    where = handler.next_rendezvous().bootstrap_store_info
+    assert where.master_port == port
+    socket.create_connection((where.master_addr, port)).close()
+    handler.shutdown()

@@ -178,6 +178,8 @@ class BackendPlace:
     def _carry_out(self, call: Call) -> None:
         world, agent = self.world, call.agent
         if not self.alive:
+            if self.host_up and not agent.cut_in:
+                agent.after(self._delay_s(agent), agent.failed, (call, "connection reset"))
             return
         if world.now < self._frozen_until:
             world.schedule(self._frozen_until + 0.01 * self._rng.random(), self._carry_out, call)
