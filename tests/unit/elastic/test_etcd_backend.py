@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from holdfast.elastic._impl.etcd_backend import MAGIC, EtcdRendezvousBackend, create_backend
-from holdfast.errors import UsageError
 from holdfast.etcd import lease as leases
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
-from holdfast.rendezvous.backend import create_handler
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
-from real_etcd import PATIENCE_S, Etcd, running_etcd
+from real_etcd import Etcd, running_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,18 +85,6 @@ def test_a_state_goes_by_itself(
     assert etcd.keys(b"/ttl") == []
 
 
-def test_however_often_a_state_is_written_there_is_one_lease(
-    etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(leases, "WRITES_PER_TTL", float("inf"))  # At every write.
-    backend = EtcdRendezvousBackend(client, "job", "/leases")
-    token = None
-    for number in range(5):
-        token = won(backend, b"%d" % number, token)
-        backend.set_state(b"lost")
-    assert len(etcd.leases()) == 1
-
-
 @pytest.mark.parametrize("renewals", [1, float("inf")])
 def test_a_lease_that_was_lost_is_replaced(
     etcd: Etcd, client: EtcdClient, monkeypatch: pytest.MonkeyPatch, renewals: float
@@ -147,41 +132,3 @@ def test_the_places_of_a_backend_and_a_store_made_from_parameters(etcd: Etcd) ->
             assert ttl_of(etcd, lease) == 7200
             store.client.revoke(lease)
         assert etcd.keys(b"/torch/") == []  # Nothing stays for ever.
-
-
-def test_an_etcd_that_is_not_there_is_noticed_at_once(tmp_path: Path) -> None:
-    one, other = Etcd(tmp_path), Etcd(tmp_path)
-    try:
-        both = f"{one.endpoint},{other.endpoint}"
-        with pytest.raises(RendezvousConnectionError, match=rf"etcd at {both}: "):
-            create_backend(RendezvousParameters("etcd-v2", both, "job", 1, 2))
-    finally:
-        one.close()
-        other.close()
-
-
-def test_a_job_without_an_id_leaves_no_client(etcd: Etcd) -> None:
-    with pytest.raises(UsageError, match="--rdzv-id"):
-        create_backend(RendezvousParameters("etcd-v2", etcd.endpoint, "", 1, 2))
-
-
-def test_nodes_meet(etcd: Etcd, client: EtcdClient) -> None:
-    """The fixture removes what they leave behind."""
-
-    def meet(number: int) -> tuple[int, int, bytes]:
-        params = RendezvousParameters(
-            "etcd-v2", etcd.endpoint, "meeting", 2, 2, local_addr="localhost", node_id=f"n{number}"
-        )
-        backend, store = create_backend(params)
-        with store:
-            handler = create_handler(store, backend, params)
-            try:
-                info = handler.next_rendezvous()
-                info.store.set(f"from {info.rank}", str(info.rank))
-                return info.rank, info.world_size, info.store.get(f"from {1 - info.rank}")
-            finally:
-                handler.shutdown()
-
-    with ThreadPoolExecutor(2) as pool:
-        found = [one.result(PATIENCE_S) for one in [pool.submit(meet, 0), pool.submit(meet, 1)]]
-    assert sorted(found) == [(0, 2, b"1"), (1, 2, b"0")]

@@ -7,21 +7,16 @@ import contextlib
 import socket
 import ssl
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 from etcd_clients import LOCAL, client_of, http, problem, put, saying, server
 
-from certificates import make_ca, make_certificate, run_openssl
 from holdfast.core.etcd.calls import Problem, ProblemKind
 from holdfast.etcd.diagnose import diagnose_silence
 from holdfast.etcd.protocol import TLS_ONLY
 from holdfast.etcd.transport import NOT_TLS, HttpConnection
 from holdfast.net.tls import client_context
 from real_etcd import Tls, make_tls
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LIMIT_S = 30.0  # Only a test that fails waits for so long.
 
@@ -80,11 +75,6 @@ def test_a_certificate_that_is_disliked_after_the_handshake(tls: Tls) -> None:
     assert isinstance(found, Problem)
     assert found.kind is ProblemKind.DENIED
     assert "cert" in found.why
-
-
-def test_nothing_is_wrong_with_the_certificate(tls: Tls) -> None:
-    context = client_context(tls.ca, *tls.client)
-    assert asked_over_tls(tls, context, wants_certificate=True) is None
 
 
 def test_tls_where_plain_text_is_spoken() -> None:
@@ -174,19 +164,3 @@ def test_a_client_that_is_closed_asks_no_further(tls: Tls) -> None:
             second.transport.abort()
 
     asyncio.run(talk())
-
-
-def test_a_certificate_that_is_out_of_date(tmp_path: Path) -> None:
-    ca = make_ca(tmp_path)
-    late = make_certificate(ca, "late")
-    run_openssl(
-        "x509", "-req", "-in", str(tmp_path / "late.csr"), "-CA", ca.cert, "-CAkey", ca.key,
-        "-set_serial", "7", "-days", "-1", "-extfile", str(tmp_path / "late.ext"),
-        "-out", late.cert,
-    )  # fmt: skip
-    found = asked_over_tls(
-        Tls(ca.cert, late, late), client_context(ca.cert), wants_certificate=False
-    )
-    assert isinstance(found, Problem)
-    assert found.kind is ProblemKind.DENIED
-    assert "expired" in found.why

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from holdfast.core.etcd.calls import Problem, ProblemKind
-from holdfast.etcd.failover import CONNECT_S, LEADERLESS_PAUSE_S, NO_TIME, Attempts
+from holdfast.etcd.failover import CONNECT_S, LEADERLESS_PAUSE_S, Attempts
 from holdfast.etcd.protocol import Handling, Refusal
 
 AWAY = Problem(ProblemKind.UNREACHABLE, "connection refused")
@@ -64,13 +64,6 @@ def test_while_there_is_no_leader_all_are_asked_again_until_the_limit() -> None:
     assert t.next_endpoint(9.0, 0) is None
 
 
-def test_nobody_is_asked_after_a_pause_that_took_all_the_time() -> None:
-    t = tries(1)
-    t.refused(0, NO_LEADER, can_renew=False)
-    assert t.next_endpoint(10.0 - LEADERLESS_PAUSE_S, 0) is None
-    assert t.problem == NO_LEADER.problem
-
-
 def test_a_refusal_for_good_ends_the_call() -> None:
     t = tries()
     t.refused(0, NO_LEADER, can_renew=False)
@@ -111,9 +104,3 @@ def test_the_limit_is_shared() -> None:
     t = tries(may_repeat=True)
     assert t.answer_s(7.0) == 1.0
     assert t.answer_s(11.0) > 0
-
-
-def test_a_call_that_comes_too_late_asks_nobody() -> None:
-    t = tries()
-    assert t.next_endpoint(10.0, 0) is None
-    assert t.problem == NO_TIME

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from etcd_clients import LOCAL, freeze
 
-from holdfast.core.etcd.calls import Change, Get, ProblemKind, Put, Txn
+from holdfast.core.etcd.calls import Change, Get, Txn
 from holdfast.etcd import sync_client
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient, EtcdError
@@ -38,16 +38,6 @@ def test_nothing_is_started_before_the_first_call(etcd: Etcd) -> None:
     client.close()
     client.close()
     assert threading.active_count() == before
-
-
-def test_problems_are_raised_with_the_endpoints(etcd: Etcd) -> None:
-    with client_of(etcd.port) as client:
-        with pytest.raises(EtcdError, match=f"etcd at {etcd.endpoint}: .*duplicate") as caught:
-            client.call(Txn(success=(Put(b"a", b""), Put(b"a", b""))))
-        assert caught.value.kind is ProblemKind.REFUSED
-        with pytest.raises(EtcdError) as caught:
-            client.put(b"a", b"", lease=12345)
-        assert caught.value.kind is ProblemKind.LEASE_GONE
 
 
 def test_two_threads_at_once(etcd: Etcd) -> None:

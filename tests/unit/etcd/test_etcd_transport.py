@@ -117,37 +117,12 @@ def test_an_answer_may_end_with_the_connection(words: bytes, reply: Reply) -> No
     asyncio.run(talk())
 
 
-def test_an_answer_that_is_cut_short_is_none() -> None:
-    async def talk() -> None:
-        async with saying(http(b"{}")[:-1], once=True) as port:
-            connection = await connect(port)
-            with pytest.raises(ConnectionProblem, match="closed"):
-                await connection.ask("/v3/x", b"{}", limit_s=S)
-            await connection.ended
-
-    asyncio.run(talk())
-
-
 def test_an_answer_is_taken_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "ANSWER_BYTES_MAX", 1000)
     assert asyncio.run(ask_of(http(b"x" * 1000))).body == b"x" * 1000
     with pytest.raises(ConnectionProblem, match="MiB") as caught:
         asyncio.run(ask_of(http(b"x" * 1001)))
     assert caught.value.kind is ProblemKind.REFUSED
-
-
-def test_what_comes_unasked_ends_the_connection() -> None:
-    async def talk() -> None:
-        async with saying(http(b"1") + http(b"2")) as port:
-            connection = await connect(port)
-            assert await connection.ask("/v3/x", b"{}", limit_s=S) == Reply(200, b"1")
-            await connection.ended
-            assert not connection.is_idle
-            with pytest.raises(ConnectionProblem) as caught:
-                await connection.ask("/v3/x", b"{}", limit_s=S)
-            assert not caught.value.written
-
-    asyncio.run(talk())
 
 
 def test_without_h11_there_is_one_line_about_what_to_install() -> None:

@@ -51,16 +51,6 @@ def watched(etcd: SimEtcd, key: bytes, end: bytes = b"", start: int = 0) -> Seen
     return seen
 
 
-def test_each_lease_that_ends_is_a_revision_and_one_without_keys_is_none() -> None:
-    etcd = SimEtcd()
-    late, early, empty = grant(etcd, 5), grant(etcd, 4), grant(etcd, 3)
-    do(etcd, Put(b"late", b"", late), Put(b"early", b"", early))
-    seen = watched(etcd, b"\0", b"\0")
-    etcd.expire(9.0)
-    assert seen == [(3, (Change(b"early", None, 3),)), (4, (Change(b"late", None, 4),))]
-    assert etcd.perform(9.0, KeepAlive(empty)) == KeptAlive(0)
-
-
 def test_a_lease_goes_on_while_it_is_kept_alive() -> None:
     etcd = SimEtcd()
     lease = grant(etcd, 5)
@@ -70,13 +60,6 @@ def test_a_lease_goes_on_while_it_is_kept_alive() -> None:
     do(etcd, Put(b"a", b"", lease))
     assert etcd.perform(8.0, KeepAlive(lease)) == KeptAlive(0), "its time is over"
     assert read(etcd, b"a") == ()
-
-
-def test_a_lease_over_its_time_holds_until_etcd_looks() -> None:
-    etcd = SimEtcd()
-    lease = grant(etcd, 5)
-    do(etcd, Put(b"a", b"", lease), now=5.4)
-    assert len(read(etcd, b"a")) == 1
 
 
 def test_after_a_failover_leases_have_their_whole_time_again() -> None:

@@ -25,9 +25,7 @@ from holdfast.testing.sim.etcd_network import (
     CALL_S,
     CATCH_UP_S,
     HELD_CHANGES_MAX,
-    LATE_S,
     LEASE_LOOK_S,
-    NOT_THERE,
     NOTICED_S,
     RESET,
     TIMED_OUT,
@@ -136,29 +134,7 @@ def test_an_answer_into_a_cut_is_lost_though_all_was_done(scene: Scene) -> None:
     assert scene.agent.answers == [(1, TIMED_OUT)]
 
 
-def test_a_request_into_a_cut_is_lost_or_arrives_when_it_has_healed(scene: Scene) -> None:
-    scene.agent.cut_out = True
-    numbers = [scene.put() for _ in range(40)]
-    scene.pass_s(CALL_S + 0.01)
-    assert sorted(scene.agent.answers) == [(number, TIMED_OUT) for number in numbers]
-    assert scene.etcd.revision == 1
-    scene.agent.cut_out = False
-    scene.pass_s(LATE_S)
-    assert 1 < scene.etcd.revision < 20
-    assert len(scene.agent.answers) == 40, "of which nobody is told"
-
-
 # Outages.
-
-
-def test_an_etcd_that_is_gone_refuses_at_once(scene: Scene) -> None:
-    scene.network.go_down()
-    scene.put()
-    scene.network.watch(scene.agent, 1, KEY, b"", 0)
-    scene.pass_s(SOON_S)
-    assert scene.agent.answers == [(1, NOT_THERE)]
-    assert scene.agent.ends == [(1, NOT_THERE)]
-    assert scene.etcd.revision == 1
 
 
 def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> None:
@@ -176,36 +152,6 @@ def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> 
     assert scene.stored
     scene.pass_s(LEASE_LOOK_S + 0.02)
     assert not scene.stored
-
-
-def test_while_etcd_elects_a_leader_requests_wait(scene: Scene) -> None:
-    scene.network.elect(1.0)
-    scene.put()
-    scene.pass_s(0.9)
-    assert scene.etcd.revision == 1
-    scene.pass_s(0.2)
-    assert [type(answer) for _, answer in scene.agent.answers] == [TxnDone]
-    scene.network.elect(3.0)
-    scene.put()
-    scene.pass_s(CALL_S + 0.01)
-    assert scene.agent.answers[1:] == [(2, TIMED_OUT)]
-    assert scene.etcd.revision == 2
-    scene.pass_s(1.0)
-    assert scene.etcd.revision == 3
-    assert len(scene.agent.answers) == 2
-
-
-def test_killed_links_lose_answers_and_end_watches(scene: Scene) -> None:
-    scene.watch()
-    scene.put()
-    scene.network.kill_links(scene.agent)
-    scene.pass_s(SOON_S)
-    scene.put()
-    scene.pass_s(SOON_S)
-    assert scene.agent.ends == [(1, RESET)]
-    assert scene.agent.answers[0] == (1, RESET)
-    assert isinstance(scene.agent.answers[1][1], TxnDone)
-    assert scene.agent.changes == []
 
 
 # Leases.
@@ -241,34 +187,6 @@ def test_a_watch_that_the_agent_ended_is_heard_of_no_more(scene: Scene) -> None:
     scene.change()
     scene.pass_s(5.0)
     assert scene.agent.told_at == []
-
-
-def test_a_stopped_agent_hears_all_in_order_when_it_goes_on(scene: Scene) -> None:
-    scene.watch()
-    scene.agent.pause()
-    scene.change((b"1", b"2", b"3"))
-    scene.pass_s(10.0)
-    scene.network.go_down()
-    scene.pass_s(1.0)
-    assert scene.agent.told_at == []
-    scene.agent.resume()
-    assert scene.agent.revisions == [2, 3, 4]
-    assert scene.agent.ends == [(1, RESET)]
-
-
-def test_a_short_cut_holds_up_what_a_watch_says(scene: Scene) -> None:
-    scene.watch()
-    scene.network.cut(scene.agent)
-    scene.agent.cut_in = True
-    scene.change((b"1", b"2"))
-    scene.pass_s(NOTICED_S[0] / 2)
-    scene.agent.cut_in = False
-    scene.change((b"3",))
-    assert scene.agent.changes == []
-    scene.pass_s(NOTICED_S[1])
-    ((_, revision, changes),) = scene.agent.changes
-    assert (revision, [one.value for one in changes]) == (4, [b"1", b"2", b"3"])
-    assert scene.agent.ends == []
 
 
 def test_a_cut_that_lasts_ends_a_watch_that_has_something_to_say(scene: Scene) -> None:

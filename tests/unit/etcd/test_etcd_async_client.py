@@ -1,0 +1,501 @@
+"""The client for asyncio: calls, watches, users and TLS, with members that die, hang and restart."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from etcd_clients import (
+    LOCAL,
+    SHORT_S,
+    Watched,
+    client_of,
+    done,
+    freeze,
+    get,
+    http,
+    problem,
+    put,
+    saying,
+    server,
+)
+
+from certificates import make_ca, make_certificate
+from holdfast.core.etcd.calls import (
+    Delete,
+    Grant,
+    Granted,
+    KeepAlive,
+    KeptAlive,
+    Problem,
+    ProblemKind,
+    Txn,
+    TxnDone,
+)
+from holdfast.etcd import async_client as client_module
+from holdfast.etcd.async_client import CONNECTIONS_MAX
+from holdfast.etcd.protocol import TLS_ONLY
+from holdfast.etcd.transport import NOT_TLS
+from real_etcd import SMALL_QUOTA, Etcd, EtcdCluster, Tls, make_tls, running_cluster, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from holdfast.core.etcd.calls import Answer, Request
+    from holdfast.etcd.async_client import AsyncEtcdClient
+    from holdfast.etcd.failover import Attempts
+    from holdfast.etcd.transport import HttpConnection
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            calls = [done(client, put(b"many/%d" % n)) for n in range(10 * CONNECTIONS_MAX)]
+            answers = await asyncio.gather(*calls)
+            assert len({one.revision for one in answers}) == len(calls)
+            assert len(client._open) == len(client._idle) == CONNECTIONS_MAX
+            assert client.endpoint == etcd.endpoint
+            assert client.local_address == LOCAL
+
+    asyncio.run(talk())
+
+
+def test_no_space(tmp_path: Path) -> None:
+    with running_etcd(tmp_path, SMALL_QUOTA) as full:
+        full.fill_up()
+
+        async def talk() -> None:
+            async with client_of(full.port) as client:
+                refused = await problem(client, put(b"a", b"1"))
+                assert (refused.kind, refused.why) == (
+                    ProblemKind.NO_SPACE,
+                    "database space exceeded",
+                )
+                # What makes room, and what keeps a node alive, goes on.
+                assert (await done(client, get(b"filling"))).results[0]
+                assert (await done(client, Txn(success=(Delete(b"filling"),)))).deleted == (1,)
+                assert await client.call(KeepAlive(1)) == KeptAlive(0)
+
+        asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED),
+        (http(b"<html>hello</html>"), ProblemKind.REFUSED),
+        (b"220 mail.example ESMTP\r\n\r\n", ProblemKind.REFUSED),
+        (None, ProblemKind.UNREACHABLE),
+        (b"", ProblemKind.UNREACHABLE),
+    ],
+)
+def test_servers_that_are_not_etcd(words: bytes | None, kind: ProblemKind) -> None:
+    async def talk() -> None:
+        async with saying(words) as port, client_of(port) as client:
+            refused = await problem(client, put(b"a"), SHORT_S)
+            assert refused.kind is kind
+            assert list(client.tried) in ([], [f"{LOCAL}:{port}"])
+
+    asyncio.run(talk())
+
+
+def test_calls_beyond_those_under_way_wait_for_no_longer_than_their_limit() -> None:
+    async def talk() -> None:
+        async with saying(b"") as port, client_of(port) as client:
+            blocking = [
+                asyncio.ensure_future(client.call(put(b"a"))) for _ in range(CONNECTIONS_MAX)
+            ]
+            await asyncio.sleep(0)
+            waiting = await problem(client, put(b"a"), 0.05)
+            assert waiting.kind is ProblemKind.UNREACHABLE
+            await client.close()
+            for answer in await asyncio.gather(*blocking):
+                assert answer == client_module.CLOSED
+
+    asyncio.run(talk())
+
+
+def test_a_call_may_be_cancelled(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            for turns in range(8):  # Wherever it is: waiting, connecting or asking.
+                call = asyncio.ensure_future(client.call(put(b"cancelled")))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                call.cancel()
+                await asyncio.wait([call])
+            await done(client, get(b"cancelled"))
+
+    asyncio.run(talk())
+
+
+def test_a_closed_client_says_so() -> None:
+    async def talk() -> None:
+        with socket.socket() as bound:
+            bound.bind((LOCAL, 0))
+            async with client_of(bound.getsockname()[1]) as client:
+                await client.close()
+                assert await client.call(get(b"a")) == client_module.CLOSED
+
+    asyncio.run(talk())
+
+
+def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
+    connections = 0
+
+    async def answer(_: bytes) -> bytes:
+        nonlocal connections
+        connections += 1
+        return http(b'{"header":{"revision":"%d"}}' % connections)
+
+    async def talk() -> None:
+        async with server(answer, once=True) as port, client_of(port) as client:
+            for n in (1, 2, 3):
+                assert await client.call(Txn()) == TxnDone(n, succeeded=False)
+                await asyncio.gather(*(one.ended for one in client._open))
+
+    asyncio.run(talk())
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def secure(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd"), tls=tls) as etcd:
+        yield etcd
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """One that demands passwords: `user` may do all below `u/`."""
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as etcd:
+        etcd.enable_auth("user", "secret", b"u/")
+        yield etcd
+
+
+async def refused(etcd: Etcd, request: Txn, **settings: Any) -> Problem:
+    """Return why a call does not work; a watch must be refused in the same way."""
+    async with client_of(etcd.port, **settings) as client:
+        why = await problem(client, request)
+        watched = await Watched(client, b"x").problem()
+        assert watched.kind is why.kind
+        return why
+
+
+def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_path: Path) -> None:
+    other = make_ca(tmp_path, "other-ca")
+    foreign = make_certificate(other, "foreign")
+    ours = {"cert": tls.client.cert, "key": tls.client.key}
+    cases: list[tuple[dict[str, str], str]] = [
+        ({"ca": tls.ca}, "client certificate"),
+        ({"ca": tls.ca, "cert": foreign.cert, "key": foreign.key}, "client certificate"),
+        ({"ca": other.cert, **ours}, "not trusted"),
+        ({"ca": tls.ca, **ours, "server_name": "elsewhere"}, "another host"),
+        ({"ca": "/nonexistent/ca.pem"}, "cacert: /nonexistent/ca.pem"),
+    ]
+    for settings, why in cases:
+        found = asyncio.run(refused(secure, put(b"a"), tls=True, **settings))
+        assert found.kind is ProblemKind.DENIED, found
+        assert why in found.why
+        assert "\n" not in found.why
+
+
+def test_with_and_without_tls_mixed_up(secure: Etcd, plain: Etcd, tls: Tls) -> None:
+    found = asyncio.run(refused(secure, put(b"a")))
+    assert found == Problem(ProblemKind.DENIED, TLS_ONLY)
+    found = asyncio.run(refused(plain, put(b"a"), tls=True, ca=tls.ca))
+    assert found == Problem(ProblemKind.DENIED, NOT_TLS)
+
+
+def test_a_user_with_a_password(plain: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(plain.port, user="user", password="secret") as client:
+            calls = [done(client, put(b"u/%d" % n)) for n in range(10)]
+            now = (await asyncio.gather(*calls))[0].revision
+            (change, *_) = await Watched(client, b"u/", b"u0", now).changes()
+            assert change.key.startswith(b"u/")
+            assert isinstance(await client.call(Grant(60)), Granted)
+            not_ours = await problem(client, put(b"x"))
+            assert not_ours == Problem(ProblemKind.DENIED, "permission denied")
+            assert await Watched(client, b"x").problem() == not_ours
+            await done(client, Txn(success=(Delete(b"u/", b"u0"),)))
+
+    asyncio.run(talk())
+
+
+def test_many_calls_at_once_ask_for_one_token() -> None:
+    asked: list[bytes] = []
+
+    async def answer(data: bytes) -> bytes:
+        asked.append(data.split(b" ", 2)[1])
+        await asyncio.sleep(0)
+        is_token = asked[-1] == b"/v3/auth/authenticate"
+        return http(b'{"token":"t"}' if is_token else b'{"header":{"revision":"1"}}')
+
+    async def talk() -> None:
+        async with server(answer) as port, client_of(port, user="u", password="p") as client:
+            await asyncio.gather(*(done(client, Txn()) for _ in range(8)))
+
+    asyncio.run(talk())
+    assert len(asked) == 9
+    assert asked.count(b"/v3/auth/authenticate") == 1
+
+
+def test_a_token_that_has_ended_is_replaced(plain: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(plain.port, user="user", password="secret") as client:
+            now = (await done(client, put(b"u/a"))).revision
+            good = client._token
+            for request in (get(b"u/a"), put(b"u/a")):
+                client._token = "no-token.1"
+                await done(client, request)
+                assert client._token not in (good, "no-token.1")
+            client._token = "no-token.2"
+            await Watched(client, b"u/a", b"", now).changes()
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({}, "it requires a user and a password"),
+        ({"user": "user", "password": "wrong"}, "wrong user or password"),
+        ({"user": "nobody", "password": "secret"}, "wrong user or password"),
+    ],
+)
+def test_wrong_users_are_denied_in_one_line(
+    plain: Etcd, settings: dict[str, str], why: str
+) -> None:
+    found = asyncio.run(refused(plain, put(b"u/a"), **settings))
+    assert found == Problem(ProblemKind.DENIED, why)
+
+
+PATIENCE_S = 30.0
+
+
+async def sooner_or_later(client: AsyncEtcdClient, request: Request) -> TxnDone:
+    """Ask until there is an answer, as whoever uses the client would."""
+    async with asyncio.timeout(PATIENCE_S):
+        while isinstance(answer := await client.call(request), Problem):
+            assert answer.kind is ProblemKind.UNREACHABLE
+            await asyncio.sleep(0.02)
+    assert isinstance(answer, TxnDone)
+    return answer
+
+
+def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_path: Path) -> None:
+    async def talk(etcd: Etcd) -> None:
+        async with client_of(etcd.port) as client:
+            now = (await done(client, put(b"a"))).revision
+            watched = Watched(client, b"a", b"", now)
+            await watched.changes()
+            await asyncio.gather(*(done(client, get(b"a")) for _ in range(3)))
+            idle = tuple(client._idle)
+            assert len(idle) == 3
+            freeze(etcd)
+            hung = await problem(client, put(b"a"), SHORT_S)
+            assert hung.kind is ProblemKind.UNREACHABLE
+            assert "no answer within" in hung.why
+            assert (await watched.problem()).why == hung.why
+            await asyncio.gather(*(one.ended for one in idle))
+            etcd.resume()
+            await done(client, put(b"a"))
+
+    with running_etcd(tmp_path) as etcd:
+        asyncio.run(talk(etcd))
+
+
+def test_a_dead_and_a_hanging_member_are_left_for_one_that_answers(tmp_path: Path) -> None:
+    async def talk(etcd: Etcd, dead: int, hanging: int) -> None:
+        async with client_of(dead, hanging, etcd.port, call_s=3 * SHORT_S) as client:
+            # What does no harm twice goes on to the last one within its limit.
+            assert isinstance(await client.call(Grant(60)), Granted)
+            assert client.endpoint == etcd.endpoint
+            assert client.tried.keys() == {f"{LOCAL}:{dead}", f"{LOCAL}:{hanging}"}
+            await done(client, put(b"a"))
+        async with client_of(dead, hanging, etcd.port) as client:
+            # A write that was sent is not sent again; the next one goes elsewhere.
+            unknown = await problem(client, put(b"a"), SHORT_S)
+            assert unknown.kind is ProblemKind.UNREACHABLE
+            assert "no answer" in unknown.why
+            await done(client, put(b"a"))
+        async with client_of(dead, hanging, etcd.port, call_s=3 * SHORT_S) as client:
+            now = etcd.put(b"b", b"1")
+            assert len(await Watched(client, b"b", b"", now).changes()) == 1
+
+    with (
+        running_etcd(tmp_path) as etcd,
+        socket.socket() as bound,
+        socket.create_server((LOCAL, 0)) as silent,
+    ):
+        bound.bind((LOCAL, 0))  # And does not listen.
+        asyncio.run(talk(etcd, bound.getsockname()[1], silent.getsockname()[1]))
+
+
+def test_a_late_answer_is_taken_and_its_endpoint_is_not_gone_back_to(tmp_path: Path) -> None:
+    async def talk(etcd: Etcd) -> None:
+        asked, go_on = asyncio.Event(), asyncio.Event()
+
+        async def answer_late(_: bytes) -> bytes:
+            asked.set()
+            await go_on.wait()
+            return http(
+                b'{"header":{"revision":"1"},"succeeded":true,"responses":[{"response_put":{}}]}'
+            )
+
+        async with server(answer_late) as slow, client_of(slow, etcd.port) as client:
+            late = asyncio.ensure_future(client.call(put(b"a"), limit_s=PATIENCE_S))
+            await asked.wait()
+            await problem(client, put(b"a"), SHORT_S)
+            watched = Watched(client, b"a", b"", (await done(client, put(b"a", b"1"))).revision)
+            assert len(await watched.changes()) == 1
+            go_on.set()
+            assert isinstance(await late, TxnDone)
+            assert client.endpoint == etcd.endpoint
+            assert client.tried == {}
+            assert watched.is_silent
+
+    with running_etcd(tmp_path) as etcd:
+        asyncio.run(talk(etcd))
+
+
+def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(tmp_path: Path) -> None:
+    async def talk(etcd: Etcd) -> None:
+        async with saying(b"") as left, client_of(left, etcd.port) as client:
+            connect = client._connect
+
+            async def connect_slowly(at: int, tries: Attempts) -> HttpConnection:
+                connection = await connect(at, tries)
+                if at == 0:
+                    client._leave(0, "no answer within 1 s")  # As a call would find.
+                return connection
+
+            client._connect = connect_slowly  # type: ignore[method-assign]
+            watched = Watched(client, b"a", b"", etcd.put(b"a", b"1"))
+            assert len(await watched.changes()) == 1
+            assert client.endpoint == etcd.endpoint
+            assert client.tried == {f"{LOCAL}:{left}": "no answer within 1 s"}
+
+    with running_etcd(tmp_path) as etcd:
+        asyncio.run(talk(etcd))
+
+
+def test_members_of_a_cluster_die_one_after_the_other(tmp_path: Path) -> None:
+    async def talk(cluster: EtcdCluster) -> None:
+        first, second, third = cluster.members
+        ports = [one.port for one in cluster.members]
+        async with client_of(*ports) as client:
+            lease = await client.call(Grant(60))
+            assert isinstance(lease, Granted)
+            now = (await done(client, put(b"a", b"1", lease.lease))).revision
+            watched = Watched(client, b"a", b"", now)
+            await watched.changes()
+            assert client.endpoint == first.endpoint
+            first.kill()
+            await watched.problem()
+            await sooner_or_later(client, get(b"a"))
+            assert client.endpoint != first.endpoint
+            again = Watched(client, b"a", b"", now + 1)
+            changed = (await sooner_or_later(client, put(b"a", b"2"))).revision
+            assert (await again.changes())[-1].value == b"2"
+            # Without a majority nothing goes, and says why; with it, calls that wait go through.
+            second.kill()
+            assert (await again.problem()).kind is ProblemKind.UNREACHABLE
+            alone = await problem(client, get(b"a"), SHORT_S)
+            assert (alone.kind, client.tried[first.endpoint]) == (
+                ProblemKind.UNREACHABLE,
+                "connection refused",
+            )
+            second.begin()
+            read = await sooner_or_later(client, get(b"a"))
+            assert read.results[0][0].mod_revision >= changed
+            kept: Answer = await client.call(KeepAlive(lease.lease))
+            assert not isinstance(kept, Problem)
+            second.ready()
+            third.kill()
+            first.start()
+            await sooner_or_later(client, put(b"a", b"3"))
+
+    with running_cluster(tmp_path) as cluster:
+        cluster.leader()
+        asyncio.run(talk(cluster))
+
+
+def test_a_member_without_a_leader_says_so_and_ends_its_watches(tmp_path: Path) -> None:
+    async def talk(cluster: EtcdCluster) -> None:
+        alone, *others = [*cluster.followers(), cluster.leader()]
+        async with client_of(alone.port) as client:
+            now = (await done(client, put(b"a"))).revision
+            watched = Watched(client, b"a", b"", now)
+            await watched.changes()
+            for one in others:
+                one.pause()
+            ended = await watched.problem()
+            assert ended.kind is ProblemKind.UNREACHABLE
+            leaderless = await problem(client, put(b"a"), SHORT_S)
+            assert leaderless == Problem(ProblemKind.UNREACHABLE, "no leader")
+            # It is asked again until the limit, so that an election is waited for.
+            call = asyncio.ensure_future(client.call(put(b"a"), limit_s=PATIENCE_S))
+            await asyncio.sleep(0)
+            for one in others:
+                one.resume()
+            answer = await call
+            assert isinstance(answer, TxnDone), answer
+
+    with running_cluster(tmp_path) as cluster:
+        asyncio.run(talk(cluster))
+
+
+def test_a_watch_is_told_of_nothing_after_it_was_cancelled(etcd: Etcd) -> None:
+    async def talk() -> None:
+        async with client_of(etcd.port) as client:
+            now = (await done(client, put(b"cancelled", b"1"))).revision
+            early = Watched(client, b"cancelled", b"", now)
+            early.handle.cancel()  # Before it even connects.
+            watched = Watched(client, b"cancelled", b"", now)
+            other = Watched(client, b"cancelled", b"", now)
+            await watched.changes()
+            await other.changes()
+            watched.handle.cancel()
+            await done(client, put(b"cancelled", b"2"))
+            await other.changes()
+            assert early.is_silent
+            assert watched.is_silent
+        assert other.is_silent  # Closing the client is no end of a watch either.
+
+    asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "why"),
+    [
+        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED, "/v3"),
+        (http(b"<html>\n"), ProblemKind.REFUSED, "<html>"),
+        (http(b""), ProblemKind.UNREACHABLE, "it ended the watch"),
+        (None, ProblemKind.UNREACHABLE, "without an answer"),
+        (b"", ProblemKind.UNREACHABLE, "no watch within"),
+    ],
+)
+def test_a_watch_at_a_server_that_is_no_etcd(
+    words: bytes | None, kind: ProblemKind, why: str
+) -> None:
+    async def talk() -> None:
+        async with saying(words) as port, client_of(port, call_s=SHORT_S) as client:
+            ended = await Watched(client, b"a").problem()
+            assert ended.kind is kind
+            assert why in ended.why
+
+    asyncio.run(talk())

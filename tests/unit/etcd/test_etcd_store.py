@@ -1,0 +1,478 @@
+"""What only a store in etcd does: layout, contention, waits; what all stores do is in contract."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import urllib.request
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.core.etcd.calls import KeptAlive, Problem, ProblemKind, Request, Txn
+from holdfast.etcd import store as store_transactions
+from holdfast.etcd.async_client import CLOSED
+from holdfast.etcd.lease import KeptLease
+from holdfast.etcd.settings import EtcdSettings
+from holdfast.etcd.store import TXN_OPS_MAX, EtcdStore, as_store_error
+from holdfast.etcd.store_layout import KeyRange, StoreKeys
+from holdfast.etcd.sync_client import BlockingWatch, EtcdClient, EtcdError
+from holdfast.store import DistNetworkError, DistStoreError, StoreTimeoutError
+from real_etcd import LOOK_AGAIN_S, PATIENCE_S, Etcd, running_etcd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+def client_of(etcd: Etcd) -> EtcdClient:
+    return EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
+
+
+def test_more_keys_than_a_transaction_has(store: EtcdStore) -> None:
+    keys = [f"key {number}" for number in range(300)]
+    store.multi_set(keys, keys)
+    assert store.multi_get(keys) == [key.encode() for key in keys]
+    store.wait(keys)
+    assert store.check(keys)
+    assert not store.check([*keys, "another"])
+    assert store.num_keys() == 300
+
+
+def test_values_that_together_are_too_large_for_one_transaction(store: EtcdStore) -> None:
+    value = b"x" * 900_000
+    store.multi_set(["a", "b", "c"], [value] * 3)
+    assert store.multi_get(["a", "b", "c"]) == [value] * 3
+
+
+def test_a_value_that_is_too_large_is_refused(etcd: Etcd, store: EtcdStore) -> None:
+    with pytest.raises(DistStoreError, match=rf"^etcd at {etcd.endpoint}: .*too large"):
+        store.set("key", b"x" * 2_000_000)
+    assert not store.check(["key"])
+
+
+def test_many_clients_add_at_once(etcd: Etcd, store: EtcdStore) -> None:
+    def add(_: int) -> list[int]:
+        with client_of(etcd) as client:
+            mine = EtcdStore(client, store.prefix)
+            return [mine.add("count", 1) for _ in range(10)]
+
+    with ThreadPoolExecutor(8) as pool:
+        totals = sorted(total for some in pool.map(add, range(8)) for total in some)
+    assert totals == list(range(1, 81))
+
+
+def test_a_client_of_the_callers_is_not_closed(etcd: Etcd, tmp_path: Path) -> None:
+    with client_of(etcd) as client:
+        with EtcdStore(client, str(tmp_path)) as store:
+            store.set("key", "1")
+        assert store.get("key") == b"1"
+    with pytest.raises(DistStoreError, match="the client is closed"):
+        store.get("key")
+
+
+# "ab?" is one whose base64 has a slash in it.
+ODD_KEYS = ["", "a", "a/b", "/", "ab?", "é", "k", "a\x1f", "\x1f", "\x1fa", "a\x1fv", "a\x1f\x1fv",
+            "a\x1fq", "a\0", "\n", "\U0001f600"]  # fmt: skip
+
+
+def is_in(place: bytes, spot: KeyRange) -> bool:
+    return spot.key <= place < spot.end if spot.end else place == spot.key
+
+
+def places_of(key: str, places: StoreKeys) -> list[bytes]:
+    """Return all places that a key has something at, in a store."""
+    return [
+        places.value(key).key,
+        places.queue(key).key,
+        places.barrier(key).key,
+        places.entry(key, 0).key,
+        places.entry(key, 10**19).key,
+    ]
+
+
+@pytest.mark.parametrize("key", ODD_KEYS)
+def test_a_key_is_known_by_its_place(key: str) -> None:
+    places = StoreKeys("/some/")
+    value, *others = places_of(key, places)
+    assert places.key_of(value) == key
+    assert [places.key_of(other) for other in others] == [None] * len(others)
+
+
+def test_no_two_keys_share_a_place_or_a_range() -> None:
+    places = StoreKeys("/some/")
+    for one, other in permutations(ODD_KEYS, 2):
+        assert not set(places_of(one, places)) & set(places_of(other, places))
+        assert not any(is_in(place, places.either(one)) for place in places_of(other, places))
+
+
+def test_one_range_has_value_and_queue() -> None:
+    places = StoreKeys("/some/")
+    for key in ODD_KEYS:
+        found = [is_in(place, places.either(key)) for place in places_of(key, places)]
+        assert found == [True, True, False, False, False]
+        assert all(is_in(place, places.all_keys()) for place in places_of(key, places)[:2])
+
+
+def test_stores_in_each_others_prefixes_have_nothing_in_common() -> None:
+    stores = [StoreKeys(prefix) for prefix in ("/", "/a/", "/a/k/", "/ab/", "/a/kb/", "")]
+    for one, other in permutations(stores, 2):
+        for key in ODD_KEYS:
+            assert not any(is_in(place, one.all_keys()) for place in places_of(key, other))
+
+
+def test_values_of_a_queue_sort_as_they_came() -> None:
+    places = StoreKeys("/some/")
+    numbers = [0, 1, 9, 10, 11, 100, 10**19]
+    entries = [places.entry("key", number).key for number in numbers]
+    assert sorted(entries) == entries
+
+
+class DisturbedClient(EtcdClient):
+    """A client that is always too late: somebody else adds 10 just before it changes a key."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
+        self.disturbances = 0
+        self.transactions = 0
+        self.place = b""
+        self._etcd = etcd
+
+    def call(self, request: Request, limit_s: float | None = None) -> Any:
+        if isinstance(request, Txn):
+            self.transactions += 1
+            if request.compare and self.disturbances:
+                self.disturbances -= 1
+                now = int(self._etcd.get(self.place) or b"0")
+                self._etcd.put(self.place, b"%d" % (now + 10))
+        return super().call(request, limit_s)
+
+
+@pytest.fixture
+def disturbed(tmp_path: Path) -> Iterator[DisturbedClient]:
+    with running_etcd(tmp_path) as etcd, DisturbedClient(etcd) as made:
+        made.place = b"/some/\x1fkcount\x1fv"
+        yield made
+
+
+def test_a_change_is_made_again_from_what_is_there_then(disturbed: DisturbedClient) -> None:
+    store = EtcdStore(disturbed, "/some")
+    disturbed.disturbances = 3
+    assert store.add("count", 1) == 31
+    assert store.get("count") == b"31"
+
+
+def test_a_change_that_others_make_impossible_is_given_up(
+    disturbed: DisturbedClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_transactions, "ATTEMPTS_MAX", 4)
+    disturbed.disturbances = 100
+    with pytest.raises(DistStoreError, match=r"count.* could not be changed in 4 attempts"):
+        EtcdStore(disturbed, "/some").add("count", 1)
+    assert disturbed.disturbances == 96
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        (Problem(ProblemKind.UNREACHABLE, "it is gone"), DistNetworkError),
+        (CLOSED, DistStoreError),
+        (Problem(ProblemKind.NO_SPACE, "it is full"), DistStoreError),
+        (Problem(ProblemKind.DENIED, "no"), DistStoreError),
+    ],
+)
+def test_problems_are_those_of_stores(problem: Problem, kind: type[Exception]) -> None:
+    error = as_store_error(EtcdError(problem, "host:1"))
+    assert type(error) is kind
+    assert str(error) == f"etcd at host:1: {problem.why}"
+
+
+class SeenClient(EtcdClient):
+    """A client whose transactions and watches are seen before they are made."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),), call_s=2.0))
+        self.transactions = self.watches = 0
+        self.before_transaction: Callable[[int], object] = int
+        self.before_watch: Callable[[int], object] = int
+
+    def call(self, request: Request, limit_s: float | None = None) -> Any:
+        if isinstance(request, Txn):
+            self.transactions += 1
+            self.before_transaction(self.transactions)
+        return super().call(request, limit_s)
+
+    def watch(self, key: bytes, end: bytes, start_revision: int) -> BlockingWatch:
+        self.watches += 1
+        self.before_watch(self.watches)
+        return super().watch(key, end, start_revision)
+
+
+@pytest.fixture
+def client(etcd: Etcd) -> Iterator[SeenClient]:
+    with SeenClient(etcd) as made:
+        yield made
+
+
+@pytest.fixture
+def store(client: SeenClient, tmp_path: Path) -> EtcdStore:
+    return EtcdStore(client, str(tmp_path))
+
+
+def watchers(etcd: Etcd) -> int:
+    """Return how many watches etcd has, as it counts them itself."""
+    with urllib.request.urlopen(f"{etcd.url}/metrics", timeout=PATIENCE_S) as answer:
+        for line in answer.read().decode().splitlines():
+            if line.startswith("etcd_debugging_mvcc_watcher_total "):
+                return int(line.split()[1])
+    raise AssertionError("it does not say")
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(LOOK_AGAIN_S)
+
+
+@contextmanager
+def waiting(etcd: Etcd, call: Callable[..., Any], *args: Any) -> Iterator[Future[Any]]:
+    """Wait in another thread; begin when etcd has the watch."""
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(call, *args)
+        until(lambda: watchers(etcd) > 0 or future.done())
+        yield future
+
+
+def test_a_wait_costs_one_look_and_one_watch_however_much_happens(
+    etcd: Etcd, client: SeenClient, store: EtcdStore
+) -> None:
+    with SeenClient(etcd) as others, waiting(etcd, store.get, "key") as getting:
+        other = EtcdStore(others, store.prefix)
+        for number in range(20):
+            other.multi_set(["another", "key2"], [str(number)] * 2)
+        other.set("key", "value")
+        assert getting.result(PATIENCE_S) == b"value"
+    assert (client.transactions, client.watches) == (1, 1)
+
+
+def test_the_watch_of_a_wait_that_is_over_is_gone(etcd: Etcd, store: EtcdStore) -> None:
+    with pytest.raises(StoreTimeoutError, match=etcd.endpoint):
+        store.wait(["key"], 0.01)
+    with waiting(etcd, store.get, "key") as getting:
+        store.set("key", "value")
+        getting.result(PATIENCE_S)
+    until(lambda: not watchers(etcd))
+
+
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_etcd_is_started_again_under_waits(tmp_path: Path, how: str) -> None:
+    with (
+        running_etcd(tmp_path) as etcd,
+        SeenClient(etcd) as client,
+        EtcdStore(client, "/some") as store,
+        waiting(etcd, store.multi_get, ["one", "two"]) as getting,
+    ):
+        getattr(etcd, how)()
+        etcd.start()
+        with SeenClient(etcd) as others:
+            EtcdStore(others, "/some").multi_set(["one", "two"], ["1", "2"])
+        assert getting.result(PATIENCE_S) == [b"1", b"2"]
+
+
+def test_revisions_that_are_forgotten_are_looked_for(
+    etcd: Etcd, client: SeenClient, store: EtcdStore
+) -> None:
+    place = store.prefix.encode() + b"\x1fkkey\x1fv"
+
+    def happen(number: int) -> None:
+        if number == 1:
+            etcd.put(b"another", b"1")
+            etcd.put(place, b"value")
+            etcd.put(b"another", b"2")
+            etcd.compact()
+
+    client.before_watch = happen
+    assert store.get("key") == b"value"
+    assert (client.transactions, client.watches) == (2, 1)
+
+
+def test_more_keys_than_a_transaction_has_are_there_at_once(
+    client: SeenClient, store: EtcdStore
+) -> None:
+    """The first is gone when the last has come, and no look at either sees that."""
+    keys = [f"key {number}" for number in range(TXN_OPS_MAX + 2)]
+    store.multi_set(keys[:-1], keys[:-1])
+    client.transactions = 0
+
+    def happen(number: int) -> None:
+        if number == 2:
+            client.before_transaction = int
+            store.delete_key(keys[0])
+            store.set(keys[-1], "")
+
+    client.before_transaction = happen
+    with pytest.raises(StoreTimeoutError, match="key 0"):
+        store.wait(keys, 0.3)
+    client.before_transaction = int
+    store.set(keys[0], "")
+    store.wait(keys, 0.3)
+
+
+def test_a_client_that_is_closed_ends_a_wait(etcd: Etcd, tmp_path: Path) -> None:
+    client = SeenClient(etcd)
+    with waiting(etcd, EtcdStore(client, str(tmp_path)).get, "key") as getting:
+        client.close()
+        with pytest.raises(DistStoreError, match="the client is closed"):
+            getting.result(PATIENCE_S)
+
+
+def test_a_pop_that_was_too_slow_waits_on_while_etcd_is_away(tmp_path: Path) -> None:
+    with running_etcd(tmp_path) as etcd, SeenClient(etcd) as client, SeenClient(etcd) as others:
+        store, other = EtcdStore(client, "/some"), EtcdStore(others, "/some")
+
+        def happen(number: int) -> None:
+            if number == 2:  # It was told of a value, and is about to take it.
+                other.queue_pop("queue")
+            elif number == 3:
+                etcd.kill()
+            elif number == 4:
+                etcd.start()
+
+        client.before_transaction = happen
+        with waiting(etcd, store.queue_pop, "queue") as popping:
+            other.queue_push("queue", "first")
+            until(lambda: client.watches == 2)
+            other.queue_push("queue", "second")
+            assert popping.result(PATIENCE_S) == b"second"
+
+
+LONG = 3600
+
+
+class ListeningClient(EtcdClient):
+    """A client that counts the signs of life."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        super().__init__(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),)))
+        self.signs = threading.Semaphore(0)
+        self.missed = threading.Semaphore(0)
+
+    def call(self, request: Request, limit_s: float | None = None) -> Any:
+        try:
+            answer = super().call(request, limit_s)
+        except EtcdError:
+            self.missed.release()
+            raise
+        if isinstance(answer, KeptAlive) and answer.ttl_s:
+            self.signs.release()
+        return answer
+
+
+@pytest.fixture
+def listening(etcd: Etcd) -> Iterator[ListeningClient]:
+    with ListeningClient(etcd) as made:
+        yield made
+        for lease in etcd.leases():
+            made.revoke(lease)
+
+
+def lease_of(client: EtcdClient, store: EtcdStore, key: str) -> int:
+    found = client.get(store.prefix.encode() + b"\x1fk" + key.encode() + b"\x1fv")
+    assert found is not None
+    return found.lease
+
+
+def test_a_store_gives_signs_of_life_until_it_and_its_clones_are_closed(
+    etcd: Etcd, listening: ListeningClient, tmp_path: Path
+) -> None:
+    store = EtcdStore(listening, str(tmp_path), ttl_s=2)
+    store.set("key", "1")
+    clone = store.clone()
+    store.close()
+    for _ in range(2):
+        assert listening.signs.acquire(timeout=PATIENCE_S)
+    assert clone.get("key") == b"1"
+    place = store.prefix.encode() + b"\x1fkkey\x1fv"
+    with listening.watch(place, b"", etcd.revision() + 1) as watch:
+        clone.close()
+        (change,) = watch.next(PATIENCE_S)  # It stays for its time, and then it goes.
+    assert (change.key, change.value) == (place, None)
+
+
+def test_a_store_that_is_forgotten_is_kept_no_more(
+    listening: ListeningClient, tmp_path: Path
+) -> None:
+    store = EtcdStore(listening, str(tmp_path), ttl_s=LONG)
+    store.set("key", "1")
+    (keeping,) = (one for one in threading.enumerate() if one.name == "holdfast-etcd-lease")
+    del store
+    gc.collect()
+    keeping.join(PATIENCE_S)
+    assert not keeping.is_alive()
+
+
+class CollectingClient(ListeningClient):
+    """A client during whose first call the collector finds something."""
+
+    found: Callable[[], None] | None = None
+
+    def call(self, request: Request, limit_s: float | None = None) -> Any:
+        found, self.found = self.found, None
+        if found is not None:
+            found()
+        return super().call(request, limit_s)
+
+
+def test_a_store_may_be_forgotten_in_the_middle_of_another_ones_write(etcd: Etcd) -> None:
+    with CollectingClient(etcd) as client:
+        kept = KeptLease(client, LONG)
+        forgotten = kept.share()
+        client.found = forgotten.release
+        writing = threading.Thread(target=kept.current, daemon=True)
+        writing.start()
+        writing.join(PATIENCE_S)
+        assert not writing.is_alive(), "it waits for itself"
+        lease = kept.current()
+        kept.release()
+        kept.join()
+        with pytest.raises(DistStoreError, match="the store is closed"):
+            kept.current()
+        client.revoke(lease)
+
+
+def test_a_lease_that_was_lost_is_replaced_by_the_next_write(
+    etcd: Etcd, listening: ListeningClient, tmp_path: Path
+) -> None:
+    with EtcdStore(listening, str(tmp_path), ttl_s=LONG) as store:
+        store.set("key", "1")
+        (lease,) = etcd.leases()
+        listening.revoke(lease)
+        assert store.add("key", 5) == 5  # It went with the lease.
+        (other,) = etcd.leases()
+        assert other != lease
+        assert lease_of(listening, store, "key") == other
+
+
+def test_a_lease_that_was_lost_is_noticed_between_writes(
+    listening: ListeningClient,
+) -> None:
+    kept = KeptLease(listening, 1)
+    lease = kept.current()
+    listening.revoke(lease)
+    deadline = time.monotonic() + PATIENCE_S
+    while kept.current() == lease:
+        assert time.monotonic() < deadline
+        time.sleep(LOOK_AGAIN_S)
+    kept.release()
+    kept.join()
