@@ -8,7 +8,7 @@ from fake_node import RUN, a_job_of, a_node
 from holdfast.core.coordinator import CoordinatorMachine, StatusReceived
 from holdfast.core.machine import InvalidEvent
 from holdfast.core.protocol import Ack, JobOutcome, NodeRole, View
-from holdfast.core.rounds import Job, JobPhase, Rounds, close_broken
+from holdfast.core.rounds import Job, Rounds
 
 TWO = a_job_of(2, 2, max_restarts=3)
 
@@ -64,15 +64,3 @@ def test_in_a_test_the_error_is_raised() -> None:
         joins(coordinator(rounds=Broken, strict=True))
     with pytest.raises(InvalidEvent):
         coordinator().handle(0.0, a_node("a", TWO, 1).status())  # type: ignore[arg-type]
-
-
-def test_a_job_that_is_closed_because_it_is_broken_keeps_what_nodes_must_not_see_again() -> None:
-    before = Rounds(Job(run_id=RUN, term=4))
-    for i, name in enumerate("ab"):
-        before.handle(0.0, a_node(name, TWO, i).status())
-    views, same = close_broken(0.0, before, "first", Rounds)
-    assert ({view.node for view in views}, same) == ({"a", "b"}, before)
-    before.__class__ = Dead
-    views, after = close_broken(0.0, before, "second", Rounds)
-    assert (views, after.job.phase, after.job.nodes) == ([], JobPhase.CLOSED, {})
-    assert (after.job.term, after.job.generation) == (5, before.job.generation)

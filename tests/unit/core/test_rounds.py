@@ -8,7 +8,7 @@ import pytest
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import rounds as machine
 from holdfast.core.machine import InvalidEvent
-from holdfast.core.protocol import JobOutcome, JobSettings, NodeRole, RefusalReason, View
+from holdfast.core.protocol import JobSettings, NodeRole, RefusalReason, View
 from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     BLAME_S,
@@ -16,7 +16,6 @@ from holdfast.core.rounds import (
     RECOVER_S_MAX,
     RECOVER_S_MIN,
     REPORT_S,
-    CloseRequested,
     Job,
     JobPhase,
     NodeLost,
@@ -173,10 +172,3 @@ def test_a_node_that_was_started_otherwise_is_refused(other: dict[str, object]) 
     (view,) = rounds.handle(0.0, a_node("b", settings, 2, **about).status())
     assert (view.role, view.refusal) == (NodeRole.REFUSED, RefusalReason.SETTINGS)
     assert list(rounds.job.nodes) == ["a"]
-
-
-def test_a_request_ends_a_job_without_any_node() -> None:
-    rounds = Rounds(Job(run_id=RUN))
-    assert rounds.handle(0.0, CloseRequested(JobOutcome.STOPPED, "enough")) == []
-    assert (rounds.job.phase, rounds.job.final) == (JobPhase.CLOSED, True)
-    rounds.check()

@@ -1,6 +1,6 @@
 """Rounds among nodes that do anything at any time, and a network that repeats itself.
 
-`Cluster` keeps its own books of what each node was told and did, and checks the invariants after
+`Cluster` keeps its own record of what each node received and did, and checks the invariants after
 every step. At each step a second machine, made of the encoded state of the first, must say and do
 the same: so that a job's state can be handed from one watcher to the next at any time.
 """
@@ -51,7 +51,7 @@ class Cluster(RuleBasedStateMachine):
         self.closed: tuple[JobOutcome | None, str] | None = None
         self.generation = -1
         self.coordinators = 1
-        self.told_round: dict[tuple[int, int, int], tuple[tuple[str, int], ...]] = {}
+        self.formed: dict[tuple[int, int, int], tuple[tuple[str, int], ...]] = {}
 
     # Telling the machine, and what it tells.
 
@@ -60,14 +60,14 @@ class Cluster(RuleBasedStateMachine):
             self.old.append(event)
         twin = Rounds(copied(self.rounds.job))
         before = self.rounds.job.restarts
-        told = self.rounds.handle(0.0, event)
-        assert twin.handle(0.0, event) == told, "a copy of the state says something else"
+        views = self.rounds.handle(0.0, event)
+        assert twin.handle(0.0, event) == views, "a copy of the state decides otherwise"
         assert copied(twin.job) == copied(self.rounds.job)
         self.rounds.check()
         charged = self.rounds.job.restarts - before
         failed = isinstance(event, Status) and event.phase is NodePhase.FAILED
         assert charged <= 0 or failed or self.coordinators > 1
-        for view in told:
+        for view in views:
             self.deliver(view)
 
     def deliver(self, view: View) -> None:
@@ -97,7 +97,7 @@ class Cluster(RuleBasedStateMachine):
         self.give(self.born(name).status())
 
     @rule(name=names)
-    def does_as_it_is_told(self, name: str) -> None:
+    def applies_its_view(self, name: str) -> None:
         node = self.alive(name)
         if node is None or node.role is None:
             return
@@ -111,9 +111,9 @@ class Cluster(RuleBasedStateMachine):
             self.give(node.status())
 
     @rule()
-    def all_do_as_they_are_told(self) -> None:
+    def all_apply_their_views(self) -> None:
         for name in list(self.nodes):
-            self.does_as_it_is_told(name)
+            self.applies_its_view(name)
 
     @rule(name=names, retryable=st.sampled_from([True, True, True, False]), sudden=st.booleans())
     def fails(self, name: str, retryable: bool, sudden: bool) -> None:
@@ -135,7 +135,7 @@ class Cluster(RuleBasedStateMachine):
             self.give(node.leave())
 
     @rule(name=names)
-    def says_it_again(self, name: str) -> None:
+    def sends_its_status(self, name: str) -> None:
         node = self.alive(name)
         if node is not None:
             self.give(node.status())
@@ -149,7 +149,7 @@ class Cluster(RuleBasedStateMachine):
                 self.deliver(view)
             assert self.rounds.behind(node.beat()) is None
 
-    # What befalls them.
+    # What happens to them.
 
     @rule(name=names, dies=st.booleans())
     def is_lost(self, name: str, dies: bool) -> None:
@@ -175,10 +175,10 @@ class Cluster(RuleBasedStateMachine):
             after.revision = before.revision  # That it was turned away once more.
             known = before.nodes.get(status.info.node)
             if known is not None or status.info.incarnation in before.retired:
-                assert after == before, "old news has changed something"
+                assert after == before, "an old status has changed something"
 
     @rule(which=st.integers(0, 1000))
-    def one_that_is_out_speaks(self, which: int) -> None:
+    def one_that_is_out_sends_a_status(self, which: int) -> None:
         out = [one for one in self.old_nodes if one.info.incarnation in self.rounds.job.retired]
         if out and self.coordinators == 1:
             before = copied(self.rounds.job)
@@ -217,7 +217,7 @@ class Cluster(RuleBasedStateMachine):
             assert here or info.node in job.succeeded
         which = (self.coordinators, job.round_term, job.round)
         who = tuple((info.node, info.incarnation) for info in job.members)
-        assert self.told_round.setdefault(which, who) == who, "a round has changed"
+        assert self.formed.setdefault(which, who) == who, "a round has changed"
 
     @invariant()
     def the_generation_only_grows(self) -> None:
@@ -251,9 +251,9 @@ class Cluster(RuleBasedStateMachine):
             if self.rounds.job.phase is JobPhase.CLOSED or self.is_running():
                 return
             for name in list(self.nodes):
-                self.says_it_again(name)
+                self.sends_its_status(name)
                 self.beats(name)
-                self.does_as_it_is_told(name)
+                self.applies_its_view(name)
             for name, known in list(self.rounds.job.nodes.items()):
                 if name not in self.nodes:
                     self.give(NodeLost(name, known.info.incarnation, "silence"))

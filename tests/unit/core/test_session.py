@@ -155,13 +155,6 @@ def test_a_connection_that_lasts_after_refusals_is_one_again() -> None:
     assert machine.next_deadline(now) == pytest.approx(now + RETRY_FIRST_S)
 
 
-def test_a_node_that_slept_gives_up_on_nobody() -> None:
-    machine = up(a_session(away_s=10.0))
-    assert [type(effect) for effect in machine.handle(3_600.0, TICK)] == [Send]
-    machine.handle(3_600.0, Disconnected("reset"))
-    assert not any(isinstance(effect, GiveUp) for effect in machine.handle(7_200.0, TICK))
-
-
 def test_something_that_listens_but_never_answers_is_given_up() -> None:
     machine = up(a_session(away_s=10.0, first_contact_s=20.0, silence_s=5.0))
     happened = run(machine, 40.0, answers=[Connected()])

@@ -1,7 +1,7 @@
 """Supervision in an environment with a will of its own.
 
-`World` keeps its own books of what it told the machine and what it was asked to do, and never
-reads the machine's state. From these books it says what each effect must be, or must not.
+`World` keeps its own record of the events it gave and the effects it got, and never reads the
+machine's state. From this record it knows what each effect must be, or must not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from signal import SIGHUP, SIGINT, SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,7 +18,6 @@ from hypothesis.stateful import (
     rule,
 )
 
-from holdfast.core.machine import InvalidEvent
 from holdfast.core.supervision import (
     BarrierEnded,
     Begun,
@@ -284,40 +282,6 @@ class World(RuleBasedStateMachine):
                 assert self.situation() == before
             case _:
                 assert self.situation() == "done"
-
-    # News that comes late.
-
-    @rule(after=answers, back=st.integers(1, 3), local_rank=st.integers(0, 3), failed=st.booleans())
-    def an_exit_is_told_late(self, after: int, back: int, local_rank: int, failed: bool) -> None:
-        self.go_on(after)
-        generation = self.generation - back
-        if generation >= 0:
-            late = WorkerExited(generation, local_rank, failed, retryable=False)
-            assert self.tell(late) == []
-
-    @rule(after=answers, back=st.integers(1, 3))
-    def bad_health_is_told_late(self, after: int, back: int) -> None:
-        self.go_on(after)
-        generation = self.generation - back
-        if generation >= 0:
-            late = WorkersUnhealthy(generation, "no progress", retryable=False)
-            assert self.tell(late) == []
-
-    @rule(after=answers, kind=st.sampled_from([JoinRound, StartWorkers, StopWorkers, EnterBarrier]))
-    def something_is_answered_that_was_not_asked(self, after: int, kind: type[Effect]) -> None:
-        self.go_on(after)
-        if isinstance(self.owed, kind) or self.finish is not None:
-            return
-        answers_to: dict[type, Event] = {
-            JoinRound: RoundJoined(self.rounds, 0, 1),
-            StartWorkers: WorkersStarted(self.generation),
-            StopWorkers: WorkersStopped(self.generation),
-            EnterBarrier: BarrierEnded(),
-        }
-        before = {**vars(self.machine), "story": list(self.machine.story)}
-        with pytest.raises(InvalidEvent):
-            self.machine.handle(self.now, answers_to[kind])
-        assert {**vars(self.machine), "story": list(self.machine.story)} == before
 
     # What holds at all times.
 

@@ -178,15 +178,3 @@ def test_a_budget_that_is_spent_or_below_zero_cannot_be_charged() -> None:
         assert spent.left == 0
         with pytest.raises(ValueError, match="spent"):
             spent.charge()
-
-
-def test_check_notices_what_cannot_be() -> None:
-    with pytest.raises(ValueError, match="0 workers"):
-        Supervision(local_world_size=0, max_restarts=0)
-    overspent = machine_in(Supervision, State.RUNNING)
-    overspent.budget = Budget(1, used=2)
-    ghost = machine_in(Supervision, State.DONE)
-    ghost.running = frozenset({0})
-    for machine in (overspent, ghost):
-        with pytest.raises(AssertionError):
-            machine.check()

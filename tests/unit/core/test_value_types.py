@@ -70,11 +70,3 @@ def test_it_cannot_be_changed() -> None:
     with pytest.raises(AttributeError):
         del value.pid
     assert value == Exited(7, 1)
-
-
-def test_fields_are_matched_by_position_and_by_name() -> None:
-    match Exited(7, 1, "x"):
-        case Exited(pid, 1, detail=detail):
-            assert (pid, detail) == (7, "x")
-        case _:
-            pytest.fail("it did not match")

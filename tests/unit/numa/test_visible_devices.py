@@ -60,8 +60,3 @@ def test_a_worker_without_a_device_is_told_of(name: str) -> None:
 )
 def test_which_devices_a_list_shows(visible: str, numbers: list[int]) -> None:
     assert visible_numbers(visible, ["GPU-a1", "GPU-b1", "GPU-a2"]) == numbers
-
-
-def test_a_device_without_a_name_is_shown_by_its_number_alone() -> None:
-    assert visible_numbers("1,0", ["", ""]) == [1, 0]
-    assert visible_numbers("GPU-a", ["", ""]) == []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.protocol import Ack, Heartbeat, JobSettings, View
+from holdfast.core.protocol import Ack, JobSettings, View
 from holdfast.core.rounds import Rounds
 from holdfast.testing.sim import PROFILES, Machines, World, simulate
 from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.ledger import JobTruth
-from holdfast.testing.sim.network import CONNECT_TIMEOUT_S, Link, NetworkConditions
+from holdfast.testing.sim.network import Link, NetworkConditions
 from holdfast.testing.sim.process import Process
 from holdfast.testing.sim.world import RunLog, seeded
 
@@ -55,17 +55,6 @@ def seqs(arrived: list[object]) -> list[int]:
     return [one[1].seq for one in arrived]  # type: ignore[index]
 
 
-def test_a_timer_goes_off_once_at_the_time_of_the_processes_own_clock(world: World) -> None:
-    one = Clockwork(world)
-    assert one.rate != 1.0
-    due = one.clock + 10.0 * one.rate
-    one.arm(due)
-    one.arm(due + 5.0)
-    world.run(50.0)
-    assert [what for what, _ in one.seen] == ["tick"]
-    assert one.seen[0][1] == pytest.approx(10.0, abs=1e-3)
-
-
 def test_what_happens_to_a_stopped_process_waits_and_its_timer_comes_last(world: World) -> None:
     one = Clockwork(world)
     one.arm(one.clock + 1.0)
@@ -93,39 +82,6 @@ def test_messages_keep_their_order_unless_conditions_are_rough(world: World) -> 
     assert rough != sorted(rough)
     assert len(set(rough)) < 200
     assert len(rough) > len(set(rough))
-
-
-def test_a_cut_in_one_direction_leaves_the_other(world: World) -> None:
-    agent, link, arrived = linked(world)
-    agent.cut_in = True
-    for seq in range(20):
-        world.network.send_down(link, ack(seq))
-        up = Heartbeat(run_id="job-1", node="n1", incarnation=1, seq=100 + seq, term=1, revision=1)
-        world.network.send_up(link, up)
-    world.run(1.0)
-    assert seqs(arrived) == list(range(100, 120))
-    agent.cut_in = False
-    world.network.healed(agent)
-    world.run(2.0)
-    late = set(seqs(arrived)[20:])
-    assert late, "what TCP would repeat arrives after all"
-    assert late < set(range(20)), "and some is lost"
-
-
-@pytest.mark.parametrize(("cut", "why"), [(True, "timed out"), (False, "connection refused")])
-def test_connecting_fails_slowly_through_a_cut_and_at_once_without_a_listener(
-    world: World, why: str, *, cut: bool
-) -> None:
-    agent, _, _ = linked(world)
-    agent.cut_out = cut
-    world.kill_coordinator(host_too=False)
-    failed: list[tuple[str, float]] = []
-    agent.link_failed = lambda why: failed.append((why, world.now))  # type: ignore[method-assign]
-    world.network.open(agent)
-    world.run(10.0)
-    ((reason, at),) = failed
-    assert reason == why
-    assert (at == CONNECT_TIMEOUT_S) is cut
 
 
 def test_what_a_machine_raises_is_a_finding_with_its_story() -> None:
