@@ -80,7 +80,8 @@ def test_a_fixed_rank_counts_before_all_else() -> None:
 
 def test_numbers_in_names_count_by_their_value() -> None:
     hosts = ["", "node2", "node2-a", "node10", "rack1-node3", "rack01-node20", "9", "10"]
-    assert sorted(reversed(hosts), key=natural) == hosts
+    hosts_as_they_came = hosts[::-1]
+    assert sorted(hosts_as_they_came, key=natural) == hosts
 
 
 roles = st.sampled_from(["trainer", "reader", "evaluator"])
