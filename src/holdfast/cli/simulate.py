@@ -158,13 +158,11 @@ class Progress:
         return f"{runs}, {self._steps:,} steps, {self._steps / took:,.0f} steps/s"
 
     def ran(self, result: Result) -> None:
-        """Count a run."""
         self._runs += 1
         self._steps += result.steps
         self._say(f"{self._runs:,} of {self._last - self._first + 1:,} runs, {self._steps:,} steps")
 
     def within(self, world: World) -> None:
-        """Say how far a long run is."""
         runs = f"{self._runs:,} runs, " if self._last > self._first else ""
         steps = self._steps + world.steps
         self._say(f"{runs}{world.now / 60:.1f} virtual minutes of this one, {steps:,} steps")

@@ -139,7 +139,6 @@ class TableMachine:
         self.story = story
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
-        """Take in one fact; return what must now be done, in order."""
         state = self.state
         handler = self._handlers.get((state, type(event)))
         if handler is None:

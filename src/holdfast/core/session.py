@@ -183,7 +183,6 @@ class Session:
         return self._status
 
     def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
-        """Take in one fact; return what must now be done, in order."""
         at = self._clock.look(now)
         state = self.connection
         if isinstance(event, (Tick, Ack)):  # Nearly all events are.
@@ -223,7 +222,6 @@ class Session:
         return effects
 
     def next_deadline(self, now: float) -> float:
-        """Return when `TICK` is wanted next."""
         at = self._clock.look(now)
         rest = (
             self._received_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s

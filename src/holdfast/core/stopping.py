@@ -133,7 +133,6 @@ class Stop:
         return self.phase is StopPhase.ENDED
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
-        """Take in one fact; return what must now be done, in order."""
         phase = self.phase
         match event:
             case Tick():
@@ -160,7 +159,6 @@ class Stop:
         return effects
 
     def next_deadline(self) -> float | None:
-        """Return when `TICK` is wanted if nothing else happens before."""
         return None if self.ended else self._deadline
 
     def has_sent(self, signum: int, key: int) -> bool:

@@ -248,13 +248,11 @@ class Supervision(TableMachine):
         return self._after_stop
 
     def handle(self, now: float, event: Event, cause: str = "") -> list[Effect]:
-        """Take in one fact; return what must now be done, in order."""
         if isinstance(event, _REPORTS) and event.generation < self.generation:
             return []  # A late report.
         return super().handle(now, event, cause)
 
     def check(self) -> None:
-        """Assert what must hold after every step."""
         assert 0 <= self.budget.used <= max(0, self.budget.max_restarts)
         assert self.budget.used <= max(0, self.generation + 1)
         if self.running:

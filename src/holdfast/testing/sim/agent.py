@@ -81,7 +81,6 @@ class Workers:
         self._stopping = False
 
     def start(self, generation: int, cause: str) -> None:
-        """Start them all."""
         self.there = True
         self._stopping = False
         self.generation = generation
@@ -139,13 +138,11 @@ class Workers:
         agent.supervise(WorkerExited(generation, local_rank, failed=True, retryable=retryable))
 
     def stop(self, generation: int, cause: str) -> None:
-        """Bring them down, which takes a while."""
         self._stopping = True
         takes = self._takes(STOP_S, SLOW_STOP_S) if self.running else STOP_S[0]
         self._agent.after(takes, self._stopped, (generation, cause))
 
     def kill(self, generation: int, cause: str) -> None:
-        """Bring them down at once."""
         self._agent.after(STOP_S[0], self._stopped, (generation, cause))
 
     def _stopped(self, which: tuple[int, str]) -> None:
@@ -220,7 +217,6 @@ class Agent(Process):
     # What happens to it.
 
     def begin(self, _arg: object = None) -> None:
-        """Start the agent."""
         self.world.note(self, "starts (host {0.host}, {0.job.run_id})", self)
         self.supervise(Begun())
         self.arm(self.session.next_deadline(self.clock))
@@ -241,7 +237,6 @@ class Agent(Process):
             self._perform(effects)
 
     def tick(self) -> None:
-        """See what time has brought."""
         now = self.offset + self.world.now * self.rate
         effects = self.session.handle(now, TICK)
         if effects:
@@ -258,7 +253,6 @@ class Agent(Process):
         self._session_event(Connected())
 
     def link_failed(self, why: str) -> None:
-        """Take note that there will be no link."""
         self._session_event(Disconnected(why))
 
     def link_lost(self, link: Link) -> None:
@@ -268,7 +262,6 @@ class Agent(Process):
             self._session_event(Disconnected("connection reset"))
 
     def signalled(self, signum: int) -> None:
-        """Get a signal that asks to end."""
         self.left = True
         self.world.note(self, f"gets signal {signum}")
         self.supervise(SignalReceived(signum))
@@ -371,7 +364,6 @@ class Agent(Process):
         return StatusChanged(effect.phase, effect.generation, self.failure, report)
 
     def _depart(self) -> None:
-        """End of its own accord."""
         self._end()
         self.world.agent_ended(self)
 

@@ -54,7 +54,6 @@ class Checker:
         self.world = world
 
     def violated(self, what: str) -> NoReturn:
-        """Say that the invariant does not hold."""
         raise Violation(type(self).__name__, what, self.world.now)
 
     def decided(self, decision: Decision) -> None:
@@ -96,7 +95,6 @@ class OneRound(Checker):
     """
 
     def decided(self, decision: Decision) -> None:
-        """Compare the active round with how it was formed."""
         truth = decision.truth
         if truth is None:
             return
@@ -122,13 +120,11 @@ class RankOnce(Checker):
         self._held: dict[tuple[int, int], dict[int, int]] = {}
 
     def decided(self, decision: Decision) -> None:
-        """Look at the members of a round that forms."""
         nodes = [info.node for info in decision.job.members]
         if decision.after.phase is JobPhase.ACTIVE and len(set(nodes)) != len(nodes):
             self.violated(f"a node is twice in {nodes}")
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Compare with the views of other nodes of this round."""
         if view.role is not NodeRole.MEMBER:
             return
         truth = self.world.round_meant(agent, view)
@@ -143,7 +139,6 @@ class SizeInBounds(Checker):
     """A round has between min and max nodes."""
 
     def decided(self, decision: Decision) -> None:
-        """Count the members of the active round."""
         settings = self.world.job_of(decision.job.run_id).settings
         if decision.after.phase is JobPhase.ACTIVE:
             size = len(decision.job.members)
@@ -159,7 +154,6 @@ class SameRound(Checker):
         self._told: dict[tuple[int, int], tuple[object, ...]] = {}
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Compare with the round as it was formed, and with the views of others."""
         if view.role is not NodeRole.MEMBER:
             return
         truth = self.world.round_meant(agent, view)
@@ -183,7 +177,6 @@ class GenerationGrows(Checker):
         self._round_of: dict[tuple[int, str, int], int] = {}
 
     def decided(self, decision: Decision) -> None:
-        """Compare with the generation before, and with the rounds of this one."""
         before, after = decision.before, decision.after
         if before is not None:
             if after.generation < before.generation:
@@ -198,7 +191,6 @@ class GenerationGrows(Checker):
                 self.violated(f"two rounds have generation {after.generation}")
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Compare with the view the node had before."""
         last = agent.view
         if last is not None and view.role is NodeRole.MEMBER and last.role is NodeRole.MEMBER:
             newer = (view.term, view.revision) > (last.term, last.revision)
@@ -214,7 +206,6 @@ class RanksStable(Checker):
     """Those who stay keep their order, and their ranks too if the round does not shrink."""
 
     def decided(self, decision: Decision) -> None:
-        """Compare a new round with the one before, where ranks are meant to be stable."""
         before, after = decision.before, decision.after
         if before is None or after.phase is not JobPhase.ACTIVE or after.members is before.members:
             return
@@ -244,7 +235,6 @@ class OneGenerationPerNode(Checker):
         self._started: dict[Agent, int] = {}
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
-        """See that everything earlier is gone."""
         if agent.workers.there:
             self.violated(
                 f"{agent.node} starts generation {generation} while workers of "
@@ -259,7 +249,6 @@ class BudgetKept(Checker):
     """A job has no more restarts than it may; each is charged, and nothing else is."""
 
     def decided(self, decision: Decision) -> None:
-        """See whether what was charged is what a failure costs."""
         before, after, status = decision.before, decision.after, decision.status
         limit = self.world.job_of(decision.job.run_id).settings.max_restarts
         if after.restarts > limit:
@@ -292,7 +281,6 @@ class ClosedIsFinal(Checker):
     """A job is closed for a reason that is true, and stays closed for as long as it is known."""
 
     def decided(self, decision: Decision) -> None:
-        """Look at how a job came to be closed, or that it still is."""
         before, after = decision.before, decision.after
         if before is not None and before.phase is JobPhase.CLOSED:
             if after.phase is not JobPhase.CLOSED or after.outcome is not before.outcome:
@@ -319,13 +307,11 @@ class ClosedIsFinal(Checker):
             self.violated(f"{job.run_id} was closed and nobody asked for it")
 
     def view_sent(self, coordinator: Decider, view: View) -> None:
-        """See that no view makes a node run in a closed job."""
         closed_by = self.world.job_of(view.run_id).closed_by
         if view.role is NodeRole.MEMBER and coordinator.number in closed_by:
             self.violated(f"{view.node} gets a view to run in {view.run_id}, which is closed")
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Check later that a node that learned of the end has no workers."""
         if view.role is NodeRole.CLOSED and (
             agent.view is None or agent.view.role is not NodeRole.CLOSED
         ):
@@ -345,7 +331,6 @@ class FencedStaysOut(Checker):
         self._fenced: dict[int, int] = {}  # Incarnations, and the coordinator that decided so.
 
     def decided(self, decision: Decision) -> None:
-        """Take note of who is out, and see that nobody of them is in."""
         before, after = decision.before, decision.after
         out = self._out.setdefault(decision.coordinator.number, set())
         if before is not None:
@@ -356,7 +341,6 @@ class FencedStaysOut(Checker):
             self.violated(f"{', '.join(nodes)} is in the job again after it was out")
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Take note of who knows that it is out; another coordinator knows nothing of it."""
         by = agent.decider(view).number
         if view.role in (NodeRole.FENCED, NodeRole.REFUSED):
             self._fenced[view.incarnation] = by
@@ -364,7 +348,6 @@ class FencedStaysOut(Checker):
             del self._fenced[view.incarnation]
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
-        """See that an incarnation that is out starts nothing."""
         if agent.info.incarnation in self._fenced:
             self.violated(f"{agent.node} was fenced and starts generation {generation}")
 
@@ -381,7 +364,6 @@ class NoNeedlessRestart(Checker):
         self._calm_since = 0.0
 
     def coordinator_returned(self) -> None:
-        """Watch what comes of it, if nothing else was going on."""
         world = self.world
         calm = world.coordinator_gone_at - world.disturbed_at > CALM_BEFORE_S
         if calm and not world.network.conditions.rough and not self._misses_a_member():
@@ -389,7 +371,6 @@ class NoNeedlessRestart(Checker):
             self._calm_since = world.disturbed_at
 
     def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
-        """See whether anything but the coordinator's return can be the reason."""
         world = self.world
         if effect.reason is not StopReason.COORDINATOR or world.now >= self._watch_until:
             return
@@ -414,7 +395,6 @@ class RoundForms(Checker):
     """
 
     def settled(self, job: JobTruth) -> None:
-        """Compare who runs with who could."""
         known = self.world.coordinator.job(job.run_id)
         living = job.living
         settings = job.settings
@@ -451,12 +431,10 @@ class JobEnds(Checker):
         self._closed_to: dict[Agent, int] = {}
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Take note whose word it is that the job is over."""
         if view.role is NodeRole.CLOSED:
             self._closed_to[agent] = agent.decider(view).number
 
     def agent_ended(self, agent: Agent) -> None:
-        """Compare with how other nodes of the job ended."""
         by = self._closed_to.get(agent)
         outcome = agent.outcome
         if by is None or outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):

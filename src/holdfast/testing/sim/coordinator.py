@@ -92,7 +92,6 @@ class Coordinator(Process):
                 world.network.send_down(link, answer)
 
     def tick(self) -> None:
-        """See what time has brought."""
         now = self.clock
         answers = self.machine.handle(now, TICK)
         for run_id in self.machine.jobs:
@@ -101,7 +100,6 @@ class Coordinator(Process):
         self.arm(self.machine.next_deadline(now))
 
     def link_gone(self, link: Link) -> None:
-        """Take note that a link was closed by the other side."""
         now = self.clock
         for peer in link.peers:
             if self.links.get(peer) is link:
@@ -111,23 +109,19 @@ class Coordinator(Process):
         self.arm(self.machine.next_deadline(now))
 
     def job(self, run_id: str) -> Job | None:
-        """Return a job as it stands, if it is known."""
         rounds = self.machine.jobs.get(run_id)
         return rounds.job if rounds is not None else None
 
     def knows_end_of(self, job: JobTruth) -> bool:
-        """Return whether late nodes can learn from it that a job is over."""
         return self.number in job.closed_by
 
     def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> Agent:
-        """Return an agent that can talk to it."""
         return Agent(self.world, job, node, host, rng)
 
     def cut(self, _agent: Agent) -> None:
         """Take note that an agent was cut off; it is noticed when nothing comes."""
 
     def return_as(self, number: int, rng: Random) -> Coordinator:
-        """Return the one that comes up on the endpoint after this one, and knows nothing."""
         self.host_up = True  # Whatever is sent to this one is now refused.
         return Coordinator(self.world, number, rng)
 

@@ -42,7 +42,6 @@ class Profile(Value):
 
     @property
     def conditions(self) -> NetworkConditions:
-        """What the network does while faults last."""
         return NetworkConditions(
             loss=self.loss,
             duplication=self.duplication,
@@ -282,7 +281,6 @@ class FaultInjector:
             self._later(self._between(0.3, 15.0), agent.job, None)
 
     def _twin(self) -> None:
-        """Start another agent with the id of one that is there."""
         agent = self._someone()
         if agent is not None and self._world.has_room(agent.job):
             self._world.start_agent(agent.job, agent.node)
@@ -355,7 +353,6 @@ class FaultInjector:
         return self._someone(leaders)
 
     def _leader(self) -> None:
-        """Kill the agent that leads a job, whoever that is."""
         agent = self._someone_who_leads()
         if agent is not None:
             self._kill(agent)
@@ -367,7 +364,6 @@ class FaultInjector:
             self._pause(agent, shortest_s=3.0)
 
     def _compact(self) -> None:
-        """Let etcd forget its history."""
         self._place.compact()
 
     def _break_links(self) -> None:
@@ -378,7 +374,6 @@ class FaultInjector:
             self._place.network.kill_links(agent)
 
     def _fill(self) -> None:
-        """Let etcd run out of space for a while."""
         self._world.disturb()
         self._place.fill()
         self._world.schedule(

@@ -72,7 +72,6 @@ class Network:
     # Messages.
 
     def send_up(self, link: Link, message: Status | Heartbeat) -> None:
-        """Send from the agent to its coordinator."""
         if link.agent.cut_out:
             self._hold(link, message, up=True)
             return
@@ -88,7 +87,6 @@ class Network:
         world.schedule(at, link.coordinator.receive, (link, message))
 
     def send_down(self, link: Link, message: Ack | View) -> None:
-        """Send from the coordinator to an agent."""
         if link.agent.cut_in:
             self._hold(link, message, up=False)
             return

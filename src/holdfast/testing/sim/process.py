@@ -83,7 +83,6 @@ class Process:
         one[0](one[1])
 
     def pause(self) -> None:
-        """Stop the process, as SIGSTOP does; its clock goes on."""
         self.paused = True
         self.world.note(self, "is stopped (SIGSTOP)")
 

@@ -74,7 +74,6 @@ class RunLog:
         self._lines.append((now, who, what, about))
 
     def lines(self) -> Iterator[str]:
-        """Return what happened, line by line."""
         for now, who, what, about in self._lines:
             if isinstance(who, Step):
                 yield f"{now:10.4f} s  {who}"
@@ -222,12 +221,10 @@ class World:
     # Time.
 
     def schedule(self, at: float, what: Callable[[Any], None], arg: Any) -> None:
-        """Have something happen."""
         self._count += 1
         heappush(self._heap, (at, self._count, what, arg))
 
     def begin(self) -> None:
-        """Set everything up for the first moment."""
         count = 2 if self._nodes >= 4 and self._rng.random() < 0.25 else 1
         for _ in range(count):
             self.start_job(self._nodes // count)
@@ -252,7 +249,6 @@ class World:
     # Everybody.
 
     def start_job(self, nodes: int) -> None:
-        """Begin a job with so many agents."""
         rng = self._rng
         most = max(1, nodes - rng.choice((0, 0, 1, 2)))
         least = max(1, rng.choice((most, most - 1, most // 2, 1)))
@@ -294,7 +290,6 @@ class World:
             self.start_job(self._nodes)
 
     def job_of(self, run_id: str) -> JobTruth:
-        """Return what is true of a job."""
         return self.jobs[run_id]
 
     def has_room(self, job: JobTruth) -> bool:
@@ -326,7 +321,6 @@ class World:
         return incarnation
 
     def kill_coordinator(self, *, host_too: bool) -> None:
-        """Let the coordinator die."""
         self.coordinator_gone_at = self.now
         if host_too:
             self.disturb()  # Attempts to connect hang, and end too late to be in time.
@@ -349,11 +343,9 @@ class World:
     # What is seen.
 
     def note(self, who: object, what: str, about: object = None) -> None:
-        """Add a line to the log."""
         self.log.note(self.now, who, what, about)
 
     def record(self, step: Step) -> None:
-        """Add a machine's step to the log."""
         self.log.note(self.now, step, "")
 
     def round_meant(self, agent: Agent, view: View) -> RoundTruth | None:
@@ -377,29 +369,24 @@ class World:
                 hook(decision)
 
     def view_sent(self, coordinator: Decider, view: View) -> None:
-        """Show a view to the checkers as it is sent."""
         for hook in self._hooks["view_sent"]:
             hook(coordinator, view)
 
     def view_received(self, agent: Agent, view: View) -> None:
-        """Show a view to the checkers as it is accepted."""
         for hook in self._hooks["view_received"]:
             hook(agent, view)
         if view.role is NodeRole.MEMBER:
             agent.round = self.round_meant(agent, view)
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
-        """Show a start of workers."""
         for hook in self._hooks["workers_starting"]:
             hook(agent, generation)
 
     def workers_stopping(self, agent: Agent, effect: StopWorkers) -> None:
-        """Show a stop of workers."""
         for hook in self._hooks["workers_stopping"]:
             hook(agent, effect)
 
     def worker_failed(self, agent: Agent, generation: int) -> None:
-        """Show a worker's failure."""
         self.disturb()
         agent.job.failed_generations.add((agent.info.incarnation, generation))
         for hook in self._hooks["worker_failed"]:
