@@ -1,8 +1,8 @@
-"""The agent of a real node: workers are processes, and everything it needs to know arrives.
+"""The agent of a real node: workers are processes, and what happens to them arrives as events.
 
-It waits on two descriptors, its signals and its workers' context, and on deadlines only where
-there are any. `_monitor_workers` is there for those who call or override it; the agent itself
-does not need it.
+It waits on descriptors (signals, workers, the coordinator's messages, side services) and on
+deadlines where there are any. `_monitor_workers` is there for subclasses that override or call it;
+the agent itself does not need it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import signal
 import time
 
 from holdfast import console
-from holdfast.agent import worker_env as environment
+from holdfast.agent import worker_env
 from holdfast.agent.agent import SimpleElasticAgent, signal_notice
 from holdfast.agent.side_services import SideServices
 from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
-from holdfast.agent.stuck_workers import StuckWorkers
 from holdfast.core import supervision
 from holdfast.core.supervision import State, StopReason
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Any
 
+    from holdfast.agent.side_services import HealthServer
+    from holdfast.agent.stuck_workers import StuckWorkers
     from holdfast.core.machine import Event
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.logs.specs import LogsSpecs
@@ -56,7 +57,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         exit_barrier_timeout: float = EXIT_BARRIER_S,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: float = SHUTDOWN_S,
-        health_check_server: object = None,
+        health_check_server: HealthServer | None = None,
         uninterruptible_state_timeout: float | None = None,
         *,
         stop_signal: signal.Signals = signal.SIGTERM,
@@ -81,11 +82,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._keeper: Keeper | None = None
         self._group: PContext | None = None
         self._previous: tuple[int, str] | None = None  # World size of the last generation, its end.
-        if uninterruptible_state_timeout is None:
-            uninterruptible_state_timeout = environment.timeout_from_environment(
-                UNINTERRUPTIBLE_ENV
-            )
-        self._stuck = StuckWorkers(max(0.0, uninterruptible_state_timeout or 0.0))
+        self._stuck = _watch_for_stuck_workers(uninterruptible_state_timeout)
         kind, own = type(self), LocalElasticAgent
         self._monitors_by_hook = kind._monitor_workers is not own._monitor_workers
         self._stops_by_hook = kind._stop_workers is not own._stop_workers
@@ -103,7 +100,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         watchdogs.begin(range(spec.local_world_size), inherited)
         for worker in worker_group.workers:
             rank = worker.local_rank
-            envs[rank] = self._worker_env | environment.worker_environment(
+            envs[rank] = self._worker_env | worker_env.worker_environment(
                 worker_group,
                 worker,
                 generation=self._machine.generation,
@@ -111,16 +108,17 @@ class LocalElasticAgent(SimpleElasticAgent):
                 inherited=inherited,
             )
             envs[rank] |= watchdogs.environment(rank) | self._last_generation()
-            args[rank] = tuple(environment.substitute_local_rank(arg, rank) for arg in spec.args)
+            args[rank] = tuple(worker_env.substitute_local_rank(arg, rank) for arg in spec.args)
             if self._log_line_prefix_template:
-                prefixes[rank] = environment.log_line_prefix(
+                prefixes[rank] = worker_env.log_line_prefix(
                     self._log_line_prefix_template, spec.role, worker
                 )
         self._release_group()
-        self._stuck.forget()
+        if self._stuck is not None:
+            self._stuck.forget()
         self._await_preloads()
         if callable(spec.entrypoint):
-            # What the user's modules do while a fork server imports them may take for ever.
+            # The user's modules may take for ever while a fork server imports them.
             with self._signals.raising():
                 self._group = self._start_group(args, envs, prefixes)
         else:
@@ -129,16 +127,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         return dict(self._group.pids())
 
     def progress(self) -> list[tuple[int, int | None, float | None, str]]:
-        """Return rank, step, age of the last sign of life and section of workers that tell."""
+        """Return rank, step, age of the last heartbeat and section of workers that report them."""
         workers, now = self._worker_group.workers, time.monotonic()
         return [
             (
                 workers[rank].global_rank,
-                said.step,
-                now - said.heartbeat_ns / 1e9 if said.heartbeat_ns else None,
-                said.sections[-1].name if said.sections else "",
+                page.step,
+                now - page.heartbeat_ns / 1e9 if page.heartbeat_ns else None,
+                page.sections[-1].name if page.sections else "",
             )
-            for rank, said in self._side_services.watchdogs.progress()
+            for rank, page in self._side_services.watchdogs.progress()
         ]
 
     def _last_generation(self) -> dict[str, str]:
@@ -215,7 +213,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._begin_preloads()  # Only now are signals watched: nothing it starts outlives one.
         return super()._invoke_run(role)
 
-    # How the agent waits, and what it takes in.
+    # How the agent waits, and the events of its workers.
 
     def _wait_for_change(self) -> None:
         deadline = self._job.deadline() if self._job is not None else None
@@ -225,7 +223,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             descriptors.append(self._group.fileno())
             deadline = min_of(deadline, self._group.next_deadline())
         if self._machine.state is State.RUNNING:
-            deadline = min_of(deadline, self._stuck.next_look(time.monotonic()))
+            if self._stuck is not None:
+                deadline = min_of(deadline, self._stuck.next_check(time.monotonic()))
             if self._polls_membership() or self._monitors_by_hook:
                 next_poll = time.monotonic() + self._worker_group.spec.monitor_interval
                 deadline = min_of(deadline, next_poll)
@@ -244,7 +243,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         events = self._group_events(group)
         if state is State.STOPPING:
             return events
-        stuck = self._stuck.look(time.monotonic(), group)
+        stuck = self._stuck.check(time.monotonic(), group) if self._stuck is not None else ""
         if stuck:
             console.error(stuck)
             generation = self._machine.generation
@@ -280,7 +279,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._group.begin_stop(
             chosen,
             self._shutdown_timeout,
-            unresponsive=self._stuck.ranks(),
+            unresponsive=self._unresponsive(),
             node=f"{self._machine.story.node}/generation-{self._machine.generation}",
             cause=self._stop_step,
         )
@@ -308,7 +307,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         group = self._group
         if group is None or group.stop_ended:
             return
-        group.begin_stop(signum, grace_s, unresponsive=self._stuck.ranks())
+        group.begin_stop(signum, grace_s, unresponsive=self._unresponsive())
         interrupted = self._machine.interrupted
         while not group.stop_ended:
             self._wait(group.next_deadline(), group.fileno())
@@ -332,38 +331,40 @@ class LocalElasticAgent(SimpleElasticAgent):
         return self._by_global_rank(group.failures_so_far())
 
     def _by_global_rank(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
-        workers = self._worker_group.workers
-        return {
-            workers[rank].global_rank: self._side_services.watchdogs.explain(
+        for failure in failures.values():
+            if self._stuck is not None:
                 self._stuck.explain(failure)
-            )
-            for rank, failure in failures.items()
-        }
+            self._side_services.watchdogs.explain(failure)
+        workers = self._worker_group.workers
+        return {workers[rank].global_rank: failure for rank, failure in failures.items()}
+
+    def _unresponsive(self) -> set[int]:
+        return self._stuck.ranks() if self._stuck is not None else set()
 
     def _obtain_keeper(self) -> Keeper | None:
         """Return the keeper of all generations; None where each start makes one of its own."""
         if callable(self._worker_group.spec.entrypoint) and self._start_method != "spawn":
             return None
         if self._keeper is not None and self._keeper.lost:
-            client.sweep_after_loss()  # It was lost while there were no workers, perhaps.
+            client.sweep_after_loss()  # Perhaps it was lost while there were no workers.
             self._keeper.close()
             self._keeper = None
         if self._keeper is None:
             self._keeper = Keeper.start()
         return self._keeper
 
-    # Where it waits for others than its own loop.
+    # Waits for something else than the loop.
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         with self._side_services.away("the rendezvous"):
             super()._rendezvous(worker_group)
 
     def _exit_barrier(self) -> None:
-        with self._side_services.away("the other nodes' ends"):
+        with self._side_services.away("the exit barrier"):
             super()._exit_barrier()
 
     def _begin_preloads(self) -> None:
-        """Have the modules imported while this node meets the others."""
+        """Have the modules imported while this node joins the others."""
         if not self._preload:
             return
         from holdfast.processes.zygote.client import warm_start
@@ -386,7 +387,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _await_preloads(self) -> None:
         keeper = self._obtain_keeper() if self._warm is not None else None
         if self._warm is not None and keeper is not None:
-            # What the user's modules do as they are imported may take for ever.
+            # The user's modules may take for ever as they are imported.
             with self._signals.raising(), self._side_services.away("imports"):
                 self._warm.await_ready(keeper)
 
@@ -399,3 +400,13 @@ class LocalElasticAgent(SimpleElasticAgent):
 def is_hopeless(event: Event) -> bool:
     """Whether a worker ended in a way that a new start would only repeat."""
     return isinstance(event, supervision.WorkerExited) and not event.retryable
+
+
+def _watch_for_stuck_workers(limit_s: float | None) -> StuckWorkers | None:
+    if limit_s is None:
+        limit_s = worker_env.timeout_from_environment(UNINTERRUPTIBLE_ENV)
+    if not limit_s or limit_s < 0:
+        return None
+    from holdfast.agent.stuck_workers import StuckWorkers
+
+    return StuckWorkers(limit_s)

@@ -1,7 +1,7 @@
 """What an agent serves besides its workers, in the same loop and without a thread of its own.
 
 Watchdog timers and sections (`watchdogs`), the health probe and readiness check
-(`holdfast.observe.health`), and importing ahead of time what a failure will need.
+(`holdfast.observe.health`), and importing ahead what a failure will need.
 """
 
 from __future__ import annotations
@@ -15,23 +15,33 @@ from holdfast.processes.poll import min_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from contextlib import AbstractContextManager
+    from typing import Protocol
 
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.observe.health.loop_probe import LoopProbe
     from holdfast.observe.health.server import Readiness
 
+    class HealthServer(Protocol):
+        """A health check server, ours or TorchElastic's."""
 
-QUIET_S = 1.0
+        def start(self) -> None: ...
 
-NEEDED = (
+        def stop(self) -> None: ...
+
+
+HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
+
+# A start imports little, to be fast. But what a failure and a restart need must not be looked for
+# when they happen: by then the installation may have been upgraded under the job, or its file
+# system may be gone. A job that ends sooner than this imports nothing of it.
+PREIMPORT_AFTER_S = 1.0
+PREIMPORTED = (
     "traceback",
-    "holdfast.observe.events.recorder",
     "holdfast.numa.visible_devices",
-    "holdfast.observe.events.recorder",
     "holdfast.observe.events.handlers",
+    "holdfast.observe.events.recorder",
     "holdfast.processes.failures.failure",
-    "holdfast.processes.failures.report",
     "holdfast.processes.failures.report",
     "holdfast.processes.failures.report_text",
     "holdfast.processes.failures.tracebacks",
@@ -40,125 +50,96 @@ NEEDED = (
 )
 
 
-class PreImport:
-    """Imports what is needed once, some time after it was told to begin."""
-
-    def __init__(self) -> None:
-        self._due: float | None = None
-
-    def begin(self, now: float) -> None:
-        """Have it done after a while."""
-        self._due = now + QUIET_S
-
-    def next_deadline(self) -> float | None:
-        """Return when to `look`, if that is still to come."""
-        return self._due
-
-    def look(self, now: float) -> None:
-        """Import it, if it is time."""
-        if self._due is None or now < self._due:
-            return
-        self._due = None
-        for name in NEEDED:
-            try:
-                __import__(name)
-            except Exception as problem:  # noqa: BLE001 (a failure would meet it, and is not here yet)
-                what = f"{name}: {console.describe(problem)}"
-                console.warning(f"what a failure would need cannot be imported: {what}")
-        console.debug("ready for failures")
-
-
-HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
-
-
 class SideServices:
-    """They begin and end with a run."""
+    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come."""
 
-    def __init__(self, run_id: str, reporter: LifecycleReporter, health_check_server: Any) -> None:
+    def __init__(
+        self, run_id: str, reporter: LifecycleReporter, health_server: HealthServer | None
+    ) -> None:
         self.watchdogs = Watchdogs(run_id, reporter.report, reporter.first_heartbeat)
-        self._foresight = PreImport()
+        self._preimport_at: float | None = None
         self._observers = reporter.observers
-        self._given = health_check_server
-        self._health: Any = None
-        self._pulse: LoopProbe | None = None
+        self._given_server = health_server
+        self._health: HealthServer | None = None
+        self._probe: LoopProbe | None = None
         self._readiness: Readiness | None = None
 
     def begin(self) -> None:
-        """Begin to answer health checks, if anybody wants to ask."""
-        self._foresight.begin(time.monotonic())
-        self._health = self._given
+        self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
+        self._health = self._given_server
         if self._health is None and os.environ.get(HEALTH_PORT_ENV):
             from holdfast.observe.health.loop_probe import LoopProbe
-            from holdfast.observe.health.server import server_from_environment
+            from holdfast.observe.health.server import Readiness, server_from_environment
 
-            self._pulse = LoopProbe()
+            if self._readiness is None:  # Else it observes already, since an earlier run.
+                self._readiness = Readiness()
+                self._observers.add(self._readiness)
+            self._probe = LoopProbe()
             self._health = server_from_environment(
-                os.environ, self._pulse.alive_time, self._obtain_readiness().why_not
+                os.environ, self._probe.alive_time, self._readiness.why_not
             )
         if self._health is None:
             return
         try:
             self._health.start()
         except BaseException:
-            self._health = None  # It has not been started, so it is not to be stopped.
+            self._health = None  # It was not started, so it is not to be stopped.
             self.end()
             raise
 
     def end(self) -> None:
-        """End everything."""
         self.watchdogs.close()
         health, self._health = self._health, None
         if health is not None:
             try:
                 health.stop()
             except Exception as problem:  # noqa: BLE001 (it may be anybody's, and the run is over)
-                what = f"{type(problem).__name__}: {problem}"
-                console.warning(f"the health check server could not be stopped: {what}")
-        self._drop_pulse()
+                console.warning(f"cannot stop the health server: {console.describe(problem)}")
+        self._close_probe()
 
-    def _drop_pulse(self) -> None:
-        pulse, self._pulse = self._pulse, None
-        if pulse is not None:
+    def descriptors(self) -> list[int]:
+        probe = [self._probe.fileno()] if self._probe is not None else []
+        return self.watchdogs.descriptors() + probe
+
+    def next_deadline(self, deadline: float | None) -> float | None:
+        """Return when to `look`, or the other deadline if that is sooner."""
+        return min_of(min_of(deadline, self._preimport_at), self.watchdogs.next_deadline())
+
+    def look(self, now: float) -> None:
+        if self._probe is not None:
             try:
-                pulse.close()
+                self._probe.answer()
+            except OSError as problem:
+                console.warning(f"health probe disabled: {problem}")
+                self._close_probe()
+        self.watchdogs.look(now)
+        if self._preimport_at is not None and now >= self._preimport_at:
+            self._preimport_at = None
+            preimport()
+
+    def away(self, what: str) -> AbstractContextManager[None]:
+        """Return a context in which the agent waits for something else than its loop."""
+        from contextlib import nullcontext
+
+        return self._probe.busy(what) if self._probe is not None else nullcontext()
+
+    def _close_probe(self) -> None:
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            try:
+                probe.close()
             except OSError:
                 pass  # Somebody has closed its descriptor.
 
-    def _obtain_readiness(self) -> Readiness:
-        """Return the one that looks on, at this run or at the one before already."""
-        if self._readiness is None:
-            from holdfast.observe.health.server import Readiness
 
-            self._readiness = Readiness()
-            self._observers.add(self._readiness)
-        return self._readiness
-
-    def descriptors(self) -> list[int]:
-        """Return what can be read when there is something to `look` at."""
-        found = self.watchdogs.descriptors()
-        if self._pulse is not None:
-            found.append(self._pulse.fileno())
-        return found
-
-    def next_deadline(self, deadline: float | None) -> float | None:
-        """Return when to `look` at the latest, or the other deadline, whichever comes first."""
-        return min_of(
-            min_of(deadline, self._foresight.next_deadline()), self.watchdogs.next_deadline()
-        )
-
-    def look(self, now: float) -> None:
-        """Do what is due."""
-        if self._pulse is not None:
-            try:
-                self._pulse.answer()
-            except OSError as problem:
-                console.warning(f"health probe disabled: {problem}")
-                self._drop_pulse()
-        self.watchdogs.look(now)
-        self._foresight.look(now)
-
-    def away(self, what: str) -> Any:
-        """Return a context in which the agent waits for something that is not its loop."""
-        from contextlib import nullcontext
-
-        return self._pulse.busy(what) if self._pulse is not None else nullcontext()
+def preimport() -> None:
+    """Import what a failure will need."""
+    for name in PREIMPORTED:
+        try:
+            __import__(name)
+        except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
+            console.warning(
+                f"failure handling is impaired: cannot import {name}: {console.describe(problem)} "
+                "(was Holdfast reinstalled while running?)"
+            )
+    console.debug("ready for failures")

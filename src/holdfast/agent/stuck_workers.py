@@ -1,13 +1,14 @@
 """Workers stuck in uninterruptible sleep: a dead disk or GPU driver holds them in the kernel.
 
-Nothing tells of this state, so this is the one place that looks every so often, and only if a
-limit was set (`TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`). A process passes through the state
-all the time; only one that stays in it, at every look, for the whole limit is stuck.
+The kernel does not report this state, so workers are checked at intervals, and only if a limit was
+set (`TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT`). Every process is in the state now and then; one
+that is in it at every check for the whole limit is stuck.
 """
 
 from __future__ import annotations
 
 from holdfast import console
+from holdfast.processes import procfs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,38 +20,32 @@ CHECK_INTERVAL_S_MAX = 1.0
 
 
 class StuckWorkers:
-    """Keeps since when each worker has been seen in uninterruptible sleep."""
+    """Since when each worker of one generation has been in uninterruptible sleep."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._since: dict[int, float] = {}
-        self._next_look: float | None = None
-        self._stuck: dict[int, float] = {}
+        self._interval_s = min(CHECK_INTERVAL_S_MAX, limit_s / CHECKS_PER_LIMIT)
+        self.forget()
 
     def forget(self) -> None:
         """Begin anew, for new workers."""
-        self._since.clear()
-        self._stuck.clear()
-        self._next_look = None
+        self._since: dict[int, float] = {}
+        self._stuck: dict[int, float] = {}
+        self._next_check: float | None = None
 
-    def next_look(self, now: float) -> float | None:
-        """Return when to look again, None if no limit was set."""
-        if not self._limit_s:
-            return None
-        if self._next_look is None:
-            self._next_look = now + self._look_every()
-        return self._next_look
+    def next_check(self, now: float) -> float:
+        if self._next_check is None:
+            self._next_check = now + self._interval_s
+        return self._next_check
 
-    def look(self, now: float, context: PContext) -> str:
-        """Look if it is time to; return which worker is stuck, empty while none is."""
-        if self._next_look is None or now < self._next_look:
+    def check(self, now: float, group: PContext) -> str:
+        """Check the workers if it is time to; return in words which one is stuck, if any."""
+        if self._next_check is None or now < self._next_check:
             return ""
-        self._next_look = now + self._look_every()
-        from holdfast.processes.procfs import state_of
-
-        pids = context.pids()
-        for rank in context.running():
-            if state_of(pids[rank]) != "D":
+        self._next_check = now + self._interval_s
+        pids = group.pids()
+        for rank in group.running():
+            if procfs.state_of(pids[rank]) != "D":
                 self._since.pop(rank, None)
                 continue
             if rank not in self._since:
@@ -61,26 +56,21 @@ class StuckWorkers:
         if not self._stuck:
             return ""
         rank = min(self._stuck)
-        return f"worker {rank} (pid {pids[rank]}) {self._what(rank)}"
+        return f"worker {rank} (pid {pids[rank]}) {self._describe(rank)}"
 
     def ranks(self) -> set[int]:
         """Return the local ranks that are stuck."""
         return set(self._stuck)
 
-    def explain(self, failure: ProcessFailure) -> ProcessFailure:
-        """Return the failure of a stuck worker as what it is: the cause, not a consequence."""
-        if failure.local_rank not in self._stuck:
-            return failure
-        detail = self._what(failure.local_rank)
-        detail += f"; {failure.detail}" if failure.detail else ""
-        failure.detail, failure.consequence, failure.stopped = detail, False, False
-        return failure
+    def explain(self, failure: ProcessFailure) -> None:
+        """Make the failure of a stuck worker the cause it is, not a consequence."""
+        if failure.local_rank in self._stuck:
+            detail = self._describe(failure.local_rank)
+            failure.detail = f"{detail}; {failure.detail}" if failure.detail else detail
+            failure.consequence = failure.stopped = False
 
-    def _what(self, rank: int) -> str:
+    def _describe(self, rank: int) -> str:
         return (
             f"was stuck in uninterruptible sleep for {self._stuck[rank]:.1f} s "
             f"(limit {self._limit_s:g} s): a disk, network file system or device does not answer"
         )
-
-    def _look_every(self) -> float:
-        return min(CHECK_INTERVAL_S_MAX, self._limit_s / CHECKS_PER_LIMIT)

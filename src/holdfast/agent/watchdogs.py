@@ -1,9 +1,9 @@
 """What ends workers that take too long: expired timers, and sections they did not leave in time.
 
 Workers set timers through a named pipe (`holdfast.timers`), if the environment of the agent asks
-for one, and tell of sections through a page of memory each (`holdfast.worker`). Both end in the
-same way: the worker's stacks are written into its log, it is killed, and the agent finds out as it
-finds out about any worker that died. What it died of is remembered for the report.
+for one, and report sections through a page of memory each (`holdfast.worker`). Both expire in the
+same way: the worker's stacks are written into its log, it is killed, and its exit is seen like any
+other's. What it was killed for is kept for the report.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ TRUE_WORDS = ("1", "true", "yes", "on")
 EXPIRED = "timer expired"
 KILLED = "kill worker process"
 DUMP_S = 2.0
-"""How long all dumps of a look may take; the agent looks after nothing else meanwhile."""
+"""How long all dumps of one `look` may take; the agent does nothing else meanwhile."""
 DUMP_EACH_S_MIN = 0.1
-"""How long each may take, however many there are; for what the kernel knows, that will do."""
+"""How long each may take, however many there are: enough for what the kernel knows."""
 STACKS_CHARS_MAX = 64 * 1024
-"""So much of a worker's stacks is kept for the report, if it has no log."""
+"""Kept of a worker's stacks for the report, if it has no log."""
 
 
 class TimeoutKill:
-    """What a worker was killed for, or a process below it."""
+    """Why a worker, or a process below it, was killed."""
 
     def __init__(self, pid: int, signum: int, scope: str, *, direct: bool) -> None:
         self._signum = signum
@@ -49,7 +49,7 @@ class TimeoutKill:
         self._who = "" if direct else f"its process {pid} "
 
     def is_of(self, failure: ProcessFailure) -> bool:
-        """Whether the worker failed by it: itself, or as a shell does whose program was killed."""
+        """Whether the worker died of it: itself, or like a shell whose program was killed."""
         own = failure.exitcode == -self._signum and self._direct
         return own or failure.exitcode == 128 + self._signum
 
@@ -64,37 +64,39 @@ class Watchdogs:
     """The timers and sections of one agent's workers, over all generations."""
 
     def __init__(
-        self, run_id: str, tell: Callable[[LifecycleEvent], object], spoke: Callable[[int], object]
+        self,
+        run_id: str,
+        report: Callable[[LifecycleEvent], object],
+        first_heartbeat: Callable[[int], object],
     ) -> None:
         self._run_id = run_id
-        self._tell = tell
-        self._spoke = spoke
-        self._silent: set[int] = set()  # Local ranks that have not made a call yet.
+        self._report = report
+        self._first_heartbeat = first_heartbeat
+        self._silent: set[int] = set()  # Local ranks without a heartbeat so far.
         self._timers: FileTimerServer | None = None
         self._timers_path = ""
         self._pages: WorkerPages | None = None
         self._reaper: Reaper | None = None
         self._workers: dict[int, int] = {}  # Local ranks by process.
         self._logs: Mapping[int, str] = {}
-        self._roots: dict[int, int] = {}  # By process whose time is up, the worker it is below.
-        self._ends: dict[int, TimeoutKill] = {}  # By worker.
+        self._roots: dict[int, int] = {}  # By process that is late, the worker it belongs to.
+        self._kills: dict[int, TimeoutKill] = {}  # By worker.
         self._stacks: dict[int, str] = {}  # By worker, if it has no log.
         self._dump_until = 0.0
-        self._refused = False  # Whether there are to be timers, and cannot be.
-        self._gave_up_pages = False
+        self._timers_failed = self._pages_failed = False  # For the rest of the run.
 
     # One generation after the other.
 
     def begin(self, ranks: Iterable[int], environ: Mapping[str, str]) -> None:
         """Make what the workers of a generation need."""
-        self._workers, self._roots, self._ends, self._stacks = {}, {}, {}, {}
-        if self._pages is None and not self._gave_up_pages:
+        self._workers, self._roots, self._kills, self._stacks = {}, {}, {}, {}
+        if self._pages is None and not self._pages_failed:
             from holdfast.processes.workers.pages import WorkerPages
 
             try:
                 self._pages = WorkerPages()
             except OSError as problem:
-                console.info(f"workers cannot tell their progress: {problem}")
+                console.info(f"workers cannot report progress: {problem}")
         self._silent = set(ranks)
         if self._pages is not None:
             try:
@@ -104,13 +106,12 @@ class Watchdogs:
         if self._timers is not None:
             self._timers.forget_all()
             if not self._timers.is_reachable():
-                console.warning(f"{self._timers_path} has been removed: another pipe is made")
+                console.warning(f"{self._timers_path} was removed; making another pipe for timers")
                 self._stop_timers()
-        if self._timers is not None:
-            return
-        if environ.get(ENABLE_ENV, "").strip().lower() in TRUE_WORDS and not self._refused:
+        wanted = environ.get(ENABLE_ENV, "").strip().lower() in TRUE_WORDS
+        if self._timers is None and wanted and not self._timers_failed:
             self._timers = self._serve_timers(environ.get(FILE_ENV, ""))
-            self._refused = self._timers is None
+            self._timers_failed = self._timers is None
 
     def environment(self, rank: int) -> dict[str, str]:
         """Return what a worker needs in its environment."""
@@ -121,57 +122,54 @@ class Watchdogs:
             found[PAGE_ENV] = ""  # What they inherit is the page of whoever started this agent.
         if self._timers is not None:
             found[FILE_ENV] = self._timers_path
-        elif self._refused:
+        elif self._timers_failed:
             found[FILE_ENV] = ""  # What they inherit names a pipe that nobody reads.
         return found
 
     def started(self, pids: Mapping[int, int], logs: Mapping[int, str]) -> None:
-        """Take note of who the workers are, and where what they say to standard error goes."""
+        """Take note of the workers' processes and of the logs of their standard error."""
         self._workers = {pid: rank for rank, pid in pids.items()}
         self._logs = logs
 
     def ended(self, rank: int) -> None:
-        """Forget a worker that has ended: its number may be another process's soon."""
+        """Forget a worker that has exited: its pid may soon be another process's."""
         for pid in [pid for pid, one in self._workers.items() if one == rank]:
             del self._workers[pid]
             if self._timers is not None:
                 self._timers.clear_timers((pid,))
 
     def close(self) -> None:
-        """Remove everything."""
         self._stop_timers()
         if self._pages is not None:
             _close_quietly(self._pages)
             self._pages = None
-        self._refused = self._gave_up_pages = False
+        self._timers_failed = self._pages_failed = False
         self._workers = {}
 
     def _stop_timers(self) -> None:
         timers, self._timers = self._timers, None
         if timers is not None:
             _close_quietly(timers)
-            self._note("watchdog stopped", None)
+            self._record("watchdog stopped", None)
 
     # In the agent's loop.
 
     def descriptors(self) -> list[int]:
-        """Return what can be read when there is something to `look` at."""
         return [one.fileno() for one in (self._timers, self._pages) if one is not None]
 
     def next_deadline(self) -> float | None:
-        """Return when to `look` at the latest."""
         times = [one.next_deadline() for one in (self._timers, self._pages) if one is not None]
         return min((at for at in times if at is not None), default=None)
 
     def look(self, now: float) -> None:
-        """Take in what has come, and end whoever is late."""
+        """Take in what has arrived, and kill whoever is late."""
         self._dump_until = 0.0
         if self._timers is not None:
             try:
                 self._timers.take(now)
             except OSError as problem:
-                console.warning(f"timers are not watched any more: {problem}")
-                timers, self._timers, self._refused = self._timers, None, True
+                console.warning(f"timers disabled: {problem}")
+                timers, self._timers, self._timers_failed = self._timers, None, True
                 _close_quietly(timers)
         if self._pages is not None:
             try:
@@ -180,8 +178,8 @@ class Watchdogs:
                 self._give_up_pages(problem)
 
     def _give_up_pages(self, problem: OSError) -> None:
-        console.warning(f"sections and progress are not watched any more: {problem}")
-        pages, self._pages, self._gave_up_pages = self._pages, None, True
+        console.warning(f"sections and progress disabled: {problem}")
+        pages, self._pages, self._pages_failed = self._pages, None, True
         if pages is not None:
             _close_quietly(pages)
 
@@ -195,7 +193,7 @@ class Watchdogs:
         if (asked or pages.was_asked) and self._silent:
             for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
                 self._silent.discard(rank)
-                self._spoke(rank)
+                self._first_heartbeat(rank)
 
     def _find_late(self, pages: WorkerPages, now: float) -> dict[int, list[FileTimerRequest]]:
         """Return the sections that were not left in time, by process."""
@@ -203,42 +201,41 @@ class Watchdogs:
         for rank, section in pages.take(now):
             from holdfast.timers.reaper import section_timer
 
-            # Whoever makes the calls is the one to look at; it may be below a shell.
+            # The process that makes the calls; it may be below a shell.
             pid = pages.progress(rank).pid
             if not self._is_ours(pid):
-                # It lives, and knows itself by another number, or has left its parent.
+                # It knows itself by another pid (a container's), or has left its parent.
                 pid = next((pid for pid, one in self._workers.items() if one == rank), 0)
             if pid:
                 late.setdefault(pid, []).append(section_timer(section, pid, now, time.time()))
         return late
 
-    # What is known of workers.
+    # Reports.
 
-    def explain(self, failure: ProcessFailure) -> ProcessFailure:
-        """Return the failure of a worker that was killed here as what it is."""
-        end = self._ends.get(failure.pid)
-        if end is None:
-            return failure
-        if end.is_of(failure):
+    def explain(self, failure: ProcessFailure) -> None:
+        """Put into the failure of a worker that was killed here why it was."""
+        kill = self._kills.get(failure.pid)
+        if kill is None:
+            return
+        if kill.is_of(failure):
             failure.consequence = failure.stopped = False
         elif failure.consequence or failure.stopped:
-            return failure
-        why = end.why(failure)
+            return
+        why = kill.why(failure)
         if why not in failure.detail:
             failure.detail = f"{why}; {failure.detail}" if failure.detail else why
         stacks = self._stacks.get(failure.pid, "")
         if stacks and not failure.stderr_tail.endswith(stacks):
             failure.stderr_tail += stacks
-        return failure
 
     def progress(self) -> list[tuple[int, Progress]]:
-        """Return how far each worker says that it is, by local rank."""
+        """Return the progress that workers report, by local rank."""
         pages = self._pages
         if pages is None:
             return []
         return [(rank, pages.progress(rank)) for rank in sorted(self._workers.values())]
 
-    # How a worker is ended.
+    # Timers, and how a late worker is killed.
 
     def _serve_timers(self, path: str) -> FileTimerServer | None:
         from holdfast.timers.server import FileTimerServer
@@ -247,16 +244,18 @@ class Watchdogs:
             path = self._own_path()
         try:
             server = FileTimerServer(
-                path, self._run_id, log_event=self._note, is_ours=self._is_ours, dump=self._dump
+                path, self._run_id, log_event=self._record, is_ours=self._is_ours, dump=self._dump
             )
         except UsageError as problem:  # The round has formed: this is no reason to end it.
-            console.warning(f"{problem.message}: timers are not watched ({problem.hint})")
+            console.warning(f"{problem.message}: timers disabled ({problem.hint})")
             return None
         except OSError as problem:
-            console.warning(f"{FILE_ENV}: no timers at {path}: {problem.strerror or problem}")
+            console.warning(
+                f"{FILE_ENV}: timers disabled: cannot use {path}: {problem.strerror or problem}"
+            )
             return None
         self._timers_path = path
-        self._note("watchdog started", None)
+        self._record("watchdog started", None)
         return server
 
     def _own_path(self) -> str:
@@ -271,7 +270,7 @@ class Watchdogs:
         from holdfast.timers.reaper import Reaper
 
         if self._reaper is None:
-            self._reaper = Reaper(self._is_ours, dump=self._dump, report=self._note)
+            self._reaper = Reaper(self._is_ours, dump=self._dump, report=self._record)
         return self._reaper
 
     def _is_ours(self, pid: int) -> bool:
@@ -295,36 +294,27 @@ class Watchdogs:
             console.error(found)
             self._stacks[root] = found[:STACKS_CHARS_MAX]
 
-    def _note(self, what: str, request: FileTimerRequest | None) -> None:
+    def _record(self, what: str, request: FileTimerRequest | None) -> None:
+        at, wall = time.monotonic(), time.time()
         if request is None:
-            self._tell(WatchdogEvent(time.monotonic(), time.time(), what))
+            self._report(WatchdogEvent(at, wall, what))
             return
         pid = request.worker_pid
         if what == EXPIRED:
-            # Now, since of a process that was killed nobody knows any more whose it was.
+            # Now: of a process that was killed nobody knows any more whose it was.
             from holdfast.processes.procfs import root_of
 
             self._roots[pid] = root_of(pid, self._workers)
         elif what == KILLED:
             root = self._roots.get(pid, pid)
-            self._ends[root] = TimeoutKill(
+            self._kills[root] = TimeoutKill(
                 pid, request.signal, request.scope_id, direct=root == pid
             )
-        self._tell(
-            WatchdogEvent(
-                time.monotonic(),
-                time.time(),
-                what,
-                pid,
-                request.scope_id,
-                request.expiration_time,
-                request.signal,
-            )
-        )
+        scope, expires = request.scope_id, request.expiration_time
+        self._report(WatchdogEvent(at, wall, what, pid, scope, expires, request.signal))
 
 
 def _close_quietly(one: FileTimerServer | WorkerPages) -> None:
-    """Close it, as far as that goes."""
     try:
         one.close()
     except OSError:

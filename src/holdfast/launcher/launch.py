@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from holdfast.agent.side_services import HealthServer
     from holdfast.agent.spec import RunResult
     from holdfast.launcher.config import LaunchConfig
     from holdfast.processes.failures.failure import ChildFailedError
@@ -71,7 +72,7 @@ class elastic_launch:  # noqa: N801 (TorchElastic's name)
         self,
         config: LaunchConfig,
         entrypoint: Callable[..., Any] | str | None,
-        health_check_server: object = None,
+        health_check_server: HealthServer | None = None,
     ) -> None:
         self._config = config
         self._entrypoint = entrypoint
@@ -86,7 +87,7 @@ def launch_agent(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str | None,
     args: list[Any],
-    health_check_server: object = None,
+    health_check_server: HealthServer | None = None,
 ) -> dict[int, Any]:
     """Run this node's part of a job and return its workers' values by global rank.
 
@@ -108,7 +109,7 @@ def _launch(
     config: LaunchConfig,
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
-    health_check_server: object,
+    health_check_server: HealthServer | None,
 ) -> dict[int, Any]:
     check_binding(config)
     logs_specs = logs_of_this_launch(config)
@@ -236,7 +237,7 @@ def make_agent(
     entrypoint: Callable[..., Any] | str,
     args: list[Any],
     handler: RendezvousHandler,
-    health_check_server: object,
+    health_check_server: HealthServer | None,
 ) -> LocalElasticAgent:
     """Return the agent that a configuration describes."""
     spec = WorkerSpec(
