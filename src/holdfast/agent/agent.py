@@ -1,7 +1,7 @@
 """The agent without processes: it drives `core.supervision` and leaves the work to hooks.
 
 `ElasticAgent` is the interface that launchers use. `SimpleElasticAgent` is TorchElastic's class to
-derive from: a subclass says how workers are started, stopped and monitored, and the rest is here.
+derive from: a subclass defines how workers are started, stopped and monitored, and the rest is here.
 It polls its workers every `monitor_interval`; `LocalElasticAgent` gets events instead.
 
 One run, spelled out: every fact is given to the machine as an event, every effect the machine
@@ -69,7 +69,7 @@ STORY_STEPS_SHOWN = 20
 
 
 class SimpleElasticAgent(ElasticAgent):
-    """An agent of one group of workers; derive from it to say what a worker is."""
+    """An agent of one group of workers; a subclass defines what a worker is."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._result = RunResult(WorkerState.INIT)
         self._finished: supervision.Finish | None = None
 
-    # What a subclass says.
+    # What a subclass defines.
 
     @abstractmethod
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
@@ -117,7 +117,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abstractmethod
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Look at the workers, without waiting: healthy, succeeded, failed or unhealthy."""
+        """Return at once whether the workers are healthy, succeeded, failed or unhealthy."""
 
     @abstractmethod
     def _shutdown(
@@ -160,7 +160,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @property
     def machine(self) -> Supervision:
-        """What decides about the workers; to look at, not to change."""
+        """The machine that decides about the workers; read-only."""
         return self._machine
 
     @property
@@ -417,10 +417,10 @@ class SimpleElasticAgent(ElasticAgent):
     # Monitoring the workers.
 
     def _wait_for_change(self) -> None:
-        """Wait for a signal, but no longer than until the next look."""
-        look_again = time.monotonic() + self._worker_group.spec.monitor_interval
+        """Wait for a signal or a message, but no longer than until the next poll."""
+        next_poll = time.monotonic() + self._worker_group.spec.monitor_interval
         news = [self._job.fileno()] if self._job is not None else []
-        wait_for(look_again, self._signals.fileno(), *news)
+        wait_for(next_poll, self._signals.fileno(), *news)
 
     def _monitor(self) -> list[Event]:
         """Ask the hook how the workers are, and put its answer as events."""
@@ -476,7 +476,7 @@ def signal_notice(machine: Supervision, one: signal.Signals, grace_s: float) -> 
 
 
 def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> None:
-    """Say why the workers are started again, before they are."""
+    """Warn that the workers are restarted, and why."""
     if machine.reason is StopReason.REGROUP:
         console.info("nodes are waiting to join: regrouping")
         return
@@ -498,7 +498,7 @@ def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> No
 
 
 def log_start(group: WorkerGroup, generation: int) -> None:
-    """Say which workers a generation has here."""
+    """Log the workers of a generation on this node."""
     started = ", ".join(f"{worker.global_rank} (pid {worker.id})" for worker in group.workers)
     console.info(
         f"generation {generation} on node {group.group_rank} of {group.group_world_size}: started "

@@ -294,7 +294,7 @@ class CoordinatedJob:
         view = self._connection.view
         if view is None or self._connection.problem():
             problem = self._connection.problem() or f"no word from {self._handler.endpoint} yet"
-            if not self._wait_notice:  # It has the time in it, and changes with every look.
+            if not self._wait_notice:  # It contains the time, so it is new every time.
                 self._notice_once(f"waiting: {problem}")
             return
         here = f"{view.present} of {view.needed} are here"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
+from holdfast.agent.spec import run_script_path
 from holdfast.observe import lifecycle
 from holdfast.observe.lifecycle import LifecycleEvent, Observers, WorkerInfo, WorkerOutcome, now
 
@@ -209,7 +210,7 @@ def _program_name(spec: WorkerSpec) -> str:
     A program given as text has no name of its own.
     """
     name = spec.get_entrypoint_name()
-    if spec.entrypoint != sys.executable and name != "run_script_path":  # What --run-path calls.
+    if spec.entrypoint not in (sys.executable, run_script_path):
         return name
     for word in map(str, spec.args):
         if word == "-c":

@@ -249,7 +249,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             generation = self._machine.generation
             return [*events, supervision.WorkersUnhealthy(generation, stuck, retryable=False)]
         if self._monitors_by_hook and not any(is_hopeless(event) for event in events):
-            return self._monitor()  # What an exit means is the hook's to say.
+            return self._monitor()  # The hook decides what an exit means.
         return events
 
     def _group_events(self, group: PContext) -> list[Event]:

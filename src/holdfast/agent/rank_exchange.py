@@ -1,4 +1,4 @@
-"""What the agents of one round tell each other through its store: ranks, and that they are done.
+"""What the agents of one round exchange through its store: ranks, and that they are done.
 
 Keys and values are TorchElastic's. A round of one node needs no store at all.
 """
@@ -28,7 +28,7 @@ FIRST_POLL_S = 0.001
 
 
 class RoundBroken(Exception):
-    """A node of the round went away before all had told of themselves."""
+    """A node of the round left before the ranks were exchanged."""
 
 
 def _never() -> bool:
@@ -58,11 +58,11 @@ def node_ranks(
     store.set(f"{ROLE_INFO}{group_rank}", json.dumps(mine))
     interval = spec.monitor_interval
     if group_rank == 0:
-        told = [
+        infos = [
             json.loads(_get(store, f"{ROLE_INFO}{node}", is_broken, interval))
             for node in range(group_world_size)
         ]
-        nodes = [NodeShape(one["role"], one["local_world_size"]) for one in told]
+        nodes = [NodeShape(one["role"], one["local_world_size"]) for one in infos]
         for node, ranks in enumerate(assign_ranks(nodes)):
             values = (
                 ranks.first_rank,
@@ -96,7 +96,7 @@ def _get(store: Any, key: str, is_broken: Callable[[], bool], interval_s: float)
 def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
     """Wait until every node's workers are done, so that none takes the store away too early.
 
-    Nodes that do not come in time are told of; this node's own success stands.
+    Nodes that do not arrive in time are logged; this node's own success stands.
     """
     if group.group_world_size == 1:
         return

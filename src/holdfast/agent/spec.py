@@ -23,12 +23,21 @@ if TYPE_CHECKING:
 DEFAULT_ROLE = "default"
 
 
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script within this interpreter: the function of a `--run-path` worker."""
+    import runpy
+    import sys
+
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")
+
+
 @lazy_dataclass
 class WorkerSpec:
     """What the workers of a node are, and how often they may be started again.
 
     `entrypoint` is a program, with `args` as its arguments, or a function that is called with
-    them. `monitor_interval` bounds only what nothing tells the agent of: a rendezvous handler
+    them. `monitor_interval` matters only where the agent has to poll: a rendezvous handler
     that must be asked, or an agent subclass that has nothing but its `_monitor_workers`.
     """
 
@@ -134,7 +143,7 @@ class WorkerState(str, Enum):  # noqa: UP042 (StrEnum's text differs from TorchE
 
 
 class WorkerGroup:
-    """The workers of one agent, and what the last round said of them."""
+    """The workers of one agent, and their places in the last round."""
 
     __slots__ = (
         "group_rank",

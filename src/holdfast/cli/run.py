@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 
 from holdfast import console
+from holdfast.agent.spec import run_script_path
 from holdfast.cli import flags
 from holdfast.cli.flags import (
     DEFAULT_MASTER_PORT,
@@ -21,7 +22,6 @@ from holdfast.cli.script import (
     check_can_start,
     get_use_env,
     parse_preload,
-    run_script_path,
     worker_command,
 )
 from holdfast.defaults import EXIT_BARRIER_S

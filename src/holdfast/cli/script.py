@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
+from holdfast.agent.spec import run_script_path
 from holdfast.cli import flags
 from holdfast.errors import CannotStart, UsageError
 
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
 
 PYTHON_ENV = "PYTHON_EXEC"
 MISSING, UNUSABLE = 127, 126
-
-
-def run_script_path(training_script: str, *training_script_args: str) -> None:
-    """Run a script in this interpreter, as the function of a `--run-path` worker."""
-    import runpy
-
-    sys.argv = [training_script, *training_script_args]
-    runpy.run_path(training_script, run_name="__main__")
 
 
 def get_use_env(args: Arguments) -> bool:

@@ -1,6 +1,6 @@
 """`LaunchConfig`: everything one agent needs to know to run a job.
 
-The one thing to know: making a config touches nothing. No folder is created, no variable is set,
+Making a config has no effects. No folder is created, no variable is set,
 and the mappings of the caller are copied, not changed. It does not check what only the launch can
 know, such as whether the rendezvous can be reached.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from holdfast.processes.logs.specs import LogsSpecs
 
 RDZV_TIMEOUT_S = 900
-"""How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` says."""
+"""How long a rendezvous may take when neither `rdzv_timeout` nor `rdzv_configs` gives a time."""
 
 PRELOAD_AUTO = "auto"
 """Stands in `preload` for the modules that the workers' program imports first."""
@@ -119,7 +119,7 @@ class LaunchConfig:
 def check_seconds(value: float, *, source: str, given: object = None) -> None:
     """Refuse a time that no deadline can be made of; `source` names the setting it came from.
 
-    `given` is what the person wrote, if that was something else.
+    `given` is the text as it was written, if that differs.
     """
     if not math.isfinite(value) or value < 0:
         shown = value if given is None else given

@@ -8,7 +8,7 @@ import sys
 
 from holdfast import console
 from holdfast.agent.local_agent import LocalElasticAgent
-from holdfast.agent.spec import WorkerSpec
+from holdfast.agent.spec import WorkerSpec, run_script_path
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.observers import LaunchObservers
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler
 
 
-# What a person can do about it, by the error that the kernel gives.
+# Hints by the error number.
 OS_ERROR_HINTS = SHORTAGE_HINTS | {
     errno.ENOSPC: "free space on the disk, or name another folder with --log-dir",
     errno.EDQUOT: "free space on the disk, or name another folder with --log-dir",
@@ -142,7 +142,7 @@ def _launch(
             handler.shutdown()
         finally:
             looking_on.end()
-        if failure is None:  # Also after a signal: only a failure has more to tell than was said.
+        if failure is None:  # Also after a signal: only a failure needs its logs.
             discard_logs(logs_specs)
     if failure is not None:
         raise failure
@@ -152,14 +152,14 @@ def _launch(
 def close_for_all(handler: RendezvousHandler) -> None:
     """End a failed job for the other nodes too, where no coordinator has done so already.
 
-    They would else wait for this one to come back. That they cannot be told changes no failure.
+    Otherwise they would wait for this one to come back. If that does not work, the failure stands.
     """
     if isinstance(handler, CoordinatedRendezvousHandler):
         return
     try:
         handler.set_closed()
     except Exception as problem:  # noqa: BLE001 (a handler may be anybody's)
-        console.warning(f"the other nodes could not be told that the job failed: {problem}")
+        console.warning(f"cannot tell the other nodes that the job failed: {problem}")
 
 
 def check_binding(config: LaunchConfig) -> None:
@@ -203,7 +203,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
 
 
 def needs_no_others(config: LaunchConfig) -> bool:
-    """Whether nobody else could join: one node at most, and no place named where to meet it."""
+    """Whether no other node can join: one at most, and no endpoint is named."""
     if config.max_nodes > 1 or config.rdzv_backend not in BUILT_IN:
         return False
     if config.rdzv_backend == "static":
@@ -293,11 +293,12 @@ def preload_of(
 
 
 def entrypoint_name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> str:
-    """Return the name a person knows the workers by: the script rather than the interpreter."""
+    """Return the name of the workers for reports: the script rather than the interpreter."""
     if not isinstance(entrypoint, str):
+        if entrypoint is run_script_path and args:
+            return str(args[0])
         name: str = getattr(entrypoint, "__name__", repr(entrypoint))
-        # The function behind --run-path is ours; its first argument is the person's script.
-        return str(args[0]) if name == "run_script_path" and args else name
+        return name
     if entrypoint == sys.executable:
         words = (str(arg) for arg in args)
         return next((word for word in words if word and not word.startswith("-")), entrypoint)
@@ -312,7 +313,7 @@ def failure_of(
     run_id: str,
     restarts: int,
 ) -> Exception:
-    """Return the error that tells a failed run's story, and write the same as JSON."""
+    """Return the error of a failed run, and write it as JSON."""
     if not result.failures:
         return EnvironmentProblem(f"{name}: the workers were not healthy and were stopped")
     from holdfast.processes.failures.failure import ChildFailedError
@@ -355,4 +356,6 @@ def discard_logs(specs: Any) -> None:
     if getattr(specs, "keeps_nothing", False):
         specs.discard_if_temporary()
     elif getattr(specs, "is_temporary", False):
-        console.warning(f"the workers' output is in {specs.run_dir}; --log-dir names a place")
+        console.warning(
+            f"worker output kept in {specs.run_dir}; use --log-dir to choose the directory"
+        )

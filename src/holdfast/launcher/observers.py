@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DEFAULT_EVENT_HANDLERS = ("null", "jsonl")
 OTEL_ENV = "OTEL_METRICS_EXPORTER"
 EARLY_EVENTS_MAX = 10_000
-"""Lifecycle events that are buffered; of a job that fails, the newest say most."""
+"""Lifecycle events that are buffered; of a job that fails, the newest matter most."""
 
 
 class LaunchObservers:

@@ -21,6 +21,7 @@ import os
 import sys
 
 from holdfast import console
+from holdfast.agent.spec import run_script_path
 from holdfast.core.values import Value
 from holdfast.launcher.config import PRELOAD_AUTO
 from holdfast.processes.zygote.client import parse_command
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 def top_level_imports(source: bytes | str, *, as_main: bool) -> list[Import]:
     """Return the absolute imports of a source in their order; `ValueError` if it is not Python.
 
-    `as_main` says that the source runs as `__main__`.
+    `as_main`: the source runs as `__main__`.
     """
     import ast
     import warnings
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # The worker that runs it has the same to tell.
+            warnings.simplefilter("ignore")  # The worker that runs it shows them.
             tree = ast.parse(source)
     except SyntaxError as error:
         where = f" (line {error.lineno})" if error.lineno else ""
@@ -102,7 +103,7 @@ SKIPPED = frozenset({"__future__", "__main__", "holdfast", "mpi4py", *sys.builti
 
 
 class PathEntry(Value):
-    """A folder that modules are looked for in."""
+    """A folder of a search path for modules."""
 
     folder: str
     installed: bool
@@ -203,11 +204,11 @@ SOURCE_BYTES_MAX = 4 << 20
 
 
 class NoSource(Exception):
-    """There is nothing that could be read; the message says why."""
+    """There is no source to read; the message gives the reason."""
 
 
 class Source(Value):
-    """What workers run: its text, and where its imports are looked for."""
+    """What workers run: its text, and the search path of its imports."""
 
     name: str
     text: bytes
@@ -227,7 +228,7 @@ def modules_to_preload(
 
 
 def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> list[str]:
-    """Return the installed modules that workers import first, and tell the person of them."""
+    """Return the installed modules that workers import first, and print them."""
     foreign = isinstance(entrypoint, str) and not is_this_python(entrypoint)
     try:
         source = source_of(entrypoint, [str(arg) for arg in args], foreign=foreign)
@@ -275,7 +276,7 @@ def source_of(
 ) -> Source:
     """Return what workers run first, or raise `NoSource`."""
     if not isinstance(entrypoint, str):
-        if getattr(entrypoint, "__name__", "") == "run_script_path" and args:
+        if entrypoint is run_script_path and args:
             return _script(args[0], foreign=False)
         return _module_of_function(entrypoint)
     command = parse_command([entrypoint, *args])
@@ -319,7 +320,7 @@ def _module_of_function(function: Callable[..., Any]) -> Source:
 
 
 def _search_path(first: str, *, foreign: bool) -> list[PathEntry]:
-    """Return where a worker looks for modules: as far as known here, if by another interpreter."""
+    """Return a worker's search path for modules; for another interpreter, what is known here."""
     if not foreign:
         return path_entries([first, *sys.path])
     given = os.environ.get("PYTHONPATH", "")

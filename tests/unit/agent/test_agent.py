@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from rendezvous_fakes import ToldRendezvous
 
-from holdfast.agent.agent import ElasticAgent, SimpleElasticAgent
+from holdfast.agent.agent import SimpleElasticAgent
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.errors import InternalError
 from holdfast.processes.failures.failure import ProcessFailure
@@ -112,14 +111,6 @@ def _handlers_are_put_back(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     assert handlers() == before
 
 
-def test_it_is_there_to_be_derived_from() -> None:
-    assert issubclass(SimpleElasticAgent, ElasticAgent)
-    with pytest.raises(TypeError, match="abstract"):
-        ElasticAgent()  # type: ignore[abstract]
-    with pytest.raises(TypeError, match="abstract"):
-        SimpleElasticAgent(scripted().get_worker_group().spec)  # type: ignore[abstract]
-
-
 def test_workers_that_succeed() -> None:
     agent = scripted(HEALTHY, HEALTHY, RunResult(SUCCEEDED, {0: "a", 1: "b"}))
     result = agent.run()
@@ -127,31 +118,6 @@ def test_workers_that_succeed() -> None:
     assert agent.story == ["join", "start", "look", "look", "look", "shutdown SIGTERM 30"]
     assert agent.get_worker_group().state is SUCCEEDED
     assert agent.restart_count == 0
-
-
-def test_the_group_knows_the_round_when_workers_start() -> None:
-    agent = scripted(SUCCEEDED, local_world_size=3)
-    seen: list[object] = []
-    group = agent.get_worker_group("any role")
-    agent.during["start"] = lambda: seen.append(
-        (group.group_rank, group.group_world_size, group.master_addr, group.master_port)
-    )
-    agent.during["look"] = lambda: seen.append(group.state)
-    agent.run("any role")
-    assert seen == [(0, 1, "meeting.point", 29001), HEALTHY]
-    assert isinstance(group.store, MemoryStore)
-    assert [str(worker) for worker in group.workers] == [
-        f"local_rank={n},global_rank={n},role_rank={n},world_size=3,role_world_size=3"
-        for n in range(3)
-    ]
-    assert [worker.id for worker in group.workers] == ["id 0", "id 1", "id 2"]
-
-
-def test_an_address_in_the_spec_wins_over_that_of_the_round() -> None:
-    agent = scripted(SUCCEEDED, master_addr="chosen", master_port=1234)
-    agent.run()
-    group = agent.get_worker_group()
-    assert (group.master_addr, group.master_port) == ("chosen", 1234)
 
 
 @pytest.mark.parametrize("bad", [FAILED, UNHEALTHY])
@@ -183,22 +149,6 @@ def test_a_failure_without_budget_is_the_result(bad: WorkerState, max_restarts: 
     assert agent.story == [*again * (max_restarts + 1), "shutdown SIGTERM 30"]
     assert agent.get_worker_group().state is FAILED
     assert agent.restart_count == max_restarts
-
-
-def test_a_restart_is_told_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
-    first = RunResult(FAILED, failures={1: failure(1), 0: failure(0)})
-    first.failures[0].consequence = True
-    scripted(first, UNHEALTHY, SUCCEEDED, max_restarts=3).run()
-    assert caplog.messages == [
-        "rank 1 (pid 4001) failed: exit code 3; restarting all workers (restart 1 of 3)",
-        "the workers are not healthy; restarting all workers (restart 2 of 3)",
-    ]
-
-
-def test_no_restart_is_told_where_there_is_none(caplog: pytest.LogCaptureFixture) -> None:
-    scripted(FAILED).run()
-    scripted(HEALTHY, SUCCEEDED, told={"waiting": [1]}, max_restarts=3).run()
-    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("odd", [WorkerState.UNKNOWN, WorkerState.INIT, WorkerState.STOPPED])
@@ -251,14 +201,6 @@ def test_a_handler_of_another_project_is_asked_after_each_healthy_look() -> None
     assert handler.asked == 2
 
 
-def test_workers_are_looked_at_no_more_often_than_the_interval_says() -> None:
-    agent = scripted(*[HEALTHY] * 4, SUCCEEDED, monitor_interval=0.02)
-    begin = time.monotonic()
-    agent.run()
-    assert time.monotonic() - begin >= 5 * 0.02
-    assert agent.story.count("look") == 5
-
-
 class Broken(Exception):
     pass
 
@@ -274,13 +216,6 @@ def test_whatever_a_hook_raises_gets_out_after_a_shutdown(hook: str) -> None:
     with pytest.raises(Broken):
         agent.run()
     assert agent.story[-2:] == [hook, "shutdown SIGTERM 7"]
-
-
-def test_what_the_last_hook_raises_gets_out_too() -> None:
-    agent = scripted(SUCCEEDED)
-    agent.during["shutdown SIGTERM 30"] = breaks
-    with pytest.raises(Broken):
-        agent.run()
 
 
 @pytest.mark.parametrize("method", ["next_rendezvous", "num_nodes_waiting"])
@@ -301,15 +236,6 @@ def test_it_can_run_again_with_a_new_budget() -> None:
     assert agent.run() == RunResult(SUCCEEDED)
     assert agent.restart_count == 1
     assert agent.story.count("shutdown SIGTERM 30") == 2
-
-
-def test_it_can_run_again_after_an_error() -> None:
-    agent = scripted(SUCCEEDED)
-    agent.during["start"] = breaks
-    with pytest.raises(Broken):
-        agent.run()
-    agent.during.clear()
-    assert agent.run().state is SUCCEEDED
 
 
 # Signals. The handlers write down a signal; the agent acts on it where it can.
@@ -350,17 +276,6 @@ def test_a_failure_for_good_stays_the_reason_when_a_signal_comes_later() -> None
     agent = scripted(FAILED)
     agent.during["stop"] = raised(signal.SIGTERM)
     assert agent.run().is_failed()
-
-
-def test_a_second_signal_does_not_disturb_the_shutdown() -> None:
-    agent = scripted(HEALTHY)
-    agent.during["look"] = raised(signal.SIGTERM)
-    agent.during["shutdown SIGTERM 30"] = raised(signal.SIGINT)
-    with pytest.raises(SignalException) as ended:
-        agent.run()
-    assert ended.value.sigval is signal.SIGTERM
-    assert agent.story[-1:] == ["shutdown SIGTERM 30"]
-    assert len(agent.story) == 4
 
 
 class Sender:
@@ -450,16 +365,6 @@ def test_the_environment_chooses_the_signals(monkeypatch: pytest.MonkeyPatch) ->
     assert seen == [before]
 
 
-def test_no_signal_is_handled_where_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "")
-    before = handlers()[1:]
-    seen = []
-    agent = scripted(SUCCEEDED)
-    agent.during["look"] = lambda: seen.append(handlers()[1:])
-    agent.run()
-    assert seen == [before]
-
-
 def test_it_runs_in_a_thread_and_leaves_signals_to_the_program() -> None:
     before = handlers()
     seen = []
@@ -471,40 +376,6 @@ def test_it_runs_in_a_thread_and_leaves_signals_to_the_program() -> None:
 
 
 # The barrier.
-
-
-def test_a_success_is_held_until_the_other_nodes_are_done() -> None:
-    store = MemoryStore()
-    agents = [
-        scripted(
-            HEALTHY,
-            SUCCEEDED,
-            told={"rank": rank, "world_size": 2, "make_store": lambda: store},
-        )
-        for rank in (0, 1)
-    ]
-    done = threading.Event()
-    agents[1].during["look"] = done.wait
-    with ThreadPoolExecutor(2) as pool:
-        first, second = [pool.submit(agent.run) for agent in agents]
-        store.wait(["torchelastic/agent/terminal_state/num_members"])
-        assert not first.done()
-        done.set()
-        assert second.result().state is SUCCEEDED
-        assert first.result().state is SUCCEEDED
-    assert [w.global_rank for w in agents[1].get_worker_group().workers] == [2, 3]
-
-
-def test_nodes_that_are_never_done_do_not_undo_the_success(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    store = MemoryStore()
-    store.set("torchelastic/role_info/1", '{"role": "r", "rank": 1, "local_world_size": 1}')
-    agent = scripted(
-        SUCCEEDED, told={"world_size": 2, "make_store": lambda: store}, exit_barrier_timeout=0.01
-    )
-    assert agent.run().state is SUCCEEDED
-    assert "(limit 0.01 s)" in caplog.text
 
 
 def test_a_failure_does_not_wait_for_other_nodes() -> None:

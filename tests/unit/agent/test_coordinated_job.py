@@ -163,14 +163,6 @@ def test_the_person_is_told_once_what_is_waited_for(
     assert caplog.messages[1:] == ["waiting for nodes at head:29400: 1 of 2 are here"]
 
 
-def test_a_node_that_starts_is_not_told_that_it_waits(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    node.hear(0.0)
-    node.hear(WAIT_NOTICE_AFTER_S, view(NodeRole.MEMBER, generation=0, rank=0, size=2))
-    assert "waiting" not in caplog.text
-
-
 def test_a_node_that_leaves_is_not_told_of_rounds_that_form_meanwhile(
     node: Node, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import select
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +12,7 @@ from rendezvous_fakes import ToldRendezvous
 
 from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from holdfast.errors import UsageError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
-from holdfast.processes.signals import SignalException
 from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -110,42 +107,6 @@ def test_functions_return_their_values_by_global_rank(start_method: str) -> None
     assert result.failures == {}
 
 
-def test_commands_return_nothing() -> None:
-    assert local("exit 0", local_world_size=2).run().return_values == {0: None, 1: None}
-
-
-def test_workers_see_the_agents_environment_and_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("FROM_OUTSIDE", "x y")
-    monkeypatch.setenv("RANK", "99")
-    handler = second_of_two_nodes()
-    local("env > env_$RANK", local_world_size=2, handler=handler, max_restarts=4).run()
-    env = dict(line.partition("=")[::2] for line in lines("env_4"))
-    expected = {
-        "FROM_OUTSIDE": "x y",
-        "RANK": "4",
-        "LOCAL_RANK": "1",
-        "GROUP_RANK": "1",
-        "ROLE_RANK": "4",
-        "ROLE_NAME": "trainer",
-        "WORLD_SIZE": "5",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_WORLD_SIZE": "2",
-        "ROLE_WORLD_SIZE": "5",
-        "MASTER_ADDR": "meeting.point",
-        "MASTER_PORT": "29001",
-        "TORCHELASTIC_RUN_ID": "job",
-        "TORCHELASTIC_MAX_RESTARTS": "4",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "HOLDFAST_GENERATION": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
-    assert {name: env.get(name) for name in expected} == expected
-    assert env["TORCHELASTIC_ERROR_FILE"].endswith("/attempt_0/1/error.json")
-    assert os.environ["RANK"] == "99"
-
-
 def test_variables_for_the_workers_win_over_the_agents_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -154,15 +115,6 @@ def test_variables_for_the_workers_win_over_the_agents_own(
     chosen = {"OMP_NUM_THREADS": "4", "OTHER": "chosen", "RANK": "99"}
     local('echo "$OMP_NUM_THREADS $OTHER $RANK" > seen', how={"worker_env": chosen}).run()
     assert lines("seen") == ["4 chosen 0"]
-
-
-def test_each_worker_sees_one_device_with_virtual_local_ranks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    script = 'echo "$RANK: $LOCAL_RANK $CUDA_VISIBLE_DEVICES" >> seen'
-    local(script, local_world_size=2, virtual_local_rank=True).run()
-    assert lines("seen") == ["0: 0 5", "1: 0 7"]
 
 
 def test_the_prefix_of_teed_lines_is_a_template(capsys: pytest.CaptureFixture[str]) -> None:
@@ -213,12 +165,6 @@ def test_one_failure_stops_the_others_and_comes_first() -> None:
     assert result.return_values == {}
 
 
-def test_the_last_failure_is_the_result_when_the_budget_is_spent() -> None:
-    agent = local("exit $((10 + TORCHELASTIC_RESTART_COUNT))", max_restarts=2)
-    assert agent.run().failures[0].exitcode == 12
-    assert agent.restart_count == 2
-
-
 @pytest.mark.timeout(20)
 def test_a_worker_that_does_not_stop_is_killed_after_the_shutdown_timeout(
     caplog: pytest.LogCaptureFixture,
@@ -256,18 +202,6 @@ def test_a_program_that_cannot_be_started_is_not_tried_again(
     assert "restart" not in caplog.text
 
 
-def test_a_function_that_cannot_be_sent_leaves_nothing_behind() -> None:
-    with pytest.raises(UsageError, match="cannot be sent to a new worker process"):
-        local(entrypoint=lambda: None, args=(), local_world_size=2).run()
-
-
-def test_too_few_devices_are_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(UsageError, match="worker 1 has no device"):
-        local("touch started", local_world_size=2, virtual_local_rank=True).run()
-    assert not Path("started").exists()
-
-
 # The keeper below the agent.
 
 
@@ -287,11 +221,6 @@ def test_a_killed_keeper_is_a_failure_that_a_restart_mends() -> None:
     agent = local(script, max_restarts=1)
     assert agent.run().state is WorkerState.SUCCEEDED
     assert len(set(lines("keepers"))) == 2
-
-
-def test_a_killed_keeper_is_the_reason_when_nothing_is_left() -> None:
-    result = local("kill -9 $PPID; exec sleep 1000").run()
-    assert "the keeper of the workers" in result.failures[0].detail
 
 
 def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
@@ -315,31 +244,6 @@ def test_it_can_run_again() -> None:
 
 
 # Signals.
-
-
-def test_a_signal_is_passed_on_and_ends_the_run() -> None:
-    before = [signal.getsignal(one) for one in HANDLED]
-    os.mkfifo("ready0")
-    os.mkfifo("ready1")
-    script = (
-        "trap 'echo HUP $RANK >> seen; exit 0' HUP; echo go > ready$RANK;"
-        "while :; do sleep 0.01; done"
-    )
-
-    def send() -> None:
-        Path("ready0").read_text()
-        Path("ready1").read_text()
-        os.kill(os.getpid(), signal.SIGHUP)
-
-    agent = local(script, local_world_size=2, max_restarts=3)
-    sender = threading.Thread(target=send)
-    sender.start()
-    with pytest.raises(SignalException) as ended:
-        agent.run()
-    sender.join()
-    assert ended.value.sigval is signal.SIGHUP
-    assert lines("seen") == ["HUP 0", "HUP 1"]
-    assert [signal.getsignal(one) for one in HANDLED] == before
 
 
 # Several nodes.
@@ -438,12 +342,6 @@ def test_a_hook_may_find_running_workers_unhealthy(caplog: pytest.LogCaptureFixt
     ]
 
 
-def test_a_hook_is_told_of_exits_at_once_and_of_every_kind() -> None:
-    agent = local("exit $((1 - TORCHELASTIC_RESTART_COUNT))", kind=Watching, max_restarts=1)
-    assert agent.run().state is WorkerState.SUCCEEDED
-    assert agent.found == [WorkerState.FAILED, WorkerState.SUCCEEDED]
-
-
 def test_a_hook_has_the_last_word_on_a_failure() -> None:
     class Forgiving(LocalElasticAgent):
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
@@ -522,9 +420,3 @@ def test_nothing_wakes_while_nothing_happens() -> None:
     os.mkfifo("ticks")
     agent = local(TICKING, logs=DefaultLogsSpecs("logs"), monitor_interval=0.05)
     assert becomes_quiet(agent, WINDOWS_MAX)
-
-
-def test_an_agent_that_must_ask_does_wake() -> None:
-    os.mkfifo("ticks")
-    agent = local(TICKING, handler=ToldRendezvous(), monitor_interval=0.05)
-    assert not becomes_quiet(agent, 6, in_a_row=4)

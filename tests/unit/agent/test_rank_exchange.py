@@ -30,13 +30,6 @@ def memory_stores() -> Iterator[Callable[[], Any]]:
     yield lambda: store
 
 
-def hash_stores() -> Iterator[Callable[[], Any]]:
-    from torch.distributed import HashStore
-
-    store = HashStore()
-    yield lambda: store
-
-
 def tcp_stores() -> Iterator[Callable[[], Any]]:
     """A server, and for each agent a client with a connection of its own."""
     from torch.distributed import TCPStore
@@ -50,7 +43,6 @@ def tcp_stores() -> Iterator[Callable[[], Any]]:
 
 STORES = [
     pytest.param(memory_stores, id="memory"),
-    pytest.param(hash_stores, id="hash", marks=pytest.mark.torch),
     pytest.param(tcp_stores, id="tcp", marks=pytest.mark.torch),
 ]
 
@@ -76,14 +68,6 @@ def ranks_of(make_store: Callable[[], Any], nodes: list[tuple[str, int]]) -> lis
             for rank in reversed(range(len(nodes)))
         ]
         return [one.result() for one in reversed(learning)]
-
-
-def test_nodes_of_one_role_and_uneven_sizes(make_store: Callable[[], Any]) -> None:
-    assert ranks_of(make_store, [("trainer", 2), ("trainer", 1), ("trainer", 4)]) == [
-        NodeRanks(0, 7, 0, 7),
-        NodeRanks(2, 7, 2, 7),
-        NodeRanks(3, 7, 3, 7),
-    ]
 
 
 def test_nodes_of_several_roles(make_store: Callable[[], Any]) -> None:
@@ -116,12 +100,6 @@ def test_a_single_node_needs_no_store() -> None:
 def test_nodes_known_to_be_alike_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
     assert rank_exchange.node_ranks(None, 2, 3, spec("trainer", 4)) == NodeRanks(8, 12, 8, 12)
-
-
-def test_any_other_value_does_not_mean_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "0")
-    store = MemoryStore(LATE_S)
-    assert ranks_of(lambda: store, [("a", 1), ("a", 2)])[1] == NodeRanks(1, 3, 1, 3)
 
 
 @pytest.mark.torch
@@ -192,10 +170,6 @@ def test_nodes_that_do_not_come_are_told_of_and_the_barrier_ends(
     assert said.startswith("stopped waiting for the other nodes to be done (limit 0.05 s): ")
 
 
-def test_a_single_node_passes_the_barrier_without_a_store() -> None:
-    rank_exchange.exit_barrier(node(None, 0, 1), SOON_S)
-
-
 class BrokenStore:
     """A store of somebody else's, which fails in a way of its own."""
 
@@ -235,11 +209,3 @@ def test_a_node_that_never_tells_of_itself_breaks_the_round() -> None:
     with pytest.raises(rank_exchange.RoundBroken):
         rank_exchange.node_ranks(MemoryStore(), 0, 2, spec("trainer", 1), is_broken)
     assert len(asked) == 3
-
-
-def test_a_round_that_holds_is_waited_for() -> None:
-    store = MemoryStore()
-    with ThreadPoolExecutor() as pool:
-        first = pool.submit(rank_exchange.node_ranks, store, 0, 2, spec("a", 1), lambda: False)
-        second = pool.submit(rank_exchange.node_ranks, store, 1, 2, spec("a", 2), lambda: False)
-    assert [first.result(), second.result()] == [NodeRanks(0, 3, 0, 3), NodeRanks(1, 3, 1, 3)]

@@ -1,5 +1,3 @@
-"""The side services of an agent."""
-
 from __future__ import annotations
 
 import os
@@ -14,12 +12,7 @@ from typing import TYPE_CHECKING
 import holdfast
 from holdfast.agent import side_services
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
-from holdfast.agent.side_services import (
-    HEALTH_PORT_ENV,
-    QUIET_S,
-    PreImport,
-    SideServices,
-)
+from holdfast.agent.side_services import HEALTH_PORT_ENV, PREIMPORT_AFTER_S, SideServices
 from holdfast.observe.health.loop_probe import FRESH_S
 from observed_jobs import fetch
 from real_jobs import News
@@ -30,30 +23,50 @@ if TYPE_CHECKING:
     from holdfast.agent.agent import SimpleElasticAgent
 
 
-def test_a_pulse_that_fails_is_named_once_and_dropped(
+def services() -> SideServices:
+    agent: SimpleElasticAgent = None  # type: ignore[assignment] # Nothing is reported here.
+    return SideServices("job", LifecycleReporter(agent), None)
+
+
+def test_a_probe_that_fails_is_named_once_and_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(HEALTH_PORT_ENV, "0")
-    agent: SimpleElasticAgent = None  # type: ignore[assignment] # Nothing is told here.
-    companions = SideServices("job", LifecycleReporter(agent), None)
-    companions.begin()
+    made = services()
+    made.begin()
     try:
-        [descriptor] = companions.descriptors()
-        companions.look(time.monotonic())
+        [descriptor] = made.descriptors()
+        made.look(time.monotonic())
         nothing = os.open("/dev", os.O_RDONLY)  # To read it or write to it is an error.
         os.dup2(nothing, descriptor)
         os.close(nothing)
         time.sleep(FRESH_S)
-        assert fetch(companions._health.port, "/livez")[0] == 503
+        port = made._health.port  # type: ignore[union-attr]
+        assert fetch(port, "/livez")[0] == 503
         caplog.clear()
         for _ in range(2):
-            companions.look(time.monotonic())
-        [line] = caplog.messages
-        assert line.startswith("health checks do not ask this agent any more: [Errno ")
-        assert companions.descriptors() == []
-        assert fetch(companions._health.port, "/livez") == (200, "ok\n")
+            made.look(time.monotonic())
+        assert len(caplog.messages) == 1
+        assert made.descriptors() == []
+        assert fetch(port, "/livez") == (200, "ok\n")
     finally:
-        companions.end()
+        made.end()
+
+
+def test_what_a_failure_needs_is_imported_once_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(side_services, "PREIMPORTED", ("holdfast", "holdfast.no_such_module"))
+    made = services()
+    made.begin()
+    due = made.next_deadline(None)
+    assert due is not None
+    made.look(due - PREIMPORT_AFTER_S / 2)
+    assert not caplog.messages
+    made.look(due)
+    [line] = caplog.messages
+    assert "holdfast.no_such_module" in line
+    assert made.next_deadline(None) is None
 
 
 WORKER = """
@@ -64,28 +77,8 @@ signal.pause()
 """
 
 
-def test_it_waits_for_a_quiet_moment_and_does_it_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(side_services, "NEEDED", ("holdfast", "holdfast.no_such_module"))
-    one = PreImport()
-    one.look(1000.0)
-    assert one.next_deadline() is None
-    one.begin(1000.0)
-    assert one.next_deadline() == 1000.0 + QUIET_S
-    one.look(1000.0)
-    assert not caplog.messages
-    one.look(1000.0 + QUIET_S)
-    assert one.next_deadline() is None
-    [line] = caplog.messages
-    assert line == (
-        "what a failure would need cannot be imported: holdfast.no_such_module: "
-        "ModuleNotFoundError: No module named 'holdfast.no_such_module'"
-    )
-
-
 def test_an_agent_outlives_its_installation(tmp_path: Path) -> None:
-    """It restarts its workers, and tells in the end why they failed."""
+    """It restarts its workers, and reports in the end why they failed."""
     package = tmp_path / "lib" / "holdfast"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(holdfast.__file__).parent, package, ignore=ignored)
@@ -108,11 +101,10 @@ def test_an_agent_outlives_its_installation(tmp_path: Path) -> None:
             package.rename(tmp_path / "gone")
             os.kill(worker, signal.SIGKILL)
             os.kill(news.take(1)["worker"], signal.SIGKILL)
-            _, told = agent.communicate(timeout=60)
+            _, errors = agent.communicate(timeout=60)
         finally:
             agent.kill()
             news.close()
-    assert agent.returncode == 128 + signal.SIGKILL, told
-    assert "restart 1 of 1" in told
-    assert "train.py FAILED after 1 of 1 restarts" in told
-    assert "Traceback" not in told
+    assert agent.returncode == 128 + signal.SIGKILL, errors
+    assert "after 1 of 1 restarts" in errors
+    assert "Traceback" not in errors

@@ -2,16 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.launcher.config import LaunchConfig, parse_seconds
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from holdfast.launcher.config import LaunchConfig
 
 HOLDFAST_ONLY = [
     "stop_signal",
@@ -45,54 +41,16 @@ def test_fields_have_the_order_and_defaults_of_torch() -> None:
     assert [name for name, _, _ in ours[len(theirs) :]] == HOLDFAST_ONLY
 
 
-def test_own_fields_are_keyword_only() -> None:
-    keyword_only = [field.name for field in dataclasses.fields(LaunchConfig) if field.kw_only]
-    assert keyword_only == HOLDFAST_ONLY
-
-
-def test_the_defaults_of_our_own_fields() -> None:
-    made = config()
-    assert made.stop_signal == "SIGTERM"
-    assert made.capture_stderr is True
-    assert made.omp_num_threads is None
-    assert made.exit_barrier_timeout == 300
-    assert made.preload == ()
-    assert made.worker_store is False
-    assert made.metrics_port is None
-    assert made.metrics_addr == ""
-    assert made.shutdown_timeout == 30
-
-
 def test_rendezvous_timeout_is_filled_in_without_touching_the_callers_mapping() -> None:
     given = {"rank": 0}
     assert config(rdzv_configs=given).rdzv_configs == {"rank": 0, "timeout": 900}
     assert given == {"rank": 0}
 
 
-def test_a_timeout_in_the_configs_is_kept() -> None:
-    assert config(rdzv_configs={"timeout": "5"}).rdzv_configs == {"timeout": "5"}
-
-
 def test_rdzv_timeout_wins_over_the_configs() -> None:
     given = {"timeout": 5}
     assert config(rdzv_configs=given, rdzv_timeout=7).rdzv_configs == {"timeout": 7}
     assert given == {"timeout": 5}
-
-
-def test_default_logs_specs_create_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from holdfast.processes.logs.specs import DefaultLogsSpecs
-
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    assert isinstance(config().logs_specs, DefaultLogsSpecs)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("value", [0, 2.5, 30])
-def test_shutdown_timeout_may_be_zero_or_fractional(value: float) -> None:
-    assert config(shutdown_timeout=value).shutdown_timeout == value
 
 
 @pytest.mark.parametrize("value", [-1, -0.5, math.inf, math.nan])
@@ -124,11 +82,6 @@ def test_stop_signal_is_checked_and_written_in_full() -> None:
     assert config(stop_signal="USR1").stop_signal == "SIGUSR1"
     with pytest.raises(UsageError, match=r"^stop_signal: 'SIGTREM' is not a signal"):
         config(stop_signal="SIGTREM")
-
-
-def test_seconds_stay_whole_where_they_are() -> None:
-    assert isinstance(parse_seconds("3", source="x"), int)
-    assert isinstance(parse_seconds("3.0", source="x"), float)
 
 
 @pytest.mark.parametrize(

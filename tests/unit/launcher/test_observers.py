@@ -84,10 +84,3 @@ def test_events_of_the_rendezvous_are_there_when_the_launch_is_over() -> None:
         assert handler.states == ["INIT", "RUNNING", "SUCCEEDED"]
     finally:
         events.configure(events.NullEventHandler(), "dynamic_rendezvous")
-
-
-def test_an_address_for_metrics_without_a_port_is_told_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    elastic_launch(config_of(metrics_addr="127.0.0.1"), "true")()
-    assert caplog.messages == ["--metrics-addr does nothing without --metrics-port"]
