@@ -1,7 +1,7 @@
-"""Nodes that do as `core.rounds` tells them: the other side of its tests.
+"""Nodes that apply what `core.rounds` decides: the other side of its tests.
 
 A `FakeNode` remembers what a real node does (`core.session`) and nothing more. It is plain data,
-so that whole worlds of them can be copied and compared. Its workers start the moment it says so.
+so that whole worlds of them can be copied and compared. Its workers start the moment it reports them.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class FakeNode(msgspec.Struct):
         return self.role is NodeRole.MEMBER
 
     def status(self) -> Status:
-        """Say all there is to say, under a new number."""
+        """Return its whole status, under a new number."""
         self.seq += 1
         return self.last_status()
 
     def last_status(self) -> Status:
-        """Return what it last said, as the network may bring it a second time."""
+        """Return its last status, as the network may bring it a second time."""
         return Status(
             seq=self.seq,
             run_id=self.run_id,
@@ -90,8 +90,8 @@ class FakeNode(msgspec.Struct):
             report=self.report,
         )
 
-    def beat(self) -> Heartbeat:
-        """Say which view it has."""
+    def heartbeat(self) -> Heartbeat:
+        """Return which view it has."""
         return Heartbeat(
             run_id=self.run_id,
             node=self.name,
@@ -101,14 +101,14 @@ class FakeNode(msgspec.Struct):
             revision=self.revision,
         )
 
-    def would_heed(self, view: View) -> bool:
+    def accepts(self, view: View) -> bool:
         """Return whether a view is for this incarnation and newer than what it has."""
         mine = view.incarnation == self.info.incarnation
         return mine and (view.term, view.revision) > (self.term, self.revision)
 
-    def hear(self, view: View) -> bool:
+    def receive(self, view: View) -> bool:
         """Take in a view, if it is newer."""
-        if not self.would_heed(view):
+        if not self.accepts(view):
             return False
         member = view.role is NodeRole.MEMBER
         self.term, self.revision, self.role = view.term, view.revision, view.role
@@ -121,8 +121,8 @@ class FakeNode(msgspec.Struct):
         self.restarts = max(self.restarts, view.restarts)
         return True
 
-    def follow(self) -> bool:
-        """Do to its workers what it was told; return whether it has something new to say."""
+    def apply(self) -> bool:
+        """Do to its workers what its view asks for; return whether it has something new to report."""
         if self.is_member:
             if self.assigned_generation <= self.generation:
                 return False
@@ -135,7 +135,7 @@ class FakeNode(msgspec.Struct):
         return True
 
     def fail(self, *, retryable: bool = True, sudden: bool = False, report: bytes = b"") -> Status:
-        """Say that one of its workers failed."""
+        """Report that one of its workers failed."""
         self.phase = NodePhase.FAILED
         self.failure = Failure(
             node=self.name,
@@ -149,12 +149,12 @@ class FakeNode(msgspec.Struct):
         return self.status()
 
     def succeed(self) -> Status:
-        """Say that all its workers are done."""
+        """Report that all its workers are done."""
         self.phase = NodePhase.SUCCEEDED
         return self.status()
 
     def leave(self) -> Status:
-        """Say that it goes."""
+        """Report that it leaves."""
         self.phase = NodePhase.LEAVING
         return self.status()
 

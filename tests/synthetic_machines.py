@@ -63,7 +63,7 @@ class Shape:
         return self.build_gpus(root)
 
     def build_gpus(self, root: Path) -> Path:
-        """Write the files that tell of GPUs alone."""
+        """Write the files of GPUs alone."""
         for number, node in enumerate(self.gpus):
             add_nvidia(root, number, node)
         return root
@@ -134,7 +134,7 @@ ODD = Shape(cores_per_node=21, gpus=[0, 1, 0, 0, 1, 0, 0, 0], nodes_per_socket=1
 """Cores that divide by nothing, and most GPUs at one node."""
 
 NO_SMT = Shape(threads_per_core=1, cores_per_node=12, gpus=[-1, -1, 1, 1, 1])
-"""No second threads; two GPUs whose node is not told."""
+"""No second threads; two GPUs whose node is unknown."""
 
 SMALL = Shape(cores_per_node=4, cores_per_complex=2)
 """As two sockets, with fewer CPUs: 0-3 and 8-11 on the one, 4-7 and 12-15 on the other."""

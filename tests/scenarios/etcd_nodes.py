@@ -152,12 +152,12 @@ class EtcdNode:
         self.happens(MessageSubmitted(status or self.node.status()))
 
     def _obey(self, view: View) -> None:
-        if not self.node.hear(view):
+        if not self.node.receive(view):
             return
         if view.role is NodeRole.FENCED:
             self.node.begin_anew(self.node.info.incarnation + 100)
             self.report()
-        elif self.node.follow():
+        elif self.node.apply():
             self.report()
 
     # What is under way.
@@ -173,7 +173,7 @@ class EtcdNode:
         self._scene.log.append(f"{self.node.name} <- {answer_text(answered.answer)}")
         self.happens(answered)
 
-    def hear(self) -> None:
+    def take_change(self) -> None:
         self.happens(self.changes.pop(0))
 
     def lose(self, kind: str, *, done: bool) -> None:
@@ -195,7 +195,7 @@ class EtcdNode:
         for name, waiting, move in (
             ("requests", self.requests, self.perform),
             ("answers", self.answers, self.take_answer),
-            ("changes", self.changes, self.hear),
+            ("changes", self.changes, self.take_change),
         ):
             if waiting and name not in self.held:
                 move()
@@ -305,7 +305,7 @@ class EtcdPlayer:
                 self.now += float(seconds)
                 node.happens(TICK)
             case ["beats"]:
-                node.happens(MessageSubmitted(node.node.beat()))
+                node.happens(MessageSubmitted(node.node.heartbeat()))
             case ["again"]:
                 node.report(node.node.last_status())
             case ["reports"]:
@@ -337,7 +337,7 @@ class EtcdPlayer:
             case ["answers", *index]:
                 node.take_answer(*map(int, index))
             case ["hears"]:
-                node.hear()
+                node.take_change()
             case ["joins", "changes"]:
                 number = node.changes[0].number
                 merged = [one for each in node.changes for one in each.changes]  # type: ignore[union-attr]
@@ -379,7 +379,7 @@ class EtcdPlayer:
             for node in [*self.nodes.values()]:
                 if node.session.is_up and "requests" not in node.held:
                     before = len(self.log)
-                    node.happens(MessageSubmitted(node.node.beat()))
+                    node.happens(MessageSubmitted(node.node.heartbeat()))
                     self.run()
                     if len(self.log) == before + 3:  # A request, its answer, an ack.
                         del self.log[before:]

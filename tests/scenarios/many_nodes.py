@@ -101,7 +101,7 @@ class RoundsPlayer:
             return [self._state()]
         if verb == "beats":
             node = self._node(words[0])
-            view = self.rounds.behind(node.beat())
+            view = self.rounds.behind(node.heartbeat())
             seq = self.rounds.seq_of(node.name, node.info.incarnation)
             known_to = "" if seq == node.seq else [f"{words[0]}: has status {seq}, not {node.seq}"]
             return [*known_to, *map(self._sent, [view] if view else []), self._state()]
@@ -193,9 +193,9 @@ class RoundsPlayer:
         text = f"{name}: {described(view)} ({view.why})"
         if view.node in self.deaf:
             return f"{text}, which is lost on the way"
-        if not node.hear(view):
+        if not node.receive(view):
             return f"{text}, which is older than what it has"
-        node.follow()
+        node.apply()
         return text
 
     def _state(self) -> str:
@@ -290,7 +290,7 @@ class CoordinatorPlayer:
         node = self.nodes[name]
         match verb:
             case "beats":
-                return node.beat()
+                return node.heartbeat()
             case "cut":
                 return ConnectionClosed(node.run_id, node.name, node.info.incarnation)
             case "join" | "back":
@@ -313,8 +313,8 @@ class CoordinatorPlayer:
         if isinstance(answer, Ack):
             return f"{name}: ack {answer.seq}"
         node = self.nodes[name]
-        if answer.node != self.deaf and node.hear(answer):
-            node.follow()
+        if answer.node != self.deaf and node.receive(answer):
+            node.apply()
         master = f" at {answer.master_addr}" if answer.master_addr else ""
         return f"{name}: {described(answer)}{master} ({answer.why})"
 

@@ -2,7 +2,7 @@
 
 ::
 
-    new local_world_size=2 max_restarts=1          makes a machine; what follows is told to it
+    new local_world_size=2 max_restarts=1          makes a machine; what follows is given to it
     new local_world_size=2 max_restarts=1 started=true      the same, with its workers running
     0.25 WorkerExited generation=0 local_rank=1 failed=true      an event, at its time in seconds
 

@@ -41,20 +41,20 @@ class FreeRestarts(Rounds):
     """A worker's failure is not charged."""
 
     def _worker_failed(self, node: Node, report: bytes) -> list[View]:
-        told = super()._worker_failed(node, report)
+        views = super()._worker_failed(node, report)
         if self.job.phase is not JobPhase.CLOSED:
             self.job.restarts -= 1
-        return told
+        return views
 
 
 class LossesCost(Rounds):
     """A lost node is charged like a failure."""
 
     def _lose(self, lost: tuple[NodeLost, ...]) -> list[View]:
-        told = super()._lose(lost)
-        if told and self.job.restarts < self._settings.max_restarts:
+        views = super()._lose(lost)
+        if views and self.job.restarts < self._settings.max_restarts:
             self.job.restarts += 1
-        return told
+        return views
 
 
 class LostKeepsItsRank(Rounds):
@@ -94,10 +94,10 @@ class AdoptsAnIncompleteRound(Rounds):
     """A coordinator that came back does not wait for all of a round."""
 
     def _claimed(self, node: Node, status: Status) -> list[View]:
-        told = super()._claimed(node, status)
+        views = super()._claimed(node, status)
         job = self.job
         if job.phase is not JobPhase.RECOVERING or len(job.nodes) < self._settings.min_nodes:
-            return told
+            return views
         back = rounds.claimants(job)
         job.members = [one.info for one in back]
         job.round_term, job.round, _key = back[0].claim
@@ -140,10 +140,10 @@ class JoinersAreLeftOut(Rounds):
     """Nodes that come to a running round wait for ever."""
 
     def _review(self, newcomer: Node) -> list[View]:
-        told = super()._review(newcomer)
+        views = super()._review(newcomer)
         if self.job.phase is JobPhase.ACTIVE:
             self.job.waiting = False
-        return told
+        return views
 
 
 class ClosedOpensAgain(Rounds):
@@ -160,10 +160,10 @@ class OneIsEnough(Rounds):
     """The job succeeds with the first node that is done."""
 
     def _update(self, known: Node, status: Status) -> list[View]:
-        told = super()._update(known, status)
+        views = super()._update(known, status)
         if self.job.succeeded and self.job.phase is JobPhase.ACTIVE:
             return self._close(JobOutcome.SUCCEEDED, "one is enough")
-        return told
+        return views
 
 
 class NeverDone(Rounds):
@@ -182,7 +182,7 @@ class RanksTurnedRound(Rounds):
 
 
 class RankZeroForTwo(Rounds):
-    """Two nodes are told the same rank."""
+    """Two nodes get the same rank."""
 
     def _send(self, node: Node, *, anew: bool = False) -> View:
         view = super()._send(node, anew=anew)
@@ -190,7 +190,7 @@ class RankZeroForTwo(Rounds):
 
 
 class SizeIsGuessed(Rounds):
-    """Nodes are told how many are there instead of how many are in the round."""
+    """Nodes get how many are there instead of how many are in the round."""
 
     def _send(self, node: Node, *, anew: bool = False) -> View:
         view = super()._send(node, anew=anew)
@@ -229,7 +229,7 @@ class Unfenced(Leadership):
 
 
 class NobodyIsToldAgain(EtcdSession):
-    """Whoever takes over takes it that all were told what was decided."""
+    """Whoever takes over assumes that all have got their views."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)

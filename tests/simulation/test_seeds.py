@@ -55,8 +55,8 @@ def test_every_invariant_holds_for_longer(driver: str) -> None:
     assert steps > 10_000
 
 
-# Faults that were found and mended: writes that were carried out late undid newer ones, and nodes
-# that came when the job had just failed were not told when all was known of it; nodes that had
+# Faults that were found and repaired: writes that were carried out late undid newer ones, and nodes
+# that came when the job had just failed did not learn when all was known of it; nodes that had
 # much to say did not renew their leases. The last two are of checkers that saw faults in what was
 # right: the late end of a lease that etcd had renewed, and a failure of which a new leader heard.
 @pytest.mark.parametrize("seed", [18, 65, 73, 831, 1375, 2083, 201396, 203135])
@@ -65,7 +65,7 @@ def test_what_went_wrong_once_does_not_again(seed: int) -> None:
     held(seed, nodes=nodes, profile=profile, driver="etcd")
 
 
-# Nodes that came when the job had just failed were not told when all was known of it.
+# Nodes that came when the job had just failed did not learn when all was known of it.
 @pytest.mark.parametrize("seed", [135, 155, 207])
 def test_what_went_wrong_on_a_backend_does_not_again(seed: int) -> None:
     profile, nodes = mixed(seed)

@@ -134,7 +134,7 @@ class Led:
     def deliver(self, views: list[View]) -> list[View]:
         for view in views:
             node = self.nodes[view.node]
-            if node.hear(view) and node.follow():
+            if node.receive(view) and node.apply():
                 self.report(node.status())
         return views
 

@@ -40,8 +40,8 @@ def active(settings: JobSettings = TWO) -> tuple[Rounds, list[FakeNode]]:
 def apply(nodes: list[FakeNode], views: list[View]) -> None:
     for view in views:
         for node in nodes:
-            if node.hear(view):
-                node.follow()
+            if node.receive(view):
+                node.apply()
 
 
 def delay_s(rounds: Rounds) -> float:
@@ -52,7 +52,7 @@ def delay_s(rounds: Rounds) -> float:
 def test_what_does_not_concern_the_job_changes_nothing() -> None:
     rounds, (a, _) = active()
     last, before = a.last_status(), msgspec.msgpack.encode(rounds.job)
-    for wrong in (a.beat(), msgspec.structs.replace(last, run_id="another")):
+    for wrong in (a.heartbeat(), msgspec.structs.replace(last, run_id="another")):
         with pytest.raises(InvalidEvent):
             rounds.handle(0.0, wrong)  # type: ignore[arg-type]
     for event in (

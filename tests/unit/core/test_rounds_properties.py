@@ -77,7 +77,7 @@ class Cluster(RuleBasedStateMachine):
             assert view.generation >= (
                 node.assigned_generation if view.role is NodeRole.MEMBER else -1
             )
-            node.hear(view)
+            node.receive(view)
 
     def alive(self, name: str) -> FakeNode | None:
         return self.nodes.get(name)
@@ -107,7 +107,7 @@ class Cluster(RuleBasedStateMachine):
             self.incarnations += 1
             node.begin_anew(self.incarnations)
             self.give(node.status())
-        elif node.follow():
+        elif node.apply():
             self.give(node.status())
 
     @rule()
@@ -144,10 +144,10 @@ class Cluster(RuleBasedStateMachine):
     def beats(self, name: str) -> None:
         node = self.alive(name)
         if node is not None:
-            view = self.rounds.behind(node.beat())
+            view = self.rounds.behind(node.heartbeat())
             if view is not None:
                 self.deliver(view)
-            assert self.rounds.behind(node.beat()) is None
+            assert self.rounds.behind(node.heartbeat()) is None
 
     # What happens to them.
 

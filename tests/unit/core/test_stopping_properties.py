@@ -1,6 +1,6 @@
 """A stop among workers that end, die, leave things behind, or do not end at all.
 
-`Workers` keeps its own books of who is alive, when the stop began and what it was asked to do, and
+`Workers` keeps its own record of who is alive, when the stop began and what it was asked to do, and
 judges each effect by them.
 """
 

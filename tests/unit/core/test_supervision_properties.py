@@ -110,9 +110,9 @@ class World(RuleBasedStateMachine):
     def has_workers(self) -> bool:
         return self.is_running() or self.is_stopping()
 
-    # Telling the machine, and judging what it wants.
+    # Giving events, and judging effects.
 
-    def tell(self, event: Event) -> list[Effect]:
+    def give(self, event: Event) -> list[Effect]:
         self.now += 1.0
         effects = self.machine.handle(self.now, event)
         self.machine.check()
@@ -185,21 +185,21 @@ class World(RuleBasedStateMachine):
         match owed:
             case None if self.situation() == "idle":
                 self.begun = True
-                assert self.tell(Begun()) == [JoinRound()]
+                assert self.give(Begun()) == [JoinRound()]
             case JoinRound():
-                self.tell(RoundJoined(self.rounds, 0, 1))
+                self.give(RoundJoined(self.rounds, 0, 1))
                 self.rounds += 1
                 assert self.situation() == "starting"
             case StartWorkers(generation):
                 self.alive = set(self.everyone)
                 if self.signals:
                     self.note_cause(StopReason.SIGNAL)
-                self.tell(WorkersStarted(generation))
+                self.give(WorkersStarted(generation))
                 assert self.situation() == ("stopping" if self.signals else "running")
             case StopWorkers(generation):
                 self.workers_are_gone(generation, unkillable)
             case EnterBarrier():
-                assert self.tell(BarrierEnded()) == [Finish(Outcome.SUCCEEDED)]
+                assert self.give(BarrierEnded()) == [Finish(Outcome.SUCCEEDED)]
 
     def workers_are_gone(self, generation: int, unkillable: int) -> None:
         self.alive.clear()
@@ -209,7 +209,7 @@ class World(RuleBasedStateMachine):
         goes_on = not self.fatal and not self.signals
         if goes_on and failed:
             self.charged += 1
-        (effect,) = self.tell(WorkersStopped(generation, unkillable))
+        (effect,) = self.give(WorkersStopped(generation, unkillable))
         if self.cause is not StopReason.SUCCEEDED:
             assert isinstance(effect, JoinRound if goes_on else Finish)
         elif not self.signals:
@@ -237,7 +237,7 @@ class World(RuleBasedStateMachine):
             self.succeeded.add(local_rank)
             if not self.alive:
                 self.note_cause(StopReason.SUCCEEDED)
-        effects = self.tell(WorkerExited(self.generation, local_rank, failed, retryable))
+        effects = self.give(WorkerExited(self.generation, local_rank, failed, retryable))
         assert len(effects) == must_stop
 
     @rule(after=answers, retryable=mostly_true)
@@ -247,7 +247,7 @@ class World(RuleBasedStateMachine):
             return
         must_stop = self.is_running()
         self.note_cause(StopReason.UNHEALTHY, retryable=retryable)
-        effects = self.tell(WorkersUnhealthy(self.generation, "no progress", retryable))
+        effects = self.give(WorkersUnhealthy(self.generation, "no progress", retryable))
         assert len(effects) == must_stop
 
     @rule(after=answers, count=st.integers(0, 2))
@@ -258,7 +258,7 @@ class World(RuleBasedStateMachine):
         must_stop = self.is_running() and count > 0
         if count > 0:
             self.note_cause(StopReason.REGROUP)
-        assert len(self.tell(NodesWaiting(count))) == must_stop
+        assert len(self.give(NodesWaiting(count))) == must_stop
 
     @rule(after=answers, signums=st.lists(signals, min_size=1, max_size=3))
     def signals_come(self, after: int, signums: list[int]) -> None:
@@ -272,7 +272,7 @@ class World(RuleBasedStateMachine):
         if before != "done":
             self.signals.append(signum)
         self.note_cause(StopReason.SIGNAL)
-        effects = self.tell(SignalReceived(signum))
+        effects = self.give(SignalReceived(signum))
         match before:
             case "running":
                 assert effects == [StopWorkers(self.generation, StopReason.SIGNAL, signum)]
