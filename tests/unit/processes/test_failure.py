@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.processes.failures.error_file import ERROR_FILE_BYTES_MAX
 from holdfast.processes.failures.failure import (
     KILLED_NOTICE_NS_MAX,
     ChildFailedError,
@@ -35,41 +34,6 @@ def recorded(folder: Path, extra: dict[str, Any], **known: Any) -> ProcessFailur
     inner = {"message": "ValueError: boom", "extraInfo": extra}
     path.write_text(json.dumps({"message": inner}))
     return failure(path, **known)
-
-
-def test_an_object_message_is_taken_over(tmp_path: Path) -> None:
-    one = recorded(tmp_path, {"py_callstack": "Traceback\nboom\n", "timestamp": "1700000000"})
-    assert one.message == one.error_file_data["message"]
-    assert one.recorded_message() == "ValueError: boom"
-    assert one.timestamp == 1_700_000_000
-    assert one.traceback_text() == "Traceback\nboom"
-    assert one.detail == ""
-
-
-BAD_FILES = {
-    "empty": (b"", "it is empty"),
-    "cut": (b'{"message": {"message": "Val', "it is not JSON"),
-    "not UTF-8": (b'{"message": "\xff"}', "it is not UTF-8"),
-    "huge": (b" " * (ERROR_FILE_BYTES_MAX + 1), "it is larger than"),
-    "deep": (b'{"message":' + b"[" * 100_000, "nested too deeply"),
-    "list": (b"[]", "no JSON object"),
-    "no message": (b"{}", "it has no message"),
-    "message of no known kind": (b'{"message": [1]}', "it has no message"),
-}
-
-
-@pytest.mark.parametrize(("content", "reason"), BAD_FILES.values(), ids=BAD_FILES)
-def test_a_bad_error_file_is_reported_and_never_raises(
-    tmp_path: Path, content: bytes, reason: str
-) -> None:
-    path = tmp_path / "error.json"
-    path.write_bytes(content)
-    one = failure(path, 3, detail="known before")
-    assert one.detail.startswith(f"known before; the error file {path} could not be read: ")
-    assert reason in one.detail
-    assert one.error_file == str(path)
-    assert one.recorded_message() == ""
-    assert reason in str(ChildFailedError("train.py", {0: one}))
 
 
 JSON_VALUES = st.recursive(
@@ -140,10 +104,6 @@ def test_the_ending_in_words(exitcode: int, words: str) -> None:
 
 def first_of(*failures: ProcessFailure) -> int:
     return ChildFailedError("x", dict(enumerate(failures))).get_first_failure()[0]
-
-
-def test_the_first_failure_is_the_one_seen_first() -> None:
-    assert first_of(failure(order=2), failure(order=0), failure(order=1)) == 1
 
 
 def test_the_precise_time_of_the_error_file_counts_more_than_the_order(tmp_path: Path) -> None:
@@ -229,17 +189,3 @@ def test_the_error_survives_pickling(tmp_path: Path) -> None:
     error.log_dir = "/logs"
     again = pickle.loads(pickle.dumps(error))
     assert (again.name, again.failures, str(again)) == (error.name, error.failures, str(error))
-
-
-TORCH_WORKER = """
-from torch.distributed.elastic.multiprocessing.errors import record
-
-@record
-def main():
-    try:
-        1 / 0
-    except ZeroDivisionError:
-        raise ValueError("boom")
-
-main()
-"""

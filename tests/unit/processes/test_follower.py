@@ -91,19 +91,6 @@ def test_finishing_a_file_stops_where_it_ended_at_that_time(
     assert CHUNK_BYTES < stream.bytes_read <= 2 * CHUNK_BYTES
 
 
-def test_a_pipe_gives_what_is_there_and_ends_with_its_writers(followed: Followed) -> None:
-    read, write = os.pipe()
-    stream = followed.pipe(read)
-    assert not stream.take_turn()
-    os.write(write, b"one\ntwo")
-    assert not stream.take_turn()
-    os.close(write)
-    with pytest.raises(EOFError):
-        stream.take_turn()
-    stream.end()
-    assert followed.out.getvalue() == "p:one\np:two\n"
-
-
 def test_finishing_a_pipe_that_never_runs_empty_comes_to_an_end(followed: Followed) -> None:
     stream = followed.pipe(os.open("/dev/zero", os.O_RDONLY))
     stream.begin_finish()

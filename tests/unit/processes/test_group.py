@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
@@ -131,17 +130,6 @@ def test_every_rank_needs_an_entry(tmp_path: Path, which: str) -> None:
     (args if which == "args" else envs)[2] = (args if which == "args" else envs).pop(1)  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match=rf"^{which}: .*\[0, 1\], got \[0, 2\]"):
         SubprocessContext("x", "true", args, envs, DefaultLogsSpecs(log_dir=str(tmp_path)))
-
-
-def test_a_program_that_is_missing_fails_every_rank(group: Group, tmp_path: Path) -> None:
-    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"))
-    context = SubprocessContext("x", "no-such-program", {0: ()}, {0: {}}, logs)
-    context.start()
-    failure = finished(context).failures[0]
-    assert failure.exitcode == 127
-    assert failure.detail == (f"could not be started: no-such-program: {os.strerror(errno.ENOENT)}")
-    assert not failure.consequence
-    context.close()
 
 
 class BadPaths(LogsSpecs):

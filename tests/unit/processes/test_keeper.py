@@ -477,7 +477,7 @@ def test_a_prestarted_keeper_is_used_once_and_not_by_a_forked_copy() -> None:
     first.close()
     second.close()
     Keeper.prestart()
-    unused = Keeper._prestarted.pid  # type: ignore[union-attr]
+    unused = Keeper._prestarted.pid
     Keeper.discard_prestarted()
     assert Keeper._prestarted is None
     assert has_ended(unused)

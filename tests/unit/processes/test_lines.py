@@ -99,23 +99,6 @@ def test_a_full_disk_is_reported_once_and_tried_again(caplog: pytest.LogCaptureF
     assert "log lines are being lost" in warning
 
 
-def test_a_stream_without_descriptor_gets_text_and_is_flushed() -> None:
-    class Notebook(io.StringIO):
-        flushes = 0
-
-        def fileno(self) -> int:
-            return 1
-
-        def flush(self) -> None:
-            self.flushes += 1
-
-    stream = Notebook()
-    sink = Sink.of_stream(stream)
-    sink.write(bytearray(b"caf\xc3"), b"\xa9\n\xff\nnot this", 4)
-    assert stream.getvalue() == "caf\u00e9\n\ufffd\n"
-    assert stream.flushes == 1
-
-
 def test_sinks_of_one_terminal_share_a_lock_and_others_do_not(pipe: tuple[int, int]) -> None:
     master, terminal = os.openpty()
     again = os.open(os.ttyname(terminal), os.O_WRONLY | os.O_NOCTTY)

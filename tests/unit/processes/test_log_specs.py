@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 from typing import TYPE_CHECKING
 
@@ -96,24 +95,6 @@ def test_a_second_start_under_the_same_count_leaves_the_first_one_alone(tmp_path
     for number, path in enumerate(paths):
         with open(path) as file:
             assert file.read() == f"start {number}"
-
-
-def test_a_run_directory_that_was_removed_is_made_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path / "logs"))
-    specs.reify(envs_of(1))
-    run_dir = specs.run_dir
-    assert run_dir is not None
-    shutil.rmtree(tmp_path / "logs")
-
-    dest = specs.reify(envs_of(1, restarts=1))
-
-    assert specs.run_dir == run_dir
-    assert os.path.dirname(dest.error_files[0]) == f"{run_dir}/attempt_1/0"
-    assert os.path.isdir(f"{run_dir}/attempt_1/0")
-    assert stat.S_IMODE(os.stat(run_dir).st_mode) == 0o700
-    assert run_dir in caplog.text
 
 
 @pytest.mark.parametrize("run_id", ["team/exp/1", "..", "a\nb\x00c", "\u00e9" * 300, ""])

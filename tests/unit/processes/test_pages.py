@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import random
@@ -113,15 +112,6 @@ def test_a_section_of_a_process_that_is_dead_has_not_expired(page: WorkerPage) -
 # A page that is not as it should be.
 
 
-@pytest.mark.parametrize("size", [0, 1, 8, 4095])
-def test_a_page_that_was_cut_says_nothing(page: WorkerPage, hand: Hand, size: int) -> None:
-    hand.section(4, b"step", 70 * SECOND)
-    os.truncate(page.path, size)
-    assert page.read() == Progress()
-    assert (page.next_deadline(), page.expired(100.0)) == (None, [])
-    page.plan_look(5.0)
-
-
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=50,
@@ -195,7 +185,7 @@ def check(found: Progress, pid: int, start: int, last: int) -> int:
 WAIT_S = 20.0
 
 WORKER = """
-import sys, time
+import sys
 from holdfast import worker
 
 for words in sys.stdin:
@@ -205,12 +195,6 @@ for words in sys.stdin:
     elif what == "enter":
         section = worker.section(how[0], timeout=float(how[1]))
         section.__enter__()
-    elif what == "loop":
-        section = worker.section("step", timeout=float(how[1]))
-        for _ in range(int(how[0])):
-            with section:
-                time.sleep(float(how[2]))
-            time.sleep(float(how[3]))
     elif what == "leave":
         section.__exit__(None, None, None)
     print("done", flush=True)
@@ -342,19 +326,6 @@ def test_a_directory_that_was_removed_is_made_anew_for_the_next_generation(
     with pytest.raises(FileNotFoundError):
         made.begin([0])
     made.close()
-
-
-def test_without_room_workers_go_without_a_page(
-    pages: WorkerPages, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(_: WorkerPage) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(WorkerPage, "_write_all", full)
-    pages.begin([0])
-    assert (pages.environment(0), pages.progress(0)) == ({}, Progress())
-    assert "No space left on device" in caplog.text
-    assert sorted(os.listdir(pages.folder)) == [worker.NOTICE_NAME]
 
 
 def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path: Path) -> None:

@@ -108,13 +108,6 @@ def test_a_recorded_exception_is_shown_once(tmp_path: Path) -> None:
     assert "    epoch 3\n    [the traceback above]\n" in text
 
 
-def test_stderr_that_has_only_the_traceback_is_left_out(tmp_path: Path) -> None:
-    text = text_of(ran(tmp_path, "raise ValueError('boom')"))
-    assert "traceback : (the last one on stderr)\n    Traceback" in text
-    assert text.count("ValueError: boom") == 1
-    assert "stderr    :" not in text
-
-
 def test_another_traceback_on_stderr_than_the_recorded_one_is_shown_too(tmp_path: Path) -> None:
     code = """
         import traceback
@@ -161,10 +154,6 @@ def test_a_long_traceback_loses_its_middle() -> None:
     assert f"[... {left_out} lines left out ...]" in text
     assert "line 0, in f" in text
     assert "RecursionError: too deep" in text
-
-
-def test_one_endless_line_is_cut() -> None:
-    assert len(text_of(failure(0, stderr_tail="x" * 100_000))) < 2000
 
 
 def test_the_host_of_another_failure_is_named_where_it_differs() -> None:

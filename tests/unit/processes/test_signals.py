@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import select
 import signal
 import threading
@@ -94,30 +93,6 @@ def test_signals_are_collected_in_order_and_wake_the_loop() -> None:
         assert taken(watch) == []
 
 
-def test_handlers_and_the_wake_up_descriptor_are_put_back() -> None:
-    heard: list[int] = []
-    own_read, own_write = os.pipe2(os.O_NONBLOCK)
-    before = signal.signal(USR1, lambda number, _: heard.append(number))
-    ignored = signal.signal(USR2, signal.SIG_IGN)
-    signal.set_wakeup_fd(own_write)
-    try:
-        with SignalWatch(TAKEN) as watch:
-            send(USR1)
-            assert taken(watch) == [USR1]
-        assert heard == []
-        send(USR1)
-        assert heard == [USR1]
-        assert os.read(own_read, 10) == bytes([USR1])
-        assert signal.getsignal(USR2) is signal.SIG_IGN
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        assert signal.set_wakeup_fd(-1) == own_write
-        signal.signal(USR1, before)
-        signal.signal(USR2, ignored)
-        os.close(own_read)
-        os.close(own_write)
-
-
 def test_what_is_ignored_stays_ignored() -> None:
     """As under nohup, where the end of the terminal must not end the job."""
     before = signal.signal(USR1, signal.SIG_IGN)
@@ -158,17 +133,6 @@ def test_outside_the_main_thread_signals_are_left_alone(caplog: pytest.LogCaptur
 
 
 # Raising.
-
-
-def test_a_signal_gets_out_of_code_that_is_not_ours() -> None:
-    with SignalWatch(TAKEN) as watch:
-        with pytest.raises(SignalException) as caught, watch.raising():
-            send(USR1)
-        assert caught.value.sigval is USR1
-        assert str(os.getpid()) in str(caught.value)
-        assert taken(watch) == []
-        send(USR2)
-        assert taken(watch) == [USR2]
 
 
 def test_a_signal_that_came_before_raises_at_once() -> None:

@@ -211,22 +211,6 @@ def test_it_ends_like_a_new_one(script_harness: Harness, tmp_path: Path, name: s
     assert forked == fresh
 
 
-@pytest.mark.parametrize("words", [["-c", "{code}"], ["-m", "ends"], ["ends"], ["missing.py"]])
-@pytest.mark.parametrize("name", ["exit 3", "raised", "interrupt", "syntax", "warning"])
-def test_modules_and_commands_end_so_too(tmp_path: Path, words: list[str], name: str) -> None:
-    (tmp_path / "ends.py").write_text(ENDINGS[name])
-    (tmp_path / "ends").mkdir()
-    if words == ["ends"]:
-        (tmp_path / "ends" / "__main__.py").write_text(ENDINGS[name])
-    else:
-        (tmp_path / "ends").rmdir()
-    words = [word.format(code=ENDINGS[name]) for word in words]
-    with Harness(*words, cwd=tmp_path, modules=["json"]) as harness:
-        fresh, forked = harness.both()
-        assert forked == fresh
-        assert fresh.exitcode != 0 or name == "warning"
-
-
 # What modules did.
 
 
