@@ -1,7 +1,8 @@
-"""What observers of a real agent are told, from beginning to end."""
+"""What observers of a real agent receive, and what an agent records that no launcher observes."""
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,9 @@ import pytest
 
 from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
+from holdfast.elastic import events, metrics
+from holdfast.errors import UsageError
+from holdfast.launcher import LaunchConfig, elastic_launch
 from holdfast.observe.lifecycle import (
     GenerationStarted,
     GenerationStopped,
@@ -31,123 +35,93 @@ from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.run import run_script_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 FAILS_ONCE = "import os, sys; sys.exit(int(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0') * 3)"
+PREFIX = "torchelastic.worker.status."
+STATES = [
+    "RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "START", "SUCCEEDED", "SUCCEEDED", "SUCCEEDED",
+]  # fmt: skip
 
 
-def run(
-    folder: Path, script: str, *, max_restarts: int = 0, workers: int = 1
-) -> list[LifecycleEvent]:
-    told: list[LifecycleEvent] = []
+@pytest.fixture
+def rendezvous() -> Iterator[SingleNodeHandler]:
     handler = SingleNodeHandler("job-1")
-    spec = WorkerSpec(
-        "trainer", workers, handler, entrypoint=sys.executable, args=("-c", script),
-        max_restarts=max_restarts,
-    )  # fmt: skip
-    agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(folder)))
-    agent.observers.add(told.append)
-    try:
-        agent.run()
-    finally:
-        handler.shutdown()
-    return told
+    yield handler
+    handler.shutdown()
 
 
-def kinds(told: list[LifecycleEvent]) -> list[type]:
-    return [type(one) for one in told]
+def agent_of(rendezvous: Any, folder: Path, script: str = "pass", **how: Any) -> LocalElasticAgent:
+    given = {"entrypoint": sys.executable, "args": ("-c", script), "local_world_size": 2, **how}
+    spec = WorkerSpec("trainer", rdzv_handler=rendezvous, **given)
+    return LocalElasticAgent(spec, DefaultLogsSpecs(str(folder)))
 
 
-def test_a_run_that_succeeds(tmp_path: Path) -> None:
-    told = run(tmp_path, "pass", workers=2)
-    began, met, ranked, started, looked, *exits, stopping, stopped, ended = told
-    assert [type(one) for one in exits] == [WorkerEnded, WorkerEnded]
-    assert kinds(told[:5]) == [
-        RunStarted,
-        RendezvousEnded,
-        RanksAssigned,
-        GenerationStarted,
-        WorkersObserved,
-    ]
-    assert kinds(told[-3:]) == [GenerationStopping, GenerationStopped, RunEnded]
-    assert isinstance(began, RunStarted)
-    assert (began.run_id, began.role, began.local_world_size) == ("job-1", "trainer", 2)
-    assert isinstance(met, RendezvousEnded)
+def observed(agent: LocalElasticAgent) -> list[Any]:
+    received: list[LifecycleEvent] = []
+    agent.observers.add(received.append)
+    return received
+
+
+def kinds(received: list[Any]) -> list[type]:
+    return [type(one) for one in received]
+
+
+def test_a_run_with_a_restart(rendezvous: SingleNodeHandler, tmp_path: Path) -> None:
+    agent = agent_of(rendezvous, tmp_path, FAILS_ONCE, max_restarts=1, local_world_size=1)
+    received = observed(agent)
+    agent.run()
+    start = [RendezvousEnded, RanksAssigned, GenerationStarted, WorkersObserved]
+    stop = [WorkerEnded, GenerationStopping, GenerationStopped]
+    assert kinds(received) == [RunStarted, *start, *stop, *start, *stop, RunEnded]
+    run, met, _, first = received[:4]
+    assert (run.run_id, run.role, run.local_world_size) == ("job-1", "trainer", 1)
     assert (met.group_rank, met.group_world_size, met.error) == (0, 1, "")
-    assert isinstance(ranked, RanksAssigned)
-    assert isinstance(started, GenerationStarted)
-    assert [one.global_rank for one in started.workers] == [0, 1]
-    assert {one.pid for one in started.workers} == {
-        one.worker.pid for one in exits if isinstance(one, WorkerEnded)
-    }
-    assert isinstance(looked, WorkersObserved)
-    assert looked.state == "healthy"
-    assert isinstance(stopping, GenerationStopping)
-    assert isinstance(stopped, GenerationStopped)
-    assert isinstance(ended, RunEnded)
-    assert (ended.state, ended.error) == ("succeeded", "")
-    assert [(one.state, one.exit_code) for one in ended.outcomes] == [("succeeded", 0)] * 2
-    times = [one.at for one in told if hasattr(one, "at")]
+    assert received[5].failed
+    assert received[5].worker == first.workers[0]
+    again, end = received[10], received[-1]
+    assert (again.generation, again.restart_count) == (1, 1)
+    assert (end.state, end.error) == ("succeeded", "")
+    assert [(one.state, one.exit_code) for one in end.outcomes] == [("succeeded", 0)]
+    times = [one.at for one in received]
     assert times == sorted(times)
 
 
-def test_a_restart_is_told_from_the_failure_to_the_next_start(tmp_path: Path) -> None:
-    told = run(tmp_path, FAILS_ONCE, max_restarts=1)
-    first_exit = next(at for at, one in enumerate(told) if isinstance(one, WorkerEnded))
-    assert kinds(told[first_exit : first_exit + 6]) == [
-        WorkerEnded, GenerationStopping, GenerationStopped, RendezvousEnded, RanksAssigned, GenerationStarted,
-    ]  # fmt: skip
-    exited, started = told[first_exit], told[first_exit + 5]
-    assert isinstance(exited, WorkerEnded)
-    assert exited.failed
-    assert isinstance(started, GenerationStarted)
-    assert (started.generation, started.restart_count) == (1, 1)
-
-
-def test_a_run_that_fails_says_how_each_worker_ended(tmp_path: Path) -> None:
+def test_a_run_that_fails_has_an_outcome_for_each_worker(
+    rendezvous: SingleNodeHandler, tmp_path: Path
+) -> None:
     script = "import os, signal, sys; os.environ['RANK'] == '1' and sys.exit(5); signal.pause()"
-    ended = run(tmp_path, script, workers=2)[-1]
-    assert isinstance(ended, RunEnded)
-    assert ended.state == "failed"
-    first, second = ended.outcomes
+    agent = agent_of(rendezvous, tmp_path, script, max_restarts=0)
+    end = observed(agent)
+    agent.run()
+    assert end[-1].state == "failed"
+    first, second = end[-1].outcomes
     assert (first.state, second.state, second.exit_code) == ("terminated", "failed", 5)
 
 
-def test_a_run_that_a_signal_ends_is_told_with_the_error(tmp_path: Path) -> None:
-    told: list[LifecycleEvent] = []
-    spec = WorkerSpec(
-        "trainer", 1, SingleNodeHandler("job-1"), entrypoint=sys.executable,
-        args=("-c", "import os, signal; os.kill(os.getppid(), 0); signal.pause()"),
-    )  # fmt: skip
-    agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(tmp_path)))
-    agent.observers.add(told.append)
+def test_a_run_that_a_signal_or_the_rendezvous_ends_has_an_error(
+    rendezvous: SingleNodeHandler, tmp_path: Path
+) -> None:
+    agent = agent_of(rendezvous, tmp_path, "import signal; signal.pause()")
+    received = observed(agent)
     agent.observers.add(
-        lambda moment: (
-            signal.raise_signal(signal.SIGTERM) if isinstance(moment, GenerationStarted) else None
+        lambda event: (
+            signal.raise_signal(signal.SIGTERM) if isinstance(event, GenerationStarted) else None
         )
     )
     with pytest.raises(SignalException):
         agent.run()
-    spec.rdzv_handler.shutdown()
-    ended = told[-1]
-    assert isinstance(ended, RunEnded)
-    assert ended.state == ""
-    assert "SignalException" in ended.error
-
-
-def test_a_rendezvous_that_fails_is_told_once_before_the_end(tmp_path: Path) -> None:
-    told: list[LifecycleEvent] = []
+    assert (received[-1].state, "SignalException" in received[-1].error) == ("", True)
     params = RendezvousParameters("c10d", "127.0.0.1:0", "job", 2, 2, join_timeout=0.2)
-    spec = WorkerSpec("trainer", 1, get_rendezvous_handler(params), entrypoint="/bin/true")
-    agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(tmp_path)))
-    agent.observers.add(told.append)
+    handler = get_rendezvous_handler(params)
+    agent = agent_of(handler, tmp_path)
+    received = observed(agent)
     with pytest.raises(RendezvousTimeoutError):
         agent.run()
-    spec.rdzv_handler.shutdown()
-    assert kinds(told) == [RunStarted, RendezvousEnded, RunEnded]
-    met = told[1]
-    assert isinstance(met, RendezvousEnded)
-    assert "RendezvousTimeoutError" in met.error
+    handler.shutdown()
+    assert kinds(received) == [RunStarted, RendezvousEnded, RunEnded]
+    assert "RendezvousTimeoutError" in received[1].error
 
 
 @pytest.mark.parametrize(
@@ -161,13 +135,63 @@ def test_a_rendezvous_that_fails_is_told_once_before_the_end(tmp_path: Path) -> 
         (len, ("jobs/train.py",), "len"),
     ],
 )
-def test_a_program_has_the_name_a_person_knows_it_by(
-    tmp_path: Path, entrypoint: Any, args: tuple[str, ...], program: str
+def test_a_program_has_the_name_of_its_script(
+    rendezvous: SingleNodeHandler, tmp_path: Path, entrypoint: Any, args: Any, program: str
 ) -> None:
-    handler = SingleNodeHandler("job-1")
-    spec = WorkerSpec("trainer", 1, handler, entrypoint=entrypoint, args=args)
-    agent = LocalElasticAgent(spec, DefaultLogsSpecs(str(tmp_path)))
-    began = agent._reporter.describe_run()
-    assert began.program == program
-    assert began.entry_point == spec.get_entrypoint_name()
-    handler.shutdown()
+    agent = agent_of(rendezvous, tmp_path, entrypoint=entrypoint, args=args)
+    assert agent._reporter.describe_run().program == program
+
+
+# Records without a launcher.
+
+
+class Kept(events.EventHandler):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.flushes = 0
+
+    def record(self, event: events.Event) -> None:
+        self.names.append(event.name.removeprefix(PREFIX))
+
+    def flush(self) -> None:
+        self.flushes += 1
+
+
+class KeptMetrics(metrics.MetricHandler):
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def emit(self, metric_data: metrics.MetricData) -> None:
+        self.names.append(metric_data.name)
+
+
+def test_each_run_is_recorded_for_the_configured_handlers_once(
+    rendezvous: SingleNodeHandler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, kept_metrics = Kept(), KeptMetrics()
+    events.configure(kept)
+    metrics.configure(kept_metrics)
+    agent = agent_of(rendezvous, tmp_path)
+    for runs in (1, 2):
+        agent.run()
+        assert (kept.names, kept.flushes) == (STATES * runs, runs)
+        assert kept_metrics.names.count("SimpleElasticAgent.run.success") == runs
+    config = LaunchConfig(1, 1, 2, logs_specs=DefaultLogsSpecs(str(tmp_path)), rdzv_backend="c10d")
+    elastic_launch(config, sys.executable)("-c", "pass")
+    assert (kept.names, kept.flushes) == (STATES * 3, 3)
+    assert kept_metrics.names.count("SimpleElasticAgent.run.success") == 3
+    monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
+    agent_of(rendezvous, tmp_path).run()
+    assert kept.names[-1] == "watchdog stopped"
+
+
+def test_the_spec_names_a_destination(rendezvous: SingleNodeHandler, tmp_path: Path) -> None:
+    agent = agent_of(rendezvous, tmp_path, event_log_handler="nowhere")
+    for _ in range(2):
+        with pytest.raises(UsageError, match="'nowhere'"):
+            agent.run()
+    assert [*tmp_path.iterdir()] == []
+    agent_of(rendezvous, tmp_path, event_log_handler="jsonl").run()
+    (written,) = tmp_path.glob("*/events-*.jsonl")
+    lines = [json.loads(line) for line in written.read_text().splitlines()]
+    assert [line["name"].removeprefix(PREFIX) for line in lines] == STATES

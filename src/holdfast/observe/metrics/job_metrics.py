@@ -229,38 +229,38 @@ class JobMetrics:
                 self._remaining = event.max_restarts
                 self._elapsed.run(event.at)
             case lifecycle.RendezvousEnded():
-                self._take_meeting(event)
+                self._rendezvous_ended(event)
             case lifecycle.GenerationStarted():
-                self._take_start(event)
+                self._generation_started(event)
             case lifecycle.WorkersObserved():
                 self._remaining = event.remaining_restarts
             case lifecycle.WorkerEnded():
-                self._take_exit(event)
+                self._worker_ended(event)
             case lifecycle.GenerationStopping():
-                self._take_stopping(event)
+                self._generation_stopping(event)
             case lifecycle.GenerationStopped():
-                self._take_stop()
+                self._generation_stopped()
             case lifecycle.RunEnded():
-                self._take_end(event)
+                self._run_ended(event)
             case lifecycle.WatchdogEvent(what="timer expired"):
                 self._expired += 1
 
-    def _take_meeting(self, met: lifecycle.RendezvousEnded) -> None:
-        if met.error:
+    def _rendezvous_ended(self, ended: lifecycle.RendezvousEnded) -> None:
+        if ended.error:
             self._rendezvous_failures += 1
             return
-        self._rendezvous_times.observe(met.took_s)
-        self._rank, self._nodes = met.group_rank, met.group_world_size
+        self._rendezvous_times.observe(ended.took_s)
+        self._rank, self._nodes = ended.group_rank, ended.group_world_size
         self._node_state = "starting"
 
-    def _take_start(self, started: lifecycle.GenerationStarted) -> None:
+    def _generation_started(self, started: lifecycle.GenerationStarted) -> None:
         self._job_state = self._node_state = "running"
         self._generation = started.generation
         self._rank, self._nodes = started.group_rank, started.group_world_size
         self._workers = {one.local_rank: _WorkerState(one, "running") for one in started.workers}
         self._running.run(started.at)
 
-    def _take_exit(self, exited: lifecycle.WorkerEnded) -> None:
+    def _worker_ended(self, exited: lifecycle.WorkerEnded) -> None:
         state = "failed" if exited.failed else "succeeded"
         stopping = self._node_state == "stopping"  # Most likely it was asked to.
         self._workers[exited.worker.local_rank] = _WorkerState(
@@ -273,21 +273,21 @@ class JobMetrics:
             self._running.stop(exited.at)
             self._job_state = "recovering"
 
-    def _take_stopping(self, stopping: lifecycle.GenerationStopping) -> None:
+    def _generation_stopping(self, stopping: lifecycle.GenerationStopping) -> None:
         self._stop_reason = stopping.reason
         self._node_state = "stopping"
         if stopping.reason != StopReason.SUCCEEDED:  # Else those of other nodes go on.
             self._running.stop(stopping.at)
             self._job_state = "recovering"
 
-    def _take_stop(self) -> None:
+    def _generation_stopped(self) -> None:
         done = self._stop_reason == StopReason.SUCCEEDED
         self._node_state = "leaving" if done else "joining"
         for rank, (worker, state) in self._workers.items():
             if state == "running":
                 self._workers[rank] = _WorkerState(worker, "terminated")
 
-    def _take_end(self, ended: lifecycle.RunEnded) -> None:
+    def _run_ended(self, ended: lifecycle.RunEnded) -> None:
         self._running.stop(ended.at)
         self._elapsed.stop(ended.at)
         succeeded = not ended.error and ended.state == "succeeded"
