@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import socket
 import threading
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -13,7 +11,6 @@ import pytest
 
 from certificates import Pair, make_ca, make_certificate
 from holdfast.coordinator.agent_connection import JoinRefused
-from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.protocol import (
     Failure,
     JobOutcome,
@@ -23,10 +20,9 @@ from holdfast.core.protocol import (
     NodeRole,
     Status,
 )
-from holdfast.core.session import SessionTimeouts
-from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.errors import UsageError
 from holdfast.net.tls import TlsFiles
-from holdfast.wire.messages import StatusReply, StatusRequest, StoreCall, StoreResult
+from holdfast.wire.messages import StatusReply, StatusRequest
 from real_coordinators import (
     LOCAL,
     Coordinator,
@@ -69,7 +65,7 @@ def test_nodes_form_a_round_and_restart_together() -> None:
             first.close()
 
 
-def test_the_host_stays_until_all_have_heard_of_the_end() -> None:
+def test_the_host_stays_until_all_know_the_end() -> None:
     first = node(0, "a", is_host=True)
     with started(first):
         second = node(first.endpoint[1], "b")
@@ -107,13 +103,6 @@ def test_a_node_that_leaves_is_missed_at_once() -> None:
             assert second.leave(20)
             view = until(first, lambda view: view.size == 1)
             assert view.why == "b left"
-
-
-def test_leaving_without_a_link_does_not_wait() -> None:
-    lonely = node(free_port(), "a")
-    with started(lonely):
-        eventually(lambda: "connection refused" in lonely.problem())
-        assert not lonely.leave(3600)
 
 
 def test_two_jobs_on_one_endpoint_know_nothing_of_each_other() -> None:
@@ -191,44 +180,21 @@ def test_another_node_of_the_host_takes_over() -> None:
                 until(one, lambda view: member(view) and view.generation == 1)
 
 
-def test_a_coordinator_that_stays_away_is_given_up() -> None:
-    port = free_port()
-    times = SessionTimeouts(beat_s=0.05, silence_s=0.25, away_s=0.2, first_contact_s=0.2)
-    with started(one := node(port, "a", timeouts=times)):
-        news = fault(one)
-        assert isinstance(news, CoordinatorLost)
-        assert (news.why, news.away_s >= 0.2) == ("connection refused", True)
-        assert f"no coordinator at 127.0.0.1:{port} for" in one.problem()
-
-
 # Who may take part.
 
 
-@pytest.mark.parametrize(
-    ("theirs", "ours", "said"),
-    [
-        (SECRET, None, "wants a token and the client has none"),
-        (SECRET, b"another", "is not the client's"),
-        (None, SECRET, "has no token and the client has one"),
-    ],
-)
-def test_a_wrong_token_is_told_at_once(theirs: bytes | None, ours: bytes | None, said: str) -> None:
+@pytest.mark.parametrize(("theirs", "ours"), [(SECRET, None), (SECRET, b"another"), (None, SECRET)])
+def test_a_wrong_token_is_reported_at_once(theirs: bytes | None, ours: bytes | None) -> None:
     given = {"HOLDFAST_TOKEN": theirs.decode()} if theirs else {}
     with Coordinator("--endpoint=127.0.0.1:0", **given) as coordinator:
         with started(one := node(coordinator.port, "a", token=ours)):
             news = fault(one)
             assert isinstance(news, JoinRefused)
-            assert said in news.why
-            assert one.problem() == f"coordinator at 127.0.0.1:{coordinator.port}: {news.why}"
+            assert "HOLDFAST_TOKEN" in news.why
+            assert one.problem().endswith(f"127.0.0.1:{coordinator.port}: {news.why}")
         _, errors = coordinator.end(signal.SIGTERM)
-        assert "closed a connection from 127.0.0.1" in errors
+        assert " 127.0.0.1" in errors
         assert SECRET.decode() not in errors
-
-
-def test_the_same_token_lets_nodes_in() -> None:
-    first = node(0, "a", is_host=True, token=SECRET)
-    with started(first), started(second := node(first.endpoint[1], "b", token=SECRET)):
-        until(second, member)
 
 
 @pytest.fixture
@@ -247,7 +213,7 @@ def test_nodes_meet_over_tls(tls: tuple[Pair, Pair]) -> None:
         assert len(second.store("s").get("key")) == 400_000
 
 
-def test_a_plain_client_against_tls_is_told_at_once(tls: tuple[Pair, Pair]) -> None:
+def test_a_plain_client_against_tls_is_reported_at_once(tls: tuple[Pair, Pair]) -> None:
     _, head = tls
     conf = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key}"
     with (
@@ -256,21 +222,23 @@ def test_a_plain_client_against_tls_is_told_at_once(tls: tuple[Pair, Pair]) -> N
     ):
         news = fault(one)
         assert isinstance(news, JoinRefused)
-        assert "speaks TLS and this side does not (set tls_ca here)" in news.why
+        assert "tls_ca" in news.why
 
 
-def test_a_tls_client_against_a_plain_coordinator_is_told_at_once(tls: tuple[Pair, Pair]) -> None:
+def test_a_tls_client_against_a_plain_coordinator_is_reported_at_once(
+    tls: tuple[Pair, Pair],
+) -> None:
     ca, _ = tls
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
         with started(one := node(coordinator.port, "a", tls=TlsFiles(ca=ca.cert))):
             news = fault(one)
             assert isinstance(news, JoinRefused)
-            assert "the other side does not speak TLS" in news.why
+            assert "tls_ca" in news.why
         _, errors = coordinator.end(signal.SIGTERM)
-        assert "a TLS client; this coordinator is plain" in errors
+        assert "a TLS client" in errors
 
 
-def test_a_certificate_that_is_not_trusted_is_told_at_once(
+def test_a_certificate_that_is_not_trusted_is_reported_at_once(
     tls: tuple[Pair, Pair], tmp_path: Path
 ) -> None:
     _, head = tls
@@ -283,17 +251,19 @@ def test_a_certificate_that_is_not_trusted_is_told_at_once(
     ):
         news = fault(one)
         assert isinstance(news, JoinRefused)
-        assert "the certificate is not trusted" in news.why
+        assert "tls_ca" in news.why
 
 
-def test_a_client_without_the_certificate_that_is_asked_for_is_told(tls: tuple[Pair, Pair]) -> None:
+def test_a_client_without_the_certificate_that_is_asked_for_is_reported(
+    tls: tuple[Pair, Pair],
+) -> None:
     ca, head = tls
     conf = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key},tls_ca={ca.cert}"
     with Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator:
         with started(one := node(coordinator.port, "a", tls=TlsFiles(ca=ca.cert))):
-            eventually(lambda: "set tls_cert and tls_key here" in one.problem())
+            eventually(lambda: "tls_cert and tls_key" in one.problem())
         _, errors = coordinator.end(signal.SIGTERM)
-        assert "a client certificate is required" in errors
+        assert "tls_cert and tls_key" in errors
 
 
 # Those who misbehave.
@@ -307,16 +277,16 @@ def forms_a_round(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "said"),
+    "sent",
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "an HTTP client"),
-        (b"\x00\x00\x00\x05nope!", "no message of the handshake"),
-        (b"\x7f\xff\xff\xff" + b"x" * 100, "not a Holdfast client"),
-        (b"\x00\x00\x20\x00" + b"x" * 100, "not a Holdfast client"),
-        (b"\x00\x00\x00\x00", "a frame without a body"),
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x00\x00\x00\x05nope!",
+        b"\x7f\xff\xff\xff" + b"x" * 100,
+        b"\x00\x00\x20\x00" + b"x" * 100,
+        b"\x00\x00\x00\x00",
     ],
 )
-def test_garbage_closes_its_own_connection_only(sent: bytes, said: str) -> None:
+def test_garbage_closes_its_own_connection_only(sent: bytes) -> None:
     with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
         with RawClient(coordinator.port) as bystander, RawClient(coordinator.port) as garbled:
             garbled.socket.sendall(sent)
@@ -324,54 +294,7 @@ def test_garbage_closes_its_own_connection_only(sent: bytes, said: str) -> None:
             bystander.shake_hands()
         forms_a_round(coordinator.port)
         _, errors = coordinator.end(signal.SIGTERM)
-        assert said in errors
-        assert errors.count("closed a connection") == 1
-
-
-def test_an_oversized_frame_after_the_handshake_closes_the_connection() -> None:
-    with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
-        with RawClient(coordinator.port).shake_hands() as large:
-            large.socket.sendall((64 << 20).to_bytes(4, "big"))
-            assert large.hear() is None
-        forms_a_round(coordinator.port)
-
-
-def test_half_open_connections_do_no_harm() -> None:
-    with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
-        silent = [socket.create_connection((LOCAL, coordinator.port)) for _ in range(200)]
-        try:
-            forms_a_round(coordinator.port)
-        finally:
-            for one in silent:
-                one.close()
-
-
-def test_a_slow_reader_is_dropped_and_the_others_are_served() -> None:
-    with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
-        nodes = [node(coordinator.port, name) for name in "ab"]
-        with started(*nodes):
-            until(nodes[0], member)
-            value = b"v" * 400_000
-            nodes[0].store("s").set("large", value)
-            with RawClient(coordinator.port).shake_hands() as slow:
-                # It asks again and again, and reads nothing.
-                slow.socket.settimeout(None)
-                try:
-                    for number in range(200):
-                        call = StoreCall(
-                            id=number, run_id="job", scope="s", op="get", keys=("large",)
-                        )
-                        slow.say(call)
-                except OSError:
-                    pass  # It was dropped while it was still asking.
-                nodes[1].report(NodePhase.FAILED, 0)
-                until(nodes[0], lambda view: view.generation == 1)
-                answers = 0
-                while isinstance(slow.hear(), StoreResult):
-                    answers += 1
-                assert answers < 200
-        _, errors = coordinator.end(signal.SIGTERM)
-        assert "does not read what it is sent" in errors
+        assert errors.count(" 127.0.0.1") == 1
 
 
 def test_a_newer_connection_of_an_incarnation_replaces_the_older() -> None:
@@ -415,33 +338,6 @@ def test_a_host_that_all_addresses_reach() -> None:
         ]
         with started(*others):
             until(others[1], member)
-
-
-def test_a_busy_port_says_who_has_it() -> None:
-    with socket.create_server((LOCAL, 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(EnvironmentProblem) as caught:
-            node(port, "a", is_host=True).start()
-    assert f"port {port} is in use by pid {os.getpid()}" in str(caught.value)
-    assert "port 0" in str(caught.value)
-
-
-def test_a_program_that_is_no_coordinator_is_told_at_once() -> None:
-    with socket.create_server((LOCAL, 0)) as other:
-
-        def answer() -> None:
-            connection, _ = other.accept()
-            with connection:
-                connection.sendall(b"SSH-2.0-OpenSSH_9.6\r\n")
-                connection.recv(1000)
-
-        server = threading.Thread(target=answer)
-        server.start()
-        with started(one := node(other.getsockname()[1], "a")):
-            news = fault(one)
-        server.join()
-    assert isinstance(news, JoinRefused)
-    assert "an SSH server is at this endpoint" in news.why
 
 
 def test_a_node_that_no_coordinator_would_take_is_refused_here() -> None:
@@ -504,14 +400,3 @@ def test_a_wait_outlasts_a_coordinator_that_is_started_again() -> None:
                 second.store("s").set("key", "value")
                 waiting.join(20)
             assert got == [b"value"]
-
-
-def test_a_store_without_a_coordinator_names_the_endpoint() -> None:
-    port = free_port()
-    with (
-        started(one := node(port, "a")),
-        pytest.raises(ConnectionError, match=f"127.0.0.1:{port}.*refused"),
-    ):
-        one.store("s", timeout_s=0.05).get("key")
-    with pytest.raises(ConnectionError):
-        one.store("s").get("key")

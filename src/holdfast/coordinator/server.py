@@ -95,7 +95,7 @@ class CoordinatorServer:
         self._handshake_s = handshake_s
         self._peers: set[ServerConnection] = set()
         self._by_key: dict[NodeKey, ServerConnection] = {}
-        self._knows_end: set[NodeKey] = set()
+        self._knows_end: set[NodeKey] = set()  # Nodes that know their job's end, and are gone.
         self._to_flush: list[ServerConnection] = []
         self._changed: set[str] = set()
         self._last_line: dict[str, str] = {}
@@ -378,7 +378,7 @@ class CoordinatorServer:
                 continue
             for node in job.nodes.values():
                 key = (run_id, node.info.node, node.info.incarnation)
-                if key in self._by_key or key not in self._knows_end:
+                if key not in self._knows_end:
                     return False
         return True
 

@@ -1,4 +1,4 @@
-"""What tests/contract/ (all stores alike) cannot show: limits, waits, and connections that break."""
+"""What tests/integration cannot show: limits, waits, and connections that break."""
 
 from __future__ import annotations
 
@@ -48,19 +48,6 @@ def ok(result: StoreResult | None) -> StoreResult:
 
 def is_refused(result: StoreResult | None) -> bool:
     return result is not None and not result.ok and not result.timed_out and bool(result.why)
-
-
-def test_operations(calls: Calls) -> None:
-    ok(calls("set", "k", value=b"\0v"))
-    assert ok(calls("get", "k")).value == b"\0v"
-    assert ok(calls("add", "n", amount=-5)).amount == -5
-    assert ok(calls("compare_set", "k", expected=b"x", value=b"new")).value == b"\0v"
-    assert ok(calls("compare_set", "k", expected=b"\0v", value=b"new")).value == b"new"
-    ok(calls("append", "k", value=b"er"))
-    assert ok(calls("get", "k")).value == b"newer"
-    assert [ok(calls("check", *keys)).amount for keys in (("k", "n"), ("k", "l"))] == [1, 0]
-    assert [ok(calls("delete", "k")).amount for _ in range(2)] == [1, 0]
-    assert ok(calls("num_keys")).amount == 1
 
 
 def test_what_cannot_be_done_is_refused_and_changes_nothing(calls: Calls) -> None:
