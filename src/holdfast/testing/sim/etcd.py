@@ -1,10 +1,9 @@
-"""An etcd cluster as whoever asks one of its endpoints sees it, without processes or a network.
+"""An etcd cluster as a client of one of its endpoints sees it, without processes or a network.
 
-The one thing to know: it has no clock and does nothing by itself. Time is an argument, and a lease
-ends when `expire` is called, or when it is asked to go on after its time, as etcd's own do.
-`tests/unit/testing/test_sim_etcd_real.py` gives the same requests to a real etcd and compares.
-
-It counts what it does in `load`, so that a test can say what a round costs.
+It has no clock and does nothing by itself. Time is an argument, and a lease ends when `expire` is
+called, or when it is renewed after its time, as in etcd. `tests/unit/testing/test_sim_etcd_real.py`
+sends the same requests to a real etcd and compares. What is done is counted in `load`, so that a
+test can state what a round costs.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 FIRST_REVISION = 1  # Of an etcd that nobody has written to.
 FIRST_LEASE = 1001  # Unlike any revision or time of a short run, so that none passes for another.
-LEASE_S_MIN = 2  # etcd makes shorter ones so long: 1.5 times its election timeout, rounded up.
+LEASE_S_MIN = 2  # etcd makes shorter ones this long: 1.5 times its election timeout, rounded up.
 LEASE_S_MAX = 9_000_000_000
 ELECTION_S = 1.0  # A new leader of etcd adds its election timeout to the whole time of a lease.
 OPS_MAX = 128  # In one list of a transaction; etcd's default, as is the next.
@@ -64,18 +63,18 @@ TTL_TOO_LARGE = Problem(ProblemKind.REFUSED, "too large lease TTL")
 
 
 class Load:
-    """What was asked of an etcd, and what that cost it, since its first moment."""
+    """The requests to an etcd and their costs, since its start."""
 
     def __init__(self) -> None:
         self.writes = 0
-        """Revisions made, also those by leases that ended."""
+        """Revisions, including those of leases that ended."""
         self.requests: Counter[str] = Counter()
         """By kind: `write` and `read` for transactions that changed something or did not,
-        `grant`, `keep_alive`, `revoke`, and `problem` for whatever was answered with one."""
+        `grant`, `keep_alive`, `revoke`, and `problem` for requests that were refused."""
         self.bytes_in = 0
         """Keys and values in requests."""
         self.bytes_out = 0
-        """Keys and values in answers and in what watches were told."""
+        """Keys and values in answers and watch events."""
 
 
 class _Lease:
@@ -113,7 +112,7 @@ class SimEtcd:
         self.compacted = 0
         """Watches that begin before this revision are refused; 0 before any compaction."""
         self.full = False
-        """Whether etcd has run out of its space."""
+        """Whether etcd is out of space."""
         self.load = Load()
         self._stored: dict[bytes, KeyValue] = {}
         self._keys: list[bytes] = []  # Of `_stored`, in order.
@@ -127,7 +126,7 @@ class SimEtcd:
     # Requests.
 
     def perform(self, now: float, request: Request) -> Answer:
-        """Carry out a request, as a whole or not at all."""
+        """Perform a request, as a whole or not at all."""
         answer: Answer
         if isinstance(request, Txn):
             before = self.revision
@@ -170,7 +169,7 @@ class SimEtcd:
         return TxnDone(self.revision, succeeded, tuple(results), tuple(deleted))
 
     def _objection(self, request: Txn) -> Problem | None:
-        """Say why etcd would not even look at a transaction, whichever way it would go."""
+        """Return why etcd would refuse a transaction before evaluating it."""
         branches = (request.success, request.failure)
         if max(len(request.compare), *map(len, branches)) > OPS_MAX:
             return TOO_MANY_OPS
@@ -209,7 +208,7 @@ class SimEtcd:
     # Keys.
 
     def _range(self, key: bytes, end: bytes) -> list[bytes]:
-        """Return the keys there are in a range, in order."""
+        """Return the keys in a range, in order."""
         if not end:
             return [key] if key in self._stored else []
         low = bisect_left(self._keys, key)
@@ -293,24 +292,24 @@ class SimEtcd:
         self._commit(changes)
 
     def next_expiry(self) -> float | None:
-        """Return when the first of the leases ends if nobody keeps it alive."""
+        """Return when the first lease ends unless it is renewed."""
         return min((lease.ends_at for lease in self._leases.values()), default=None)
 
     def expire(self, now: float) -> None:
-        """End all leases whose time is over, each in a revision of its own if it has keys."""
+        """End all expired leases, each in a revision of its own if it has keys."""
         over = [(one.ends_at, number) for number, one in self._leases.items() if one.ends_at <= now]
         for _, number in sorted(over):
             self._end(number)
 
     def failover(self, now: float) -> None:
-        """Let another of etcd's servers lead, or the only one start again: leases begin anew."""
+        """Change etcd's leader, or restart a single member: leases get their whole time again."""
         for lease in self._leases.values():
             lease.ends_at = now + lease.ttl_s + ELECTION_S
 
     # History and watches.
 
     def _commit(self, changes: list[Change]) -> None:
-        """Make a revision of what was just changed, if anything was, and tell of it."""
+        """Make a revision of changes, if there are any, and notify watches."""
         if not changes:
             return
         self.revision += 1
@@ -320,9 +319,9 @@ class SimEtcd:
             self.compact(self.revision - HISTORY_REVISIONS_MAX // 2)
         for one in list(self._subscriptions.values()):
             if self.revision >= one.start:
-                self._tell(one, self.revision, self._history[-1][1])
+                self._notify(one, self.revision, self._history[-1][1])
 
-    def _tell(self, one: _Subscription, revision: int, changes: tuple[Change, ...]) -> None:
+    def _notify(self, one: _Subscription, revision: int, changes: tuple[Change, ...]) -> None:
         seen = tuple(change for change in changes if in_range(change.key, one.key, one.end))
         if seen:
             self.load.bytes_out += sum(len(each.key) + len(each.value or b"") for each in seen)
@@ -352,17 +351,17 @@ class SimEtcd:
             return COMPACTED
         one = _Subscription(key, end, start, sink)
         for revision, changes in self._history[max(0, start - self._known_from) :]:
-            self._tell(one, revision, changes)
+            self._notify(one, revision, changes)
         self._subscribed += 1
         self._subscriptions[self._subscribed] = one
         return self._subscribed
 
     def unsubscribe(self, number: int) -> None:
-        """Tell this sink no more; one that is gone already is fine."""
+        """Stop calling a sink; one that is gone already is fine."""
         self._subscriptions.pop(number, None)
 
     def compact(self, revision: int) -> Problem | None:
-        """Forget what happened before this revision; what is stored stays.
+        """Forget the history before this revision; what is stored stays.
 
         Watches that are told of everything as it happens miss nothing. One that begins with this
         very revision is not refused, yet before etcd 3.5.16 does not hear what was deleted in it.

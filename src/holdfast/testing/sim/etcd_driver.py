@@ -1,7 +1,11 @@
-"""A simulated agent on etcd: as any other, but that its link is a session at etcd.
+"""Simulated jobs on etcd: agents whose connection is a session at etcd, and etcd with its jobs.
 
-It may have to lead its job; `core.etcd.session` and what it holds decide all of that. When it ends
-of its own accord it hands over first, as a real agent does before its process is gone.
+Any agent may have to lead its job; `core.etcd.session` decides all of that. An agent that ends by
+itself hands over first, as a real one does before its process exits.
+
+What counts is what is stored: a leader's decisions are shown to the checkers when its transaction
+is performed, not when it is sent and not when its answer arrives, since a leader may die in between.
+A job that begins anew because no node was left of it has another life.
 """
 
 from __future__ import annotations
@@ -87,7 +91,7 @@ class EtcdAgent(Agent):
     # What happens to it.
 
     def tick(self) -> None:
-        """See what time has brought."""
+        """A deadline may have come."""
         now = self.clock
         self._perform_etcd(self.etcd_session.handle(now, TICK))
         if self.alive and not self._departs:
@@ -98,27 +102,27 @@ class EtcdAgent(Agent):
             self.arm(self.etcd_session.next_deadline(now))
 
     def answered(self, parcel: tuple[int, Answer]) -> None:
-        """Take in an answer of etcd."""
+        """Receive an answer of etcd."""
         self._etcd_event(RequestAnswered(*parcel))
 
     def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
-        """Take in what a watch tells."""
+        """Receive the changes of a watch."""
         number, _revision, changes = parcel
         self._etcd_event(KeysChanged(number, changes))
 
     def watch_ended(self, parcel: tuple[int, Problem]) -> None:
-        """Take note that a watch is over."""
+        """Receive the end of a watch."""
         self._etcd_event(WatchEnded(*parcel))
 
     def supervise(self, event: Event, cause: str = "") -> None:
-        """Give the workers' machine an event, unless it has come to its end."""
+        """Give the supervision an event, unless the agent leaves."""
         if not self._departs:
             super().supervise(event, cause)
 
     # The session.
 
     def decider(self, view: View) -> Decider:
-        """Return whose word a view is."""
+        """Return who decided a view."""
         return self._place.life_of(view)
 
     def _send(self, message: Status | Heartbeat) -> None:
@@ -176,18 +180,11 @@ class EtcdAgent(Agent):
         self.workers.vanish()
 
 
-# Where simulated jobs lie that have no coordinator: etcd, as the world sees it.
-#
-# What counts is what is stored. So a leader's decisions are shown to the checkers when its
-# transaction is carried out, not when it is sent and not when its answer arrives: a leader may die
-# in between. A job that begins anew because nobody was left of it has another life.
-
-
 FREEZE_S = (0.1, 3.0)
 
 
 class Life:
-    """One line of a job on etcd, however many leaders it has."""
+    """One life of a job on etcd, however many leaders it has."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -218,7 +215,7 @@ class EtcdPlace:
 
     @property
     def host_up(self) -> bool:
-        """Whether it refuses connections while it does not."""
+        """Whether connections are refused while it does not."""
         return self.network.host_up
 
     # What the world asks.
@@ -239,34 +236,34 @@ class EtcdPlace:
         return EtcdAgent(self.world, self, job, node, host, rng)
 
     def life_of(self, view: View) -> Life:
-        """Return which line of its job a view is of."""
+        """Return the life of the job that a view belongs to."""
         return self._life_of_term[view.run_id, view.term]
 
     # What happens to it.
 
     def cut(self, agent: Agent) -> None:
-        """Take note that an agent was cut off."""
+        """An agent was cut off."""
         assert isinstance(agent, EtcdAgent)
         self.network.cut(agent)
 
     def die(self, *, host_too: bool) -> None:
-        """Let all of its servers end."""
+        """Stop all members."""
         self.network.go_down(host_too=host_too)
 
     def return_as(self, _number: int, _rng: Random) -> EtcdPlace:
-        """Let it come back, with all it had."""
+        """Start it again, with its data."""
         self.network.come_back()
         return self
 
     def pause(self) -> None:
-        """Let its servers elect another leader among them, which takes them a while."""
+        """Change the leader of etcd's members, which takes a while."""
         self.network.elect(FREEZE_S[1])
 
     def resume(self, _arg: object = None) -> None:
         """Do nothing: an election ends by itself."""
 
     def compact(self) -> None:
-        """Forget all that was before now."""
+        """Compact the whole history."""
         self.world.note("etcd", "forgets its history")
         self.etcd.compact(self.etcd.revision)
 
@@ -282,7 +279,7 @@ class EtcdPlace:
     # What is stored.
 
     def expect(self, written: LeaderWrite | None, request: Request) -> None:
-        """Take note of what a leader's transaction stands for, as it is sent."""
+        """Remember which decisions a leader's transaction stores, as it is sent."""
         if written is not None and written.txn is request:
             self._expected[id(request)] = written
 

@@ -1,12 +1,12 @@
-"""The way between simulated agents and their etcd: what the network's conditions, a cut or an outage do to it.
+"""The network between simulated agents and their etcd, with its delays, cuts and outages.
 
 A call is answered exactly once, `CALL_S` after it was made at the latest, and calls may overtake
-each other. `UNREACHABLE` says nothing of whether the request was carried out: it may have been
-lost, or its answer, and what TCP repeats may arrive when nobody waits for it any more.
+each other. `UNREACHABLE` leaves open whether the request was performed: it may have been lost, or
+its answer, and what TCP sends again may arrive when nobody waits for it any more.
 
-What a watch says comes in order and without a gap. It ends once and for all, with a `Problem`,
-unless the agent ended it, after which it hears no more. Everything reaches an agent by its `after`,
-so that one that is stopped finds it when it goes on.
+The events of a watch come in order and without a gap. It ends once, with a `Problem`, unless the
+agent ended it, after which the agent gets nothing more. Everything reaches an agent by its `after`,
+so that a paused one gets it when it goes on.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from holdfast.testing.sim.world import World
 
 CALL_S = 2.0  # The limit of one call.
-NOTICED_S = (0.5, 4.0)  # So long a connection may say nothing before somebody finds it dead.
-REPEATED_S = (0.2, 1.0)  # So much later comes what TCP had to send again.
-LATE_SHARE = 0.25  # So many of the requests sent into a cut arrive after all, if it ends in time:
+NOTICED_S = (0.5, 4.0)  # How long a dead connection may go unnoticed.
+REPEATED_S = (0.2, 1.0)  # The delay of what TCP had to send again.
+LATE_SHARE = 0.25  # Of requests sent into a cut, how many arrive after all if it ends within
 LATE_S = 6.0
-CATCH_UP_S = 0.1  # How often etcd looks which watches began in the past and have to catch up.
-LEASE_LOOK_S = 0.5  # How often etcd looks which leases are over.
+CATCH_UP_S = 0.1  # How often etcd lets watches that began in the past catch up.
+LEASE_LOOK_S = 0.5  # How often etcd ends expired leases.
 HELD_CHANGES_MAX = 256  # Of one watch, while its agent cannot be reached; then it ends.
 NEVER = float("inf")
 
@@ -46,16 +46,16 @@ class EtcdAgent(Protocol):
     lag_s: float
 
     def after(self, delay_s: float, what: Callable[[Any], None], arg: Any = None) -> None:
-        """Have something happen to it."""
+        """Call `what` later, unless the agent has ended."""
 
     def answered(self, parcel: tuple[int, Answer]) -> None:
-        """Take in the answer to the call of this number."""
+        """Receive the answer to the request of this number."""
 
     def changed(self, parcel: tuple[int, int, tuple[Change, ...]]) -> None:
-        """Take in what the watch of this number saw, up to a revision."""
+        """Receive the changes of the watch of this number, up to a revision."""
 
     def watch_ended(self, parcel: tuple[int, Problem]) -> None:
-        """Take note that the watch of this number says no more."""
+        """Receive the end of the watch of this number."""
 
 
 class _Call:
@@ -71,7 +71,7 @@ class _Call:
 
 
 class _Stream:
-    """One watch, as both of its ends see it."""
+    """One watch, with both of its ends."""
 
     __slots__ = ("agent", "at", "broken", "ended", "held", "holds", "number", "subscription")
 
@@ -82,11 +82,11 @@ class _Stream:
         self.at = 0.0  # When the last of what was sent arrives.
         self.held: list[tuple[int, tuple[Change, ...]]] = []
         self.holds = False
-        """Whether what happens now has to wait for what is held."""
+        """Whether new changes have to wait for those that are held."""
         self.broken = False
         """Whether nothing is sent any more; the agent may not know that yet."""
         self.ended = False
-        """Whether the agent has done with it, of its own will or because it was told to."""
+        """Whether the agent has ended it, or knows that it ended."""
 
 
 class EtcdNetwork:
@@ -96,9 +96,9 @@ class EtcdNetwork:
         self.etcd = etcd
         self.alive = True
         self.host_up = True
-        """A host that is up refuses calls while etcd is down; one that is down says nothing."""
+        """A host that is up refuses calls while etcd is down; one that is down does not answer."""
         self.on_done: Callable[[Request, Answer], None] | None = None
-        """Called with every request that was carried out, before its answer is on its way."""
+        """Called with every performed request, before its answer is sent."""
         self._world = world
         self._random = rng.random
         self._streams: dict[tuple[EtcdAgent, int], _Stream] = {}
@@ -112,7 +112,7 @@ class EtcdNetwork:
         return bounds[0] + (bounds[1] - bounds[0]) * self._random()
 
     def _delay_s(self, agent: EtcdAgent) -> float:
-        """Draw how long something takes on its way, one way."""
+        """Draw the delay of one way."""
         conditions = self._world.network.conditions
         delay = (conditions.delay_s + agent.lag_s) * (0.5 + self._random())
         if conditions.jitter_s:
@@ -188,7 +188,7 @@ class EtcdNetwork:
     def watch(
         self, agent: EtcdAgent, number: int, key: bytes, end: bytes, start_revision: int
     ) -> None:
-        """Begin a watch; its number must not be that of another one the agent has now."""
+        """Begin a watch; no other watch of the agent may have its number."""
         assert (agent, number) not in self._streams, f"watch {number} of {agent} is there already"
         stream = _Stream(agent, number)
         self._streams[agent, number] = stream
@@ -225,7 +225,7 @@ class EtcdNetwork:
         stream.subscription = subscription
 
     def unwatch(self, agent: EtcdAgent, number: int) -> None:
-        """End a watch, of which the agent then hears no more; one that ended is fine."""
+        """End a watch; one that has ended already is fine."""
         stream = self._streams.pop((agent, number), None)
         if stream is not None:
             stream.ended = True
@@ -247,7 +247,7 @@ class EtcdNetwork:
                 self._world.schedule(at, self._say_again, stream)
 
     def _say_again(self, stream: _Stream) -> None:
-        """Bring what was held up, or find that there is still no way."""
+        """Deliver what was held, or find that the cut still lasts."""
         if stream.agent.cut_in:
             self._break(stream, TIMED_OUT, 0.0)
             return
@@ -276,7 +276,7 @@ class EtcdNetwork:
             stream.agent.changed(parcel)
 
     def _break(self, stream: _Stream, problem: Problem, delay_s: float) -> None:
-        """Say no more on a watch; the agent finds that out later, after all that was sent."""
+        """End a watch; the agent finds out later, after all that was sent."""
         if not stream.broken:
             self._cease(stream)
             stream.agent.after(self._in_turn(stream, delay_s), self._end, (stream, problem))
@@ -296,7 +296,7 @@ class EtcdNetwork:
     # What goes wrong.
 
     def cut(self, agent: EtcdAgent) -> None:
-        """Take note that an agent was cut off: if that lasts, its watches are found to be dead."""
+        """An agent was cut off: if that lasts, its watches are found to be dead."""
         for stream in self._streams_of(agent):
             at = self._world.now + self._between(NOTICED_S)
             self._world.schedule(at, self._find_cut, stream)
@@ -306,7 +306,7 @@ class EtcdNetwork:
             self._break(stream, TIMED_OUT, 0.0)
 
     def kill_links(self, agent: EtcdAgent) -> None:
-        """Break all connections of an agent; calls on their way stay without an answer."""
+        """Break all connections of an agent; requests under way get no answer."""
         self._lost[agent] = self._world.now
         for stream in self._streams_of(agent):
             self._break(stream, RESET, self._delay_s(agent))
@@ -315,7 +315,7 @@ class EtcdNetwork:
         return [stream for stream in self._streams.values() if stream.agent is agent]
 
     def go_down(self, *, host_too: bool = False) -> None:
-        """Let all of etcd's servers end; with their hosts, nobody is told."""
+        """Stop all members of etcd; with their hosts, connections do not close."""
         self._world.note("etcd", "is gone, and its hosts with it" if host_too else "is gone")
         self.alive = False
         self.host_up = not host_too
@@ -327,7 +327,7 @@ class EtcdNetwork:
             )
 
     def come_back(self, _arg: object = None) -> None:
-        """Start etcd again, with all it had."""
+        """Start etcd again, with its data."""
         if not self.alive:
             self._world.note("etcd", "is there again")
             self.alive = self.host_up = True
@@ -336,7 +336,7 @@ class EtcdNetwork:
             self._arm()
 
     def elect(self, pause_s: float) -> None:
-        """Let another of etcd's servers lead: for so long nothing is carried out, then all is."""
+        """Change etcd's leader: nothing is performed for this long, then everything is."""
         self._world.note("etcd", f"elects another leader, for {pause_s:.3f} s")
         self._busy_until = self._world.now + pause_s
         self.etcd.failover(self._busy_until)
