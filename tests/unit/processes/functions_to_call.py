@@ -6,8 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,10 +14,6 @@ if TYPE_CHECKING:
 
 def add(one: Any, two: Any) -> Any:
     return one + two
-
-
-def give(value: Any) -> Any:
-    return value
 
 
 def give_many_bytes(count: int) -> bytes:
@@ -34,10 +28,6 @@ def fail(why: str) -> None:
     raise RuntimeError(why)
 
 
-def leave(code: Any) -> None:
-    sys.exit(code)
-
-
 def leave_at_once(code: int) -> None:
     os._exit(code)
 
@@ -47,32 +37,9 @@ def tell(news: str, word: str) -> None:
         stream.write(f"{word} {os.getpid()}\n")
 
 
-def tell_and_wait(news: str) -> None:
-    tell(news, "ready")
-    while True:  # Not for long: a signal just before Python goes to sleep does not wake it.
-        time.sleep(0.1)
-
-
 def say(out: str, err: str) -> None:
     print(out)
     print(err, file=sys.stderr)
-
-
-def say_in_thread(text: str) -> None:
-    """Write from a thread that outlives the function, into a stream that holds it back."""
-    ready = threading.Event()
-
-    def speak() -> None:
-        ready.wait()
-        sys.stdout.write(text)
-
-    threading.Thread(target=speak).start()
-    threading.Timer(0.01, ready.set).start()
-
-
-def tracker_pipe() -> str:
-    """Return which pipe leads to the process that destroys what nobody shares any more."""
-    return os.readlink(f"/proc/self/fd/{resource_tracker.getfd()}")
 
 
 def descriptors() -> dict[int, str]:

@@ -102,16 +102,6 @@ def test_replaced_workers_are_stopped_with_their_groups(news: News) -> None:
 
 
 @pytest.mark.usefixtures("replaced")
-def test_replaced_workers_that_ignore_the_signal_are_killed_with_their_trees(news: News) -> None:
-    context = make(news, IGNORES)
-    context.start()
-    everyone = Watched(*news.take(2).values())
-    context.close(timeout=0.05)
-    everyone.all_gone()
-    assert exitcodes(context.result()) == {0: -signal.SIGKILL}
-
-
-@pytest.mark.usefixtures("replaced")
 def test_the_group_of_a_replaced_worker_does_not_outlive_it(news: News) -> None:
     context = make(news, "sleep 1000 & echo child $! > $NEWS; exit 1")
     context.start()

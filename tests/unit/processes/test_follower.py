@@ -15,7 +15,6 @@ import pytest
 from holdfast.processes.logs import follower as following
 from holdfast.processes.logs.follower import (
     CHUNK_BYTES,
-    HELD_BYTES_MAX,
     OVERFLOW,
     FileStream,
     Inotify,
@@ -89,33 +88,6 @@ def test_finishing_a_file_stops_where_it_ended_at_that_time(
     with pytest.raises(EOFError):
         stream.take_turn()
     assert CHUNK_BYTES < stream.bytes_read <= 2 * CHUNK_BYTES
-
-
-def test_finishing_a_pipe_that_never_runs_empty_comes_to_an_end(followed: Followed) -> None:
-    stream = followed.pipe(os.open("/dev/zero", os.O_RDONLY))
-    stream.begin_finish()
-    with pytest.raises(EOFError):
-        stream.take_turn()
-    assert stream.bytes_read == HELD_BYTES_MAX
-
-
-def test_tail_of_a_pipe_is_its_last_bytes(followed: Followed) -> None:
-    read, write = os.pipe()
-    try:
-        stream = followed.pipe(read, tail_bytes_max=100)
-        assert stream.tail() == b""
-        written = b""
-        for number in range(60):
-            data = b"%d" % number * (number + 1)
-            written += data
-            os.write(write, data)
-            stream.take_turn()
-            assert stream.tail() == written[-100:]
-            assert len(stream._ring) <= 300
-        assert stream.tail(7) == written[-7:]
-        assert stream.tail(0) == b""
-    finally:
-        os.close(write)
 
 
 LINES = 20_000
@@ -258,21 +230,6 @@ def raw_terminal() -> tuple[int, int]:
     return master, terminal
 
 
-def test_a_pipe_is_closed_as_soon_as_its_last_writer_is_gone(
-    follower: LogFollower, console: Console
-) -> None:
-    read, write = os.pipe()
-    stream = follower.follow_fd(read, prefix=b"p:", to=console.sink)
-    follower.start()
-    os.write(write, b"last words")
-    os.close(write)
-    assert stream.wait(60)
-    assert stream.fd == -1
-    assert read not in open_fds()
-    assert console.next_line() == b"p:last words\n"
-    assert follower.finish(stream)
-
-
 class WatchedEpoll:
     """The real epoll, which tells when the follower is about to sleep with nothing to do."""
 
@@ -322,34 +279,6 @@ def test_an_idle_follower_sleeps_until_something_is_written(
     assert WatchedEpoll.timeouts == [None] * 6
     os.close(write)
     follower.close()
-
-
-def test_finishing_works_in_any_order_and_any_number_of_times(
-    console: Console, tmp_path: Path
-) -> None:
-    follower = LogFollower()
-    streams = []
-    for name in ("a", "b", "c"):
-        append(tmp_path / name, name.encode())
-        streams.append(follower.follow_file(str(tmp_path / name), to=console.sink))
-    assert follower.finish(streams[1])
-    assert [stream.finished for stream in streams] == [False, True, False]
-    assert follower.finish(streams[1])
-    follower.start()
-    assert follower.finish_all()
-    assert follower.finish_all()
-    assert all(stream.finished for stream in streams)
-    append(tmp_path / "d", b"d")
-    last = follower.follow_file(str(tmp_path / "d"), to=console.sink)
-    follower.close()
-    assert last.finished
-    follower.close()
-    assert follower.finish(last)
-    assert follower.finish_all()
-    follower.start()
-    shown = console.rest()
-    assert shown.startswith(b"b\n")
-    assert sorted(shown.splitlines()) == [b"a", b"b", b"c", b"d"]
 
 
 def test_a_stuck_console_does_not_hold_up_the_end_and_loses_nothing(

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import pickle
 import re
 import resource
 import signal
 import subprocess
 import sys
 import textwrap
-import threading
-import types
 from typing import TYPE_CHECKING
 
 import functions_to_call as fns
 import pytest
 from functions_to_call import add
 
-from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.errors import EnvironmentProblem
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.function_workers import MultiprocessContext
@@ -119,13 +115,6 @@ def news(tmp_path: Path) -> Iterator[News]:
 # Values.
 
 
-def test_each_worker_returns_its_value(callers: Callers) -> None:
-    result = callers.result(fns.give, (None,), ({"a": [1, 2]},), ("ä",))
-    assert not result.is_failed()
-    assert result.return_values == {0: None, 1: {"a": [1, 2]}, 2: "ä"}
-    assert list(result.return_values) == [0, 1, 2]
-
-
 def test_a_value_that_is_too_large_is_refused(
     forking: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,10 +165,6 @@ def test_an_exception_is_recorded_and_printed(callers: Callers) -> None:
     assert result.return_values == {}
 
 
-def test_leaving_without_a_failure_returns_none(callers: Callers) -> None:
-    assert callers.result(fns.leave, (0,), (None,)).return_values == {0: None, 1: None}
-
-
 def test_a_worker_that_ends_without_returning_has_failed(callers: Callers) -> None:
     result = callers.result(fns.leave_at_once, (0,))
     failure = result.failures[0]
@@ -190,11 +175,6 @@ def test_a_worker_that_ends_without_returning_has_failed(callers: Callers) -> No
 
 
 # What cannot be sent.
-
-
-def test_a_forked_worker_needs_no_pickling(forking: Callers) -> None:
-    lock = threading.Lock()
-    assert forking.value(lambda one: (one is lock) and lock.locked(), lock) is False
 
 
 # What is shared.
@@ -226,12 +206,6 @@ def test_a_queue_is_flushed_before_the_worker_ends(callers: Callers) -> None:
     queue.join_thread()
 
 
-def test_shared_memory_is_tracked_by_our_tracker(callers: Callers) -> None:
-    """One of a worker's own would destroy it when the worker ends."""
-    ours = fns.tracker_pipe()
-    assert callers.result(fns.tracker_pipe, (), ()).return_values == {0: ours, 1: ours}
-
-
 # What a worker finds.
 
 
@@ -244,26 +218,6 @@ def test_signals_are_as_in_any_python(callers: Callers) -> None:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def test_workers_have_no_descriptors_of_the_keeper(fresh: Callers, news: News) -> None:
-    """Nor any that we left inheritable. Two that wait come first, with descriptors of theirs."""
-    with open(os.devnull) as careless:
-        os.set_inheritable(careless.fileno(), True)  # noqa: FBT003
-        check_descriptors(fresh, news)
-
-
-def check_descriptors(fresh: Callers, news: News) -> None:
-    context = fresh.start(fns.tell_and_wait, (str(news.path),), (str(news.path),))
-    for _ in range(2):
-        news.next()
-    found = fresh.value(fns.descriptors)
-    assert {fd for fd in found if fd <= 2} == {0, 1, 2}
-    # What is left is the value's pipe, and that of `multiprocessing`'s resource tracker.
-    rest = [target for fd, target in found.items() if fd > 2]
-    assert len(rest) <= 2, rest
-    assert all(target.startswith("pipe:") for target in rest), rest
-    context.close(signal.SIGKILL)
 
 
 def test_output_is_written_before_the_worker_ends(callers: Callers) -> None:
@@ -316,59 +270,11 @@ def test_a_script_that_waits_when_imported_does_not_outlive_the_agent(
     server.all_gone()
 
 
-def test_a_call_is_packed_with_the_descriptors_it_needs() -> None:
-    ours, theirs = multiprocessing.Pipe()
-    packed = function_child.pack_call(fns.give, (theirs, 1))
-    assert packed.fds == [theirs.fileno()]
-    assert packed.passed_fds(70, -1) == {4: 70, 6: theirs.fileno()}
-    assert packed.passed_fds(70, 71) == {4: 70, 5: 71, 6: theirs.fileno()}
-    fn, args = pickle.loads(packed.data)
-    assert fn is fns.give
-    assert args[0].fileno() == function_child.ARGUMENTS_FD
-    args[0]._handle = None  # It is a descriptor of the worker; here that number is another's.
-    theirs.close()
-    ours.close()
-
-
-def test_what_cannot_be_packed_is_named() -> None:
-    with pytest.raises(UsageError, match=r"<lambda> cannot be sent") as one:
-        function_child.pack_call(lambda: None, ())
-    assert one.value.exit_code == 2
-    partial = types.SimpleNamespace(__call__=lambda: None)
-    with pytest.raises(UsageError, match="namespace"):
-        function_child.pack_call(partial, ())  # type: ignore[arg-type]
-    # Nothing is left behind that would make a later pickle look like one for a child.
-    with pytest.raises(RuntimeError):
-        pickle.dumps(multiprocessing.get_context("spawn").Lock())
-
-
-@pytest.mark.parametrize(
-    ("code", "status", "said"),
-    [(None, 0, ""), (0, 0, ""), (7, 7, ""), (-1, 255, ""), (256, 0, ""), ("why", 1, "why\n")],
-)
-def test_the_exit_status_is_the_interpreters(
-    code: object, status: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert function_child._exit_status(code) == status
-    assert capsys.readouterr().err == said
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", f"raise SystemExit({code!r})"],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (status, said)
-
-
 ENVS: dict[int, dict[str, str]] = {0: {}, 1: {}}
 
 
 def logs(folder: Path) -> DefaultLogsSpecs:
     return DefaultLogsSpecs(log_dir=str(folder / "logs"))
-
-
-def test_an_unknown_start_method_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"^start_method: 'thread' is unknown; accepted: spawn"):
-        start_processes("x", add, {0: (1, 1)}, {0: {}}, logs(tmp_path), start_method="thread")
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])

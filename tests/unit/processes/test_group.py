@@ -123,15 +123,6 @@ def await_events(keeper: Keeper, word: bytes, times: int = 1) -> None:
 # Starting.
 
 
-@pytest.mark.parametrize("which", ["args", "envs"])
-def test_every_rank_needs_an_entry(tmp_path: Path, which: str) -> None:
-    args: dict[int, tuple[str, ...]] = {0: (), 1: ()}
-    envs: dict[int, dict[str, str]] = {0: {}, 1: {}}
-    (args if which == "args" else envs)[2] = (args if which == "args" else envs).pop(1)  # type: ignore[assignment]
-    with pytest.raises(RuntimeError, match=rf"^{which}: .*\[0, 1\], got \[0, 2\]"):
-        SubprocessContext("x", "true", args, envs, DefaultLogsSpecs(log_dir=str(tmp_path)))
-
-
 class BadPaths(LogsSpecs):
     """Has a file for each rank, of which the last cannot be opened."""
 
@@ -247,24 +238,6 @@ def test_an_ending_during_the_start_is_not_waited_for(group: Group) -> None:
     assert {one.exitcode for one in all_ended(context)} == {7, 8}
 
 
-def test_a_stop_begins_once(group: Group) -> None:
-    context = group.start(IGNORES, WAITS, ready=2)
-    assert context.next_deadline() is None
-    assert not context.stop_ended
-    context.begin_stop(signal.SIGTERM, 1000)
-    deadline = context.next_deadline()
-    assert deadline is not None
-    context.begin_stop(signal.SIGKILL, 0)
-    seen = until(context, lambda: context.running() == {0})
-    assert context.next_deadline() == deadline
-    assert [(one.rank, one.exitcode, one.after_stop) for one in seen] == [(1, -15, True)]
-    context.kill_now()
-    seen = until(context, lambda: context.stop_ended)
-    assert [(one.rank, one.exitcode) for one in seen] == [(0, -9)]
-    assert context.next_deadline() is None
-    context.kill_now()
-
-
 # Given up.
 
 
@@ -321,24 +294,6 @@ def test_a_new_start_is_not_confused_by_one_that_was_given_up(group: Group) -> N
     assert not finished(second).is_failed()
     second.close()
     keeper.close()
-
-
-def test_a_leftover_that_cannot_be_killed_is_reported(
-    group: Group, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Keeper, "sweep", lambda keeper: keeper.signal_leftovers(signal.SIGTERM))
-    context = group.start("trap '' TERM; setsid sleep 1000 & echo child $! > $NEWS")
-    context.reap_s = 0.05
-    child = int(group.news.next()[1])
-    assert context._keeper is not None
-    keeper = context._keeper.pid
-    everyone = Watched(child, keeper)
-    assert not finished(context).is_failed()
-    assert context.given_up == {}
-    assert context.left_behind == [child]
-    assert f"process {child}, which a worker had started, is left behind" in caplog.text
-    everyone.all_gone()  # The keeper goes on trying on its own.
-    os.waitpid(keeper, 0)
 
 
 @pytest.mark.parametrize("script", [IGNORES, f"{OBEYS}; exit 0"])

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import textwrap
 from _socket import MSG_PEEK
-from enum import Enum
 from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.processes.keeper import client, main
+from holdfast.processes.keeper import main
 from holdfast.processes.keeper.client import (
     Empty,
     Event,
@@ -171,20 +170,6 @@ def test_descriptors_may_swap_numbers_and_have_a_limit(kept: Kept) -> None:
     assert kept.said(1).split() == [*"012", *map(str, as_many)]
 
 
-class Kind(str, Enum):  # noqa: UP042 (that is the point)
-    """As it was written before there was `StrEnum`."""
-
-    GPU = "gpu"
-
-
-def test_words_and_variables_of_other_kinds_arrive_as_text(kept: Kept, tmp_path: Path) -> None:
-    (tmp_path / "only-here").write_text('#!/bin/sh\nprintf %s, $gpu $RAW "$@"')
-    (tmp_path / "only-here").chmod(0o755)
-    words: Any = ["only-here", tmp_path, Kind.GPU, 7]
-    kept.spawn(0, words, env={"PATH": str(tmp_path), Kind.GPU: 8, "RAW": b"\xff"})
-    assert kept.said() == f"8,\udcff,{tmp_path},gpu,7,"
-
-
 def test_many_at_once_whose_events_are_read_only_afterwards(kept: Kept) -> None:
     """More requests and events than the socket between the two holds."""
     with open(os.devnull, "r+b") as null:
@@ -239,38 +224,6 @@ def test_commands_have_the_default_actions_and_an_empty_mask() -> None:
     kept.spawn(0, ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"])
     assert [signals_of(line.split()[1]) for line in kept.said().splitlines()] == [set(), set()]
     kept.close()
-
-
-AGENT = """
-    import os, select, sys
-    from holdfast.processes.keeper.client import Exited, Keeper
-    def call(_):
-        os.write(1, open('/proc/self/status').read().partition("SigIgn:")[2].split()[0].encode())
-        return 0
-    keeper = Keeper.fork(call) if sys.argv[-1:] == ['fork'] else Keeper.start()
-    argv = None if sys.argv[-1:] == ['fork'] else ['grep', 'SigIgn', '/proc/self/status']
-    keeper.spawn(0, argv, env=os.environ, cwd='/', fds={0: 0, 1: 1, 2: 2})
-    while not any(isinstance(event, Exited) for event in keeper.receive()):
-        select.select([keeper.fileno()], [], [])
-    keeper.close()
-"""
-
-
-@pytest.mark.parametrize("how", ["command", "fork"])
-@pytest.mark.parametrize("names", ["HUP", "INT QUIT", "TERM USR1", "CHLD"])
-def test_ignored_signals_stay_ignored_in_workers(tmp_path: Path, names: str, how: str) -> None:
-    """As under nohup, and for what a shell starts in the background."""
-    program = tmp_path / "agent.py"
-    program.write_text(textwrap.dedent(AGENT))
-    shell = f'trap "" {names}; exec "$@"'
-    done = subprocess.run(
-        ["sh", "-c", shell, "sh", sys.executable, program, how], capture_output=True, text=True
-    )
-    ignored = signals_of(done.stdout.split()[-1])
-    # Nobody who waits for children can have SIGCHLD ignored, so that one is not passed on.
-    expected = {signal.Signals[f"SIG{name}"] for name in names.split()} - {signal.SIGCHLD}
-    assert ignored - {signal.SIGPIPE, signal.SIGXFSZ} == expected
-    assert ({signal.SIGPIPE, signal.SIGXFSZ} <= ignored) == (how == "fork")
 
 
 # Signals.
@@ -348,26 +301,6 @@ def test_closing_kills_all(kept: Kept) -> None:
     kept.keeper.close()
 
 
-def test_a_forked_copy_of_the_agent_neither_closes_nor_holds_up_the_keeper(kept: Kept) -> None:
-    """A program may fork while it has a keeper, and its child then has the socket too."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            kept.keeper.close()
-            os.close(write)
-            os.read(read, 1)
-        finally:
-            os._exit(0)
-    kept.spawn(0, ["true"])
-    assert kept.outcome() == (0, None)
-    kept.keeper.close()
-    assert has_ended(kept.keeper.pid)
-    os.close(read)
-    os.close(write)
-    os.waitpid(pid, 0)
-
-
 def test_a_killed_keeper_takes_the_workers_with_it_and_is_reported_last(kept: Kept) -> None:
     kept.spawn(0, ["sh", "-c", "exit 4"])
     while kept.keeper._control.recv(1 << 16, MSG_PEEK).count(b"exited") < 1:
@@ -392,23 +325,6 @@ def test_a_killed_keeper_takes_the_workers_with_it_and_is_reported_last(kept: Ke
     kept.keeper.sweep()
     kept.spawn(3, ["true"])
     assert kept.keeper.receive() == []
-
-
-def test_a_keeper_that_is_stopped_does_not_respond_and_can_be_killed(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept.spawn(0, FAMILY)
-    everyone = Watched(*kept.pids(1).values(), kept.number(), kept.keeper.pid)
-    kept.keeper.sweep()
-    assert kept.keeper.responds()
-    os.kill(kept.keeper.pid, signal.SIGSTOP)
-    monkeypatch.setattr(client, "RESPONSE_MS_MAX", 20)
-    kept.keeper.sweep()
-    assert not kept.keeper.responds()
-    kept.keeper.kill()
-    everyone.all_gone()
-    assert kept.until(KeeperLost) == [KeeperLost()]
-    assert not kept.keeper.responds()
 
 
 def test_a_late_answer_to_one_clearing_is_none_to_the_next(kept: Kept) -> None:
@@ -455,32 +371,6 @@ def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how
 
 
 # Other ways to make a keeper.
-
-
-def test_a_prestarted_keeper_is_used_once_and_not_by_a_forked_copy() -> None:
-    Keeper.prestart()
-    Keeper.prestart()
-    assert Keeper._prestarted is not None
-    prestarted = Keeper._prestarted.pid
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            own = Keeper.start()
-            status = int(own.pid == prestarted)
-            own.close()
-        finally:
-            os._exit(status)
-    assert os.waitpid(pid, 0)[1] == 0
-    first, second = Keeper.start(), Keeper.start()
-    assert first.pid == prestarted != second.pid
-    first.close()
-    second.close()
-    Keeper.prestart()
-    unused = Keeper._prestarted.pid
-    Keeper.discard_prestarted()
-    assert Keeper._prestarted is None
-    assert has_ended(unused)
 
 
 def test_a_forked_keeper_runs_calls_with_our_memory_and_none_of_its_descriptors() -> None:

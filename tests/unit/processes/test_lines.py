@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import fcntl
 import io
 import os
-import socket
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,35 +23,6 @@ def pipe() -> Iterator[tuple[int, int]]:
             os.close(fd)
         except OSError:
             continue  # The test closed it.
-
-
-def read_all(fd: int, into: list[bytes]) -> None:
-    while data := os.read(fd, 1000):
-        into.append(data)
-
-
-def test_a_non_blocking_destination_that_is_full_is_waited_for() -> None:
-    body = b"".join(b"%06d\n" % number for number in range(100_000))
-    ours, theirs = socket.socketpair()
-    read, write = os.pipe()
-    fcntl.fcntl(write, 1031, 4096)
-    try:
-        for reading, writing in ((theirs.fileno(), ours.fileno()), (read, write)):
-            os.set_blocking(writing, False)
-            got: list[bytes] = []
-            reader = threading.Thread(target=read_all, args=(reading, got))
-            reader.start()
-            Sink(writing).write(bytearray(b"head\n"), body)
-            if writing == write:
-                os.close(write)
-            else:
-                ours.shutdown(socket.SHUT_WR)
-            reader.join()
-            assert b"".join(got) == b"head\n" + body
-    finally:
-        ours.close()
-        theirs.close()
-        os.close(read)
 
 
 def test_a_pipe_gets_whole_lines_in_pieces_the_kernel_keeps_together() -> None:
@@ -97,18 +65,6 @@ def test_a_full_disk_is_reported_once_and_tried_again(caplog: pytest.LogCaptureF
         assert not sink.quiet
     (warning,) = caplog.messages
     assert "log lines are being lost" in warning
-
-
-def test_sinks_of_one_terminal_share_a_lock_and_others_do_not(pipe: tuple[int, int]) -> None:
-    master, terminal = os.openpty()
-    again = os.open(os.ttyname(terminal), os.O_WRONLY | os.O_NOCTTY)
-    try:
-        out, err, other = Sink(terminal), Sink(again), Sink(pipe[1])
-        assert out._lock is err._lock
-        assert other._lock is not out._lock
-    finally:
-        for fd in (master, terminal, again):
-            os.close(fd)
 
 
 class Shown:
@@ -165,17 +121,6 @@ def test_lines_that_match_any_filter_go_to_the_second_sink_as_well() -> None:
     some = "p:an orange\np:two apples\r\np:an apple and an orange\np:last orange\n"
     assert filtered([data], [b"orange", b"apple"]) == (everything, some)
     assert filtered([bytes([byte]) for byte in data], [b"orange", b"apple"]) == (everything, some)
-
-
-def test_a_failing_accept_shows_the_lines_and_says_so_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def accept(line: bytes) -> bool:
-        raise KeyError("oops")
-
-    assert shown([b"a\nb\n"], accept=accept) == "p:a\np:b\n"
-    (warning,) = caplog.messages
-    assert "KeyError" in warning
 
 
 def expected_lines(data: bytes) -> list[bytes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std, to_map
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,22 +130,6 @@ def test_own_root_is_private_and_can_be_discarded(
     specs.discard_if_temporary()
 
 
-def test_dev_null_keeps_the_filter_and_makes_no_directory() -> None:
-    redirects = {0: Std.OUT, 1: Std.NONE, 2: Std.NONE, 3: Std.OUT}
-    tee = {2: Std.ALL, 3: Std.OUT}
-    specs = DefaultLogsSpecs(os.devnull, redirects, tee, {0, 2, 3})
-    envs = envs_of(4)
-
-    dest = specs.reify(envs)
-
-    assert dest.stdouts == {0: os.devnull, 1: os.devnull, 2: "", 3: ""}
-    assert dest.stderrs == {0: "", 1: os.devnull, 2: "", 3: ""}
-    assert (dest.tee_stdouts, dest.tee_stderrs) == ({}, {})
-    assert dest.error_files == dict.fromkeys(range(4), os.devnull)
-    assert {env["TORCHELASTIC_ERROR_FILE"] for env in envs.values()} == {""}
-    assert (specs.run_dir, specs.root_log_dir) == (None, os.devnull)
-
-
 def test_a_file_in_the_way_is_a_usage_error_that_names_it(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
@@ -188,7 +172,3 @@ def test_other_text_is_a_usage_error_that_quotes_it(text: str) -> None:
         Std.from_str(text)
     assert repr(text) in str(caught.value)
     assert "0:1,1:2" in caught.value.hint
-
-
-def test_a_map_is_filled_up_and_cut_to_the_world() -> None:
-    assert to_map({0: Std.OUT, 7: Std.ALL}, 2) == {0: Std.OUT, 1: Std.NONE}

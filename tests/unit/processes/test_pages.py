@@ -2,10 +2,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import select
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +16,6 @@ from holdfast import worker
 from holdfast.processes.workers.pages import (
     SETTLE_S,
     SWEPT_AGE_S,
-    Progress,
     Section,
     WorkerPage,
     WorkerPages,
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-KILLS = 20
 NOW = 1_000.0
 SECOND = 1_000_000_000
 
@@ -129,57 +124,6 @@ def test_whatever_stands_in_it_it_can_be_read(page: WorkerPage, noise: bytes, at
         deadline = page.next_deadline()
         assert deadline is None or deadline > 0
         page.expired(NOW)
-
-
-BUSY = """
-import itertools
-from holdfast import worker
-print(flush=True)
-for step in itertools.count(1):
-    with worker.section("outer " + "x" * (step % 50), timeout=3600):
-        with worker.section("inner"):
-            worker.progress(step)
-    worker.heartbeat()
-"""
-
-
-def test_a_worker_that_is_killed_anywhere_leaves_a_page_that_makes_sense(
-    tmp_path: Path,
-) -> None:
-    chance = random.Random(6)
-    for number in range(KILLS):
-        page = WorkerPage.create(str(tmp_path), number)
-        start = time.monotonic_ns()
-        with subprocess.Popen(
-            [sys.executable, "-c", BUSY],
-            env={**os.environ, worker.PAGE_ENV: page.path},
-            stdout=subprocess.PIPE,
-        ) as busy:
-            assert busy.stdout is not None
-            busy.stdout.readline()
-            last = 0
-            for _ in range(chance.randrange(1, 400)):
-                last = check(page.read(), busy.pid, start, last)
-            busy.send_signal(signal.SIGKILL)
-            busy.wait()
-        last = check(page.read(), busy.pid, start, last)
-        # Whatever it was in, nobody is in it any more.
-        assert page.expired(time.monotonic() + 7200) == []
-        page.close()
-
-
-def check(found: Progress, pid: int, start: int, last: int) -> int:
-    """Check that a page makes sense; return the step it shows."""
-    now = time.monotonic_ns()
-    assert found.pid in (0, pid)
-    assert found.heartbeat_ns == 0 or start <= found.heartbeat_ns <= now
-    assert len(found.sections) <= 2
-    for section in found.sections:
-        assert start <= section.entered_ns <= now
-        if section.deadline_ns is not None:
-            assert start < section.deadline_ns <= now + 3600 * SECOND
-    assert (found.step or 0) >= last
-    return found.step or 0
 
 
 WAIT_S = 20.0
@@ -304,28 +248,6 @@ def test_sections_entered_and_left_wake_the_agent_once(
     assert pages.next_deadline() is None
     workers[0].do("enter step 60")
     assert looks_for(pages, now)
-
-
-def test_a_directory_that_was_removed_is_made_anew_for_the_next_generation(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    made = WorkerPages(str(tmp_path))
-    first = made.folder
-    made.begin([0])
-    shutil.rmtree(first)
-    open_before = len(os.listdir("/proc/self/fd"))
-    made.begin([0])
-    assert len(os.listdir("/proc/self/fd")) == open_before
-    assert first in caplog.text
-    assert os.path.dirname(made.environment(0)[worker.PAGE_ENV]) == made.folder != first
-    with open(os.path.join(made.folder, worker.NOTICE_NAME), "wb") as notice:
-        notice.write(b"x")
-    made.take(time.monotonic())
-    assert made.was_asked
-    shutil.rmtree(tmp_path)
-    with pytest.raises(FileNotFoundError):
-        made.begin([0])
-    made.close()
 
 
 def test_what_a_killed_agent_left_is_removed_by_the_next(tmp_path: Path) -> None:

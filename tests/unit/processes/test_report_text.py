@@ -108,35 +108,6 @@ def test_a_recorded_exception_is_shown_once(tmp_path: Path) -> None:
     assert "    epoch 3\n    [the traceback above]\n" in text
 
 
-def test_another_traceback_on_stderr_than_the_recorded_one_is_shown_too(tmp_path: Path) -> None:
-    code = """
-        import traceback
-        from holdfast.processes.failures.error_file import record
-
-        @record
-        def main():
-            raise ValueError("boom")
-
-        try:
-            main()
-        except ValueError:
-            pass
-        {}["missing"]
-    """
-    text = text_of(ran(tmp_path, code))
-    assert "traceback :\n" in text
-    assert "ValueError: boom" in text
-    assert "KeyError: 'missing'" in text
-
-
-def test_a_message_without_a_traceback_is_shown(tmp_path: Path) -> None:
-    path = tmp_path / "error.json"
-    path.write_text('{"message": "out of\\nideas"}')
-    text = text_of(failure(0, error_file=str(path)))
-    assert "  message   :\n    out of\n    ideas\n" in text
-    assert "traceback : none found (none in the error file, no stderr either)" in text
-
-
 def test_the_end_of_a_long_stderr_is_shown() -> None:
     text = text_of(failure(0, stderr_tail="".join(f"line {n}\n" for n in range(1000))))
     assert f"stderr    : (the last {report_text.STDERR_LINES_MAX} lines)\n    line 980\n" in text
@@ -154,9 +125,3 @@ def test_a_long_traceback_loses_its_middle() -> None:
     assert f"[... {left_out} lines left out ...]" in text
     assert "line 0, in f" in text
     assert "RecursionError: too deep" in text
-
-
-def test_the_host_of_another_failure_is_named_where_it_differs() -> None:
-    other = failure(1, order=1)
-    other.host = "node-2"
-    assert "rank 1 (local_rank: 1, pid: 41) on node-2: exit code 1" in text_of(failure(0), other)

@@ -10,7 +10,6 @@ import pytest
 from holdfast.errors import UsageError
 from holdfast.processes.signals import (
     DEFAULT_SIGNALS,
-    PENDING_MAX,
     SignalException,
     SignalWatch,
     parse_signals,
@@ -104,16 +103,6 @@ def test_what_is_ignored_stays_ignored() -> None:
         assert signal.getsignal(USR1) is signal.SIG_IGN
     finally:
         signal.signal(USR1, before)
-
-
-def test_a_flood_is_limited_and_its_last_signals_are_kept() -> None:
-    with SignalWatch(TAKEN) as watch:
-        for _ in range(PENDING_MAX):
-            send(USR1)
-        send(USR2)
-        arrived = taken(watch)
-    assert len(arrived) == PENDING_MAX
-    assert arrived[-1] is USR2
 
 
 def test_outside_the_main_thread_signals_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import os
 import struct
 import subprocess
 import sys
 import termios
 import textwrap
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +17,6 @@ from holdfast.processes.logs.stdio import WorkerStdio
 from holdfast.processes.workers.group import start_processes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from typing import Any
 
@@ -84,35 +81,6 @@ def run(
         return result
     finally:
         context.close()
-
-
-class Notebook(io.StringIO):
-    """A stream whose `fileno` leads nowhere, as a notebook's does."""
-
-    def fileno(self) -> int:
-        raise io.UnsupportedOperation("fileno")
-
-
-@contextmanager
-def notebook() -> Iterator[tuple[Notebook, Notebook]]:
-    """Replace the streams; not in a fixture, after which pytest would replace them again."""
-    kept = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = streams = Notebook(), Notebook()
-    try:
-        yield streams
-    finally:
-        sys.stdout, sys.stderr = kept
-
-
-def test_output_of_commands_reaches_replaced_streams(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    script = "echo to out; echo to err >&2; printf 'ä no end' >&2; exit 1"
-    with notebook() as (out, err):
-        result = run(tmp_path, "sh", "-c", script)
-    assert out.getvalue() == "to out\n"
-    assert err.getvalue().startswith("to err\nä no end")
-    assert result.failures[0].stderr_tail == "to err\nä no end"
 
 
 # With the agent's own streams.

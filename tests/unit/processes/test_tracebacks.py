@@ -35,11 +35,6 @@ def stderr_of(tmp_path: Path, code: str, **settings: str) -> str:
     ).stderr
 
 
-def test_a_text_without_a_traceback_has_none() -> None:
-    assert last_traceback("") == ""
-    assert last_traceback("loss 0.5\n  indented\nTraceback of another kind\n") == ""
-
-
 def test_the_traceback_is_found_between_other_lines() -> None:
     text = f"step 1\n{PLAIN}\n\n[W1116 01:02:03.4 socket.cpp:1] closing\nbye\n"
     assert last_traceback(text) == PLAIN
@@ -105,36 +100,3 @@ def test_what_python_ignores_while_shutting_down_is_not_the_cause(tmp_path: Path
     assert stderr.index("the cause") < stderr.index("in a destructor")
     assert exception_line(last_traceback(stderr)) == "ValueError: the cause"
     assert last_traceback(stderr[stderr.index("Exception ignored") :]) == ""
-
-
-def test_the_traceback_of_a_thread_names_the_thread(tmp_path: Path) -> None:
-    code = """
-        import threading
-        thread = threading.Thread(target=lambda: 1 / 0, name="loader")
-        thread.start()
-        thread.join()
-    """
-    found = last_traceback(stderr_of(tmp_path, code))
-    assert found.startswith("Exception in thread loader")
-    assert exception_line(found) == "ZeroDivisionError: division by zero"
-
-
-@pytest.mark.torch
-def test_a_real_traceback_that_torch_prefixes(tmp_path: Path) -> None:
-    code = f"""
-        import torch.distributed as dist
-
-        dist.init_process_group(
-            "gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1
-        )
-        try:
-            1 / 0
-        except ZeroDivisionError as e:
-            raise ValueError("boom") from e
-    """
-    stderr = stderr_of(tmp_path, code)
-    assert "[rank0]: Traceback" in stderr
-    found = last_traceback(stderr)
-    assert found.count("\nTraceback") == 1
-    assert found.startswith("Traceback")
-    assert found.endswith("\nValueError: boom")

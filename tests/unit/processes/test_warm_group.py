@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
-from holdfast.processes.workers.command_workers import SubprocessContext
 from holdfast.processes.workers.group import start_processes
 from holdfast.processes.zygote.client import warm_start
 from real_jobs import Watched
@@ -97,22 +95,6 @@ def test_a_lost_zygote_is_started_again_while_workers_run(started: Started) -> N
     assert set(children_of(started.keeper.pid)) >= {*started.warm.pids(), *context.pids().values()}
     context.close(signal.SIGKILL)
     assert started.said(started.context(TELLS)) == ["warm 0\n"]
-
-
-def test_keeper_events_that_a_lost_zygote_brought_in_are_handled(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    os.mkfifo("gate")
-    context = started.context("open('gate').read()")  # So that it does not end during the start.
-    ended = Watched(*context.pids().values())
-    with open("gate", "w"):
-        pass
-    ended.all_gone()
-    assert select.select([started.keeper.fileno()], [], [], PATIENCE_S)[0]
-    monkeypatch.setattr(started.warm, "receive_events", started.keeper.is_gone)
-    assert isinstance(context, SubprocessContext)
-    context._receive_zygote_events()
-    assert [type(event) for event in context.poll_events(time.monotonic())] == [WorkerExit]
 
 
 def test_a_start_that_fails_drops_what_it_requested(

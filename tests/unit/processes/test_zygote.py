@@ -57,24 +57,6 @@ def test_modules_that_cannot_be_imported_are_named(
     assert all(text in line for text, line in zip(expected, said, strict=True)), said
 
 
-def test_modules_that_start_threads_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "pythons.py").write_text(
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(1000,), name='its own', daemon=True).start()\n"
-    )
-    (tmp_path / "natives.py").write_text(
-        "import _thread, time; _thread.start_new_thread(time.sleep, (1000,))\n"
-    )
-    (tmp_path / "ends.py").write_text(
-        "import threading; t = threading.Thread(target=print); t.start(); t.join()"
-    )
-    said = preloaded(tmp_path, caplog, "pythons", "natives", "ends", "json")
-    expected = (("pythons", "(its own)"), ("natives", "(1 native)"))
-    assert all(a in line and b in line for (a, b), line in zip(expected, said, strict=True)), said
-
-
 def test_a_module_that_opens_a_gpu_ends_preloading(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 from zygotes import Harness
 
-from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.procfs import state_of
 from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
@@ -80,19 +79,6 @@ def test_one_that_is_lost_three_times_is_not_started_again(
     assert harness.run(warm=False).out == "cold\n"
 
 
-def test_a_worker_whose_zygote_dies_meanwhile_starts_cold(harness: Harness) -> None:
-    frozen(harness)
-    read, write = os.pipe()
-    key = harness.start(fds={1: write})
-    os.close(write)
-    killed(harness)
-    assert harness.exited(key).exitcode == 0
-    with open(read) as stream:
-        assert stream.read() == "cold\n"
-    revived(harness)
-    assert harness.run().out == "warm\n"
-
-
 def test_a_frozen_zygote_is_given_up(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,19 +91,6 @@ def test_a_frozen_zygote_is_given_up(
     monkeypatch.setattr(client, "FORK_S_MAX", 60.0)
     revived(harness)
     assert harness.run().out == "warm\n"
-
-
-def test_a_fork_that_hangs_is_given_up_with_all_below_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "FORK_S_MAX", 0.5)
-    (folder / "hangs.py").write_text(
-        "import os, signal, threading\n"
-        "os.register_at_fork(after_in_child=lambda: threading.Event().wait())\n"
-    )
-    with Harness("-c", TELLS, cwd=folder, modules=["slow", "hangs"]) as harness:
-        assert harness.run().out == "cold\n"
-        Watched(*harness.warm.pids()).all_gone()
 
 
 def test_variables_that_are_read_at_the_start_must_be_the_same(harness: Harness) -> None:
@@ -146,22 +119,6 @@ def test_workers_that_are_dropped_never_run(harness: Harness) -> None:
         assert stream.read() == ""
     assert harness.run().out == "warm\n"
     assert children_of(harness.keeper.pid) == harness.warm.pids()
-
-
-def test_another_keeper_gets_another_zygote(
-    harness: Harness, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = Watched(harness.warm.pids()[0])
-    os.kill(harness.keeper.pid, signal.SIGKILL)
-    first.all_gone()
-    harness.warm.await_ready(harness.keeper)  # Returns: nothing can be awaited of a lost keeper.
-    assert harness.keeper.lost
-    harness.keeper.close()
-    harness.keeper = Keeper.start()
-    assert not harness.warm.takes(harness.argv, harness.env, {})
-    revived(harness)
-    assert harness.run().out == "warm\n"
-    assert caplog.messages == []
 
 
 def function() -> None: ...
