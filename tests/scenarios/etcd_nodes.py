@@ -75,7 +75,7 @@ from holdfast.core.etcd.session import (
     ReportOpened,
     SessionEvent,
 )
-from holdfast.core.machine import TICK
+from holdfast.core.machine import TICK, InvalidEvent
 from holdfast.core.protocol import Ack, JobSettings, NodePhase, NodeRole, Status, View
 from holdfast.testing.sim.etcd import SimEtcd
 
@@ -109,7 +109,11 @@ class EtcdNode:
     def happens(self, event: SessionEvent) -> None:
         scene = self._scene
         scene.events.add(type(event))
-        effects = self.session.handle(scene.now, event)
+        try:
+            effects = self.session.handle(scene.now, event)
+        except InvalidEvent as error:
+            self._log(f"InvalidEvent: {error}")
+            return
         scene.states.add(self.session.state)
         for effect in effects:
             scene.effects.add(type(effect))

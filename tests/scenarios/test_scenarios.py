@@ -20,6 +20,7 @@ from one_node import StoppingPlayer, SupervisionPlayer
 from transcripts import Transcript
 
 from holdfast.core import coordinated_supervision, rounds, session, supervision
+from holdfast.core.etcd.session import SessionEffect, SessionEvent, SessionState
 from holdfast.core.protocol import NodeRole
 from holdfast.core.rounds import JobPhase
 from holdfast.core.stopping import StopPhase
@@ -164,3 +165,13 @@ def test_a_transcript_that_says_otherwise_is_noticed_and_rewritten() -> None:
     )
     assert Transcript(text).replayed(SupervisionPlayer()) == expected
     assert Transcript(expected).replayed(SupervisionPlayer()) == expected
+
+
+def test_the_transcripts_on_etcd_have_every_state_event_and_effect() -> None:
+    player = EtcdPlayer()
+    for folder in ("etcd_session", "etcd_election", "etcd_leader"):
+        for path in transcripts(folder):
+            Transcript(path.read_text()).replayed(player)
+    assert player.states == {*SessionState}
+    assert player.events == {*get_args(SessionEvent)}
+    assert player.effects == {*get_args(SessionEffect)}

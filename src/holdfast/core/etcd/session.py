@@ -79,7 +79,7 @@ from holdfast.core.etcd.keys import (
     unpack,
 )
 from holdfast.core.etcd.leader import Leadership, NodeReported, OwnStatusStored
-from holdfast.core.machine import Effect, Event, Story, Tick
+from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.protocol import Ack, Heartbeat, NodeInfo, Status, View
 from holdfast.core.rounds import Rounds
 
@@ -295,6 +295,8 @@ class EtcdSession:
             case Tick():
                 return self._lead(now, event)
             case OpenRequested():
+                if self.state in (SessionState.OPENING, SessionState.UP):
+                    raise InvalidEvent(f"{event!r} cannot happen while {self.state.value}")
                 return self._open()
             case DropRequested():
                 return self._drop(now)
