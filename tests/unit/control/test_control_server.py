@@ -413,12 +413,3 @@ def test_a_worker_answers_while_it_runs_and_its_failure_is_recorded(
     assert str(path) in error_file.read_text()
     monkeypatch.delenv(TORCH_WORKER_SERVER_SOCKET)
     way(lambda: None)
-
-
-def test_a_decorated_function_is_what_it_was() -> None:
-    @worker_main()
-    def main(number: int, *, more: int = 1) -> int:
-        """Do it."""
-        return number + more
-
-    assert (main.__name__, main.__doc__, main(1, more=2), main(5)) == ("main", "Do it.", 3, 6)

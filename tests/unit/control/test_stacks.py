@@ -283,12 +283,3 @@ def test_workers_are_found_by_their_environment_in_the_order_of_their_ranks() ->
     for part in ("rank 2 ", "local rank 0", f"pid {second.pid}", run_id, "generation 5"):
         assert part in line
     assert found(run_id) == []
-
-
-def test_what_is_not_known_of_a_worker() -> None:
-    me = os.getpid()
-    assert LocalWorker(me, {"RANK": "x"}).rank == -1
-    env = {"TORCHELASTIC_RUN_ID": "a", "RANK": "1", "HOLDFAST_GENERATION": "2"}
-    for worker in (LocalWorker(me, {}), LocalWorker(me, env, is_worker=False)):
-        assert f"pid {me}, " in worker.described()
-        assert "rank 1" not in worker.described()

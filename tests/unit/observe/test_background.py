@@ -7,7 +7,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
-from event_fakes import PATIENCE_S, Blocking, Failing, Keeping, event, names
+from event_fakes import PATIENCE_S, Blocking, Keeping, event, names
 
 from holdfast.observe.background import BackgroundHandler
 from holdfast.observe.safe_handler import FAULTS_MAX
@@ -58,7 +58,7 @@ def test_nobody_waits_for_a_handler_that_blocks(said: pytest.LogCaptureFixture) 
 
 def test_one_that_blocks_for_too_long_is_dropped(said: pytest.LogCaptureFixture) -> None:
     handler = Blocking()
-    background = BackgroundHandler(handler, "mine", call_s_max=0.01)
+    background = BackgroundHandler(handler, "mine", call_s_max=0.05)
     background.record(event("stuck"))
     assert handler.entered.wait(PATIENCE_S)
     background.flush(PATIENCE_S)  # Returns as soon as it is dropped.
@@ -83,18 +83,6 @@ def test_the_end_waits_no_longer_than_it_may(said: pytest.LogCaptureFixture) -> 
     background.close(100.0)  # At once: a flush has waited for this call already.
     assert background.is_dropped
     assert "2 events" in said.messages[-1]
-    handler.go_on.set()
-
-
-def test_closing_is_limited_even_if_no_event_ever_came() -> None:
-    class Staying(Blocking):
-        def close(self) -> None:
-            assert self.go_on.wait(PATIENCE_S)
-
-    handler = Staying()
-    background = BackgroundHandler(handler, "mine")
-    background.close(0.01)
-    assert background.is_dropped
     handler.go_on.set()
 
 
@@ -130,18 +118,6 @@ def test_two_that_flush_at_once_each_wait_for_their_own() -> None:
     other.join()
     assert (names(handler.got), early) == (["first", "second"], [False])
     background.close(PATIENCE_S)
-
-
-def test_one_that_keeps_failing_is_dropped(said: pytest.LogCaptureFixture) -> None:
-    handler = Failing()
-    background = BackgroundHandler(handler, "mine")
-    for number in range(FAULTS_MAX + 2):
-        background.record(event(f"bad {number}"))
-        background.flush(PATIENCE_S)
-    assert background.is_dropped
-    assert len(handler.got) == FAULTS_MAX
-    background.close(PATIENCE_S)
-    assert "close" not in handler.calls
 
 
 def test_a_handler_that_ends_its_thread_has_failed(said: pytest.LogCaptureFixture) -> None:

@@ -59,12 +59,6 @@ def test_events_are_buffered_until_there_is_a_folder(
         handler.close()
 
 
-def test_a_run_without_a_folder_writes_nothing_and_is_no_failure() -> None:
-    handler = JsonLinesEventHandler(lambda: None)
-    handler.record(event())
-    handler.close()
-
-
 def test_a_full_file_is_rotated_and_a_long_line_still_written(tmp_path: Path) -> None:
     size = len(event("0").serialize()) + 1
     handler = JsonLinesEventHandler(str(tmp_path), file_bytes_max=2 * size)
@@ -151,21 +145,6 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"{tmp_path}/events-"):
         handler.record(event())
     handler.close()
-
-
-PROGRAM = """
-from holdfast import events
-events.record(events.Event("it", events.EventSource.AGENT, 7), "console")
-"""
-
-
-@pytest.mark.parametrize("level", ["", "CRITICAL"])
-def test_the_console_shows_events_whatever_the_level(level: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**os.environ, "LOGLEVEL": level},
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert (done.stdout, done.stderr) == ("", event().serialize() + "\n")
 
 
 def test_a_console_that_is_full_or_too_small_is_not_waited_for(

@@ -5,10 +5,7 @@ from __future__ import annotations
 import http.client
 import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -168,17 +165,6 @@ def loop() -> Iterator[Loop]:
     one.close()
 
 
-def test_a_wedged_loop_fails_until_it_turns_again(loop: Loop) -> None:
-    with serving(HealthCheckServer(loop.probe.alive_time, 0, 0.2)) as server:
-        assert get(server.port)[0] == 200
-        loop.may_turn.clear()
-        deadline = time.monotonic() + 30
-        for status in (503, 200):
-            while get(server.port)[0] != status:
-                assert time.monotonic() < deadline
-            loop.may_turn.set()
-
-
 def test_an_idle_loop_turns_once_for_each_probe(loop: Loop) -> None:
     for number in range(3):
         loop.probe._answered_at = 0.0
@@ -187,18 +173,6 @@ def test_an_idle_loop_turns_once_for_each_probe(loop: Loop) -> None:
     loop.probe._answered_at = time.monotonic() + 3600
     loop.probe.alive_time()  # A fresh answer serves the next probe too.
     assert loop.turns == 3
-
-
-def test_one_answer_serves_all_that_probe(loop: Loop) -> None:
-    answered: list[bool] = []
-    threads = [
-        threading.Thread(target=lambda: answered.append(loop.probe.probe(60))) for _ in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answered == [True] * 8
 
 
 @pytest.fixture
@@ -260,33 +234,3 @@ def test_a_probe_ends_when_the_loop_becomes_busy_or_is_closed(closes: bool) -> N
     probe.answer()
     assert not probe.probe(60)
     assert probe.fileno() == -1
-
-
-STOPPED = """
-import time
-from holdfast.observe.health.server import HealthCheckServer
-server = HealthCheckServer(time.time, 0, 60)
-server.start()
-print(server.port, flush=True)
-input()
-server.stop()
-"""
-
-
-def test_a_stopped_agent_does_not_answer() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as agent:
-        assert agent.stdout is not None
-        port = int(agent.stdout.readline())
-        assert get(port)[0] == 200
-        agent.send_signal(signal.SIGSTOP)
-        os.waitpid(agent.pid, os.WUNTRACED)
-        with socket.create_connection(("127.0.0.1", port), timeout=0.3) as asking:
-            asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            with pytest.raises(TimeoutError):
-                asking.recv(1)
-        agent.send_signal(signal.SIGCONT)
-        assert get(port)[0] == 200
-        agent.communicate("\n")
-    assert agent.returncode == 0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
 
 from holdfast.observe.metrics.handlers import (
-    ConsoleMetricHandler,
     MetricData,
     MetricHandler,
     NullMetricHandler,
@@ -18,9 +16,6 @@ from holdfast.observe.metrics.handlers import (
 )
 from holdfast.observe.metrics.recorder import HANDLERS_MAX, MetricQueues
 from holdfast.observe.safe_handler import FAULTS_MAX
-
-if TYPE_CHECKING:
-    import pytest
 
 PATIENCE_S = 20.0
 
@@ -72,11 +67,6 @@ def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
     assert [one[1:] for one in others.metrics] == [("yours", "b", 2)]
     assert before <= mine.metrics[0].timestamp <= time.time()
     assert mine.threads == {threading.current_thread().name}
-
-
-def test_the_console_has_a_line_for_each(capsys: pytest.CaptureFixture[str]) -> None:
-    ConsoleMetricHandler().emit(MetricData(12.5, "mine", "loss", 3))
-    assert capsys.readouterr().out == "[12.5][mine]: loss=3\n"
 
 
 def test_queued_metrics_come_in_order_with_their_time() -> None:

@@ -141,15 +141,6 @@ def test_only_workers_of_this_agent_may_be_named(
     assert record.log == []
 
 
-def test_by_default_its_workers_are_all_that_descend_from_it(make: Make, tmp_path: Path) -> None:
-    watching = make()
-    with sleeping() as child:
-        ask(tmp_path, os.getppid(), "parent", 0)
-        ask(tmp_path, child.pid, "child", 60)
-        watching.take(time.monotonic())
-        assert [*watching.get_expired_timers(time.time() + 100)] == [child.pid]
-
-
 def test_those_who_become_late_meanwhile_are_dumped_before_the_first_is_killed(
     make: Make, tmp_path: Path, record: Record
 ) -> None:
@@ -302,19 +293,6 @@ def test_its_progress_is_now_unless_it_is_behind(
         assert watching.get_last_progress_time() <= real()
         watching.take(time.monotonic())
         assert watching.get_last_progress_time() >= real() + 999
-
-
-def test_dropped_timers_are_never_due(make: Make, tmp_path: Path, record: Record) -> None:
-    watching = make()
-    with sleeping() as child:
-        for forget_all in (True, False):
-            watching.register_timers([FileTimerRequest(child.pid, "step", time.time(), 9)])
-            if forget_all:
-                watching.forget_all()
-            else:
-                watching.clear_timers({child.pid})
-            assert watching.take(time.monotonic() + 10) == 0
-    assert record.log == []
 
 
 # The reaper by itself.
