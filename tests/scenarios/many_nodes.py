@@ -329,7 +329,7 @@ class CoordinatorPlayer:
 
 
 class SessionPlayer:
-    """`new beat=1 silence=5 away=60 first=600`, then `now what`: see `_event`."""
+    """`new heartbeat=1 silence=5 away=60 first=600`, then `now what`: see `_event`."""
 
     def __init__(self) -> None:
         self.links: set[tuple[ms.ConnectionState, ms.ConnectionState]] = set()

@@ -113,8 +113,8 @@ class Node(msgspec.Struct):
     sent_revision: int = 0
     """The revision of the last view that was made for it."""
     sent_present: int = 0
-    beat: int = 0
-    """Moves while the node lives; used where nodes share this state instead of a coordinator."""
+    heartbeats: int = 0
+    """Counts up while the node is alive; used where nodes share this state, without a coordinator."""
 
 
 class RetiredNode(msgspec.Struct, frozen=True):

@@ -62,7 +62,7 @@ class ConnectionState(Enum):
 class SessionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """How long a node waits for what."""
 
-    beat_s: float = 1.0
+    heartbeat_s: float = 1.0
     """A heartbeat this often; raising it makes lost nodes and coordinators be noticed later."""
     silence_s: float = 5.0
     """An open connection that was silent for so long is closed; the coordinator does likewise."""
@@ -165,12 +165,12 @@ class Session:
         self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
         self._times = times
         self._draw = draw
-        self._clock = AttendedClock(now, max(times.beat_s, times.silence_s / 5))
-        self._beat_s = min(times.beat_s, times.away_s / HEARTBEATS_PER_SILENCE_MIN)
+        self._clock = AttendedClock(now, max(times.heartbeat_s, times.silence_s / 5))
+        self._heartbeat_s = min(times.heartbeat_s, times.away_s / HEARTBEATS_PER_SILENCE_MIN)
         self._received_at = 0.0  # This and the next five by the attended clock.
         self._opened_at = 0.0
         self._away_since: float | None = None  # Until there is a view again, not just a connection.
-        self._beat_at = 0.0
+        self._heartbeat_at = 0.0
         self._sent_at = 0.0
         self._retry_at = 0.0
         self._retries = 0
@@ -227,7 +227,7 @@ class Session:
             self._received_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s
         )
         if self.connection is ConnectionState.UP:
-            rest = min(rest, self._beat_at + self._beat_s - at)
+            rest = min(rest, self._heartbeat_at + self._heartbeat_s - at)
         elif self.connection is ConnectionState.DOWN:
             rest = min(rest, self._retry_at - at)
         return now + max(0.0, min(rest, self._clock.step_s))
@@ -243,7 +243,7 @@ class Session:
         self._term, self._revision = view.term, view.revision
         self.view = view
         self.had_view = True
-        self._beat_s = self._pace(view)
+        self._heartbeat_s = self._pace(view)
         self._away_since = None
         member = view.role is NodeRole.MEMBER
         self._restate(
@@ -267,7 +267,7 @@ class Session:
         if ack.incarnation != self._status.info.incarnation:
             return []
         self.acked_seq = max(self.acked_seq, ack.seq)
-        if ack.seq < self._status.seq and at - self._sent_at >= self._times.beat_s / 2:
+        if ack.seq < self._status.seq and at - self._sent_at >= self._times.heartbeat_s / 2:
             return self._send(at)
         return []
 
@@ -286,7 +286,7 @@ class Session:
         # and this node to give up on the coordinator sooner than on a silent connection.
         times = self._times
         silence_s = min(times.silence_s, view.silence_s or times.silence_s, times.away_s)
-        wanted = max(times.beat_s, HEARTBEAT_S_PER_NODE * view.present)
+        wanted = max(times.heartbeat_s, HEARTBEAT_S_PER_NODE * view.present)
         return min(wanted, silence_s / HEARTBEATS_PER_SILENCE_MIN)
 
     def _closed(self, at: float, why: str) -> list[SessionEffect]:
@@ -319,9 +319,9 @@ class Session:
         if self.connection is ConnectionState.DOWN and at >= self._retry_at:
             self.connection = ConnectionState.CONNECTING
             return [*effects, Connect()]
-        if self.connection is ConnectionState.UP and at - self._beat_at >= self._beat_s:
-            self._beat_at = at
-            return [*effects, Send(self._beat())]
+        if self.connection is ConnectionState.UP and at - self._heartbeat_at >= self._heartbeat_s:
+            self._heartbeat_at = at
+            return [*effects, Send(self._heartbeat())]
         return effects
 
     def _may_give_up(self) -> bool:
@@ -342,10 +342,10 @@ class Session:
         self._restate(seq=self._status.seq + 1)
         if self.connection is not ConnectionState.UP:
             return []
-        self._sent_at = self._beat_at = at
+        self._sent_at = self._heartbeat_at = at
         return [Send(self._status)]
 
-    def _beat(self) -> Heartbeat:
+    def _heartbeat(self) -> Heartbeat:
         status = self._status
         return Heartbeat(
             run_id=status.run_id,

@@ -437,7 +437,7 @@ class SharedStateSession:
         self._rounds = None
         me = self._me(rounds.job)
         if me is not None:
-            me.beat += 1
+            me.heartbeats += 1
             return True
         mine = [one for one in views if one.incarnation == status.info.incarnation]
         self._answer = mine[-1] if mine else None
@@ -458,7 +458,7 @@ class SharedStateSession:
         if me is None:
             return True
         if events or (not job.final and self._peers.is_beat_due(now)):
-            me.beat += 1
+            me.heartbeats += 1
             return True
         return False
 
@@ -611,8 +611,8 @@ class PeerLiveness:
                 continue
             peer = (node.info.node, node.info.incarnation)
             there.add(peer)
-            if self._beats.get(peer) != node.beat:
-                self._beats[peer] = node.beat
+            if self._beats.get(peer) != node.heartbeats:
+                self._beats[peer] = node.heartbeats
                 self._lost.pop(peer, None)
                 self._liveness.heard(peer, now)
         for peer in self._beats.keys() - there:
@@ -650,8 +650,8 @@ class PeerLiveness:
 
     def note_own(self, now: float, me: Node) -> None:
         """Take in this node's counter as it is stored."""
-        if me.beat != self._my_beat:
-            self._my_beat, self._beat_at = me.beat, now
+        if me.heartbeats != self._my_beat:
+            self._my_beat, self._beat_at = me.heartbeats, now
 
     def next_deadline(self, now: float) -> float:
         """Return when to read again at the latest."""

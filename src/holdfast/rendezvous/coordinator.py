@@ -99,7 +99,7 @@ class CoordinatorHandler(PolledHandler):
         conf = self._config
         token = load_token(os.environ, conf.token_file)
         timeouts = SessionTimeouts(
-            beat_s=conf.keep_alive_interval,
+            heartbeat_s=conf.keep_alive_interval,
             silence_s=conf.lost_after_s,
             away_s=conf.coordinator_timeout,
             first_contact_s=conf.read_timeout or conf.join_timeout,

@@ -521,7 +521,7 @@ class EtcdHandler(CoordinatorHandler):
     def _connect(self, info: NodeInfo, settings: JobSettings) -> EtcdConnection:
         conf, lease_s = self._config, self.lease_s
         timeouts = SessionTimeouts(
-            beat_s=lease_s / HEARTBEATS_PER_LEASE,
+            heartbeat_s=lease_s / HEARTBEATS_PER_LEASE,
             silence_s=lease_s,
             away_s=conf.coordinator_timeout,
             first_contact_s=conf.read_timeout or FIRST_CONTACT_S,

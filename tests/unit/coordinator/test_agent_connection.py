@@ -112,7 +112,7 @@ async def test_a_refusal_is_final_for_a_newcomer_only() -> None:
 @in_loop
 async def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
     async with serving() as served:
-        node = Node(served.connector, beat_s=0.01, silence_s=0.05, away_s=0.1)
+        node = Node(served.connector, heartbeat_s=0.01, silence_s=0.05, away_s=0.1)
         await node.until(is_member)
         served.server.received = lambda peer, message: None  # type: ignore[method-assign]
         served.server._acceptor.close()

@@ -163,10 +163,12 @@ def test_something_that_listens_but_never_answers_is_given_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "silence_s", "beat_s"),
+    ("nodes", "silence_s", "heartbeat_s"),
     [(1, 5.0, 1.0), (7_500, 5.0, 1.5), (10_000, 5.0, 2.0), (10**6, 5.0, 2.0), (1, 1.5, 0.6)],
 )
-def test_heartbeats_are_as_rare_as_they_may_be(nodes: int, silence_s: float, beat_s: float) -> None:
+def test_heartbeats_are_as_rare_as_they_may_be(
+    nodes: int, silence_s: float, heartbeat_s: float
+) -> None:
     """In large jobs; and as frequent as a coordinator needs that is less patient."""
     machine = up(a_session(silence_s=5.0))
     view = a_view(NodeRole.MEMBER, 1)
@@ -179,7 +181,7 @@ def test_heartbeats_are_as_rare_as_they_may_be(nodes: int, silence_s: float, bea
             beats.append(now)
             machine.handle(now, ACK)
         now = machine.next_deadline(now) + 1e-9
-    assert gaps(beats) == [pytest.approx(beat_s, abs=0.01)] * (len(beats) - 1)
+    assert gaps(beats) == [pytest.approx(heartbeat_s, abs=0.01)] * (len(beats) - 1)
 
 
 def test_a_new_incarnation_forgets_the_round_and_the_failure_of_the_last() -> None:

@@ -187,7 +187,7 @@ def test_silent_nodes_are_lost_together_and_come_back_as_others() -> None:
     cluster.pass_s(6.5, *lost)
     assert (one.views[-1].size, one.views[-1].generation) == (1, 1), "one regroup for both"
     cluster.pass_s(1.0)
-    assert lost[0].role is NodeRole.FENCED
+    assert lost[0].views[-1].role is NodeRole.FENCED
     lost[0].feed(Rejoined(77))
     cluster.pass_s(2.0)
     assert lost[0].role is NodeRole.MEMBER

@@ -98,7 +98,7 @@ class Node:
                 run_id=RUN,
                 info=info,
                 settings=a_job_of(1, 1, max_restarts=3),
-                times=SessionTimeouts(beat_s=0.05, silence_s=0.25, away_s=0.5),
+                times=SessionTimeouts(heartbeat_s=0.05, silence_s=0.25, away_s=0.5),
                 draw=lambda: 0.5,
             ),
             self.connector,
