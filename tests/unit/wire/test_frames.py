@@ -47,15 +47,6 @@ def test_a_faulty_length_raises_before_the_body_and_for_ever(
         assert reader.buffered_bytes == 0
 
 
-def test_frames_before_a_fault_are_not_lost() -> None:
-    reader = FrameReader(5)
-    assert reader.feed(framed(b"one")[:5]) == []
-    rest = framed(b"one")[5:] + framed(b"two") + header(6)
-    assert reader.feed(rest) == [b"one", b"two"]
-    with pytest.raises(FrameTooLarge):
-        reader.feed(b"")
-
-
 def test_a_larger_frame_may_follow_in_the_same_read_once_the_limit_is_raised() -> None:
     """A coordinator may send its welcome and a long view together."""
     long = b"v" * (HANDSHAKE_FRAME_BYTES_MAX + 1)
