@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 NO_CLAIM = (0, -1, 0)
 RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
 HISTORY_LINES_MAX = 200
+STEPS_MAX = 64  # Of the story; a coordinator may have a thousand jobs.
 RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
 """How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
 as long as any was without a coordinator. They try to reconnect ever more rarely (`core.session`),
@@ -210,7 +211,7 @@ class Rounds:
         self.job = job
         self.rank_table = RankTable(job)
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
-        self.story = Story("rounds", node=job.run_id)
+        self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
 
     def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
         """Take in one fact; return the views to send, each to its own node."""
