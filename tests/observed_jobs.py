@@ -1,7 +1,6 @@
-"""Real jobs of one node that are looked at while they run: what they say, serve and write down.
+"""Real jobs of one node that are observed while they run: what they print, serve and write.
 
-Where something is known to come but does not announce itself, it is looked for again and again:
-`WatchedJob.says` and `until`.
+What is known to come but does not announce itself is polled for: `ObservedJob.prints`, `until`.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ def obey():
 """
 
 
-class WatchedJob(Job):
-    """A `holdfast run` whose own words can be read while it runs, with a TMPDIR of its own."""
+class ObservedJob(Job):
+    """A `holdfast run` whose messages can be read while it runs, with a TMPDIR of its own."""
 
     def __init__(
         self, folder: Path, script: str, *flags: str, env: Mapping[str, str] | None = None
@@ -56,8 +55,8 @@ class WatchedJob(Job):
         """Return what the agent, and workers that were not redirected, wrote to standard error."""
         return self._errors.read_text()
 
-    def says(self, text: str) -> str:
-        """Wait until it has said this; return the rest of that line."""
+    def prints(self, text: str) -> str:
+        """Wait until it has printed this; return the rest of that line."""
 
         def look() -> str | None:
             _, found, rest = self.said().partition(text)
@@ -67,16 +66,16 @@ class WatchedJob(Job):
         return until(look)
 
     def ends(self) -> tuple[int, str]:
-        """Wait for the command to end; return its exit code and what it said."""
+        """Wait for the command to end; return its exit code and what it printed."""
         code, _, _ = self.end()
         return code, self.said()
 
     def left_behind(self) -> list[str]:
-        """Return what is in the folder for temporary files."""
+        """Return the files left in its TMPDIR."""
         return sorted(str(one.relative_to(self.temporary)) for one in self.temporary.rglob("*"))
 
 
-class Told(NamedTuple):
+class EventSummary(NamedTuple):
     """An event of a run, without what differs from run to run."""
 
     name: str
@@ -91,10 +90,10 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def told(event: dict[str, Any]) -> Told:
+def summary_of(event: dict[str, Any]) -> EventSummary:
     metadata = event["metadata"]
     name = event["name"].removeprefix("torchelastic.worker.status.")
-    return Told(name, event["source"], metadata["global_rank"], metadata["agent_restarts"])
+    return EventSummary(name, event["source"], metadata["global_rank"], metadata["agent_restarts"])
 
 
 def until(look: Callable[[], Found | None]) -> Found:

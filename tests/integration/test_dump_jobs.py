@@ -8,7 +8,7 @@ import subprocess
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from observed_jobs import WatchedJob
+from observed_jobs import ObservedJob
 from real_jobs import HOLDFAST, PATIENCE_S
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def dumped(run_id: str) -> tuple[int, list[str], str]:
 def test_each_worker_is_shown_even_if_the_agent_is_stuck(tmp_path: Path) -> None:
     run_id = uuid4().hex
     flags = ("--nproc-per-node=2", "--rdzv-backend=c10d", f"--rdzv-id={run_id}")
-    with WatchedJob(tmp_path, WAITING, *flags) as job:
+    with ObservedJob(tmp_path, WAITING, *flags) as job:
         workers = job.news.take(2)
         job.signal(signal.SIGSTOP)
         code, texts, err = dumped(run_id)

@@ -20,7 +20,7 @@ from holdfast.launcher.launch import elastic_launch
 from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.rendezvous.single_node import SingleNodeHandler
-from observed_jobs import WatchedJob, fetch, until
+from observed_jobs import ObservedJob, fetch, until
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster
 
@@ -55,8 +55,8 @@ def await_ready(port: int) -> None:
 
 def test_a_node_is_ready_while_its_workers_run(tmp_path: Path) -> None:
     flags = ("--nproc-per-node=2", "--max-restarts=1")
-    with WatchedJob(tmp_path, LINGERING, *flags, env=PROBED) as job:
-        port = int(job.says(AT_PORT))
+    with ObservedJob(tmp_path, LINGERING, *flags, env=PROBED) as job:
+        port = int(job.prints(AT_PORT))
         workers = job.news.take(2)
         await_ready(port)
         for path in ("/healthz", "/livez", "/"):
@@ -92,8 +92,8 @@ def test_an_agent_that_waits_for_nodes_is_alive_and_not_ready(tmp_path: Path) ->
 
 
 def test_an_agent_that_is_stopped_as_a_whole_answers_nobody(tmp_path: Path) -> None:
-    with WatchedJob(tmp_path, "tell('up'); obey()", env=PROBED) as job:
-        port = int(job.says(AT_PORT))
+    with ObservedJob(tmp_path, "tell('up'); obey()", env=PROBED) as job:
+        port = int(job.prints(AT_PORT))
         worker = job.news.take(1)["up"]
         job.signal(signal.SIGSTOP)
         os.waitid(os.P_PID, job.agent.pid, os.WSTOPPED | os.WNOWAIT)  # All its threads are.

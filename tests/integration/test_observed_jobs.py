@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from observed_jobs import WatchedJob, events_of, fetch, told, until
+from observed_jobs import ObservedJob, events_of, fetch, summary_of, until
 from real_jobs import children
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run(
     folder: Path, script: str, *flags: str, env: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
     """Run a job to its end, and check that it left no temporary file."""
-    with WatchedJob(folder, script, *flags, env=env) as job:
+    with ObservedJob(folder, script, *flags, env=env) as job:
         end = job.ends()
         assert job.left_behind() == []
     return end
@@ -56,7 +56,7 @@ def test_a_job_writes_its_events_into_its_log_directory(tmp_path: Path) -> None:
     code, _ = run(tmp_path, script, "--nproc-per-node=2", *flags)
     assert code == 0
     events = events_of(tmp_path / "logs")
-    assert [told(one) for one in events] == [
+    assert [summary_of(one) for one in events] == [
         ("RENDEZVOUS", "AGENT", None, 0),
         ("ASSIGN_WORKER_RANKS", "AGENT", None, 0),
         ("START", "WORKER", 0, 0),
@@ -90,7 +90,7 @@ def test_a_failed_job_has_its_events_beside_its_report(tmp_path: Path) -> None:
     assert {first["metadata"]["state"], second["metadata"]["state"]} <= {"FAILED", "TERMINATED"}
     assert second["metadata"]["state"] == "FAILED"
     assert json.loads(second["metadata"]["metadata"])["exit_code"] == 1
-    assert told(last) == ("SUCCEEDED", "AGENT", None, 0)  # The agent itself ran to its end.
+    assert summary_of(last) == ("SUCCEEDED", "AGENT", None, 0)  # The agent itself ran to its end.
 
 
 def test_a_job_without_a_log_directory_leaves_nothing(tmp_path: Path) -> None:
@@ -100,12 +100,12 @@ def test_a_job_without_a_log_directory_leaves_nothing(tmp_path: Path) -> None:
 def test_events_on_the_console(tmp_path: Path) -> None:
     code, said = run(tmp_path, "pass\n", "--event-log-handler=console")
     assert code == 0
-    names = [told(json.loads(line)).name for line in said.splitlines()]
+    names = [summary_of(json.loads(line)).name for line in said.splitlines()]
     assert names == ["RENDEZVOUS", "ASSIGN_WORKER_RANKS", "START", "SUCCEEDED", "SUCCEEDED"]
 
 
 def test_an_unknown_destination_of_events_is_refused(tmp_path: Path) -> None:
-    with WatchedJob(tmp_path, "tell('up')", "--event-log-handler=pigeon") as job:
+    with ObservedJob(tmp_path, "tell('up')", "--event-log-handler=pigeon") as job:
         code, said = job.ends()
         assert job.news.is_quiet()
         assert job.left_behind() == []
@@ -203,8 +203,8 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 
 def test_metrics_of_a_job_that_restarts(tmp_path: Path) -> None:
     flags = ("--metrics-port=0", "--nproc-per-node=2", "--max-restarts=2")
-    with WatchedJob(tmp_path, STEPPING, *flags) as job:
-        port = int(job.says("metrics: http://127.0.0.1:").removesuffix("/metrics"))
+    with ObservedJob(tmp_path, STEPPING, *flags) as job:
+        port = int(job.prints("metrics: http://127.0.0.1:").removesuffix("/metrics"))
         before = job.news.take(2)
         os.kill(before["up0"], signal.SIGKILL)
         after = job.news.take(2)
@@ -244,7 +244,7 @@ def test_a_port_that_is_taken_ends_the_command_before_anything_starts(
         port = taken.getsockname()[1]
         flags = [f"--metrics-port={port}"] if what == "--metrics-port" else []
         env = {} if flags else {what: str(port)}
-        with WatchedJob(tmp_path, "tell('up')", *flags, env=env) as job:
+        with ObservedJob(tmp_path, "tell('up')", *flags, env=env) as job:
             code, said = job.ends()
             assert job.news.is_quiet()
             assert job.left_behind() == []
@@ -265,7 +265,7 @@ told = (own.rank, own.generation, own.restart_count, own.previous_world_size, re
 sys.stdout.write(" ".join(map(str, told)) + "\\n")  # At once, so that lines stay apart.
 sys.exit(GENERATION == "0" and RANK == "1")
 """
-    with WatchedJob(tmp_path, script, "--nproc-per-node=2", "--max-restarts=1") as job:
+    with ObservedJob(tmp_path, script, "--nproc-per-node=2", "--max-restarts=1") as job:
         code, out, _ = job.end()
     assert code == 0
     lines = sorted(out.splitlines())
@@ -298,7 +298,7 @@ def test_an_agent_sleeps_while_its_workers_work(tmp_path: Path, what: str) -> No
     """
     everything = what == "everything"
     flags = ["--metrics-port=0"] if everything else []
-    with WatchedJob(tmp_path, TICKING, *flags, env=EVERYTHING if everything else {}) as job:
+    with ObservedJob(tmp_path, TICKING, *flags, env=EVERYTHING if everything else {}) as job:
         before = -1
         for _ in range(WINDOWS_MAX):
             job.news.next()

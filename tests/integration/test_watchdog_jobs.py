@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from observed_jobs import WatchedJob, events_of, told
+from observed_jobs import ObservedJob, events_of, summary_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +55,7 @@ def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
     tmp_path: Path, block: str
 ) -> None:
     flags = (*LOGS, "--max-restarts=1")
-    with WatchedJob(tmp_path, stuck_once(block), *flags, env=TIMERS) as job:
+    with ObservedJob(tmp_path, stuck_once(block), *flags, env=TIMERS) as job:
         code, said = job.ends()
         assert job.left_behind() == []  # The pipe of the timers is gone, too.
     assert code == 0
@@ -73,7 +73,7 @@ def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
         assert inner["scope_id"] == scope
         assert inner["signal"] == signal.SIGKILL
         assert inner["expiration_time"] > 0
-    names = [told(one).name for one in events_of(tmp_path)]
+    names = [summary_of(one).name for one in events_of(tmp_path)]
     assert names.index("kill worker process") < names.index("SUCCEEDED")
     assert names.count("RENDEZVOUS") == 2
     assert names.count("watchdog started") == names.count("watchdog stopped") == 1
@@ -81,7 +81,7 @@ def test_a_worker_that_is_stuck_is_shown_and_killed_and_the_job_goes_on(
 
 @pytest.mark.parametrize("block", [SECTION, TIMER], ids=["section", "timer"])
 def test_the_report_says_what_a_worker_was_killed_for(tmp_path: Path, block: str) -> None:
-    with WatchedJob(tmp_path, stuck_once(block), *LOGS, env=TIMERS) as job:
+    with ObservedJob(tmp_path, stuck_once(block), *LOGS, env=TIMERS) as job:
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
     scope = "section stuck" if block == SECTION else "stuck"
@@ -103,7 +103,7 @@ if len(sys.argv) == 1:
 with {block}:
     be_stuck_here()
 """
-    with WatchedJob(tmp_path, script, *LOGS[:2], env=TIMERS) as job:
+    with ObservedJob(tmp_path, script, *LOGS[:2], env=TIMERS) as job:
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
     pid = watchdog_events(tmp_path)[0][1]["worker_pid"]
@@ -113,7 +113,7 @@ with {block}:
 
 
 def test_without_a_log_the_stacks_are_in_the_report(tmp_path: Path) -> None:
-    with WatchedJob(tmp_path, stuck_once(SECTION), "--nproc-per-node=2", "--log-dir=logs") as job:
+    with ObservedJob(tmp_path, stuck_once(SECTION), "--nproc-per-node=2", "--log-dir=logs") as job:
         code, said = job.ends()
     assert code == 128 + signal.SIGKILL
     assert "be_stuck_here (" in said.partition("Root Cause")[2]
@@ -124,7 +124,7 @@ def test_without_a_log_the_stacks_are_in_the_report(tmp_path: Path) -> None:
 def test_a_bad_path_for_the_pipe_is_a_warning(tmp_path: Path) -> None:
     env = {**TIMERS, "TORCHELASTIC_TIMER_FILE": str(tmp_path)}
     script = "sys.exit(os.environ['TORCHELASTIC_TIMER_FILE'] != '')\n"
-    with WatchedJob(tmp_path, script, env=env) as job:
+    with ObservedJob(tmp_path, script, env=env) as job:
         code, said = job.ends()
     assert code == 0
     [line] = said.splitlines()
@@ -141,9 +141,9 @@ with worker.section("outer", timeout=1000), timer.expires(after=1, scope="late")
     tell("up")
     obey()
 """
-    with WatchedJob(tmp_path, script, "--log-dir=logs", env=TIMERS) as job:
+    with ObservedJob(tmp_path, script, "--log-dir=logs", env=TIMERS) as job:
         [pid] = job.news.take(1).values()
-        job.says("timer expired: 'late' (pid ")
+        job.prints("timer expired: 'late' (pid ")
         os.kill(pid, signal.SIGUSR1)
         code, said = job.ends()
     assert code == 0
@@ -151,9 +151,9 @@ with worker.section("outer", timeout=1000), timer.expires(after=1, scope="late")
     assert "it is left alone" in said
 
 
-def worker_pids(job: WatchedJob) -> list[int]:
+def worker_pids(job: ObservedJob) -> list[int]:
     """Return the workers of the last generation, by the events so far."""
-    starts = [one for one in events_of(job.folder) if told(one).name == "START"]
+    starts = [one for one in events_of(job.folder) if summary_of(one).name == "START"]
     return [int(one["metadata"]["worker_id"]) for one in starts]
 
 
@@ -167,8 +167,8 @@ timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], 0))
 with timer.expires(after=1.2, scope="later"):
     obey()
 """
-    with WatchedJob(tmp_path, script, *LOGS, env=TIMERS) as job:
-        job.says("timer expired: 'later' (pid ")
+    with ObservedJob(tmp_path, script, *LOGS, env=TIMERS) as job:
+        job.prints("timer expired: 'later' (pid ")
         os.kill(worker_pids(job)[1], signal.SIGUSR1)
         code, said = job.ends()
     assert code == 0
@@ -188,10 +188,10 @@ tell("asked")
 obey()
 """
     own = f"OTHER = {os.getpid()}\n"
-    with WatchedJob(tmp_path, own + script, "--log-dir=logs", env=TIMERS) as job:
+    with ObservedJob(tmp_path, own + script, "--log-dir=logs", env=TIMERS) as job:
         workers = job.news.take(1)
         for pid in (os.getpid(), job.keeper(), job.agent.pid):
-            job.says(f"pid {pid}, scope 'murder'")
+            job.prints(f"pid {pid}, scope 'murder'")
         os.kill(workers["asked"], signal.SIGUSR1)
         code, said = job.ends()
     assert code == 0
@@ -206,6 +206,6 @@ import stat
 sys.exit(not stat.S_ISFIFO(os.stat(os.environ["TORCHELASTIC_TIMER_FILE"]).st_mode))
 """
     env = {**TIMERS, "TORCHELASTIC_TIMER_FILE": str(path)}
-    with WatchedJob(tmp_path, script, env=env) as job:
+    with ObservedJob(tmp_path, script, env=env) as job:
         assert job.ends() == (0, "")
     assert not path.exists()

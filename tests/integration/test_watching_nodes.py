@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from observed_jobs import events_of, fetch, told, until
+from observed_jobs import events_of, fetch, summary_of, until
 from real_teams import Cluster
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def test_each_reason_for_a_new_generation_is_told(tmp_path: Path) -> None:
     assert "\n3: 2 '" in said
     assert " was lost: " in said
     [logs] = (path for path in (tmp_path / "logs").iterdir() if "SUCCEEDED" in texts(path))
-    events = [told(one) for one in events_of(logs)]
+    events = [summary_of(one) for one in events_of(logs)]
     assert [event.restarts for event in events if event.name == "START"] == [0, 0, 1, 1]
     assert [event.name for event in events[-2:]] == ["SUCCEEDED", "SUCCEEDED"]
 

@@ -1,6 +1,9 @@
-"""The frame of a timer server that gets its requests from a queue; `local_timers` fills it in.
+"""TorchElastic's timers over a queue: `TimerServer` to derive from, and one for own processes.
 
-For one's own kinds of queue and of worker: a subclass says how timers are kept and workers ended.
+A subclass of `TimerServer` says how timers are kept and workers killed. `LocalTimerServer` is for
+the processes that a program has started, over a queue of `multiprocessing`. Such a queue unpickles
+what comes, so it is for trusted processes; even so, only descendants of the server's process are
+watched and killed.
 """
 
 from __future__ import annotations
@@ -39,12 +42,12 @@ class RequestQueue(abc.ABC):
         """Return up to `size` requests, after `timeout` seconds at the latest."""
 
     def wake(self) -> None:
-        """Have a `get` that waits return; one that cannot be woken waits for its timeout."""
+        """Make a `get` that waits return; without this it waits for its timeout."""
         return
 
 
 class TimerServer(abc.ABC):
-    """Takes requests in a thread, and ends the workers that have timers which expired."""
+    """Takes requests in a thread, and kills the workers whose timers expired."""
 
     def __init__(
         self, request_queue: RequestQueue, max_interval: float, daemon: bool = True
@@ -62,7 +65,7 @@ class TimerServer(abc.ABC):
 
     @abc.abstractmethod
     def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Forget all timers of some workers."""
+        """Drop all timers of some workers."""
 
     @abc.abstractmethod
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
@@ -70,10 +73,10 @@ class TimerServer(abc.ABC):
 
     @abc.abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """End a worker; return whether it has ended, or else it is tried again."""
+        """Kill a worker; return whether that succeeded, or else it is tried again."""
 
     def next_deadline(self) -> float | None:
-        """Return when to look next, by the monotonic clock; None for `max_interval` from now."""
+        """Return when a timer is due next, by the monotonic clock; None: `max_interval` from now."""
         return None
 
     def start(self) -> None:
@@ -96,16 +99,15 @@ class TimerServer(abc.ABC):
             thread.join(self._max_interval)
 
     def _watchdog_loop(self) -> None:
-        told = False
+        warned = False
         while not self._stopping:
             try:
                 self._run_watchdog()
             except Exception as problem:  # noqa: BLE001 (a watchdog goes on)
-                if not told:
-                    kind = type(problem).__name__
-                    console.warning(f"the watchdog had a fault and goes on: {kind}: {problem}")
-                told = True
-                time.sleep(FAULT_PAUSE_S)  # What failed may fail at once again.
+                if not warned:
+                    console.warning(f"timer server: {console.describe(problem)}; it goes on")
+                warned = True
+                time.sleep(FAULT_PAUSE_S)  # It may fail again at once.
 
     def _run_watchdog(self) -> None:
         queue = self._request_queue
@@ -132,7 +134,7 @@ class TimerServer(abc.ABC):
         try:
             return self._reap_worker(worker_id)
         except Exception as problem:  # noqa: BLE001 (it is tried again)
-            console.warning(f"worker {worker_id} could not be ended: {problem}")
+            console.warning(f"cannot kill worker {worker_id}: {problem}")
             return False
 
     def _get_scopes(self, timer_requests: list[TimerRequest]) -> list[str]:
@@ -146,7 +148,7 @@ class TimerServer(abc.ABC):
 
 
 TRY_AGAIN_S = 1.0
-"""A worker that could not be ended is tried again after this time."""
+"""A worker that could not be killed is tried again after this time."""
 
 
 class LocalTimerClient(TimerClient):
@@ -206,7 +208,7 @@ class MultiprocessingRequestQueue(RequestQueue):
 class LocalTimerServer(TimerServer):
     """Kills processes below this one whose timers have expired.
 
-    `is_ours(pid)` says whom a request may name, and `dump(pid)` writes the stacks of a process that
+    `is_ours(pid)` says which processes a request may name, and `dump(pid)` writes the stacks of a process that
     is about to be killed.
     """
 
@@ -236,7 +238,7 @@ class LocalTimerServer(TimerServer):
                 )
 
     def clear_timers(self, worker_ids: set[int]) -> None:
-        """Forget all timers of some processes."""
+        """Drop all timers of some processes."""
         self._timers.clear(worker_ids)
 
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
