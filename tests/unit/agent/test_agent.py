@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +12,6 @@ from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.errors import InternalError
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.signals import SignalException, SignalWatch
-from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -335,23 +333,6 @@ def test_a_signal_just_before_the_rendezvous_is_not_waited_out(
     assert agent.story == ["shutdown SIGTERM 30"]
 
 
-def test_a_signal_gets_out_of_the_exit_barrier() -> None:
-    class Store(MemoryStore):
-        def wait(self, keys: Any, timeout: Any = None) -> None:
-            sender.begin()
-            super().wait(keys, timeout)
-
-    sender = Sender(signal.SIGQUIT)
-    store = Store()
-    store.set("torchelastic/assigned_ranks/1", "[2, 4, 2, 4]")
-    agent = scripted(SUCCEEDED, told={"rank": 1, "world_size": 2, "make_store": lambda: store})
-    agent.during["shutdown SIGQUIT 30"] = sender.stop
-    with pytest.raises(SignalException) as ended:
-        agent.run()
-    assert ended.value.sigval is signal.SIGQUIT
-    assert agent.story == ["join", "start", "look", "shutdown SIGQUIT 30"]
-
-
 def test_the_environment_chooses_the_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")
     before = handlers()[1:]
@@ -363,24 +344,3 @@ def test_the_environment_chooses_the_signals(monkeypatch: pytest.MonkeyPatch) ->
         agent.run()
     assert ended.value.sigval is signal.SIGUSR1
     assert seen == [before]
-
-
-def test_it_runs_in_a_thread_and_leaves_signals_to_the_program() -> None:
-    before = handlers()
-    seen = []
-    agent = scripted(HEALTHY, SUCCEEDED)
-    agent.during["look"] = lambda: seen.append([signal.getsignal(one) for one in HANDLED])
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(agent.run).result().state is SUCCEEDED
-    assert seen == [before[1:]] * 2
-
-
-# The barrier.
-
-
-def test_a_failure_does_not_wait_for_other_nodes() -> None:
-    store = MemoryStore()
-    store.set("torchelastic/role_info/1", '{"role": "r", "rank": 1, "local_world_size": 1}')
-    agent = scripted(FAILED, told={"world_size": 2, "make_store": lambda: store})
-    assert agent.run().is_failed()
-    assert not store.check(["torchelastic/agent/terminal_state/num_members"])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
@@ -19,20 +18,13 @@ from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch import (
     elastic_launch,
     entrypoint_name,
-    os_error_problem,
 )
-from holdfast.net.listening import ReservedPort
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
 from holdfast.processes.signals import SignalException
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-@pytest.mark.parametrize("problem", [OSError(errno.ENOENT, "?"), OSError(), OSError("words")])
-def test_other_errors_are_not_the_machines(problem: OSError) -> None:
-    assert os_error_problem(problem) is None
 
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -118,15 +110,6 @@ def scaled(factor: int, text: str) -> tuple[int, str]:
 def test_a_function_returns_its_values_by_rank() -> None:
     values = launch(config(3), scaled, 10, "rank $local_rank")
     assert values == {0: (0, "rank 0"), 1: (10, "rank 1"), 2: (20, "rank 2")}
-
-
-def test_it_works_in_a_thread() -> None:
-    job = elastic_launch(config(2), "/bin/sh")
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(job, "-c", "exit 0").result() == {0: None, 1: None}
-        failed = pool.submit(job, "-c", "exit 4").exception()
-    assert isinstance(failed, ChildFailedError)
-    assert failed.get_first_failure()[1].exitcode == 4
 
 
 # What cannot be launched.
@@ -235,12 +218,6 @@ def test_a_signal_ends_the_job_and_leaves_no_temporary_folder() -> None:
     assert temporary_folders() == []
 
 
-def test_a_cleaner_of_temporary_folders_does_not_end_the_job() -> None:
-    error = fails("rm -rf tmp/holdfast_*; echo $TORCHELASTIC_ERROR_FILE; exit 6", max_restarts=1)
-    assert error.get_first_failure()[1].exitcode == 6
-    assert error.restarts == "after 1 of 1 restarts"
-
-
 def test_launches_of_one_config_do_not_remove_each_others_logs() -> None:
     """The one that fails outlives the other, and its logs do too."""
     os.mkfifo("go")
@@ -276,16 +253,6 @@ def environment_of_a_worker(**settings: Any) -> dict[str, str]:
     return dict(line.partition("=")[::2] for line in seen("environment"))
 
 
-def test_each_launch_without_an_id_gets_one_of_its_own() -> None:
-    again = config()
-    job = elastic_launch(again, "/bin/sh")
-    for _ in range(2):
-        job("-c", "echo $TORCHELASTIC_RUN_ID >> seen")
-    one, other = seen()
-    assert one != other
-    assert again.run_id == ""
-
-
 def test_an_address_and_a_free_port_are_found_where_none_is_named() -> None:
     env = environment_of_a_worker(run_id="job")
     assert env["MASTER_ADDR"] == "127.0.0.1"
@@ -318,21 +285,6 @@ def test_where_workers_meet(settings: dict[str, Any], address: tuple[str, str | 
     assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"
     assert env["MASTER_ADDR"] == host
     assert env["MASTER_PORT"] == port if port else int(env["MASTER_PORT"]) > 1023
-
-
-GREET_THE_STORE = """
-import socket, sys
-with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as store:
-    store.sendall(b"\\x00\\xce\\xf7\\x85\\x3c" + b"\\x0dabcd")
-    assert store.recv(4) == b"abcd"
-"""
-
-
-def test_the_store_is_served_at_the_port_that_is_named() -> None:
-    with ReservedPort() as free:
-        port = free.number
-    settings = config(rdzv_backend="static", rdzv_endpoint=f"127.0.0.1:{port}")
-    launch(settings, sys.executable, "-c", GREET_THE_STORE, "127.0.0.1", str(port))
 
 
 def test_settings_for_workers_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
