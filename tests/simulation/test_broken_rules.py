@@ -45,6 +45,11 @@ ON_BACKEND: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.NeverDone), JobEnds, "calm"),
     (Machines(rounds=broken.RanksTurnedRound), RanksStable, "churn"),
     (Machines(rounds=broken.NoMaximum), SizeInBounds, "calm"),
+    (Machines(rounds=broken.LostKeepsItsRank), RoundForms, "crashes"),
+    (Machines(rounds=broken.SameGenerationAgain), GenerationGrows, "churn"),
+    (Machines(rounds=broken.AdoptsAnIncompleteRound), OneRound, "coordinator"),
+    (Machines(rounds=broken.JoinersAreLeftOut), RoundForms, "crashes"),
+    (Machines(rounds=broken.OneIsEnough), ClosedIsFinal, "calm"),
     (Machines(supervision=broken.StartsBesideTheOld), OneGenerationPerNode, "calm"),
 ]
 
@@ -90,7 +95,7 @@ def test_broken_rules_are_caught(
     for seed in range(SEEDS_MAX):
         result = simulate(
             seed,
-            nodes=9 if driver == "etcd" else 5,
+            nodes=5 if driver == "coordinator" else 9,
             minutes=1.7,
             profile=profile,
             driver=driver,
