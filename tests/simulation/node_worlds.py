@@ -1,0 +1,354 @@
+"""A small world around `core.rounds` that can be copied, compared and taken one step further.
+
+A coordinator, nodes that apply their views, and one view on its way to each of them: a newer one
+takes the place of the one before, as it does in a node. Statuses arrive at once. `steps` names all
+that may happen next; those of `FAULTS` may happen `faults_left` times in all.
+"""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import msgspec
+
+from fake_node import FakeNode, a_node
+from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, View
+from holdfast.core.rounds import Job, JobPhase, NodeLost, Rounds, WaitEnded
+
+RUN = "run"
+# What goes wrong, by name; all else is what a healthy world does by itself.
+FAULTS = ("crash", "accuse", "leave", "fail", "drop", "restart")
+
+Step = tuple[str, int]  # What happens, and to which node; -1 where it is to none.
+
+
+class World(msgspec.Struct):
+    """All there is: the coordinator's state, the nodes, and what is on its way to them."""
+
+    settings: JobSettings
+    job: Job
+    nodes: list[FakeNode | None]
+    views: list[View | None]
+    born: list[int]
+    faults_left: int
+    prompt: bool
+    """Nodes apply a view at once; else anything may happen between the two."""
+    coordinators: int = 1
+    viewed_by: list[int] = []
+    """Whose view each node has; numbers of rounds are its own."""
+
+
+def a_world(settings: JobSettings, nodes: int, faults: int, *, prompt: bool = False) -> World:
+    """Return a world in which nothing has happened."""
+    nobody: list[FakeNode | None] = [None] * nodes
+    return World(
+        settings,
+        Job(run_id=RUN),
+        nobody,
+        [None] * nodes,
+        [0] * nodes,
+        faults,
+        prompt,
+        viewed_by=[0] * nodes,
+    )
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(World).decode
+
+
+def frozen(world: World) -> bytes:
+    """Return a world as bytes."""
+    return _encode(world)
+
+
+def thawed(data: bytes) -> World:
+    """Return a copy of a world."""
+    return _decode(data)
+
+
+# What may happen.
+
+
+def steps(world: World) -> list[Step]:
+    """Return all that may happen next."""
+    found: list[Step] = []
+    job = world.job
+    closed = job.phase is JobPhase.CLOSED
+    for i, node in enumerate(world.nodes):
+        if node is None:
+            # Nodes are alike: it is no matter which of those never seen comes first.
+            if not closed and all(world.born[:i]):
+                found.append(("join", i))
+            if _known(world, i) is not None:
+                found.append(("notice", i))
+            continue
+        if node.role is not NodeRole.CLOSED:
+            found.append(("speak", i))
+        if world.views[i] is not None:
+            found.append(("receive", i))
+        if _has_something_to_do(node):
+            found.append(("follow", i))
+        if closed:
+            continue
+        if node.is_member and node.phase is NodePhase.RUNNING:
+            found.append(("succeed", i))
+        found += [(name, i) for name in _faults_of(world, i)]
+    if job.waiting:
+        found.append(("time up", -1))
+    if world.faults_left and not closed and job.nodes:
+        found.append(("restart", -1))
+    return found
+
+
+def _faults_of(world: World, i: int) -> list[str]:
+    if not world.faults_left:
+        return []
+    node = world.nodes[i]
+    assert node is not None
+    found = ["crash", "leave"]
+    if _is_known(world, node):
+        found.append("accuse")
+    if node.is_member and node.phase is NodePhase.RUNNING:
+        found.append("fail")
+    if world.views[i] is not None:
+        found.append("drop")
+    return found
+
+
+def _has_something_to_do(node: FakeNode) -> bool:
+    if node.role in (NodeRole.FENCED, NodeRole.REFUSED):
+        return True
+    return msgspec.structs.replace(node).apply()
+
+
+def _known(world: World, i: int) -> int | None:
+    known = world.job.nodes.get(name_of(i))
+    return known.info.incarnation if known else None
+
+
+def _is_known(world: World, node: FakeNode) -> bool:
+    known = world.job.nodes.get(node.name)
+    return known is not None and known.info.incarnation == node.info.incarnation
+
+
+def name_of(i: int) -> str:
+    """Return the id of a node by its place."""
+    return "abcdef"[i]
+
+
+def take(world: World, step: Step) -> list[View]:
+    """Let something happen; return the views that came of it."""
+    what, i = step
+    if what in FAULTS:
+        world.faults_left -= 1
+    rounds = Rounds(world.job)
+    if what == "time up":
+        return _on_the_way(world, rounds.handle(0.0, WaitEnded(world.job.wait_seq)))
+    if what == "restart":
+        world.job = Job(run_id=RUN)
+        world.views = [None] * len(world.views)
+        world.coordinators += 1
+        return []
+    if what == "join":
+        world.born[i] += 1
+        world.views[i] = None
+        incarnation = i * 100 + world.born[i]
+        world.nodes[i] = node = a_node(name_of(i), world.settings, incarnation)
+        return _on_the_way(world, rounds.handle(0.0, node.status()))
+    if what == "notice":
+        incarnation = _known(world, i) or 0
+        return _on_the_way(world, rounds.handle(0.0, NodeLost(name_of(i), incarnation, "silence")))
+    views = _of_a_node(world, rounds, what, i)
+    rounds.check()
+    return _on_the_way(world, views)
+
+
+def _of_a_node(world: World, rounds: Rounds, what: str, i: int) -> list[View]:
+    node = world.nodes[i]
+    assert node is not None
+    match what:
+        case "speak":  # A reconnection, or the answer to an `Ack` that lacks something; a beat too.
+            views = rounds.handle(0.0, node.status())
+            behind = rounds.behind(node.heartbeat())
+            return views + ([behind] if behind else [])
+        case "receive":
+            view, world.views[i] = world.views[i], None
+            assert view is not None
+            assert node.receive(view), "a coordinator's newest word is passed over as old"
+            world.viewed_by[i] = world.coordinators
+            if world.prompt and _has_something_to_do(node):
+                return _follow(world, rounds, node, i)
+        case "follow":
+            return _follow(world, rounds, node, i)
+        case "succeed":
+            return rounds.handle(0.0, node.succeed())
+        case "fail":
+            return rounds.handle(0.0, node.fail())
+        case "leave":
+            world.nodes[i], world.views[i] = None, None
+            return rounds.handle(0.0, node.leave())
+        case "accuse":
+            return rounds.handle(0.0, NodeLost(node.name, node.info.incarnation, "silence"))
+        case "crash":
+            world.nodes[i], world.views[i] = None, None
+        case "drop":
+            world.views[i] = None
+        case _:
+            raise AssertionError(what)
+    return []
+
+
+def _follow(world: World, rounds: Rounds, node: FakeNode, i: int) -> list[View]:
+    if node.role is NodeRole.REFUSED:
+        world.nodes[i], world.views[i] = None, None
+        return []
+    if node.role is NodeRole.FENCED:
+        world.born[i] += 1
+        world.views[i] = None
+        node.begin_anew(i * 100 + world.born[i])
+    else:
+        node.apply()
+    return rounds.handle(0.0, node.status())
+
+
+def _on_the_way(world: World, views: list[View]) -> list[View]:
+    for view in views:
+        i = "abcdef".index(view.node)
+        node = world.nodes[i]
+        if node is not None and node.info.incarnation == view.incarnation:
+            world.views[i] = view
+    return views
+
+
+# What a world with no more faults does by itself.
+
+
+def is_well(world: World) -> bool:
+    """Return whether a round is running on all of its members, and all of them know it."""
+    job = world.job
+    if job.phase is not JobPhase.ACTIVE:
+        return False
+    for rank, info in enumerate(job.members):
+        known = job.nodes.get(info.node)
+        gone = known is None or known.info.incarnation != info.incarnation
+        if gone and info.node in job.succeeded:
+            continue
+        node = world.nodes["abcdef".index(info.node)]
+        if node is None or node.info.incarnation != info.incarnation:
+            return False
+        if (node.rank, node.size, node.generation) != (rank, len(job.members), job.generation):
+            return False
+        if node.phase not in (NodePhase.RUNNING, NodePhase.SUCCEEDED):
+            return False
+    return True
+
+
+def healing_step(world: World) -> Step | None:
+    """Return what a healthy world does next, whatever may have gone wrong before."""
+    job = world.job
+    for i, node in enumerate(world.nodes):
+        if world.views[i] is not None:
+            return ("receive", i)
+        if node is not None and _has_something_to_do(node):
+            return ("follow", i)
+    for i, node in enumerate(world.nodes):
+        known = _known(world, i)
+        if known is not None and (node is None or known != node.info.incarnation):
+            if node is None:
+                return ("notice", i)
+            return ("speak", i)
+        if node is not None and known is None and job.phase is not JobPhase.CLOSED:
+            return ("speak", i)
+        if node is not None and _would_say(world, node):
+            return ("speak", i)
+    if job.waiting:
+        return ("time up", -1)
+    alive = sum(node is not None for node in world.nodes)
+    if alive < world.settings.min_nodes and job.phase is not JobPhase.CLOSED:
+        return ("join", world.nodes.index(None))
+    return None
+
+
+def _would_say(world: World, node: FakeNode) -> bool:
+    """Return whether a beat of this node would show that it or the coordinator lacks something."""
+    known = world.job.nodes.get(node.name)
+    if known is None:
+        return False
+    job = world.job
+    if known.seq < node.seq:
+        return True
+    if job.phase is JobPhase.RECOVERING:
+        return False
+    counts = job.phase is JobPhase.FORMING and known.sent_present != len(job.nodes)
+    return counts or (node.term, node.revision) < (job.term, known.sent_revision)
+
+
+# Comparing.
+
+
+def fingerprint(world: World) -> int:
+    """Return the same for worlds that differ only in numbers that mean nothing by themselves."""
+    job = world.job
+    alive = {node.info.incarnation for node in world.nodes if node is not None}
+    members = tuple((info.node, info.incarnation) for info in job.members)
+    here = tuple(
+        (
+            known.info.incarnation,
+            known.phase,
+            known.generation,
+            known.failure is not None,
+            known.claim,
+            known.claimed_rank if known.claim[0] else 0,
+            known.claimed_size if known.claim[0] else 0,
+        )
+        for known in job.nodes.values()
+    )
+    out = frozenset((i, fate.superseded) for i, fate in job.retired.items() if i in alive)
+    about = (job.phase, job.term, job.round_term, job.round, job.generation, job.restarts)
+    ends = (job.waiting, job.outcome, job.final, job.failure is not None, bool(job.report))
+    nodes = tuple(_outline(world, i) for i in range(len(world.nodes)))
+    born = tuple(bool(count) for count in world.born)
+    done = frozenset(job.succeeded)
+    return hash((about, ends, members, here, done, out, nodes, born, world.faults_left))
+
+
+def _outline(world: World, i: int) -> object:
+    node, view = world.nodes[i], world.views[i]
+    if node is None:
+        return None
+    known = world.job.nodes.get(node.name)
+    job = world.job
+    forming = job.phase is JobPhase.FORMING
+    behind = known is not None and (
+        (node.term, node.revision) < (job.term, known.sent_revision),
+        forming and known.sent_present != len(job.nodes),
+    )
+    waiting = view and (view.role, view.term, view.round, view.generation, view.rank, view.size)
+    return (
+        node.info.incarnation,
+        node.phase,
+        node.generation,
+        node.term,
+        node.role,
+        (
+            node.round_term,
+            node.round,
+            node.assigned_generation,
+            node.rank,
+            node.size,
+            node.restarts,
+        ),
+        node.failure is not None,
+        behind,
+        known is not None and known.seq < node.seq,
+        waiting,
+        view is not None and node.accepts(view),
+        node.is_member and world.viewed_by[i] == world.coordinators,
+    )
+
+
+def orders(world: World) -> list[tuple[int, ...]]:
+    """Return all orders in which the nodes that are alive may come back."""
+    alive = [i for i, node in enumerate(world.nodes) if node is not None]
+    return list(permutations(alive))
