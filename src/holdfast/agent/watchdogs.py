@@ -185,12 +185,12 @@ class Watchdogs:
 
     def _look_at_pages(self, pages: WorkerPages, now: float) -> None:
         late = self._find_late(pages, now)
-        asked = pages.was_asked
+        asked = pages.was_requested
         if late:
             self._obtain_reaper().expire(
                 late, more=lambda: self._find_late(pages, max(now, time.monotonic()))
             )
-        if (asked or pages.was_asked) and self._silent:
+        if (asked or pages.was_requested) and self._silent:
             for rank in [rank for rank in self._silent if pages.progress(rank).pid]:
                 self._silent.discard(rank)
                 self._first_heartbeat(rank)

@@ -123,7 +123,7 @@ class WorkerPage:
         """Return when the page is read next, as the worker knows."""
         return None if self._look_ns == NEVER else self._look_ns / 1e9
 
-    def asked_look(self) -> float | None:
+    def requested_look(self) -> float | None:
         """Return the deadline of the section for which the worker last requested a look."""
         words, _ = self._read()
         return words[ASKED] / 1e9 if words and 0 < words[ASKED] < NEVER else None
@@ -255,7 +255,7 @@ class WorkerPages:
         self._starts = 0
         self._look_at: float | None = None
         self._settle_at: float | None = None
-        self.was_asked = False
+        self.was_requested = False
         """Whether a worker requested the last look."""
 
     def begin(self, ranks: Iterable[int]) -> None:
@@ -303,7 +303,7 @@ class WorkerPages:
 
     def take(self, now: float) -> list[tuple[int, Section]]:
         """Look, if it is time to; return the sections whose deadline has passed, by local rank."""
-        asked = self.was_asked = self._take_notice()
+        asked = self.was_requested = self._take_notice()
         deadline = self.next_deadline()
         if not asked and (deadline is None or now < deadline):
             return []
@@ -319,7 +319,7 @@ class WorkerPages:
             late += [(rank, section) for section in page.expired(now)]
             # A look that is still to come stays, even if the section it was for has been left, and
             # was so before this look: otherwise the next such section would request it again.
-            ahead = [at for at in (planned, page.asked_look()) if at is not None and at > now]
+            ahead = [at for at in (planned, page.requested_look()) if at is not None and at > now]
             at = page.next_deadline(after=now)
             if at is not None:
                 ahead.append(at)
