@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.coordinator import kv
 from holdfast.coordinator.kv import JobStores, KeyValueStore, StoreCalls
+from holdfast.wire.limits import STORE_VALUE_BYTES_MAX
 from holdfast.wire.messages import StoreCall, StoreOp, StoreResult
 
 
@@ -55,7 +56,7 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(calls: Calls) -> Non
     assert is_refused(calls("add", "text", amount=1))
     ok(calls("set", "large", value=str(2**63 - 1).encode()))
     assert is_refused(calls("add", "large", amount=1))
-    ok(calls("set", "long", value=b"v" * kv.STORE_VALUE_BYTES_MAX))
+    ok(calls("set", "long", value=b"v" * STORE_VALUE_BYTES_MAX))
     assert is_refused(calls("append", "long", value=b"v"))
     assert ok(calls("get", "text")).value == b"x"
     one_key: tuple[StoreOp, ...] = ("get", "set", "add", "compare_set", "append", "delete")
