@@ -162,9 +162,9 @@ class AsyncEtcdClient:
         return self._name(self._current)
 
     def describe(self, why: str) -> str:
-        """Return the problem of each endpoint, if none can be reached and the reasons differ."""
+        """Return the problem of each of several endpoints, if none of them can be reached."""
         tried = self.tried
-        if len(tried) < len(self.settings.endpoints) or len(set(tried.values())) < 2:
+        if not len(tried) == len(self.settings.endpoints) > 1:
             return why
         order = map(self._name, range(len(tried)))
         return "; ".join(f"{endpoint}: {tried[endpoint]}" for endpoint in order)
