@@ -218,5 +218,4 @@ def test_a_server_of_the_callers_is_started_and_stopped(
     elastic_launch(config, "/bin/true", own)()
     assert own.calls == ["start", "stop"]
     assert not [line for line in said.messages if line.startswith(AT_PORT)]
-    warned = ["the health check server could not be stopped: OSError: the plug is stuck"]
-    assert said.messages == (warned if fails_to_stop else [])
+    assert ["the plug is stuck" in line for line in said.messages] == [True] * fails_to_stop
