@@ -66,8 +66,8 @@ class WorkerSpec:
             )
         if self.monitor_interval <= 0:
             raise UsageError(
-                f"monitor_interval: {self.monitor_interval} is not a time; "
-                "accepted: seconds, more than 0"
+                f"monitor_interval: {self.monitor_interval} is not a number of seconds; "
+                "accepted: above 0"
             )
         if self.fn is not None:
             import warnings
@@ -75,7 +75,7 @@ class WorkerSpec:
             warnings.warn("WorkerSpec.fn is now called entrypoint", DeprecationWarning, 3)
             self.entrypoint = self.fn
         if not self.entrypoint:
-            raise UsageError("entrypoint: there is nothing to run; give a program or a function")
+            raise UsageError("entrypoint: missing; accepted: a program or a function")
 
     def get_entrypoint_name(self) -> str:
         """Return the program's file name, or the function's qualified name."""

@@ -124,7 +124,7 @@ def check_seconds(value: float, *, source: str, given: object = None) -> None:
     if not math.isfinite(value) or value < 0:
         shown = value if given is None else given
         raise UsageError(
-            f"{source}: {shown!r} is not a time; accepted: seconds from 0, such as 30 or 2.5"
+            f"{source}: {shown!r} is not a number of seconds; accepted: from 0, e.g. 30 or 2.5"
         )
 
 

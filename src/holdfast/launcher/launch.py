@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 # Hints by the error number.
 OS_ERROR_HINTS = SHORTAGE_HINTS | {
-    errno.ENOSPC: "free space on the disk, or name another folder with --log-dir",
-    errno.EDQUOT: "free space on the disk, or name another folder with --log-dir",
-    errno.EROFS: "name a folder that can be written with --log-dir",
+    errno.ENOSPC: "free space on the disk, or choose another directory with --log-dir",
+    errno.EDQUOT: "free space on the disk, or choose another directory with --log-dir",
+    errno.EROFS: "choose a writable directory with --log-dir",
 }
 
 
@@ -46,9 +46,7 @@ def os_error_problem(problem: OSError) -> EnvironmentProblem | None:
     if remedy is None:
         return None
     where = f"{problem.filename}: " if problem.filename else ""
-    return EnvironmentProblem(
-        f"the workers could not be run: {where}{problem.strerror}", hint=remedy
-    )
+    return EnvironmentProblem(f"cannot run the workers: {where}{problem.strerror}", hint=remedy)
 
 
 REPORT_FILE = "failure.json"
@@ -95,7 +93,7 @@ def launch_agent(
     ended the job, and a `HoldfastError` when it could not be run at all.
     """
     if not entrypoint:
-        raise UsageError("entrypoint: there is nothing to run; give a program or a function")
+        raise UsageError("entrypoint: missing; accepted: a program or a function")
     story = config.story or os.environ.get(STORY_ENV, "")
     if not story:
         return _launch(config, entrypoint, args, health_check_server)
@@ -159,7 +157,7 @@ def close_for_all(handler: RendezvousHandler) -> None:
     try:
         handler.set_closed()
     except Exception as problem:  # noqa: BLE001 (a handler may be anybody's)
-        console.warning(f"cannot tell the other nodes that the job failed: {problem}")
+        console.warning(f"cannot report the failure to the other nodes: {problem}")
 
 
 def check_binding(config: LaunchConfig) -> None:
@@ -284,7 +282,7 @@ def preload_of(
         return ()
     if callable(entrypoint) and config.start_method != "spawn":
         raise UsageError(
-            f"preload: contradicts start_method={config.start_method!r}; accepted: 'spawn', "
+            f"preload: conflicts with start_method={config.start_method!r}; accepted: 'spawn', "
             "whose workers are then forked from the process that has imported the modules"
         )
     from holdfast.launcher.preload import modules_to_preload
@@ -348,7 +346,7 @@ def write_report(
         error.report_file = path
     except Exception as problem:  # noqa: BLE001
         what = getattr(problem, "strerror", None) or console.describe(problem)
-        console.warning(f"the failure report could not be written to {path}: {what}")
+        console.warning(f"cannot write the failure report to {path}: {what}")
 
 
 def discard_logs(specs: Any) -> None:

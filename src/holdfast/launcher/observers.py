@@ -49,7 +49,7 @@ class LaunchObservers:
         if self._config.event_log_handler not in DEFAULT_EVENT_HANDLERS:
             self._open_events()
         if self._config.metrics_addr and self._config.metrics_port is None:
-            console.warning("--metrics-addr does nothing without --metrics-port")
+            console.warning("--metrics-addr has no effect without --metrics-port")
         if self._wants_metrics():
             from holdfast.observe.metrics.exporters import open_exporters
 

@@ -282,7 +282,7 @@ def source_of(
     command = parse_command([entrypoint, *args])
     if command is None:
         name = os.path.basename(entrypoint)
-        raise NoSource(f"{name} is not given a Python script, module or command to run")
+        raise NoSource(f"{name} has no Python script, module or command to run")
     if command.kind == "c":
         code = os.fsencode(command.what)
         return Source("the code of -c", code, _search_path("", foreign=foreign))
@@ -302,7 +302,7 @@ def _module(name: str, *, foreign: bool) -> Source:
     if found is not None and found.below:
         found = find_module("__main__", found.below)
     if found is None or found.origin is None:
-        raise NoSource(f"there is no source of -m {name} here")
+        raise NoSource(f"no source found for -m {name} here")
     return Source(f"-m {name}", _read(found.origin), places)
 
 

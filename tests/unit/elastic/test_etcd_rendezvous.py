@@ -235,7 +235,7 @@ def test_extra_data(client: EtcdClient) -> None:
         other.store_extra_data("1.0.0", "late", "value")
         assert waits.result(PATIENCE_S) == "value"
     assert one.load_extra_data("1.0.0", "early", timeout=PATIENCE_S) == {"a": [1, None]}
-    with pytest.raises(RendezvousTimeoutError, match=r"'early' for version 1\.0\.1 .* 0\.01 s"):
+    with pytest.raises(RendezvousTimeoutError, match=r"'early' of version 1\.0\.1"):
         one.load_extra_data("1.0.1", "early", timeout=0.01)
     one.close()
     other.close()

@@ -56,7 +56,7 @@ def test_rdzv_timeout_wins_over_the_configs() -> None:
 @pytest.mark.parametrize("value", [-1, -0.5, math.inf, math.nan])
 @pytest.mark.parametrize("name", ["shutdown_timeout", "exit_barrier_timeout"])
 def test_a_time_that_is_no_deadline_is_refused(name: str, value: float) -> None:
-    with pytest.raises(UsageError, match=f"^{name}: {value} is not a time"):
+    with pytest.raises(UsageError, match=f"^{name}: {value} is not a number of seconds"):
         config(**{name: value})
 
 

@@ -329,6 +329,6 @@ def test_the_config_reaches_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_preloading_contradicts_the_other_ways_to_start_functions(method: str) -> None:
-    with pytest.raises(UsageError, match=f"^preload: contradicts start_method='{method}'"):
+    with pytest.raises(UsageError, match=f"^preload: .*'{method}'"):
         launch(config(preload="json", start_method=method), scaled, 1, "x")
     assert temporary_folders() == []

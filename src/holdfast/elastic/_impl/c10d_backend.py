@@ -35,7 +35,7 @@ class C10dRendezvousBackend(RendezvousBackend):
 
     def __init__(self, store: ComparingStore, run_id: str) -> None:
         if not run_id:
-            raise UsageError("--rdzv-id: the id of the job is empty")
+            raise UsageError("--rdzv-id: the run id is empty")
         self._store = store
         self._key = f"torch.rendezvous.{run_id}"
         self._current()
@@ -81,7 +81,7 @@ class C10dRendezvousBackend(RendezvousBackend):
         except (OSError, RuntimeError, ValueError) as problem:
             # All that torch's stores raise derives from these, time-outs included.
             raise RendezvousConnectionError(
-                f"the rendezvous store does not answer for {self._key!r}: {_one_line(problem)}"
+                f"the rendezvous store does not respond for {self._key!r}: {_one_line(problem)}"
             ) from problem
 
     def _decoded(self, value: bytes) -> tuple[bytes, Token] | None:
@@ -94,8 +94,8 @@ class C10dRendezvousBackend(RendezvousBackend):
             return binascii.a2b_base64(state, strict_mode=True), value
         except ValueError as problem:
             raise RendezvousStateError(
-                f"the value of {self._key!r} in the rendezvous store is not ours: {problem}",
-                hint="another program uses the same store and job id; choose another --rdzv-id",
+                f"the value of {self._key!r} in the rendezvous store is not a rendezvous state of Holdfast: {problem}",
+                hint="another program uses the same store and run id; choose another --rdzv-id",
             ) from None
 
 

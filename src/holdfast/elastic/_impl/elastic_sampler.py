@@ -1,8 +1,8 @@
-"""Sharing out what is left of an epoch, after a restart with more or fewer workers.
+"""Distributing the rest of an epoch after a restart with more or fewer workers.
 
-This is the one module that imports torch, since its class is one of torch's samplers. The one thing
-to know: `start_index` is a place in the dataset, not in the shuffled order of an epoch. Whether all
-samples before it have been used is the caller's to know.
+This is the only module that imports torch, since its class is one of torch's samplers. `start_index`
+is a position in the dataset, not in the shuffled order of an epoch; the caller has to know that all
+samples before it have been used.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ElasticDistributedSampler(DistributedSampler):  # type: ignore[misc]
         super().__init__(dataset=dataset, num_replicas=num_replicas, rank=rank)
         if start_index >= len(dataset):
             raise UsageError(
-                f"start_index: {start_index} leaves nothing of a dataset of {len(dataset)}"
+                f"start_index: {start_index} is beyond the end of a dataset of {len(dataset)}"
             )
         self.start_index = start_index
         self._left = len(dataset) - start_index

@@ -44,7 +44,7 @@ class EtcdRendezvousBackend(RendezvousBackend):
         ttl: int | None = None,
     ) -> None:
         if not run_id:
-            raise UsageError("--rdzv-id: the id of the job is empty")
+            raise UsageError("--rdzv-id: the run id is empty")
         self._client = client
         self._key = (f"{key_prefix}/{run_id}" if key_prefix else run_id).encode()
         self._lease = WriteLease(client, ttl if ttl and ttl > 0 else DEFAULT_TTL_S)
@@ -91,13 +91,13 @@ class EtcdRendezvousBackend(RendezvousBackend):
         if not found[0].value.startswith(MAGIC):
             raise RendezvousStateError(
                 f"the value of {self._key.decode()!r} in etcd is not a rendezvous state of Holdfast",
-                hint="another program uses the same etcd and job id; choose another --rdzv-id",
+                hint="another program uses the same etcd and run id; choose another --rdzv-id",
             )
         return found[0].value[len(MAGIC) :], found[0].mod_revision
 
     def _unreachable(self, problem: EtcdError) -> RendezvousConnectionError:
         return RendezvousConnectionError(
-            f"the rendezvous state {self._key.decode()!r} cannot be used: {problem}"
+            f"cannot access the rendezvous state {self._key.decode()!r}: {problem}"
         )
 
 

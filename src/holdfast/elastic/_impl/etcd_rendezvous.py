@@ -196,9 +196,8 @@ class EtcdRendezvous:
         record = unpack(JobRecord, found.value)
         if record is None:
             raise RendezvousStateError(
-                f"what lies at {self._places.job.decode()} in etcd is no job of this version of "
-                "Holdfast's",
-                hint="another program uses the same etcd and job id; choose another --rdzv-id",
+                f"{self._places.job.decode()} in etcd does not hold a job of this version of Holdfast",
+                hint="another program uses the same etcd and run id; choose another --rdzv-id",
             )
         return found.mod_revision, _state(record.job)
 
@@ -240,7 +239,7 @@ class EtcdRendezvous:
             store.wait([key], limit_s)
         except StoreTimeoutError:
             raise RendezvousTimeoutError(
-                f"nobody stored {key!r} for version {rdzv_version} of {self._run_id!r} in "
+                f"no value for {key!r} of version {rdzv_version} of {self._run_id!r} within "
                 f"{limit_s:g} s"
             ) from None
         return json.loads(store.get(key))

@@ -1,8 +1,7 @@
-"""Send a process's own standard output or error to a file for a while, C level included.
+"""Redirect a process's own standard output or error to a file for a while, C level included.
 
-The one thing to know: the descriptor itself is replaced, so what C libraries and children
-write goes to the file too, and everything is put back on leaving.
-It does not serve threads that need different destinations: the streams are the process's.
+The descriptor itself is replaced, so what C libraries and children write goes to the file too, and
+everything is restored on leaving. The streams are the process's: threads cannot have different ones.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def get_libc() -> ctypes.CDLL:
 
 
 def _flush(std: str) -> None:
-    """Empty the buffers of C and of Python, so that bytes go where they were meant to."""
+    """Flush the buffers of C and of Python, so that bytes go where they belong."""
     get_libc().fflush(None)
     stream = getattr(sys, std)
     if stream is not None:
@@ -53,9 +52,9 @@ def _descriptors(std: str) -> set[int]:
 
 @contextmanager
 def redirect(std: str, to_file: str) -> Iterator[None]:
-    """Send `std` ("stdout" or "stderr") to `to_file`, which is emptied first, while inside."""
+    """Redirect `std` ("stdout" or "stderr") to `to_file`, which is truncated first."""
     if std not in _FDS:
-        raise UsageError(f"{std!r} is not a stream that can be redirected, use stdout or stderr")
+        raise UsageError(f"{std!r} cannot be redirected; accepted: stdout, stderr")
     try:
         target = os.open(to_file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     except OSError as problem:

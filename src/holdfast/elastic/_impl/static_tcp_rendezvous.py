@@ -27,7 +27,7 @@ class StaticTCPRendezvous(CoordinatorHandler):
     ) -> None:
         if not 0 <= rank < world_size:
             raise UsageError(
-                f"--node-rank: {rank} is not the number of one of {world_size} nodes; accepted: "
+                f"--node-rank: {rank} is not a rank of {world_size} nodes; accepted: "
                 f"0 to {world_size - 1}"
             )
         params = RendezvousParameters(

@@ -1,9 +1,7 @@
 """TorchElastic's names for following log files: `TailLog` and `tail_logfile`.
 
-The one thing to know: both are served by `LogFollower`, so all files of a `TailLog` share one
-thread and are read when they are written. `interval_sec` is accepted and has no effect, except
-that the follower reads at an interval of its own where the kernel cannot watch files.
-It does not start anything until `start()`; new code should use `LogFollower` itself.
+Both use `LogFollower`, so all files of a `TailLog` share one thread and are read when they are
+written. `interval_sec` has no effect. Nothing is started before `start()`.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ def tail_logfile(
 
     Then reads to the end and returns. The file is created if it is not there yet. Without a
     filter every line is written (PyTorch writes none then). `interval_sec` has no effect: the
-    kernel says when the file was written.
+    kernel reports when the file was written.
     """
     follower = LogFollower()
     try:
@@ -70,7 +68,7 @@ class TailLog:
 
     The header is `log_line_prefixes[rank]`, or `[<name><rank>]:` where there is none. The
     caller keeps `dst` open until `stop()` has returned. `interval_sec` has no effect: the
-    kernel says when a file was written.
+    kernel reports when a file was written.
     """
 
     def __init__(
