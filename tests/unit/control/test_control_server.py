@@ -19,7 +19,7 @@ import pytest
 from holdfast.control import handlers, server, socket_file
 from holdfast.control.handlers import Request, Response, register_handler, stacks_of_this_process
 from holdfast.control.server import WorkerServer
-from holdfast.control.socket_file import identity, listen_privately, peer_of, remove, socket_path
+from holdfast.control.socket_file import identity, listen_privately, peer_of, remove
 from holdfast.elastic.control_plane import TORCH_WORKER_SERVER_SOCKET, worker_main
 from holdfast.errors import EnvironmentProblem, UsageError
 
@@ -354,13 +354,6 @@ def test_only_the_own_file_is_removed(path: str, monkeypatch: pytest.MonkeyPatch
         assert not Path(path).exists()
         remove(path, (device, inode))
     os.close(holder)
-
-
-def test_each_worker_has_a_path_of_its_own() -> None:
-    name, ranks = TORCH_WORKER_SERVER_SOCKET, {"RANK": "5", "LOCAL_RANK": "1"}
-    assert socket_path({}) == ""
-    assert socket_path({name: "/a/${rank}-${local_rank}", **ranks}) == "/a/5-1"
-    assert socket_path({name: "/a/${rank}"}) == "/a/${rank}"
 
 
 # `worker_main`.

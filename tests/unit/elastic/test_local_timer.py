@@ -11,7 +11,6 @@ import pytest
 from holdfast.elastic._impl.local_timer import (
     LocalTimerClient,
     LocalTimerServer,
-    MultiprocessingRequestQueue,
     RequestQueue,
     TimerServer,
 )
@@ -81,28 +80,6 @@ def test_only_processes_below_this_one_are_killed(
     server._run_watchdog()
     assert server.get_expired_timers(time.time()) == {}
     assert len(caplog.messages) == 2
-
-
-def test_an_invalid_request_is_refused(queue: Any, caplog: pytest.LogCaptureFixture) -> None:
-    server = LocalTimerServer(queue)
-    bad: list[Any] = ["a word", TimerRequest("7", "a", 1.0), TimerRequest(7, "a", "soon")]  # type: ignore[arg-type]
-    bad.append(TimerRequest(7, "a", float("nan")))  # It would be in the way of all others.
-    server.register_timers([*bad, TimerRequest(7, "a", 1.0)])
-    assert [*server.get_expired_timers(1.0)] == [7]
-    assert len(caplog.messages) == 4
-
-
-def test_a_queue_gives_what_there_is(queue: Any) -> None:
-    requests = MultiprocessingRequestQueue(queue)
-    assert requests.get(1, 0) == []
-    client = LocalTimerClient(queue)
-    client.acquire("a", 12.5)
-    client.release("a")
-    me = os.getpid()
-    assert requests.get(2, 20) == [TimerRequest(me, "a", 12.5), TimerRequest(me, "a", -1)]
-    assert requests.size() == 0
-    requests.wake()
-    assert requests.get(1, 20) == []
 
 
 class PlainQueue(RequestQueue):

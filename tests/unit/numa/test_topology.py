@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.numa.affinity import Cpu, Machine, NumaNode
-from holdfast.numa.topology import node_of, numbered, read_machine
+from holdfast.numa.topology import node_of, read_machine
 from synthetic_machines import MACHINES, Shape, add_pci, address_of, put
 
 if TYPE_CHECKING:
@@ -33,21 +33,9 @@ def test_what_the_kernel_does_not_show_is_none(tmp_path: Path) -> None:
     assert read_machine(str(tmp_path), []) == Machine((NumaNode(0, cpus),), ())
 
 
-def test_a_node_may_have_memory_alone(tmp_path: Path) -> None:
-    put(tmp_path, "sys/devices/system/node/node3/cpulist", "")
-    assert read_machine(str(tmp_path), []) == Machine((NumaNode(3, ()),), ())
-
-
 @pytest.mark.parametrize(("said", "node"), [(1, 1), (-1, 0), (None, 0)])
 def test_a_device_of_unknown_node_is_at_the_first(
     tmp_path: Path, said: int | None, node: int
 ) -> None:
     add_pci(tmp_path, "0000:07:00.0", "0x10de", "0x030200", said)
     assert node_of(str(tmp_path), "0000:07:00.0") == node
-
-
-def test_only_entries_with_a_number_count(tmp_path: Path) -> None:
-    for name in ("node10", "node2", "node", "nodes1", "node1a", "has_cpu"):
-        (tmp_path / name).mkdir()
-    assert numbered(str(tmp_path), "node") == [2, 10]
-    assert numbered(str(tmp_path / "nothing"), "node") == []

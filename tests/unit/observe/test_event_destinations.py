@@ -15,10 +15,7 @@ from event_fakes import PATIENCE_S, Blocking, Keeping, event, names
 from holdfast import events
 from holdfast.errors import UsageError
 from holdfast.events import Event, EventSource
-from holdfast.observe.background import BackgroundHandler
-from holdfast.observe.events import destinations
 from holdfast.observe.events.recorder import JobEvents
-from holdfast.observe.safe_handler import SafeHandler
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,15 +59,6 @@ def test_the_handler_that_is_replaced_has_everything_and_is_closed() -> None:
     events.record(event("b"))
     events.flush(PATIENCE_S)
     assert (names(first.got), names(second.got)) == (["a"], ["b"])
-
-
-def test_only_handlers_of_others_have_a_thread() -> None:
-    events.configure(logging.NullHandler(), "mine")
-    for name in ("null", "dynamic_rendezvous", "console", "mine"):
-        assert type(destinations.find(name)) is SafeHandler
-    assert type(destinations.find("logging")) is BackgroundHandler
-    assert not destinations.is_recorded("mine")
-    assert destinations.find("console") is destinations.find("console")
 
 
 def test_what_is_not_a_handler_or_a_destination_is_refused() -> None:

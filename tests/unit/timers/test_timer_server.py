@@ -281,20 +281,6 @@ def test_a_thread_survives_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     os.close(writable)
 
 
-def test_its_progress_is_now_unless_it_is_behind(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    watching = make()
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + 1000)
-    assert watching.get_last_progress_time() >= real() + 999
-    with sleeping() as child:
-        ask(tmp_path, child.pid, "step", 2000)
-        assert watching.get_last_progress_time() <= real()
-        watching.take(time.monotonic())
-        assert watching.get_last_progress_time() >= real() + 999
-
-
 # The reaper by itself.
 
 
