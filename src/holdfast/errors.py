@@ -1,4 +1,4 @@
-"""What can go wrong, whose fault it is, and the exit code that says so.
+"""What can go wrong, whose fault it is, and the exit code for it.
 
 ::
 
@@ -9,7 +9,7 @@
     └── InternalError                 our own bug                               exit 70
 
 A failing worker is not in this tree: it is the user's program that failed, and
-`holdfast.processes.failures.failure.ChildFailedError` carries its whole story.
+`holdfast.processes.failures.failure.ChildFailedError` describes it.
 """
 
 from __future__ import annotations
@@ -57,6 +57,6 @@ class EnvironmentProblem(HoldfastError):
 
 
 class InternalError(HoldfastError):
-    """Our own bug: a state that cannot be was reached."""
+    """A bug in Holdfast: an impossible state was reached."""
 
     exit_code = 70

@@ -26,14 +26,14 @@ else:
 
 
 class _Factory:
-    """A default that is made anew for each instance."""
+    """A default that is created for each instance."""
 
     def __init__(self, factory: Callable[[], Any]) -> None:
         self.factory = factory
 
 
 def factory_field(*, default_factory: Callable[[], Any]) -> Any:
-    """Give a field a default that is made anew for each instance."""
+    """Give a field a default that is created for each instance."""
     return _Factory(default_factory)
 
 
@@ -92,7 +92,7 @@ def _twin(home: Any, specs: dict[str, Any]) -> Any:
 
 @dataclass_transform(field_specifiers=(factory_field, keyword_field))
 def lazy_dataclass(cls: type[T]) -> type[T]:
-    """Turn a class of annotated fields into a data class, as the module tells."""
+    """Turn a class of annotated fields into a data class; see the module."""
     names = [
         name for name, kind in cls.__annotations__.items() if not str(kind).startswith("ClassVar")
     ]
@@ -118,7 +118,7 @@ def _add_methods(cls: type, names: list[str], specs: dict[str, Any]) -> None:
         values = dict(zip(by_position, args, strict=False)) | kwargs
         missing = [name for name in names if name not in values and name not in specs]
         if missing or len(values) != len(args) + len(kwargs) or not values.keys() <= set(names):
-            _twin(cls, specs)(*args, **kwargs)  # It refuses the call, and says why.
+            _twin(cls, specs)(*args, **kwargs)  # It raises the proper error.
         for name in names:
             setattr(self, name, values[name] if name in values else _made(specs[name]))
         if hasattr(cls, "__post_init__"):

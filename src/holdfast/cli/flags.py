@@ -95,7 +95,7 @@ def determine_local_world_size(nproc_per_node: str) -> int:
     A number is itself. `cpu` is the CPUs this process may use; `gpu` and `xpu` are the devices of
     that kind; `auto` is the devices of any accelerator found, else as `cpu`; the name of a
     backend that a package adds to PyTorch (such as `npu`) is its devices. PyTorch is never
-    imported by the agent: `holdfast.cli.devices` says when it is asked in another process.
+    imported by the agent: see `holdfast.cli.devices`.
     """
     flag = "--nproc-per-node"
     word = nproc_per_node.strip()

@@ -1,10 +1,9 @@
 """The state of a job in a store that can compare and set: `torch.distributed`'s or one of ours.
 
-The key is TorchElastic's; the value is not, since that is a pickle there. Two things to know. Every
-value begins with a number of its own, so that of two nodes that write the same state only one takes
-itself for the writer. And a store answers the comparison with a missing key by what it was compared
-with, which looks like somebody else's state for ever; a key that vanished, because its server was
-started anew, is noticed by that answer.
+The key is TorchElastic's; the value is not, since that is a pickle there. Every value begins with a
+unique number, so that of two nodes that write the same state only one considers itself the writer. A
+store responds to a comparison with a missing key with the expected value, which looks like another
+node's state; a key that vanished because its server was restarted is noticed by that response.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
 
     With `store_type=tcp`, the store speaks the protocol of torch's TCPStore. It is served from here
     if the endpoint is this machine's and nobody else here was quicker; `is_host` may say otherwise.
-    Whoever serves it must live as long as the job: unlike the coordinator, nobody takes it over.
+    The node that serves it must live as long as the job: unlike the coordinator, it is not replaced.
     """
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "file":

@@ -122,7 +122,7 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
 
 
 def _revision(token: Token | None) -> int | None:
-    """Return the revision a token names, 0 for none; None if it is no token of ours."""
+    """Return the revision of a token, 0 for none; None if it is not a token of ours."""
     try:
         revision = int(token or 0)
     except (TypeError, ValueError):

@@ -5,8 +5,8 @@ both, that of `--rdzv-backend etcd`: rounds are decided by the node that leads, 
 ask for is read from the job that it stores. So the steps themselves (`join_phase`,
 `confirm_membership`, ...) and their directories and leases have no counterpart.
 
-Whoever asks `num_nodes_waiting` hears of a newcomer at once, and takes it in by coming to
-`next_rendezvous`. Agents of ours ask nothing: they `enter`, and are told after the settle time.
+`num_nodes_waiting` reports a new node at once; a call of `next_rendezvous` takes it in. Agents of
+Holdfast do not poll: they `enter`, and get a new view after the settle time.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ BACKEND = "etcd"
 
 
 class EtcdRendezvousRetryableFailure(Exception):
-    """Never raised here, where nobody has to try again; for code that catches it."""
+    """Never raised here; for code that catches it."""
 
 
 class EtcdRendezvousRetryImmediately(Exception):
-    """Never raised here, where nobody has to try again; for code that catches it."""
+    """Never raised here; for code that catches it."""
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:
@@ -101,9 +101,9 @@ class EtcdRendezvousHandler(EtcdHandler):
         return done
 
     def _stored_state(self) -> dict[str, Any]:
-        """Return the job's state, or nothing while etcd is away: then nobody has to do anything.
+        """Return the job's state; empty while etcd is unreachable, which needs no reaction here.
 
-        That it is away for too long, the node's own connection says.
+        The node's own connection reports that etcd is unreachable for too long.
         """
         try:
             return self._rdzv_impl.get_rdzv_state()[1]
@@ -261,7 +261,7 @@ def _state(job: Job) -> dict[str, Any]:
         state["status"] = "closed"
     if job.phase is JobPhase.ACTIVE and job.settings is not None:
         members = {info.node for info in job.members}
-        # Standbys and spares wait, too, but nobody is to make room for them.
+        # Standbys and spares wait too, but no agent should make room for them.
         room = min(job.settings.max_nodes, len(job.nodes) - job.settings.spares) - len(members)
         outside = sum(node not in members for node in job.nodes)
         state["status"] = "final"

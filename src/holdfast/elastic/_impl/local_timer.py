@@ -152,7 +152,7 @@ TRY_AGAIN_S = 1.0
 
 
 class LocalTimerClient(TimerClient):
-    """Sets timers of this process with whoever reads the queue."""
+    """Sets timers of this process at the server that reads the queue."""
 
     def __init__(self, mp_queue: Any) -> None:
         super().__init__()

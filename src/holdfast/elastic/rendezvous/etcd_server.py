@@ -1,4 +1,4 @@
-"""An etcd of one's own, under TorchElastic's module path; re-exports only."""
+"""An etcd server for this process, under TorchElastic's module path; re-exports only."""
 
 from __future__ import annotations
 
