@@ -50,16 +50,14 @@ if TYPE_CHECKING:
 class Node:
     """A driver, and all that it delivered."""
 
-    def __init__(
-        self, connector: CoordinatorConnector, name: str = "a", nodes: int = 1, **timeouts: float
-    ) -> None:
+    def __init__(self, connector: CoordinatorConnector, name: str = "a", **timeouts: float) -> None:
         self.delivered: list[agent_connection.News] = []
         self.driver = SessionDriver(
             Session(
                 asyncio.get_running_loop().time(),
                 run_id="job",
                 info=NodeInfo(node=name, incarnation=random.getrandbits(63)),
-                settings=JobSettings(min_nodes=nodes, max_nodes=nodes, max_restarts=3),
+                settings=JobSettings(min_nodes=1, max_nodes=1, max_restarts=3),
                 times=SessionTimeouts(**timeouts),
                 draw=random.random,
             ),
@@ -75,18 +73,6 @@ class Node:
 
 def is_member(news: object) -> bool:
     return isinstance(news, View) and news.role is NodeRole.MEMBER
-
-
-@in_loop
-async def test_many_nodes_in_one_loop_and_no_thread() -> None:
-    async with serving() as served:
-        nodes = [Node(served.connector, f"node {number}", 50) for number in range(50)]
-        ranks = [(await one.until(is_member)).rank for one in nodes]
-        assert sorted(ranks) == list(range(50))
-        nodes[7].driver.report(NodePhase.FAILED, 0)
-        for one in nodes:
-            await one.until(lambda view: view.generation == 1)
-        await asyncio.gather(*(one.driver.close() for one in nodes))
 
 
 @in_loop

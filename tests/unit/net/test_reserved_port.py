@@ -102,27 +102,6 @@ def test_the_next_worker_can_serve_there_right_after_the_last(reserved: Reserved
             client.close()
 
 
-@pytest.fixture(scope="module")
-def tcp_store() -> Any:
-    """Torch's store; used once, so that what its event loop keeps for good is there already."""
-    from torch.distributed import TCPStore
-
-    TCPStore("127.0.0.1", 0, world_size=1, is_master=True)
-    return TCPStore
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-@pytest.mark.parametrize("use_libuv", [True, False])
-def test_a_store_of_torch_can_serve_there(
-    tcp_store: Any, reserved: ReservedPort, host: str, use_libuv: bool
-) -> None:
-    server = tcp_store(host, reserved.number, world_size=1, is_master=True, use_libuv=use_libuv)
-    client = tcp_store(host, reserved.number, is_master=False, use_libuv=use_libuv)
-    client.set("key", "value")
-    assert server.get("key") == b"value"
-
-
 def test_a_host_without_ipv6_or_without_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     class Ipv4Only(_socket.socket):
         def __init__(self, family: int, kind: int) -> None:
