@@ -140,7 +140,7 @@ async def test_a_failure_of_any_length_can_be_reported() -> None:
 @in_loop
 async def test_leaving_waits_until_the_coordinator_has_it() -> None:
     async with serving() as served:
-        node = Node(served.connector, beat_s=0.01)
+        node = Node(served.connector, heartbeat_s=0.01)
         await node.until(is_member)
         session = node.driver.session
         await soon(lambda: session.acked_seq == session.status.seq)
