@@ -11,7 +11,6 @@ import pytest
 import holdfast.run
 from holdfast.errors import CannotStart
 from holdfast.launcher.config import LaunchConfig
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,14 +158,6 @@ def test_main_launches_what_the_command_line_says(launched: Launched) -> None:
     assert (program, args) == (sys.executable, ("-u", "train.py", "--lr", "1"))
 
 
-def test_each_plain_job_has_an_id_of_its_own(launched: Launched) -> None:
-    for _ in range(2):
-        holdfast.run.main(["train.py"])
-    first, second = (config.run_id for config, _, _ in launched)
-    assert first != second
-    assert UUID4.fullmatch(first)
-
-
 def test_run_leaves_arguments_and_environment_alone(launched: Launched) -> None:
     args = holdfast.run.parse_args(["--nproc-per-node", "2", "train.py"])
     before, environment = dict(vars(args)), dict(os.environ)
@@ -210,28 +201,6 @@ def test_a_namespace_of_torchs_own_parser_will_do() -> None:
     assert (made.stop_signal, made.capture_stderr) == ("SIGTERM", True)
     assert (made.preload, made.worker_store) == ((), False)
     assert args == ["-u", "train.py", "x"]
-
-
-def test_defaults_from_the_environment_become_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ROLE", "RDZV_ID", "RDZV_BACKEND", "RDZV_ENDPOINT", "LOCAL_ADDR", "START_METHOD"):
-        monkeypatch.setenv(f"PET_{name}", "spawn")
-    made = config_of("train.py")
-    texts = [value for value in vars(made).values() if isinstance(value, str)]
-    assert texts.count("spawn") == 6
-    assert {type(text) for text in texts} == {str}
-
-
-def test_log_settings_reach_the_logs_specs(tmp_path: Path) -> None:
-    flags = ("--log-dir", "logs", "-r", "1", "-t", "0:2", "--local-ranks-filter", "1")
-    specs = config_of(*flags, "train.py").logs_specs
-    expected = DefaultLogsSpecs(
-        log_dir=str(tmp_path / "logs"),
-        redirects=Std.OUT,
-        tee={0: Std.ERR},
-        local_ranks_filter={1},
-    )
-    assert specs == expected
-    assert not (tmp_path / "logs").exists()
 
 
 def test_a_failure_is_left_in_the_error_file(

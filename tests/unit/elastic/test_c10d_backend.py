@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.elastic._impl.c10d_backend import (
-    DEFAULT_PORT,
     NO_STATE,
     C10dRendezvousBackend,
     create_backend,
 )
-from holdfast.errors import UsageError
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.memory import MemoryStore
@@ -23,7 +21,6 @@ from holdfast.store.tcp.client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 KEY = "torch.rendezvous.job"
 
@@ -35,11 +32,6 @@ def test_the_key_and_the_mark_of_no_state_are_torchs() -> None:
     assert store.get(KEY) == NO_STATE
     backend.set_state(b"\x00state")
     assert store.get(KEY).partition(b".")[2] == b64encode(b"\x00state")
-
-
-def test_a_job_has_an_id() -> None:
-    with pytest.raises(UsageError, match="--rdzv-id"):
-        C10dRendezvousBackend(MemoryStore(), "")
 
 
 NUMBER = "0123456789abcdef."
@@ -112,17 +104,6 @@ def test_a_store_that_fails_is_told_of_in_one_line(kind: type[Exception]) -> Non
             call()
 
 
-def test_a_backend_and_its_store_made_from_parameters(tmp_path: Path) -> None:
-    params = RendezvousParameters("c10d", str(tmp_path), "job", 1, 2, store_type="file")
-    backend, store = create_backend(params)
-    backend.set_state(b"one")
-    another, _ = create_backend(params)
-    found = another.get_state()
-    assert found is not None
-    assert found[0] == b"one"
-    assert store.check([KEY])
-
-
 @pytest.fixture
 def port() -> Iterator[int]:
     """A port to serve at, that the kernel gives to nobody else meanwhile."""
@@ -149,13 +130,6 @@ def test_whoever_comes_first_serves_the_tcp_store(port: int) -> None:
         assert found[0] == b"one"
 
 
-def test_a_process_has_one_tcp_store_at_a_port(port: int) -> None:
-    with create_backend(tcp_params(port))[1] as one, create_backend(tcp_params(port))[1] as two:
-        one.set("key", "value")
-        one.close()
-        assert two.get("key") == b"value"
-
-
 def test_a_port_that_another_serves_makes_a_client() -> None:
     with TCPStore("localhost", 0, is_master=True) as theirs:
         with create_backend(tcp_params(theirs.port))[1] as store:
@@ -163,23 +137,6 @@ def test_a_port_that_another_serves_makes_a_client() -> None:
             assert theirs.get(KEY) == NO_STATE
         with pytest.raises(RendezvousConnectionError, match=f"port {theirs.port} is in use"):
             create_backend(tcp_params(theirs.port, is_host="yes"))
-
-
-def test_a_tcp_store_that_nobody_serves(port: int) -> None:
-    params = tcp_params(port, is_host="no", read_timeout="0.05")
-    with pytest.raises(
-        RendezvousConnectionError,
-        match=rf"localhost:{port}: ",
-    ):
-        create_backend(params)
-
-
-def test_the_endpoint_of_another_machine_is_not_served_here() -> None:
-    # Of the addresses for documentation; nobody has them.
-    for host in ("192.0.2.1", "store.invalid"):
-        params = RendezvousParameters("c10d", host, "job", 1, 2, read_timeout="0.05")
-        with pytest.raises(RendezvousConnectionError, match=f"{host}:{DEFAULT_PORT}: "):
-            create_backend(params)
 
 
 def test_the_state_is_lost_with_the_server_and_can_be_set_anew(port: int) -> None:
@@ -197,8 +154,3 @@ def test_the_state_is_lost_with_the_server_and_can_be_set_anew(port: int) -> Non
         assert again is not None
         assert again[0::2] == (b"two", True)
     client.close()
-
-
-def test_stores_that_cannot_be_made() -> None:
-    with pytest.raises(UsageError, match="store_type"):
-        create_backend(RendezvousParameters("c10d", "host", "job", 1, 2, store_type="hash"))

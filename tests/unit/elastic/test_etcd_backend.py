@@ -52,15 +52,6 @@ def test_the_key_and_the_token(etcd: Etcd, client: EtcdClient) -> None:
     assert etcd.get(b"without") == MAGIC
 
 
-@pytest.mark.parametrize("token", ["text", b"text", (1, 2), -1, 1 << 63, object()])
-def test_a_token_of_another_kind_never_fits(client: EtcdClient, token: object) -> None:
-    backend = EtcdRendezvousBackend(client, "job", "/tokens")
-    assert backend.set_state(b"one", token) is None
-    mine = won(backend, b"one")
-    assert backend.set_state(b"two", token) == (b"one", mine, False)
-    won(backend, b"two", str(mine))
-
-
 def test_a_value_of_somebody_else_is_told_of(etcd: Etcd, client: EtcdClient) -> None:
     revision = etcd.put(b"/foreign/job", b"c3RhdGU=")
     backend = EtcdRendezvousBackend(client, "job", "/foreign")
@@ -116,19 +107,3 @@ def test_an_etcd_that_goes_away_and_comes_back(tmp_path: Path) -> None:
             etcd.start()
             assert backend.get_state() == (b"one", token)
             won(backend, b"two", token)
-
-
-def test_the_places_of_a_backend_and_a_store_made_from_parameters(etcd: Etcd) -> None:
-    params = RendezvousParameters("etcd-v2", f"http://{etcd.endpoint}", "job", 1, 2)
-    backend, store = create_backend(params)
-    with store:
-        won(backend, b"one")
-        store.set("key", "value")
-        assert etcd.keys(b"/torch/") == [
-            b"/torch/elastic/rendezvous/job",
-            b"/torch/elastic/store/\x1fkkey\x1fv",
-        ]
-        for lease in etcd.leases():
-            assert ttl_of(etcd, lease) == 7200
-            store.client.revoke(lease)
-        assert etcd.keys(b"/torch/") == []  # Nothing stays for ever.

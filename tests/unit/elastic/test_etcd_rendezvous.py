@@ -15,14 +15,12 @@ from holdfast.elastic._impl.etcd_rendezvous import (
     create_rdzv_handler,
 )
 from holdfast.elastic.rendezvous.registry import get_rendezvous_handler
-from holdfast.errors import UsageError
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
-    RendezvousError,
     RendezvousStateError,
     RendezvousTimeoutError,
 )
@@ -99,20 +97,6 @@ def leave_third(
     meet([first, second])
 
 
-def test_two_nodes_meet_and_share_a_store(client: EtcdClient) -> None:
-    with nodes_of(client, "two", 2) as nodes:
-        infos = meet(nodes)
-        assert sorted((info.rank, info.world_size) for info in infos) == [(0, 2), (1, 2)]
-        assert len({str(info.bootstrap_store_info) for info in infos}) == 1
-        assert infos[0].bootstrap_store_info.master_addr == LOCAL
-        infos[0].store.set("key", "value")
-        assert infos[1].store.get("key") == b"value"
-        assert {one.get_backend() for one in nodes} == {"etcd"}
-        assert {one.get_run_id() for one in nodes} == {"two"}
-        assert {one.num_nodes_waiting() for one in nodes} == {0}
-        assert {one.is_closed() for one in nodes} == {False}
-
-
 def test_the_implementation_alone_takes_part(client: EtcdClient) -> None:
     impls = [job(client, "alone") for _ in range(2)]
     try:
@@ -141,17 +125,6 @@ def test_the_implementation_alone_takes_part(client: EtcdClient) -> None:
             assert one.node.shutdown()
 
 
-def test_the_stores_of_a_version_are_one(client: EtcdClient) -> None:
-    with nodes_of(client, "store", 1, (1, 1)) as (node,):
-        info = node.next_rendezvous()
-        assert node.seat is not None
-        impl = job(client, "store", (1, 1))
-        info.store.set("key", "value")
-        version = impl.get_rdzv_state()[1]["version"]
-        assert impl.setup_kv_store(version).check(["key"])
-        impl.close()
-
-
 def test_a_node_that_waits_is_counted_until_it_goes(client: EtcdClient) -> None:
     with nodes_of(client, "waits", 4, (2, 3)) as (first, second, third, fourth):
         impl = job(client, "waits", (2, 3))
@@ -163,17 +136,6 @@ def test_a_node_that_waits_is_counted_until_it_goes(client: EtcdClient) -> None:
         fourth.shutdown()
         await_state(impl, lambda state: state["num_workers_waiting"] == 0)
         assert [one.num_nodes_waiting() for one in (first, second)] == [0, 0]
-
-
-def test_a_node_that_waits_is_taken_in_by_whoever_comes(client: EtcdClient) -> None:
-    with nodes_of(client, "taken", 4, (2, 3)) as (first, second, third, fourth):
-        impl = job(client, "taken", (2, 3))
-        leave_third(impl, first, second, third)
-        fourth.enter()
-        await_state(impl, lambda state: state["num_workers_waiting"] == 1)
-        infos = meet([first, second, fourth])
-        assert sorted((info.rank, info.world_size) for info in infos) == [(0, 3), (1, 3), (2, 3)]
-        assert first.num_nodes_waiting() == 0
 
 
 def test_nobody_makes_room_for_a_standby(client: EtcdClient) -> None:
@@ -210,23 +172,6 @@ def test_closing_ends_the_job_of_all(client: EtcdClient) -> None:
             second.next_rendezvous()
 
 
-def test_a_node_with_other_numbers_cannot_close_the_job(client: EtcdClient) -> None:
-    with nodes_of(client, "others", 2) as nodes, nodes_of(client, "others", 1, (1, 9)) as (odd,):
-        meet(nodes)
-        with pytest.raises(RendezvousError, match=r"nnodes"):
-            odd.set_closed()
-        assert not nodes[0].is_closed()
-
-
-def test_a_round_that_does_not_form_in_time(client: EtcdClient) -> None:
-    impl = EtcdRendezvous(client, PREFIX, "late", 2, 2, 2.0, LAST_CALL_S)
-    with pytest.raises(RendezvousTimeoutError):
-        impl.rendezvous_barrier()
-    assert impl.get_rdzv_state()[1] == {"status": "joinable", "participants": []}
-    assert impl.node is not None
-    impl.node.shutdown()
-
-
 def test_extra_data(client: EtcdClient) -> None:
     one, other = job(client, "data"), job(client, "data")
     with ThreadPoolExecutor(1) as pool:
@@ -260,18 +205,6 @@ def test_what_is_stored_has_an_end(etcd: Etcd, client: EtcdClient) -> None:
     assert found.lease in set(etcd.leases()) - before
 
 
-def test_waiting_for_a_change_ends_with_its_time(client: EtcdClient, etcd: Etcd) -> None:
-    impl = job(client, "change")
-    assert impl.try_wait_for_state_change(etcd.revision() + 1, timeout=0.01)[0] == 0
-    with nodes_of(client, "change", 1) as (node,):
-        node.set_closed()
-    revision, state = impl.get_rdzv_state()
-    assert impl.try_wait_for_state_change(revision) == (revision, state)
-    etcd.put(b"another", b"")
-    etcd.compact()
-    assert impl.try_wait_for_state_change(revision + 1) == (revision, state)
-
-
 def test_what_another_program_wrote_is_no_state(client: EtcdClient) -> None:
     impl = job(client, "foreign")
     client.put(impl.get_path("job").encode(), MARK + b"?")
@@ -289,11 +222,6 @@ def test_an_etcd_that_is_away_disturbs_nobody(tmp_path: Path) -> None:
             assert not node.is_closed()
             with pytest.raises(RendezvousConnectionError, match=etcd.endpoint):
                 job(client, "away").get_rdzv_state()
-
-
-def test_what_cannot_be_a_job_is_refused_at_once(client: EtcdClient) -> None:
-    with pytest.raises(UsageError, match=r"^--nnodes"):
-        job(client, "wrong", (2, 1))
 
 
 @pytest.mark.parametrize("create", [create_rdzv_handler, get_rendezvous_handler])

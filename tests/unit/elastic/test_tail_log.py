@@ -58,47 +58,12 @@ def test_lines_of_all_files_arrive_with_the_header_of_their_rank(tmp_path: Path)
     assert len(lines) == 150
 
 
-def test_headers_can_be_given_by_rank(tmp_path: Path) -> None:
-    files = {}
-    for rank in (0, 1):
-        (tmp_path / str(rank)).write_text("x\n")
-        files[rank] = str(tmp_path / str(rank))
-    dst = io.StringIO()
-    tail = TailLog("writer", files, dst, {0: "[zero] "}).start()
-    tail.stop()
-    assert sorted(dst.getvalue().splitlines()) == ["[writer1]:x", "[zero] x"]
-
-
-def test_a_filter_chooses_the_lines(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("keep 1\ndrop\nkeep 2\n")
-    dst = io.StringIO()
-    tail = TailLog("w", {0: str(tmp_path / "log")}, dst, log_line_filter=lambda x: "keep" in x)
-    tail.start()
-    tail.stop()
-    assert dst.getvalue() == "[w0]:keep 1\n[w0]:keep 2\n"
-
-
-def test_a_real_file_is_a_destination_too(tmp_path: Path) -> None:
-    (tmp_path / "log").write_bytes(b"caf\xc3\xa9 \xff\n")
-    with open(tmp_path / "dst", "w") as dst:
-        dst.write("title\n")
-        TailLog("w", {0: str(tmp_path / "log")}, dst).start().stop()
-    assert (tmp_path / "dst").read_bytes() == b"title\n[w0]:caf\xc3\xa9 \xff\n"
-
-
 def test_without_files_nothing_is_started() -> None:
     before = set(threading.enumerate())
     tail = TailLog("w", {}, io.StringIO()).start()
     assert set(threading.enumerate()) == before
     tail.stop()
     assert tail.stopped()
-
-
-def test_a_file_that_never_comes_is_no_fault(tmp_path: Path) -> None:
-    dst = io.StringIO()
-    tail = TailLog("w", {0: str(tmp_path / "never")}, dst).start()
-    tail.stop()
-    assert dst.getvalue() == ""
 
 
 def test_stopping_can_be_repeated_and_comes_before_starting_too(tmp_path: Path) -> None:
@@ -131,11 +96,3 @@ def test_one_file_can_be_followed_until_an_event(tmp_path: Path) -> None:
     finished.set()
     thread.join()
     assert dst.getvalue() == "[h]one\n[h]two\n[h]no\n"
-
-
-def test_one_file_can_be_filtered(tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("one\ntwo\n")
-    dst, finished = io.StringIO(), threading.Event()
-    finished.set()
-    tail_logfile("", str(tmp_path / "log"), dst, finished, 0.1, lambda line: line == "two\n")
-    assert dst.getvalue() == "two\n"

@@ -106,14 +106,6 @@ def forked(path: str) -> int:
     return pid
 
 
-def test_what_goes_wrong_inside_gives_it_back(tmp_path: Path) -> None:
-    path = str(tmp_path / "lock")
-    with pytest.raises(ZeroDivisionError), locked(path):
-        raise ZeroDivisionError
-    with locked(path, 0.01):
-        pass
-
-
 def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentProblem, match=f"{tmp_path}/file/store"):
@@ -181,17 +173,6 @@ def test_values_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         store.multi_set(["a", "b"], ["x" * 10, "x" * 11])
     assert store.get("key") == b"x" * 10
     assert not store.check(["a"])
-
-
-def test_a_queue_leaves_no_files_behind(tmp_path: Path) -> None:
-    store = FileStore(tmp_path)
-    for value in "abc":
-        store.queue_push("queue", value)
-    for _ in "abc":
-        store.queue_pop("queue")
-    assert os.listdir(tmp_path) == [".lock"]
-    store.queue_push("queue", "d")
-    assert store.queue_pop("queue") == b"d"
 
 
 def test_what_a_killed_process_left_of_a_push_is_overwritten(tmp_path: Path) -> None:

@@ -150,16 +150,6 @@ def test_responses_may_come_in_small_pieces() -> None:
         assert store.list_keys() == ["a", "b"]
 
 
-def test_clients_are_counted_if_their_number_is_known() -> None:
-    count = (b"\x04" + blob(b"init/") + i64(1), i64(1))
-    with ScriptedStore(exchanges(count), nothing, nothing) as server:
-        client_of(server, world_size=2).close()
-        client_of(server, world_size=2, wait_for_workers=False).close()
-        client_of(server, world_size=-1).close()
-    with pytest.raises(ValueError, match="world_size"):
-        client_of(server, world_size=0)
-
-
 # Deadlines
 
 

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Self
@@ -132,79 +131,6 @@ def watched(server: TcpStoreServer) -> dict[int, int]:
 
 
 STOP_WAITING, WAIT_CANCELED = b"\0", b"\1"
-CONVERSATION = [
-    (op(1, blob(b"/k"), blob(b"value")), b""),
-    (op(3, blob(b"/k")), blob(b"value")),
-    (op(3, blob(b"/missing")), blob(b"")),
-    (op(2, blob(b"/k"), blob(b"value"), blob(b"v")), blob(b"v")),
-    (op(2, blob(b"/k"), blob(b"value"), blob(b"w")), blob(b"v")),
-    (op(2, blob(b"/missing"), blob(b"some"), blob(b"w")), blob(b"some")),
-    (op(4, blob(b"init/"), u64(3)), u64(3)),
-    (op(4, blob(b"init/"), u64(-5)), u64(-2)),
-    (op(5, keys(b"/k", b"init/")), b"\0"),
-    (op(5, keys(b"/k", b"/missing")), b"\1"),
-    (op(5, keys()), b"\0"),
-    (op(6, keys(b"/k", b"init/")), STOP_WAITING),
-    (op(6, keys(b"/k")), STOP_WAITING),
-    (op(6, keys(b"/missing")), b""),
-    (op(12), WAIT_CANCELED),
-    (op(12), WAIT_CANCELED),
-    (op(7), u64(2)),
-    (op(8, blob(b"init/")), u64(1)),
-    (op(8, blob(b"init/")), u64(0)),
-    (op(9, blob(b"/k"), blob(b"alue")), b""),
-    (op(9, blob(b"/l"), blob(b"")), b""),
-    (op(10, keys(b"/l", b"/k", b"/missing")), blob(b"") + blob(b"value") + blob(b"")),
-    (op(11, u64(2), blob(b"/k"), blob(b"1"), blob(b"/l"), blob(b"2")), b""),
-    (op(17), u64(2) + blob(b"/k") + blob(b"/l")),
-    (op(13, b"\x01\x02\x03\x04"), b"\x01\x02\x03\x04"),
-    (op(14, blob(b"/q"), blob(b"item")), b""),
-    (op(14, blob(b"/q"), blob(b"")), b""),
-    (op(16, blob(b"/q")), u64(2)),
-    (op(5, keys(b"/q")), b"\0"),
-    (op(6, keys(b"/q")), STOP_WAITING),
-    (op(15, blob(b"/q")), u64(2) + blob(b"item")),
-    (op(15, blob(b"/q")), u64(1) + blob(b"")),
-    (op(15, blob(b"/q")), u64(0)),
-    (op(16, blob(b"/q")), u64(0)),
-    (op(18, blob(b"/b"), u64(1)), STOP_WAITING),
-    (op(18, blob(b"/b"), u64(2)), b""),
-    (op(12), WAIT_CANCELED),
-    (op(7), u64(3)),
-]
-
-
-@pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_every_operation_in_pieces_and_all_at_once(size: int, server: TcpStoreServer) -> None:
-    with Client(server.port, greets=False) as client:
-        client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        stream = HELLO + b"".join(request for request, _ in CONVERSATION)
-        for at in range(0, len(stream), size):
-            client.send(stream[at : at + size])
-        client.hear(b"".join(answer for _, answer in CONVERSATION))
-
-
-def test_both_families_and_what_connections_have(server: TcpStoreServer) -> None:
-    with (
-        Client(server.port) as client,
-        socket.create_connection(("::1", server.port), PATIENCE_S) as six,
-    ):
-        six.sendall(HELLO + PING)
-        assert six.recv(4) == PONG
-        client.ask(b"", b"")
-        assert server.clients == 2
-        for connection in loop_of(server).connections.values():
-            accepted = connection.socket
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-            assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
-            assert not os.get_inheritable(accepted.fileno())
-            assert not os.get_blocking(accepted.fileno())
-
-
-def test_answers_keep_their_order_when_a_client_wakes_itself(client: Client) -> None:
-    client.send(op(6, keys(b"/x")), PING, op(1, blob(b"/x"), blob(b"")), op(7))
-    client.hear(PONG + STOP_WAITING + u64(1))
 
 
 def test_whoever_goes_away_is_not_counted_at_a_barrier(
@@ -293,18 +219,6 @@ def test_a_closed_connection_is_closed_even_if_another_process_has_a_copy(
 
 
 # Limits
-
-
-def test_who_only_looks_at_a_queue_keeps_nothing_from_others(
-    monkeypatch: pytest.MonkeyPatch, client: Client, other: Client
-) -> None:
-    monkeypatch.setattr(loop_module, "PROMISE_S", 0.01)
-    client.ask(op(14, blob(b"/q"), blob(b"item")), b"")
-    client.send(op(6, keys(b"/q")))
-    client.hear(STOP_WAITING)  # And then it asks for nothing more.
-    other.send(op(6, keys(b"/q")))
-    other.hear(STOP_WAITING)
-    other.ask(op(15, blob(b"/q")), u64(1) + blob(b"item"))
 
 
 def test_a_slow_reader_is_not_read_from_and_stalls_nobody(
@@ -795,24 +709,6 @@ def test_a_bound_socket_is_adopted_if_it_has_the_port() -> None:
     assert not accepts("127.0.0.1", port)
     with pytest.raises(DistNetworkError, match="localhost:0"):
         TCPStore("localhost", 0, is_master=True, master_listen_fd=2**20)
-
-
-def test_the_master_waits_for_its_clients() -> None:
-    with socket.socket() as bound, ThreadPoolExecutor(1) as pool:
-        bound.bind(("127.0.0.1", 0))
-        port = bound.getsockname()[1]
-        master = pool.submit(
-            lambda fd: TCPStore(
-                "localhost", port, 3, is_master=True, timeout=LONG, master_listen_fd=fd
-            ),
-            bound.detach(),
-        )
-        with (
-            TCPStore("localhost", port, 3, timeout=LONG),
-            TCPStore("localhost", port, 3, timeout=LONG),
-            master.result() as store,
-        ):
-            assert store.add("init/", 0) == 3
 
 
 def test_a_forked_child_is_a_client_of_its_parents_server() -> None:
