@@ -26,7 +26,7 @@ def turned_away(cluster: EtcdTeam, name: str) -> str:
     return said
 
 
-def test_only_who_has_the_right_certificate_gets_in(tmp_path: Path) -> None:
+def test_only_the_right_certificate_is_accepted(tmp_path: Path) -> None:
     tls = make_tls(tmp_path)
     foreign = make_ca(tmp_path, "foreign-ca")
     stranger = make_certificate(foreign, "stranger")
@@ -59,7 +59,7 @@ def test_only_who_has_the_right_certificate_gets_in(tmp_path: Path) -> None:
         assert (codes["a"], codes["b"]) == (0, 0)
 
 
-def test_only_who_has_the_right_password_gets_in(tmp_path: Path) -> None:
+def test_only_the_right_password_is_accepted(tmp_path: Path) -> None:
     with (
         running_etcd(tmp_path) as etcd,
         EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2", conf=QUICK) as cluster,

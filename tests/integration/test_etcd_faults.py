@@ -130,7 +130,7 @@ def test_a_leader_that_is_frozen_is_fenced_when_it_thaws_and_joins_again(
         assert cluster.finish(after) == {"a": 0, "b": 0, "c": 0}
 
 
-def test_an_etcd_without_space_stops_no_workers_and_is_told_of(tmp_path: Path) -> None:
+def test_an_etcd_without_space_stops_no_workers_and_is_reported(tmp_path: Path) -> None:
     flags = ("--max-restarts=1",)
     with (
         running_etcd(tmp_path, SMALL_QUOTA) as etcd,
@@ -194,7 +194,7 @@ def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path)
             assert team.is_quiet()
 
 
-def test_etcd_that_is_nowhere_is_told_of_in_one_line(tmp_path: Path, etcd: Etcd) -> None:
+def test_an_etcd_that_is_nowhere_is_reported_in_one_line(tmp_path: Path, etcd: Etcd) -> None:
     ports = free_port(), free_port()
     where = ",".join(f"127.0.0.1:{port}" for port in ports)
     conf = "read_timeout=0.5"

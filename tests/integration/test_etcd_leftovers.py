@@ -50,7 +50,7 @@ def test_a_job_that_ended_leaves_its_end_alone_and_late_nodes_hear_of_it(
         assert cluster.is_quiet()
 
 
-def test_a_job_whose_nodes_were_all_told_to_go_leaves_nothing(tmp_path: Path, etcd: Etcd) -> None:
+def test_a_job_whose_nodes_all_left_leaves_nothing(tmp_path: Path, etcd: Etcd) -> None:
     before = set(etcd.leases())
     with EtcdTeam(tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2:3") as cluster:
         for names in ("abc", "def"):

@@ -218,7 +218,7 @@ class AsyncEtcdClient:
         connection = self._take_idle(at) or await self._connect(at, attempts)
         try:
             limit_s = attempts.answer_s(self._loop.time())
-            reply = await connection.ask(path, body, token, limit_s=limit_s)
+            reply = await connection.request(path, body, token, limit_s=limit_s)
             self._heard.add(at)
             return reply
         finally:

@@ -113,7 +113,7 @@ async def _diagnose_handshake(
         return None
     on_opened(connection)
     try:
-        await connection.ask(VERSION, b"", limit_s=limit_s)
+        await connection.request(VERSION, b"", limit_s=limit_s)
     except ConnectionProblem:
         return None
     finally:

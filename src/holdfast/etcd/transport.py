@@ -117,7 +117,7 @@ class HttpConnection(asyncio.Protocol):
 
     # Requests.
 
-    async def ask(
+    async def request(
         self,
         path: str,
         body: bytes,

@@ -52,7 +52,7 @@ def test_the_key_and_the_token(etcd: Etcd, client: EtcdClient) -> None:
     assert etcd.get(b"without") == MAGIC
 
 
-def test_a_value_of_somebody_else_is_told_of(etcd: Etcd, client: EtcdClient) -> None:
+def test_a_value_of_another_program_is_an_error(etcd: Etcd, client: EtcdClient) -> None:
     revision = etcd.put(b"/foreign/job", b"c3RhdGU=")
     backend = EtcdRendezvousBackend(client, "job", "/foreign")
     for call in (backend.get_state, lambda: backend.set_state(b"mine")):
@@ -66,9 +66,7 @@ def ttl_of(etcd: Etcd, lease: int) -> int:
 
 
 @pytest.mark.parametrize(("ttl", "granted"), [(None, 7200), (0, 7200), (-5, 7200), (60, 60)])
-def test_a_state_goes_by_itself(
-    etcd: Etcd, client: EtcdClient, ttl: int | None, granted: int
-) -> None:
+def test_a_state_expires(etcd: Etcd, client: EtcdClient, ttl: int | None, granted: int) -> None:
     won(EtcdRendezvousBackend(client, "job", "/ttl", ttl), b"one")
     (lease,) = etcd.leases()
     assert ttl_of(etcd, lease) == granted

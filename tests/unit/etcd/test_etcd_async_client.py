@@ -138,7 +138,7 @@ def test_a_call_may_be_cancelled(etcd: Etcd) -> None:
     asyncio.run(talk())
 
 
-def test_a_closed_client_says_so() -> None:
+def test_a_closed_client_answers_closed() -> None:
     async def talk() -> None:
         with socket.socket() as bound:
             bound.bind((LOCAL, 0))
@@ -434,7 +434,7 @@ def test_members_of_a_cluster_die_one_after_the_other(tmp_path: Path) -> None:
         asyncio.run(talk(cluster))
 
 
-def test_a_member_without_a_leader_says_so_and_ends_its_watches(tmp_path: Path) -> None:
+def test_a_member_without_a_leader_ends_its_watches(tmp_path: Path) -> None:
     async def talk(cluster: EtcdCluster) -> None:
         alone, *others = [*cluster.followers(), cluster.leader()]
         async with client_of(alone.port) as client:
@@ -459,7 +459,7 @@ def test_a_member_without_a_leader_says_so_and_ends_its_watches(tmp_path: Path) 
         asyncio.run(talk(cluster))
 
 
-def test_a_watch_is_told_of_nothing_after_it_was_cancelled(etcd: Etcd) -> None:
+def test_a_cancelled_watch_calls_nobody_back(etcd: Etcd) -> None:
     async def talk() -> None:
         async with client_of(etcd.port) as client:
             now = (await done(client, put(b"cancelled", b"1"))).revision
@@ -489,7 +489,7 @@ def test_a_watch_is_told_of_nothing_after_it_was_cancelled(etcd: Etcd) -> None:
         (b"", ProblemKind.UNREACHABLE, "no watch within"),
     ],
 )
-def test_a_watch_at_a_server_that_is_no_etcd(
+def test_a_watch_at_a_server_that_is_not_etcd(
     words: bytes | None, kind: ProblemKind, why: str
 ) -> None:
     async def talk() -> None:

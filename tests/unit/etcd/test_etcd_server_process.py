@@ -197,7 +197,7 @@ def test_it_does_not_end_with_a_child_that_was_forked() -> None:
     assert owner.returncode == 0
 
 
-def test_a_process_of_ones_own_is_stopped_and_the_folder_named_removed(tmp_path: Path) -> None:
+def test_stop_etcd_stops_a_process_and_removes_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     with subprocess.Popen(["sleep", "infinity"]) as sleeping:
@@ -236,7 +236,7 @@ def started(program: Path, script: str) -> EtcdProcess:
         return EtcdProcess(written(program, script), log=log)
 
 
-def test_ready_is_what_the_process_says(program: Path) -> None:
+def test_the_process_reports_that_it_is_ready(program: Path) -> None:
     etcd = started(program, "ready READY=1; exec sleep infinity")
     etcd.wait_ready(PATIENCE_S)
     assert etcd.returncode is None
@@ -289,7 +289,7 @@ def test_the_program_beside_python_comes_before_that_in_path(
     assert find_binary() == str(beside)
 
 
-def test_without_any_program_it_says_what_to_install(
+def test_without_any_program_the_error_names_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(BINARY_VARIABLE, raising=False)
@@ -306,7 +306,7 @@ def test_last_words_are_the_end_of_the_log_in_one_line(tmp_path: Path) -> None:
     assert last_words(log) == "line 4995 | line 4996 | line 4997 | line 4998 | line 4999"
 
 
-def test_of_an_etcd_that_is_too_old_the_flag_is_told(tmp_path: Path) -> None:
+def test_an_etcd_that_is_too_old_is_reported_by_the_flag_it_lacks(tmp_path: Path) -> None:
     log = tmp_path / "log"
     usage = "".join(f"  --flag-{number}\n" for number in range(1000))
     log.write_text(f"flag provided but not defined: -logger\nusage: etcd [flags]\n{usage}")

@@ -85,9 +85,7 @@ def test_a_watch(etcd: Etcd) -> None:
             client.watch(b"watched", b"", 1)
 
 
-def test_changes_that_nobody_takes_are_kept_up_to_a_limit(
-    etcd: Etcd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_changes_are_kept_up_to_a_limit(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync_client, "UNREAD_MAX", 3)
     with client_of(etcd.port) as client:
         now = client.put(b"unread", b"0")
@@ -119,7 +117,7 @@ def test_a_call_that_is_under_way_when_the_client_closes_ends(tmp_path: Path) ->
         client.put(b"a", b"3")
 
 
-def test_all_endpoints_that_were_tried_are_told_of(etcd: Etcd) -> None:
+def test_the_problem_of_each_endpoint_is_reported(etcd: Etcd) -> None:
     with socket.socket() as bound, socket.create_server((LOCAL, 0)) as silent:
         bound.bind((LOCAL, 0))  # And does not listen.
         dead, hanging = (one.getsockname()[1] for one in (bound, silent))

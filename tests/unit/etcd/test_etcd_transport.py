@@ -28,7 +28,7 @@ async def ask_of(words: bytes | None, limit_s: float = S) -> Reply:
     async with saying(words) as port:
         connection = await connect(port)
         try:
-            return await connection.ask("/v3/x", b"{}", limit_s=limit_s)
+            return await connection.request("/v3/x", b"{}", limit_s=limit_s)
         finally:
             connection.abort("the test is done")
             await connection.ended
@@ -46,7 +46,7 @@ def test_a_request_is_one_write_and_the_connection_is_kept() -> None:
             connection = await connect(port)
             for n in (1, 2):
                 assert connection.is_idle
-                reply = await connection.ask("/v3/x", b'{"a":1}', "the-token", limit_s=S)
+                reply = await connection.request("/v3/x", b'{"a":1}', "the-token", limit_s=S)
                 assert reply == Reply(200, b'{"n":%d}' % n)
             assert connection.local_address == LOCAL
             connection.abort("done")
@@ -110,7 +110,7 @@ def test_an_answer_may_end_with_the_connection(words: bytes, reply: Reply) -> No
     async def talk() -> None:
         async with saying(words, once=True) as port:
             connection = await connect(port)
-            assert await connection.ask("/v3/x", b"{}", limit_s=S) == reply
+            assert await connection.request("/v3/x", b"{}", limit_s=S) == reply
             assert not connection.is_idle
             await connection.ended
 

@@ -242,7 +242,7 @@ def test_the_same_requests_have_the_same_answers(both: Both, seed: int) -> None:
     assert both.sim.revision - both.start > 60, "most requests have something to do"
 
 
-def test_after_a_compaction_watches_are_told_the_same(both: Both) -> None:
+def test_after_a_compaction_watches_see_the_same(both: Both) -> None:
     rng = seeded("compaction")
     asking = Asking(both.sim, rng)
     for _ in range(60):
