@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_written_does_not_hide_the_failure(
     error = fails("exit 3")
     assert error.report_file == ""
     (warning,) = caplog.messages
-    assert "could not be written" in warning
+    assert "failure.json" in warning
     assert "No such file or directory" in warning
 
 
