@@ -2,7 +2,7 @@
 
 The way a command is started can be replaced, as in TorchElastic: derive from `SubprocessHandler`
 and register what makes it with `replace_subprocess_handler`. A replaced handler's process is not
-below the keeper: its exit is learnt by pidfd, it is stopped through the handler, and its children
+below the keeper: its exit is learned by pidfd, it is stopped through the handler, and its children
 are killed by walking its tree, or with its process group once it has ended.
 """
 

@@ -172,7 +172,7 @@ class PContext(ABC):
 
         A failure first brings the other workers down. `timeout` is in seconds; 0 only looks, and
         a negative one waits for ever. None means that the time was over before. `period` is
-        accepted for compatibility: exits are learnt as they happen. With the result all is
+        accepted for compatibility: exits are learned as they happen. With the result all is
         released, as by `close`.
         """
         deadline = None if timeout < 0 else time.monotonic() + timeout
