@@ -36,8 +36,6 @@ from holdfast.core.etcd.calls import (
 )
 from holdfast.etcd import async_client as client_module
 from holdfast.etcd.async_client import CONNECTIONS_MAX
-from holdfast.etcd.protocol import TLS_ONLY
-from holdfast.etcd.transport import NOT_TLS
 from real_etcd import SMALL_QUOTA, Etcd, EtcdCluster, Tls, make_tls, running_cluster, running_etcd
 
 if TYPE_CHECKING:
@@ -210,29 +208,6 @@ def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_p
         assert found.kind is ProblemKind.DENIED, found
         assert why in found.why
         assert "\n" not in found.why
-
-
-def test_with_and_without_tls_mixed_up(secure: Etcd, plain: Etcd, tls: Tls) -> None:
-    found = asyncio.run(refused(secure, put(b"a")))
-    assert found == Problem(ProblemKind.DENIED, TLS_ONLY)
-    found = asyncio.run(refused(plain, put(b"a"), tls=True, ca=tls.ca))
-    assert found == Problem(ProblemKind.DENIED, NOT_TLS)
-
-
-def test_a_user_with_a_password(plain: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(plain.port, user="user", password="secret") as client:
-            calls = [done(client, put(b"u/%d" % n)) for n in range(10)]
-            now = (await asyncio.gather(*calls))[0].revision
-            (change, *_) = await Watched(client, b"u/", b"u0", now).changes()
-            assert change.key.startswith(b"u/")
-            assert isinstance(await client.call(Grant(60)), Granted)
-            not_ours = await problem(client, put(b"x"))
-            assert not_ours == Problem(ProblemKind.DENIED, "permission denied")
-            assert await Watched(client, b"x").problem() == not_ours
-            await done(client, Txn(success=(Delete(b"u/", b"u0"),)))
-
-    asyncio.run(talk())
 
 
 def test_many_calls_at_once_ask_for_one_token() -> None:
@@ -475,27 +450,5 @@ def test_a_cancelled_watch_calls_nobody_back(etcd: Etcd) -> None:
             assert early.is_silent
             assert watched.is_silent
         assert other.is_silent  # Closing the client is no end of a watch either.
-
-    asyncio.run(talk())
-
-
-@pytest.mark.parametrize(
-    ("words", "kind", "why"),
-    [
-        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED, "/v3"),
-        (http(b"<html>\n"), ProblemKind.REFUSED, "<html>"),
-        (http(b""), ProblemKind.UNREACHABLE, "it ended the watch"),
-        (None, ProblemKind.UNREACHABLE, "without an answer"),
-        (b"", ProblemKind.UNREACHABLE, "no watch within"),
-    ],
-)
-def test_a_watch_at_a_server_that_is_not_etcd(
-    words: bytes | None, kind: ProblemKind, why: str
-) -> None:
-    async def talk() -> None:
-        async with saying(words) as port, client_of(port, call_s=SHORT_S) as client:
-            ended = await Watched(client, b"a").problem()
-            assert ended.kind is kind
-            assert why in ended.why
 
     asyncio.run(talk())

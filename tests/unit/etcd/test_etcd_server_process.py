@@ -276,19 +276,6 @@ def test_a_variable_that_names_nothing_is_no_reason_to_take_another(
         find_binary()
 
 
-def test_the_program_beside_python_comes_before_that_in_path(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(BINARY_VARIABLE, raising=False)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setenv("PATH", str(program.parent))
-    assert find_binary() == str(program)
-    beside = tmp_path / "bin" / "etcd"
-    beside.parent.mkdir()
-    program.rename(beside)
-    assert find_binary() == str(beside)
-
-
 def test_without_any_program_the_error_names_a_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,10 +24,8 @@ from holdfast.testing.sim.etcd import ELECTION_S, SimEtcd
 from holdfast.testing.sim.etcd_network import (
     CALL_S,
     CATCH_UP_S,
-    HELD_CHANGES_MAX,
     LEASE_LOOK_S,
     NOTICED_S,
-    RESET,
     TIMED_OUT,
     EtcdNetwork,
 )
@@ -124,16 +122,6 @@ def scene() -> Scene:
 # Calls.
 
 
-def test_an_answer_into_a_cut_is_lost_though_all_was_done(scene: Scene) -> None:
-    scene.agent.cut_in = True
-    scene.put()
-    scene.pass_s(CALL_S - 0.01)
-    assert scene.stored
-    assert scene.agent.answers == []
-    scene.pass_s(0.02)
-    assert scene.agent.answers == [(1, TIMED_OUT)]
-
-
 # Outages.
 
 
@@ -203,16 +191,6 @@ def test_a_cut_that_lasts_ends_a_watch_that_has_something_to_say(scene: Scene) -
     scene.agent.cut_in, scene.agent.ends = False, []
     scene.watch(start_revision=3)
     assert scene.agent.revisions == [2, 3], "it goes on where it ended"
-
-
-def test_what_a_cut_holds_up_has_a_limit(scene: Scene) -> None:
-    scene.watch()
-    scene.agent.cut_in = True
-    scene.change([b""] * (HELD_CHANGES_MAX + 1))
-    scene.agent.cut_in = False
-    scene.pass_s(2 * NOTICED_S[1])
-    assert scene.agent.changes == []
-    assert scene.agent.ends == [(1, RESET)]
 
 
 # All of it.
