@@ -6,8 +6,6 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
-import pytest
-
 from holdfast.cli.story import Listing, read
 from real_teams import OBEY
 
@@ -20,8 +18,6 @@ if TYPE_CHECKING:
 def test_a_killed_worker_is_followed_to_the_restart_on_all_nodes(
     tmp_path: Path, team: MakeTeam
 ) -> None:
-    if team.__class__.__name__ == "OnEtcd":
-        pytest.xfail("messages over etcd are not linked yet")
     names = ("a", "b", "c")
     files = {name: str(tmp_path / f"{name}.story") for name in names}
     files["b"] = files["a"]  # Agents may share one.

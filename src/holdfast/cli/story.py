@@ -67,11 +67,12 @@ class Listing:
                 senders.setdefault(message, []).append(at)
         for at, line in enumerate(lines):
             found = steps.get(line.cause)
-            if found is None and line.cause in senders:
-                # A node's own session delivers a view to the agent; the coordinator sent it before.
-                among = [one for one in senders[line.cause] if one != at]
-                own = [one for one in among if lines[one].node == line.node]
-                found = next(iter(own or among), None)
+            if found is None:
+                # A node may hand a message on to itself: the step nearest before this one did.
+                sent = senders.get(line.cause, [])
+                own = [one for one in sent if one < at and lines[one].node == line.node]
+                others = [one for one in sent if lines[one].node != line.node]
+                found = own[-1] if own else next(iter(others), None)
             self.causes.append(found if found != at else None)
 
     def text(self, at: int, described: set[str]) -> str:

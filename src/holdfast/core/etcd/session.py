@@ -268,8 +268,7 @@ class EtcdSession:
         if self._leave_requested:
             effects += self._leave_if_resigned(now)
         if effects and not _is_renewal(event):
-            if isinstance(event, MessageSubmitted) and isinstance(event.message, Status):
-                cause = cause or event.message.id
+            cause = cause or _message_id(event, effects)
             self.story.record(now, state, event, effects, cause)
         return effects
 
@@ -612,6 +611,14 @@ class EtcdSession:
 
     def _awaits(self, kind: type[_Purpose]) -> bool:
         return any(type(one) is kind for one in self._requests.values())
+
+
+def _message_id(event: SessionEvent, effects: list[SessionEffect]) -> str:
+    """Return the status that an event submits, or the newest view that it delivers."""
+    if isinstance(event, MessageSubmitted) and isinstance(event.message, Status):
+        return event.message.id
+    delivered = [one.message for one in effects if isinstance(one, DeliverMessage)]
+    return next((one.id for one in reversed(delivered) if isinstance(one, View)), "")
 
 
 def _is_renewal(event: SessionEvent) -> bool:
