@@ -17,6 +17,7 @@ import pytest
 from etcd_nodes import EtcdPlayer
 from many_nodes import CoordinatedPlayer, CoordinatorPlayer, RoundsPlayer, SessionPlayer
 from one_node import StoppingPlayer, SupervisionPlayer
+from shared_nodes import SharedStatePlayer
 from transcripts import Transcript
 
 from holdfast.core import coordinated_supervision, rounds, session, supervision
@@ -39,6 +40,7 @@ PLAYERS: dict[str, type[Player]] = {
     "coordinator": CoordinatorPlayer,
     "session": SessionPlayer,
     "coordinated_supervision": CoordinatedPlayer,
+    "shared_state": SharedStatePlayer,
     "etcd_session": EtcdPlayer,
     "etcd_election": EtcdPlayer,
     "etcd_leader": EtcdPlayer,

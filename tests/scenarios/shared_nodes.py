@@ -1,0 +1,143 @@
+"""The player of nodes over a compare-and-set store: `core.shared_state`, one call at a time.
+
+::
+
+    new min=2 max=2 restarts=1 settle=1          a job's settings, and an empty store
+    0.0 a ready                                  a node reports its phase (and a generation)
+    0.0 a answer                                 the store carries out a's call, and a gets the answer
+    0.0 a unheard                                ... and the answer is lost: a's call fails
+    0.0 a fail no route                          the store cannot be asked
+    5.0 a tick / 5.0 a rejoin 7
+    5.0 all                                      all get their answers, until nobody has a call
+    store is empty                               it was started again without its state
+
+Below are the effects with the node they are of, each node's call and next deadline, and the job.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from transcripts import Clock
+
+from fake_node import RUN
+from holdfast.core.machine import TICK, brief
+from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase
+from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
+from holdfast.core.shared_state import (
+    CallFailed,
+    CallState,
+    ReadState,
+    SessionEffect,
+    SessionEvent,
+    SharedStateSession,
+    StateRead,
+    StateWritten,
+    Timeouts,
+    WriteConflict,
+    WriteState,
+    decode,
+)
+
+NAMES = {"min": "min_nodes", "max": "max_nodes", "restarts": "max_restarts", "settle": "settle_s"}
+
+
+class SharedStatePlayer:
+    def __init__(self) -> None:
+        self.calls: set[tuple[CallState, CallState]] = set()
+        self.nodes: dict[str, SharedStateSession] = {}
+        self.pending: dict[str, ReadState | WriteState] = {}
+        self.state: bytes | None = None
+        self.token = 0
+        self.clock = Clock()
+
+    def play(self, line: str) -> list[str]:
+        first, *words = shlex.split(line)
+        if first == "new":
+            given = dict(word.split("=") for word in words)
+            self.settings = JobSettings(**{NAMES[name]: int(text) for name, text in given.items()})
+            return [self._job()]
+        if first == "store":
+            self.state = None
+            return [self._job()]
+        now = self.clock.read(first)
+        if words == ["all"]:
+            lines = []
+            while self.pending:
+                lines += self._answer(now, next(iter(self.pending)))
+        else:
+            lines = self._happens(now, *words)
+        return [*lines, *map(self._node, self.nodes), self._job()]
+
+    def _happens(self, now: float, name: str, verb: str, *words: str) -> list[str]:
+        match verb:
+            case "answer":
+                return self._answer(now, name)
+            case "unheard":
+                self._carry_out(self.pending.pop(name))
+                return self._handle(now, name, CallFailed("the answer was lost"))
+            case "fail":
+                del self.pending[name]
+                return self._handle(now, name, CallFailed(" ".join(words)))
+            case "tick":
+                return self._handle(now, name, TICK)
+            case "rejoin":
+                return self._handle(now, name, Rejoined(int(words[0])))
+        phase = NodePhase(verb)
+        failure = Failure(node=name, summary="oh") if phase is NodePhase.FAILED else None
+        generation = int(words[0]) if words else -1
+        return self._handle(now, name, StatusChanged(phase, generation, failure))
+
+    def _answer(self, now: float, name: str) -> list[str]:
+        return self._handle(now, name, self._carry_out(self.pending.pop(name)))
+
+    def _carry_out(self, call: ReadState | WriteState) -> SessionEvent:
+        if isinstance(call, ReadState):
+            return StateRead(self.state, self.token if self.state else None)
+        if call.token != (self.token if self.state else None):
+            return WriteConflict()
+        self.state, self.token = call.state, self.token + 1
+        return StateWritten()
+
+    def _handle(self, now: float, name: str, event: SessionEvent) -> list[str]:
+        if name not in self.nodes:
+            self.nodes[name] = SharedStateSession(
+                now,
+                run_id=RUN,
+                info=NodeInfo(node=name, incarnation=len(self.nodes) + 1, address=name),
+                settings=self.settings,
+                timeouts=Timeouts(away_s=30.0),
+                draw=lambda: 0.5,
+            )
+        session = self.nodes[name]
+        before = session.call
+        effects = session.handle(now, event)
+        self.calls.add((before, session.call))
+        return [f"{name}: {self._effect(name, effect)}" for effect in effects]
+
+    def _effect(self, name: str, effect: SessionEffect) -> str:
+        match effect:
+            case ReadState():
+                self.pending[name] = effect
+                return "read"
+            case WriteState():
+                self.pending[name] = effect
+                return f"write {', '.join(map(brief, effect.changes)) or 'a heartbeat'}"
+            case DeliverView(view):
+                return f"deliver {view}"
+            case GiveUp(away_s, why):
+                return f"give up after {away_s:g} s: {why}"
+        return brief(effect)
+
+    def _node(self, name: str) -> str:
+        session = self.nodes[name]
+        deadline = session.next_deadline(self.clock.now)
+        when = "nothing to wait for" if deadline is None else f"next at {deadline:.3f}"
+        return f"{name} is {session.call.value}, {when}"
+
+    def _job(self) -> str:
+        if self.state is None:
+            return "job: none"
+        job = decode(self.state)
+        nodes = ", ".join(f"{node.info.node}/{node.heartbeats}" for node in job.nodes.values())
+        return f"job: {job.phase.value}, generation {job.generation}, nodes {nodes or 'none'}"
