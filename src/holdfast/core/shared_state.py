@@ -79,7 +79,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STATE_MARK = b"holdfast job 1\n"
+STATE_MARK = b"holdfast job 2\n"
 STATE_BYTES_MAX = 4 * 1024 * 1024
 """A state larger than this is not read: about ten thousand nodes, and what TCPStore can hold."""
 UNSTORED_MAX = 8

@@ -35,9 +35,9 @@ from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage, quoted
 
 MAGIC = "holdfast"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """The newest version spoken here."""
-PROTOCOL_VERSION_MIN = 1
+PROTOCOL_VERSION_MIN = 2
 """The oldest one."""
 
 Version = Annotated[int, Meta(ge=1, le=limits.VERSION_MAX)]

@@ -70,7 +70,7 @@ def test_the_newest_version_that_both_speak_is_spoken() -> None:
     client = ClientHandshake(None)
     client.start()
     with pytest.raises(HandshakeRefused):  # It was not offered.
-        client.receive(Challenge(version=2, nonce=bytes(32), token_wanted=False))
+        client.receive(Challenge(version=PROTOCOL_VERSION + 1, nonce=bytes(32), token_wanted=False))
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [((1, 2), (3, 4)), ((5, 5), (3, 4)), ((4, 3), (3, 4))])
@@ -129,9 +129,9 @@ def test_a_proof_that_was_not_asked_for_and_another_magic_are_refused() -> None:
 
 def test_a_server_that_does_not_know_the_token_is_left() -> None:
     for challenge in (
-        Challenge(version=1, nonce=bytes(32), token_wanted=True, proof=bytes(32)),
-        Challenge(version=1, nonce=bytes(32), token_wanted=True),
-        Challenge(version=1, nonce=bytes(32), token_wanted=False, proof=bytes(32)),
+        Challenge(version=PROTOCOL_VERSION, nonce=bytes(32), token_wanted=True, proof=bytes(32)),
+        Challenge(version=PROTOCOL_VERSION, nonce=bytes(32), token_wanted=True),
+        Challenge(version=PROTOCOL_VERSION, nonce=bytes(32), token_wanted=False, proof=bytes(32)),
     ):
         client = ClientHandshake(TOKEN)
         client.start()
@@ -171,9 +171,9 @@ def test_nobody_in_between_can_take_the_newer_version_away() -> None:
 OUT_OF_PLACE: list[Message] = [
     Heartbeat(run_id="job", node="n", incarnation=1, seq=1, term=1, revision=1),
     Hello(nonce=bytes(32)),
-    Challenge(version=1, nonce=bytes(32), token_wanted=False),
+    Challenge(version=PROTOCOL_VERSION, nonce=bytes(32), token_wanted=False),
     Proof(),
-    Welcome(version=1),
+    Welcome(version=PROTOCOL_VERSION),
 ]
 
 
@@ -196,7 +196,7 @@ def test_a_message_out_of_place_raises_and_changes_nothing() -> None:
             with pytest.raises(BadMessage):
                 client.receive(message)
     with pytest.raises(BadMessage):
-        client.receive(Welcome(version=2))
+        client.receive(Welcome(version=PROTOCOL_VERSION + 1))
     client.receive(message_in(server.receive(proof)))
     assert client.done
     assert server.done

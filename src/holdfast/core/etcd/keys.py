@@ -27,7 +27,7 @@ from holdfast.core.etcd.calls import Get, end_of_prefix
 from holdfast.core.protocol import Status, View
 from holdfast.core.rounds import Job  # noqa: TC001 (msgspec reads the annotation)
 
-MARK = b"hf1"
+MARK = b"hf2"
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """Of an uncompressed record; far above what etcd accepts compressed."""
 COMPRESS_FROM_BYTES = 4096
