@@ -77,7 +77,7 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.config import RendezvousParameters
 
 AWAY_S = 60.0
-"""How long a node goes on while the backend cannot be reached; then its agent is told."""
+"""How long a node goes on while the backend cannot be reached."""
 ABSENT_S = 60.0
 """How long a round waits for a member that lives but does not come. Workers have 30 s to stop."""
 THREAD_END_S = 0.5
@@ -120,7 +120,7 @@ class RendezvousBackend(ABC):
 class BackendConnection:
     """One node's `JobConnection`, from `start` until `close`."""
 
-    hosting = False  # No other node needs this process to meet.
+    hosting = False  # No other node depends on this process.
 
     def __init__(
         self,
@@ -198,7 +198,7 @@ class BackendConnection:
 
     @property
     def where(self) -> str:
-        """Where the nodes meet, as a person knows it."""
+        """The endpoint, as a user writes it."""
         return self._where
 
     def fileno(self) -> int:
@@ -447,7 +447,7 @@ class DynamicRendezvousHandler(PolledHandler):
 
     @property
     def endpoint(self) -> str:
-        """Where the nodes meet, as a person knows it."""
+        """The endpoint, as a user writes it."""
         return self._endpoint
 
     def scope_of(self, view: View) -> str:
@@ -478,7 +478,7 @@ class DynamicRendezvousHandler(PolledHandler):
             super().set_closed()
 
     def shutdown(self) -> bool:
-        """Leave the job, and release what the handler holds; False if nobody could be told."""
+        """Leave the job and release what the handler holds; False if that could not be stored."""
         self._is_shut = True
         super().shutdown()
         if self._release is not None:

@@ -163,7 +163,7 @@ class CoordinatedRendezvousHandler(RendezvousHandler):
     @property
     @abstractmethod
     def endpoint(self) -> str:
-        """Where the nodes meet, as a person writes it."""
+        """The endpoint, as a user writes it."""
 
     @property
     @abstractmethod

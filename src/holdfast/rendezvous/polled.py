@@ -57,7 +57,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
     """The common parts of all handlers whose job is decided for all nodes."""
 
     decider = "the coordinator"
-    """What decides for the job, as a person calls it."""
+    """What decides for the job, in messages."""
     close_timeout_s: float | None = None
     """How long `set_closed` waits until the job is closed; None if it does not wait."""
     leave_timeout_s = LEAVE_S
@@ -195,7 +195,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
             return info
 
     def is_closed(self) -> bool:
-        """Return whether the job is over, as far as this node was told."""
+        """Return whether the job is over, as far as this node knows."""
         view = self._newest_view()
         return view is not None and view.role is NodeRole.CLOSED
 
