@@ -1,4 +1,4 @@
-"""Rendezvous for tests of agents: rounds that are told beforehand, and nodes in threads."""
+"""Rendezvous for tests of agents: rounds that are scripted, and nodes in threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from holdfast.store.interface import RoundStore
 
 
-class ToldRendezvous(RendezvousHandler):
+class ScriptedRendezvous(RendezvousHandler):
     """Each round has this node as `rank` of `world_size`, and a store by `make_store`.
 
     `waiting` has the answers of `num_nodes_waiting`, one for each time it is asked; then it is 0.
@@ -33,7 +33,7 @@ class ToldRendezvous(RendezvousHandler):
         self.asked = 0
 
     def get_backend(self) -> str:
-        return "told"
+        return "scripted"
 
     def next_rendezvous(self) -> RendezvousInfo:
         self.rounds += 1

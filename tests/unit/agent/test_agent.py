@@ -5,7 +5,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes import ToldRendezvous
+from rendezvous_fakes import ScriptedRendezvous
 
 from holdfast.agent.agent import SimpleElasticAgent
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -24,7 +24,7 @@ HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FOREVER_S = 3600.0
 
 
-class Told(ToldRendezvous):
+class NotingRendezvous(ScriptedRendezvous):
     """A rendezvous that notes when it is asked for a round."""
 
     def __init__(self, story: list[str], **kwargs: Any) -> None:
@@ -68,7 +68,7 @@ class ScriptedAgent(SimpleElasticAgent):
 
 
 def scripted(
-    *looks: WorkerState | RunResult, told: dict[str, Any] | None = None, **settings: Any
+    *looks: WorkerState | RunResult, rounds: dict[str, Any] | None = None, **settings: Any
 ) -> ScriptedAgent:
     story: list[str] = []
     how = {
@@ -80,7 +80,7 @@ def scripted(
         **{
             "role": "trainer",
             "local_world_size": 2,
-            "rdzv_handler": Told(story, **(told or {})),
+            "rdzv_handler": NotingRendezvous(story, **(rounds or {})),
             "entrypoint": "train",
             "monitor_interval": 0.001,
             "max_restarts": 0,
@@ -159,7 +159,7 @@ def test_a_state_that_says_nothing_raises(odd: WorkerState) -> None:
 
 def test_waiting_nodes_lead_to_a_new_round_that_costs_nothing() -> None:
     agent = scripted(
-        *[HEALTHY] * 4, FAILED, SUCCEEDED, told={"waiting": [0, 2, 1, 0]}, max_restarts=1
+        *[HEALTHY] * 4, FAILED, SUCCEEDED, rounds={"waiting": [0, 2, 1, 0]}, max_restarts=1
     )
     assert agent.run().state is SUCCEEDED
     assert agent.story == [
@@ -172,7 +172,7 @@ def test_waiting_nodes_lead_to_a_new_round_that_costs_nothing() -> None:
 
 
 def test_a_handler_that_tells_of_changes_itself_is_not_asked() -> None:
-    class Telling(ToldRendezvous):
+    class Telling(ScriptedRendezvous):
         polls_membership = False
 
     handler = Telling(waiting=[1, 1])
@@ -188,7 +188,7 @@ def test_a_handler_of_another_project_is_asked_after_each_healthy_look() -> None
         asked = 0
 
         def next_rendezvous(self) -> RendezvousInfo:
-            return ToldRendezvous().next_rendezvous()
+            return ScriptedRendezvous().next_rendezvous()
 
         def num_nodes_waiting(self) -> int:
             self.asked += 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 JOIN_S, BARRIER_S = 600.0, 300.0
 
 
-class Told:
+class FakeConnection:
     """A connection to no coordinator, and the handler that has it: `news` is what it will say."""
 
     join_timeout_s = JOIN_S
@@ -38,7 +38,7 @@ class Told:
         self.served: list[int] = []
         self.view: View | None = None
 
-    def enter(self, **_shape: object) -> Told:
+    def enter(self, **_shape: object) -> FakeConnection:
         return self
 
     def take(self) -> list[Any]:
@@ -71,28 +71,28 @@ class Node:
     """A team of one agent, driven as the agent would: what it takes in, the machine gets."""
 
     def __init__(self) -> None:
-        handler: Any = Told()
-        self.told: Told = handler
+        handler: Any = FakeConnection()
+        self.connection: FakeConnection = handler
         self.machine = CoordinatedSupervision(local_world_size=1, max_restarts=0)
         spec = WorkerSpec("trainer", 1, handler, entrypoint="true")
-        self.team = CoordinatedJob(
+        self.job = CoordinatedJob(
             handler, WorkerGroup(spec), self.machine, exit_barrier_s=BARRIER_S, failures=dict
         )
         # A whole number: sums with it are exact, however long the machine has been up.
-        self.begun = self.team._since = float(int(self.team._since))
+        self.begun = self.job._since = float(int(self.job._since))
         self.machine.handle(0.0, supervision.Begun())
 
     def hear(self, at: float, *news: object) -> list[Event]:
         """Let news come so long after the beginning; return the events that they are."""
-        self.told.news += news
-        events = self.team.events(self.begun + at)
+        self.connection.news += news
+        events = self.job.events(self.begun + at)
         for event in events:
             self.machine.handle(self.begun + at, event)
         return events
 
     def due(self) -> float | None:
         """Return how long after the beginning the team wants to be asked again."""
-        deadline = self.team.deadline()
+        deadline = self.job.deadline()
         return None if deadline is None else max(0.0, deadline - self.begun)
 
 
@@ -182,16 +182,16 @@ def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(node: Node) -> N
 def test_the_workers_store_is_there_as_soon_as_the_round_is(node: Node) -> None:
     """Before the old workers of this node have stopped: those of other nodes may be faster."""
     node.hear(0.0, view(NodeRole.WAITING))
-    assert node.told.served == []
+    assert node.connection.served == []
     node.hear(1.0, view(NodeRole.MEMBER, generation=3, rank=0, size=2))
-    assert node.told.served == [3]
+    assert node.connection.served == [3]
 
 
 @pytest.mark.parametrize("needed_for", ["hosting", "serves_workers"])
 def test_a_node_that_the_others_need_waits_for_them_without_a_limit(
     node: Node, needed_for: str
 ) -> None:
-    setattr(node.told, needed_for, True)
+    setattr(node.connection, needed_for, True)
     run(node, 1.0)
     be_done(node, 2.0)
     node.hear(2.0)
@@ -205,7 +205,7 @@ def test_a_coordinator_that_stayed_away(node: Node) -> None:
         coordinated_supervision.CoordinatorLost("connection refused", 60.0)
     ]
     assert node.machine.state is supervision.State.DONE
-    assert str(node.team.error(supervision.Outcome.COORDINATOR_LOST)) == "away for 60 s"
+    assert str(node.job.error(supervision.Outcome.COORDINATOR_LOST)) == "away for 60 s"
 
 
 def test_a_coordinator_that_refuses(node: Node) -> None:
@@ -219,6 +219,6 @@ def test_the_failure_of_another_node_comes_first(node: Node) -> None:
     closed = view(NodeRole.CLOSED, 2, outcome=JobOutcome.FAILED, failure=elsewhere, final=True)
     node.hear(1.0, closed)
     mine = ProcessFailure(0, 5, -15, "")
-    merged = node.team.failures({0: mine})
+    merged = node.job.failures({0: mine})
     assert ChildFailedError("", merged).get_first_failure()[0] == 3
     assert (mine.consequence, mine.order) == (True, 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes import ToldRendezvous
+from rendezvous_fakes import ScriptedRendezvous
 
 from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
@@ -26,7 +26,7 @@ FOREVER_S = 3600.0
 WINDOWS_MAX = 20
 
 
-class Quiet(ToldRendezvous):
+class Quiet(ScriptedRendezvous):
     """A rendezvous that need not be asked for waiting nodes."""
 
     polls_membership = False
@@ -86,7 +86,7 @@ def place_and(*args: Any) -> tuple[str, str, tuple[Any, ...]]:
     return os.environ["LOCAL_RANK"], os.environ["RANK"], args
 
 
-def second_of_two_nodes() -> ToldRendezvous:
+def second_of_two_nodes() -> ScriptedRendezvous:
     """Return a rendezvous whose other node has ranks 0 to 2, and is done already."""
     store = MemoryStore()
     store.set("torchelastic/assigned_ranks/1", "[3, 5, 3, 5]")
@@ -290,7 +290,7 @@ def test_nodes_with_roles_share_out_ranks_and_wait_for_each_other(polled: bool) 
         '$GROUP_RANK/$GROUP_WORLD_SIZE" >> seen; [ $GROUP_RANK = 0 ] || read go < go$GROUP_RANK'
     )
     store = MemoryStore()
-    handler = ToldRendezvous if polled else Quiet
+    handler = ScriptedRendezvous if polled else Quiet
     agents = [
         local(
             script,

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes import ToldRendezvous
+from rendezvous_fakes import ScriptedRendezvous
 
 from holdfast.agent import rank_exchange
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
@@ -23,7 +23,7 @@ NODES = [("trainer", 2), ("reader", 1), ("reader", 3), ("trainer", 4)]
 
 
 def spec(role: str, size: int) -> WorkerSpec:
-    return WorkerSpec(role, size, ToldRendezvous(), entrypoint="train")
+    return WorkerSpec(role, size, ScriptedRendezvous(), entrypoint="train")
 
 
 def memory_stores() -> Iterator[Callable[[], Any]]:
@@ -100,7 +100,7 @@ def test_agents_of_torch_and_ours_understand_each_other(first_is_torch: bool) ->
 
     def by_torch(rank: int) -> NodeRanks:
         role, size = NODES[rank]
-        handler: Any = ToldRendezvous()
+        handler: Any = ScriptedRendezvous()
         workers = SimpleElasticAgent._assign_worker_ranks(
             None, store, rank, len(NODES), TorchSpec(role, size, handler, entrypoint="train")
         )

@@ -4,7 +4,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from rendezvous_fakes import ToldRendezvous
+from rendezvous_fakes import ScriptedRendezvous
 
 from holdfast.agent.local_agent import UNINTERRUPTIBLE_ENV, LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec
@@ -90,7 +90,7 @@ def test_a_worker_in_that_state_for_the_whole_limit_is_stuck(watch: Watch) -> No
 
 def agent_of(folder: Path, script: str, **how: Any) -> LocalElasticAgent:
     spec = WorkerSpec(
-        "trainer", 2, ToldRendezvous(), entrypoint="/bin/sh", args=("-c", script), max_restarts=3,
+        "trainer", 2, ScriptedRendezvous(), entrypoint="/bin/sh", args=("-c", script), max_restarts=3,
         monitor_interval=3600,
     )  # fmt: skip
     return LocalElasticAgent(spec, DefaultLogsSpecs(str(folder), redirects=Std.ALL), **how)
