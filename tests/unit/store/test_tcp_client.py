@@ -568,8 +568,9 @@ def test_an_address_that_swallows_everything_leaves_time_for_the_others(
     assert max(allowed) == channel.ATTEMPT_S_MAX
 
 
-@pytest.mark.usefixtures("clock")
-def test_no_connection_to_itself(unused: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_connection_to_itself(
+    unused: int, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The kernel may connect a socket to itself where nobody listens at a port it hands out."""
 
     class Itself(socket.socket):
@@ -579,4 +580,5 @@ def test_no_connection_to_itself(unused: int, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(socket, "socket", Itself)
     with pytest.raises(DistNetworkError):
-        reach(unused, 0.05)
+        connect("127.0.0.1", unused, clock.now + 0.05, 0.05, "")
+    assert clock.slept  # It counts as refused, and is tried again: a server may come.
