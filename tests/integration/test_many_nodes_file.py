@@ -161,7 +161,7 @@ def test_a_state_that_is_none_is_said_in_one_line(tmp_path: Path) -> None:
         code, said = cluster.start("b").end()
         assert code == 78
         assert said.count("\n") == 1, said
-        assert f"{state} is damaged or not a rendezvous of Holdfast's" in said
+        assert f"{state} is damaged" in said
 
 
 def test_a_state_that_is_lost_is_restored_by_the_nodes_and_restarts_no_worker(
