@@ -385,8 +385,9 @@ class DynamicRendezvousHandler(PolledHandler):
         self,
         node: NodeInfo,
         settings: RendezvousSettings,
-        backend: RendezvousBackend,
+        backend_name: str,
         store: Any,
+        state_holder: RendezvousBackend,
         *,
         job_settings: JobSettings | None = None,
         away_s: float = AWAY_S,
@@ -396,7 +397,7 @@ class DynamicRendezvousHandler(PolledHandler):
         check_settings(settings)
         timeout = settings.timeout
         super().__init__(
-            backend=backend.name,
+            backend=backend_name,
             run_id=settings.run_id,
             node_id=node.node,
             join_timeout_s=timeout.join.total_seconds(),
@@ -405,11 +406,11 @@ class DynamicRendezvousHandler(PolledHandler):
         self.close_timeout_s = self.leave_timeout_s = timeout.close.total_seconds()
         self._node = node
         self._settings = settings
-        self._backend = backend
+        self._backend = state_holder
         self._store = store
         self._job_settings = job_settings or job_settings_of(settings)
         self._away_s = away_s
-        self._endpoint = endpoint or f"the rendezvous backend {backend.name!r}"
+        self._endpoint = endpoint or f"the rendezvous backend {backend_name!r}"
         self._has_joined = self._is_shut = False
         self._release: weakref.finalize[..., DynamicRendezvousHandler] | None = None
 
@@ -438,7 +439,7 @@ class DynamicRendezvousHandler(PolledHandler):
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
         )
-        return cls(this_node(local_addr), settings, backend, store)
+        return cls(this_node(local_addr), settings, backend.name, store, backend)
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -554,8 +555,9 @@ def create_handler(
     return DynamicRendezvousHandler(
         this_node(params.local_addr, node_id=conf.node_id, label=conf.label),
         settings,
-        backend,
+        backend.name,
         store,
+        backend,
         job_settings=job_settings_of(
             settings, spares=conf.spares, order=RankOrder(conf.rank_order)
         ),
