@@ -50,6 +50,16 @@ PREIMPORTED = (
 )
 
 
+class _Unprobed:
+    """`contextlib.nullcontext`, without the import."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_error: object) -> None:
+        pass
+
+
 class SideServices:
     """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come."""
 
@@ -119,9 +129,7 @@ class SideServices:
 
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""
-        from contextlib import nullcontext
-
-        return self._probe.busy(what) if self._probe is not None else nullcontext()
+        return self._probe.busy(what) if self._probe is not None else _Unprobed()
 
     def _close_probe(self) -> None:
         probe, self._probe = self._probe, None
