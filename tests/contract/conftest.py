@@ -70,10 +70,7 @@ def etcd_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture(params=[param(name) for name in ALL])
 def store(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    torchs_clients: TorchsClients,
-    etcd_port: int,
+    request: pytest.FixtureRequest, tmp_path: Path, torchs_clients: TorchsClients, etcd_port: int
 ) -> Iterator[Any]:
     """A store of each kind; those of a test with `over` are fewer."""
     with opened(request.param, tmp_path, Shared(torchs_clients, etcd_port)) as made:

@@ -109,9 +109,7 @@ def test_a_worker_that_failed_while_the_coordinator_was_away_is_answered_when_it
         cluster.end()
 
 
-def test_a_node_that_is_lost_with_the_coordinator_is_missed_when_it_is_back(
-    tmp_path: Path,
-) -> None:
+def test_a_node_that_is_lost_with_the_coordinator_is_missed_when_it_is_back(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2:3") as cluster:
         cluster.start_coordinator("first")
         cluster.start_all("a", "b", "c", conf=ELSEWHERE)

@@ -105,9 +105,7 @@ def test_two_jobs_at_one_endpoint_do_not_disturb_each_other(tmp_path: Path) -> N
         assert two.is_quiet()
 
 
-def test_a_job_may_be_run_again_under_its_name_once_its_coordinator_is_gone(
-    tmp_path: Path,
-) -> None:
+def test_a_job_may_be_run_again_under_its_name_once_its_coordinator_is_gone(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         for names in ("ab", "cd"):
             cluster.start_all(*names)

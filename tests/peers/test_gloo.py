@@ -30,12 +30,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize(
     ("flags", "workers"),
-    [
-        ("", 4),
-        ("--standalone", 2),
-        ("--nnodes 1", 2),
-        ("--master-port PORT", 2),
-    ],
+    [("", 4), ("--standalone", 2), ("--nnodes 1", 2), ("--master-port PORT", 2)],
 )
 def test_gloo_works(flags: str, workers: int, launchers: Launchers) -> None:
     launchers.script("gloo.py", GLOO)

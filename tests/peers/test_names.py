@@ -41,7 +41,7 @@ STILL_TO_COME: set[str] = set()
 NOT_FOR_US = {
     "torch.distributed.elastic.rendezvous._etcd_stub": (
         "stands in for the package python-etcd where that is not installed; it is not used here"
-    ),
+    )
 }
 
 PLATFORM = "what the module found out about its platform; nothing to call"

@@ -128,9 +128,7 @@ def test_the_others_go_on_without_a_node_that_left_and_one_that_died(tmp_path: P
         assert cluster.codes() == {"a": 0, "b": 1, "c": -signal.SIGKILL}
 
 
-def test_a_standby_takes_the_place_of_a_dead_node_and_another_is_not_needed(
-    tmp_path: Path,
-) -> None:
+def test_a_standby_takes_the_place_of_a_dead_node_and_another_is_not_needed(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, nnodes="2") as cluster:
         cluster.start_with_host("a", "b")
         first = cluster.world("a", "b")

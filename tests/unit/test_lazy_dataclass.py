@@ -79,12 +79,7 @@ def test_the_constructor_has_the_signature_of_a_data_class() -> None:
 
 @pytest.mark.parametrize(
     ("args", "kwargs"),
-    [
-        ((), {}),
-        (("a", 1, [], None, "blue"), {}),
-        (("a",), {"name": "b"}),
-        (("a",), {"weight": 1}),
-    ],
+    [((), {}), (("a", 1, [], None, "blue"), {}), (("a",), {"name": "b"}), (("a",), {"weight": 1})],
 )
 def test_wrong_calls_are_refused_as_by_a_data_class(
     args: tuple[Any, ...], kwargs: dict[str, Any]

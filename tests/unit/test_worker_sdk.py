@@ -75,9 +75,7 @@ def test_sections_are_seen_while_they_last_the_outermost_first(page: WorkerPage)
     assert page.read().sections == ()
 
 
-def test_one_section_may_be_entered_by_threads_that_leave_it_in_any_order(
-    page: WorkerPage,
-) -> None:
+def test_one_section_may_be_entered_by_threads_that_leave_it_in_any_order(page: WorkerPage) -> None:
     section = worker.section("io", timeout=60)
     entered, leave = threading.Event(), threading.Event()
 

@@ -57,14 +57,7 @@ def test_nvidia_cards_are_counted_from_the_file_system(
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [
-        ("", 0),
-        (" 0 , 1 ", 2),
-        ("-1", 0),
-        ("0,-1,1", 1),
-        ("0,7,1", 1),
-        ("GPU-aa,GPU-bb", 2),
-    ],
+    [("", 0), (" 0 , 1 ", 2), ("-1", 0), ("0,-1,1", 1), ("0,7,1", 1), ("GPU-aa,GPU-bb", 2)],
 )
 def test_only_visible_cards_count(
     visible: str,
@@ -100,9 +93,7 @@ def test_torch_is_not_asked_on_a_machine_without_accelerators(
 
 @pytest.mark.parametrize("node", ["kfd", "dri/renderD128"])
 def test_torch_is_asked_about_other_accelerators(
-    node: str,
-    machine: Callable[[list[str], list[str]], None],
-    monkeypatch: pytest.MonkeyPatch,
+    node: str, machine: Callable[[list[str], list[str]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "ask_torch", {"gpu": 4, "auto": 5, "npu": 6}.__getitem__)
     machine([], [node])
@@ -120,12 +111,7 @@ def interpreter(tmp_path: Path, body: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        ("echo loading; echo 8", 8),
-        ("echo 8; exit 1", 0),
-        ("echo many", 0),
-    ],
+    ("body", "expected"), [("echo loading; echo 8", 8), ("echo 8; exit 1", 0), ("echo many", 0)]
 )
 def test_the_answer_of_the_workers_interpreter(
     body: str, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -64,10 +64,7 @@ MISTAKES = [
         "--monitor-interval 0 x",
         "--monitor-interval: '0' is not a number of seconds; accepted: above 0, e.g. 0.1",
     ),
-    (
-        "--start-method zzz x",
-        "--start-method: 'zzz' is invalid; accepted: spawn, fork, forkserver",
-    ),
+    ("--start-method zzz x", "--start-method: 'zzz' is invalid; accepted: spawn, fork, forkserver"),
     (
         "--nnodes 2:1 x",
         "--nnodes: '2:1' is not a number of nodes; accepted: N or MIN:MAX, from 1, MIN <= MAX",

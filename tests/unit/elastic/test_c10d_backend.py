@@ -9,11 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.elastic._impl.c10d_backend import (
-    NO_STATE,
-    C10dRendezvousBackend,
-    create_backend,
-)
+from holdfast.elastic._impl.c10d_backend import NO_STATE, C10dRendezvousBackend, create_backend
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.memory import MemoryStore

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.elastic._impl.redirects import (
-    get_libc,
-    redirect,
-    redirect_stderr,
-    redirect_stdout,
-)
+from holdfast.elastic._impl.redirects import get_libc, redirect, redirect_stderr, redirect_stdout
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:

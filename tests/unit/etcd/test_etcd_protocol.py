@@ -97,11 +97,7 @@ def test_a_transaction() -> None:
         (Txn(success=(Get(b"a"),)), "kv/range", {"key": A}),
         (Txn(success=(Delete(b"a", b"b"),)), "kv/deleterange", {"key": A, "range_end": B}),
         # The range of all keys begins after the empty one.
-        (
-            Txn(success=(Get(b"", b"\0"),)),
-            "kv/range",
-            {"key": b64(b"\0"), "range_end": b64(b"\0")},
-        ),
+        (Txn(success=(Get(b"", b"\0"),)), "kv/range", {"key": b64(b"\0"), "range_end": b64(b"\0")}),
     ],
 )
 def test_other_requests(request_: Request, path: str, body: object) -> None:

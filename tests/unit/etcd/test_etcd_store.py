@@ -464,9 +464,7 @@ def test_a_lease_that_was_lost_is_replaced_by_the_next_write(
         assert lease_of(listening, store, "key") == other
 
 
-def test_a_lease_that_was_lost_is_noticed_between_writes(
-    listening: ListeningClient,
-) -> None:
+def test_a_lease_that_was_lost_is_noticed_between_writes(listening: ListeningClient) -> None:
     kept = KeptLease(listening, 1)
     lease = kept.current()
     listening.revoke(lease)

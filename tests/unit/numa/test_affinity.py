@@ -131,8 +131,7 @@ def test_what_the_kernel_does_not_tell_is_an_error_where_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "numbers"),
-    [("", []), ("5", [5]), ("0-2", [0, 1, 2]), ("0-1,4,6-7", [0, 1, 4, 6, 7])],
+    ("text", "numbers"), [("", []), ("5", [5]), ("0-2", [0, 1, 2]), ("0-1,4,6-7", [0, 1, 4, 6, 7])]
 )
 def test_ranges(text: str, numbers: list[int]) -> None:
     assert parse_ranges(f"{text}\n") == numbers

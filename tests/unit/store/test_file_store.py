@@ -19,12 +19,7 @@ from hypothesis import strategies as st
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.store import file
-from holdfast.store.file import (
-    FileStore,
-    SharedFolder,
-    file_name,
-    locked,
-)
+from holdfast.store.file import FileStore, SharedFolder, file_name, locked
 
 if TYPE_CHECKING:
     from pathlib import Path
