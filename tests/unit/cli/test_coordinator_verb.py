@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from certificates import make_ca
 from holdfast.cli import coordinator as verb
 from holdfast.core.protocol import NodePhase
-from holdfast.errors import UsageError
 from holdfast.net import addresses
 from holdfast.net.addresses import Address
 from holdfast.wire.messages import Goodbye
@@ -117,23 +115,6 @@ def test_output_that_nobody_reads_does_not_stop_it() -> None:
             until(one, member)
         process.terminate()
     os.close(reading)
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["--endpoint=:x"], "--endpoint: "),
-        (["--rdzv-conf=tls_cert=/a"], "tls_key"),
-        (["--rdzv-conf=keep_alive_interval=soon"], "keep_alive_interval"),
-        ([LOOPBACK, "--ready-fd=1000"], "--ready-fd: 1000"),
-    ],
-)
-def test_wrong_settings_are_one_line(words: list[str], named: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=named) as caught:
-        run(*words)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(UsageError, match="tls_cert and tls_key"):
-        run(LOOPBACK, f"--rdzv-conf=tls_ca={make_ca(tmp_path).cert}")
 
 
 # As a command.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import io
 import os
 import re
 import subprocess
@@ -14,7 +12,7 @@ import pytest
 
 from holdfast.cli import dump
 from holdfast.control.local_workers import local_workers
-from holdfast.errors import EnvironmentProblem, HoldfastError
+from holdfast.errors import HoldfastError
 from real_jobs import HOLDFAST, Job
 
 if TYPE_CHECKING:
@@ -99,21 +97,6 @@ def test_subprocesses_are_shown_if_asked_for() -> None:
             child.kill()
     assert code == 0
     assert any(key.startswith(f"below pid {os.getpid()}: pid {child.pid}") for key in sections(out))
-
-
-def test_an_output_that_cannot_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(io.StringIO):
-        encoding = "utf-8"
-
-        def flush(self) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(EnvironmentProblem, match="No space left"):
-        dump._print("stacks\n")
-    monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(EnvironmentProblem):
-        dump._print("stacks\n")
 
 
 def test_what_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

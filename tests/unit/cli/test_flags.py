@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from holdfast.cli import devices, flags
 from holdfast.cli.flags import FLAGS, Flag, FromEnvironment, build_parser, parse_plain
-from holdfast.cli.script import check_can_start, parse_preload, run_script_path, worker_command
+from holdfast.cli.script import check_can_start, worker_command
 from holdfast.errors import CannotStart, UsageError
 from holdfast.processes.logs.specs import Std
 
@@ -110,19 +109,6 @@ def test_every_spelling_and_the_variable(flag: Flag, monkeypatch: pytest.MonkeyP
 def test_where_the_script_begins(words: str, script: str, script_args: list[str]) -> None:
     parsed = parse(*words.split())
     assert (parsed.training_script, parsed.training_script_args) == (script, script_args)
-
-
-@pytest.mark.parametrize(
-    ("words", "dest", "expected"),
-    [
-        ("--nproc=2", "nproc_per_node", "2"),
-        ("--nproc_p 2", "nproc_per_node", "2"),
-        ("--max-r 3", "max_restarts", 3),
-        ("--stand", "standalone", True),
-    ],
-)
-def test_a_prefix_that_fits_one_flag_is_that_flag(words: str, dest: str, expected: object) -> None:
-    assert getattr(parse(*words.split(), "train.py"), dest) == expected
 
 
 def test_a_program_can_add_flags_of_its_own() -> None:
@@ -285,48 +271,12 @@ def test_logs_specs_come_from_plugins(tmp_path: Path, monkeypatch: pytest.Monkey
 # The program of a worker
 
 
-@pytest.mark.parametrize(
-    ("words", "argv"),
-    [
-        (("train.py", "a", "--b"), [sys.executable, "-u", "train.py", "a", "--b"]),
-        (("-m", "pkg.mod", "a"), [sys.executable, "-u", "-m", "pkg.mod", "a"]),
-        (("--no-python", "./prog", "-x"), ["./prog", "-x"]),
-        (("--run-path", "-m", "train.py", "a"), [run_script_path, "train.py", "a"]),
-    ],
-)
-def test_the_command_of_a_worker(
-    words: tuple[str, ...], argv: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHON_EXEC", "")
-    program, args = worker_command(parse(*words))
-    assert [program, *args] == argv
-
-
 def test_the_interpreter_and_the_old_local_rank_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
     args = parse("train.py", "a")
     args.use_env = False
     arguments = ["-u", "train.py", "--local-rank=${local_rank}", "a"]
     assert worker_command(args) == ("/opt/python", arguments)
-
-
-def test_modules_to_preload() -> None:
-    for others in (("train.py",), ("-m", "pkg.mod"), ("--run-path", "--no-python", "train.py")):
-        assert parse_preload(parse("--preload", "auto,torch", *others)) == ("auto", "torch")
-        assert parse_preload(parse(*others)) == ()
-
-
-def test_run_path_runs_a_main_program_with_its_arguments(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    script, seen = tmp_path / "train.py", tmp_path / "seen"
-    script.write_text(
-        "import pathlib, sys\n"
-        f"pathlib.Path({str(seen)!r}).write_text(f'{{__name__}} {{sys.argv}}')\n"
-    )
-    monkeypatch.setattr(sys, "argv", ["before"])
-    run_script_path(str(script), "a", "b")
-    assert seen.read_text() == f"__main__ {[str(script), 'a', 'b']}"
 
 
 def test_what_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

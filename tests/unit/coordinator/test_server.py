@@ -233,14 +233,6 @@ async def test_a_node_that_does_not_know_the_end_is_waited_for() -> None:
         assert await served.server.drain(LIMIT_S)
 
 
-@in_loop
-async def test_all_get_a_goodbye_when_it_stops() -> None:
-    async with serving() as served:
-        client = await served.client()
-        await served.server.stop()
-        assert await client.next() == server.GOING
-
-
 # Limits, and peers that misbehave.
 
 

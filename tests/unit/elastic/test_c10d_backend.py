@@ -66,14 +66,6 @@ def test_a_key_that_vanished_is_noticed_in_two_calls_and_can_be_made_again() -> 
     assert again[0::2] == (b"two", True)
 
 
-def test_reading_a_key_that_vanished_does_not_wait_for_it() -> None:
-    store = MemoryStore()
-    backend = C10dRendezvousBackend(store, "job")
-    backend.set_state(b"one")
-    store.delete_key(KEY)
-    assert backend.get_state() is None
-
-
 @pytest.mark.parametrize("token", [7, "text", (1, 2)])
 def test_a_token_of_another_kind_never_fits(token: object) -> None:
     backend = C10dRendezvousBackend(MemoryStore(), "job")
@@ -133,20 +125,3 @@ def test_a_port_that_another_serves_makes_a_client() -> None:
             assert theirs.get(KEY) == NO_STATE
         with pytest.raises(RendezvousConnectionError, match=f"port {theirs.port} is in use"):
             create_backend(tcp_params(theirs.port, is_host="yes"))
-
-
-def test_the_state_is_lost_with_the_server_and_can_be_set_anew(port: int) -> None:
-    backend, server = create_backend(tcp_params(port, is_host="1"))
-    client = TCPStore("localhost", port)
-    far = C10dRendezvousBackend(client, "job")
-    first = backend.set_state(b"one")
-    assert first is not None
-    server.close()
-    with pytest.raises(RendezvousConnectionError, match=f"'{KEY}': the store at localhost:{port}"):
-        far.get_state()
-    with create_backend(tcp_params(port, is_host="1"))[1]:
-        assert far.set_state(b"two", first[1]) is None
-        again = far.set_state(b"two")
-        assert again is not None
-        assert again[0::2] == (b"two", True)
-    client.close()

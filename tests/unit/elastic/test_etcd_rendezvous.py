@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import select
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from holdfast.core.etcd.keys import MARK
-from holdfast.core.protocol import NodeRole
 from holdfast.elastic._impl.etcd_rendezvous import (
     EtcdRendezvous,
     EtcdRendezvousHandler,
@@ -138,16 +136,6 @@ def test_a_node_that_waits_is_counted_until_it_goes(client: EtcdClient) -> None:
         assert [one.num_nodes_waiting() for one in (first, second)] == [0, 0]
 
 
-def test_nobody_makes_room_for_a_standby(client: EtcdClient) -> None:
-    with nodes_of(client, "full", 3) as (first, second, third):
-        meet([first, second])
-        connection = third.enter()
-        while connection.view is None or connection.view.role is not NodeRole.STANDBY:
-            assert select.select([connection], [], [], PATIENCE_S)[0]
-            connection.take()
-        assert [one.num_nodes_waiting() for one in (first, second, third)] == [0, 0, 0]
-
-
 def test_a_job_that_is_not_there_can_be_closed(client: EtcdClient) -> None:
     with nodes_of(client, "closed", 2) as (first, second):
         impl = job(client, "closed")
@@ -159,16 +147,6 @@ def test_a_job_that_is_not_there_can_be_closed(client: EtcdClient) -> None:
         assert second.is_closed()
         assert second.num_nodes_waiting() == 0
         with pytest.raises(RendezvousClosedError, match="'closed' is over"):
-            second.next_rendezvous()
-
-
-def test_closing_ends_the_job_of_all(client: EtcdClient) -> None:
-    with nodes_of(client, "ends", 2) as (first, second):
-        meet([first, second])
-        job_of_first = first._rdzv_impl
-        job_of_first.set_closed()
-        assert second.is_closed()
-        with pytest.raises(RendezvousClosedError):
             second.next_rendezvous()
 
 

@@ -24,11 +24,8 @@ from etcd_clients import (
 
 from certificates import make_ca, make_certificate
 from holdfast.core.etcd.calls import (
-    Delete,
     Grant,
     Granted,
-    KeepAlive,
-    KeptAlive,
     Problem,
     ProblemKind,
     Txn,
@@ -36,14 +33,12 @@ from holdfast.core.etcd.calls import (
 )
 from holdfast.etcd import async_client as client_module
 from holdfast.etcd.async_client import CONNECTIONS_MAX
-from real_etcd import SMALL_QUOTA, Etcd, EtcdCluster, Tls, make_tls, running_cluster, running_etcd
+from real_etcd import Etcd, Tls, make_tls, running_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from holdfast.core.etcd.calls import Answer, Request
-    from holdfast.etcd.async_client import AsyncEtcdClient
     from holdfast.etcd.failover import Attempts
     from holdfast.etcd.transport import HttpConnection
 
@@ -63,45 +58,6 @@ def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
             assert len(client._open) == len(client._idle) == CONNECTIONS_MAX
             assert client.endpoint == etcd.endpoint
             assert client.local_address == LOCAL
-
-    asyncio.run(talk())
-
-
-def test_no_space(tmp_path: Path) -> None:
-    with running_etcd(tmp_path, SMALL_QUOTA) as full:
-        full.fill_up()
-
-        async def talk() -> None:
-            async with client_of(full.port) as client:
-                refused = await problem(client, put(b"a", b"1"))
-                assert (refused.kind, refused.why) == (
-                    ProblemKind.NO_SPACE,
-                    "database space exceeded",
-                )
-                # What makes room, and what keeps a node alive, goes on.
-                assert (await done(client, get(b"filling"))).results[0]
-                assert (await done(client, Txn(success=(Delete(b"filling"),)))).deleted == (1,)
-                assert await client.call(KeepAlive(1)) == KeptAlive(0)
-
-        asyncio.run(talk())
-
-
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        (http(b"404 page not found\n", "404 Not Found"), ProblemKind.REFUSED),
-        (http(b"<html>hello</html>"), ProblemKind.REFUSED),
-        (b"220 mail.example ESMTP\r\n\r\n", ProblemKind.REFUSED),
-        (None, ProblemKind.UNREACHABLE),
-        (b"", ProblemKind.UNREACHABLE),
-    ],
-)
-def test_servers_that_are_not_etcd(words: bytes | None, kind: ProblemKind) -> None:
-    async def talk() -> None:
-        async with saying(words) as port, client_of(port) as client:
-            refused = await problem(client, put(b"a"), SHORT_S)
-            assert refused.kind is kind
-            assert list(client.tried) in ([], [f"{LOCAL}:{port}"])
 
     asyncio.run(talk())
 
@@ -132,17 +88,6 @@ def test_a_call_may_be_cancelled(etcd: Etcd) -> None:
                 call.cancel()
                 await asyncio.wait([call])
             await done(client, get(b"cancelled"))
-
-    asyncio.run(talk())
-
-
-def test_a_closed_client_answers_closed() -> None:
-    async def talk() -> None:
-        with socket.socket() as bound:
-            bound.bind((LOCAL, 0))
-            async with client_of(bound.getsockname()[1]) as client:
-                await client.close()
-                assert await client.call(get(b"a")) == client_module.CLOSED
 
     asyncio.run(talk())
 
@@ -261,16 +206,6 @@ def test_wrong_users_are_denied_in_one_line(
 PATIENCE_S = 30.0
 
 
-async def sooner_or_later(client: AsyncEtcdClient, request: Request) -> TxnDone:
-    """Ask until there is an answer, as whoever uses the client would."""
-    async with asyncio.timeout(PATIENCE_S):
-        while isinstance(answer := await client.call(request), Problem):
-            assert answer.kind is ProblemKind.UNREACHABLE
-            await asyncio.sleep(0.02)
-    assert isinstance(answer, TxnDone)
-    return answer
-
-
 def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_path: Path) -> None:
     async def talk(etcd: Etcd) -> None:
         async with client_of(etcd.port) as client:
@@ -366,72 +301,6 @@ def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(tmp_pat
 
     with running_etcd(tmp_path) as etcd:
         asyncio.run(talk(etcd))
-
-
-def test_members_of_a_cluster_die_one_after_the_other(tmp_path: Path) -> None:
-    async def talk(cluster: EtcdCluster) -> None:
-        first, second, third = cluster.members
-        ports = [one.port for one in cluster.members]
-        async with client_of(*ports) as client:
-            lease = await client.call(Grant(60))
-            assert isinstance(lease, Granted)
-            now = (await done(client, put(b"a", b"1", lease.lease))).revision
-            watched = Watched(client, b"a", b"", now)
-            await watched.changes()
-            assert client.endpoint == first.endpoint
-            first.kill()
-            await watched.problem()
-            await sooner_or_later(client, get(b"a"))
-            assert client.endpoint != first.endpoint
-            again = Watched(client, b"a", b"", now + 1)
-            changed = (await sooner_or_later(client, put(b"a", b"2"))).revision
-            assert (await again.changes())[-1].value == b"2"
-            # Without a majority nothing goes, and says why; with it, calls that wait go through.
-            second.kill()
-            assert (await again.problem()).kind is ProblemKind.UNREACHABLE
-            alone = await problem(client, get(b"a"), SHORT_S)
-            assert (alone.kind, client.tried[first.endpoint]) == (
-                ProblemKind.UNREACHABLE,
-                "connection refused",
-            )
-            second.begin()
-            read = await sooner_or_later(client, get(b"a"))
-            assert read.results[0][0].mod_revision >= changed
-            kept: Answer = await client.call(KeepAlive(lease.lease))
-            assert not isinstance(kept, Problem)
-            second.ready()
-            third.kill()
-            first.start()
-            await sooner_or_later(client, put(b"a", b"3"))
-
-    with running_cluster(tmp_path) as cluster:
-        cluster.leader()
-        asyncio.run(talk(cluster))
-
-
-def test_a_member_without_a_leader_ends_its_watches(tmp_path: Path) -> None:
-    async def talk(cluster: EtcdCluster) -> None:
-        alone, *others = [*cluster.followers(), cluster.leader()]
-        async with client_of(alone.port) as client:
-            now = (await done(client, put(b"a"))).revision
-            watched = Watched(client, b"a", b"", now)
-            await watched.changes()
-            for one in others:
-                one.pause()
-            ended = await watched.problem()
-            assert ended.kind is ProblemKind.UNREACHABLE
-            leaderless = await problem(client, put(b"a"), SHORT_S)
-            assert leaderless == Problem(ProblemKind.UNREACHABLE, "no leader")
-            # It is asked again until the limit, so that an election is waited for.
-            call = asyncio.ensure_future(client.call(put(b"a"), limit_s=PATIENCE_S))
-            await asyncio.sleep(0)
-            for one in others:
-                one.resume()
-            answer = await call
-            assert isinstance(answer, TxnDone), answer
-
-    with running_cluster(tmp_path) as cluster:
-        asyncio.run(talk(cluster))
 
 
 def test_a_cancelled_watch_calls_nobody_back(etcd: Etcd) -> None:

@@ -236,14 +236,6 @@ def started(program: Path, script: str) -> EtcdProcess:
         return EtcdProcess(written(program, script), log=log)
 
 
-def test_the_process_reports_that_it_is_ready(program: Path) -> None:
-    etcd = started(program, "ready READY=1; exec sleep infinity")
-    etcd.wait_ready(PATIENCE_S)
-    assert etcd.returncode is None
-    etcd.stop()
-    assert etcd.returncode == -signal.SIGTERM
-
-
 def test_a_start_that_fails_leaves_nothing(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_descriptors(pid: int) -> int:
         raise OSError(errno.EMFILE, "Too many open files")

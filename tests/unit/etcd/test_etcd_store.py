@@ -61,17 +61,6 @@ def test_a_value_that_is_too_large_is_refused(etcd: Etcd, store: EtcdStore) -> N
     assert not store.check(["key"])
 
 
-def test_many_clients_add_at_once(etcd: Etcd, store: EtcdStore) -> None:
-    def add(_: int) -> list[int]:
-        with client_of(etcd) as client:
-            mine = EtcdStore(client, store.prefix)
-            return [mine.add("count", 1) for _ in range(10)]
-
-    with ThreadPoolExecutor(8) as pool:
-        totals = sorted(total for some in pool.map(add, range(8)) for total in some)
-    assert totals == list(range(1, 81))
-
-
 def test_a_client_of_the_callers_is_not_closed(etcd: Etcd, tmp_path: Path) -> None:
     with client_of(etcd) as client:
         with EtcdStore(client, str(tmp_path)) as store:

@@ -40,30 +40,6 @@ def test_nothing_is_started_before_the_first_call(etcd: Etcd) -> None:
     assert threading.active_count() == before
 
 
-def test_two_threads_at_once(etcd: Etcd) -> None:
-    rounds = 50
-    with client_of(etcd.port) as client:
-        together = threading.Barrier(2)
-        found: dict[int, list[bytes]] = {}
-
-        def work(number: int) -> None:
-            together.wait(PATIENCE_S)
-            key = b"threads/%d" % number
-            mine = []
-            for n in range(rounds):
-                client.put(key, b"%d" % n)
-                got = client.get(key)
-                mine.append(got.value if got is not None else b"")
-            found[number] = mine
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(2)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join(PATIENCE_S)
-        assert found == {n: [b"%d" % one for one in range(rounds)] for n in range(2)}
-
-
 def test_a_watch(etcd: Etcd) -> None:
     with client_of(etcd.port) as client:
         now = client.put(b"watched", b"0")

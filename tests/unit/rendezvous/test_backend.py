@@ -25,10 +25,8 @@ from holdfast.errors import UsageError
 from holdfast.rendezvous.backend import (
     BackendConnection,
     DynamicRendezvousHandler,
-    create_handler,
-    this_node,
 )
-from holdfast.rendezvous.config import RendezvousParameters, RendezvousTimeout
+from holdfast.rendezvous.config import RendezvousTimeout
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -157,19 +155,6 @@ def test_a_job_can_be_closed_or_looked_at_before_anybody_joined(cluster: Cluster
     handler.set_closed()
     assert handler.is_closed()
     assert handler.num_nodes_waiting() == 0
-
-
-def test_a_spare_replaces_a_node_that_leaves(cluster: Cluster) -> None:
-    params = {"settle": 0.02, "spares": 1}
-    cluster.handlers += [created(cluster.store, node_id=f"node {n}", **params) for n in range(2)]
-    one, spare = cluster.handlers
-    assert one.next_rendezvous().world_size == 1
-    spare.enter()
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(spare.next_rendezvous)
-        in_role(spare, NodeRole.STANDBY)
-        one.shutdown()
-        assert waiting.result().world_size == 1
 
 
 def test_a_store_that_was_emptied_costs_no_restart(cluster: Cluster) -> None:
@@ -326,21 +311,6 @@ def test_a_fenced_node_comes_again_and_hears_nothing_meant_for_the_one_before(
 # Settings.
 
 
-def created(store: MemoryStore, **config: Any) -> DynamicRendezvousHandler:
-    params = RendezvousParameters("c10d", "", "job", 1, 3, "10.0.0.1", **config)
-    return create_handler(store, C10dRendezvousBackend(store, "job"), params)
-
-
-def test_settings_come_from_the_parameters() -> None:
-    handler = created(MemoryStore(), join_timeout="7.5", settle=2, keep_alive_interval=3)
-    settings = handler.settings
-    assert settings.timeout.join == timedelta(seconds=7.5)
-    assert settings.timeout.last_call == timedelta(seconds=2)
-    assert settings.timeout.close == timedelta(seconds=30)
-    assert settings.keep_alive_interval == timedelta(seconds=3)
-    assert settings.keep_alive_max_attempt == 5
-
-
 @pytest.mark.parametrize(
     ("run_id", "least", "most", "interval"),
     [("", 1, 1, 1), ("job", 0, 1, 1), ("job", 2, 1, 1), ("job", 1, 1, 0)],
@@ -350,10 +320,3 @@ def test_what_no_job_can_have_is_refused(run_id: str, least: int, most: int, int
         DynamicRendezvousHandler.from_backend(
             run_id, None, Fickle(MemoryStore()), least, most, keep_alive_interval=interval
         )
-
-
-def test_nodes_have_names_of_their_own() -> None:
-    one, other = this_node("10.0.0.1"), this_node("10.0.0.1")
-    assert one.address == other.address == "10.0.0.1"
-    assert one.node != other.node
-    assert this_node(None).address == this_node(None).host

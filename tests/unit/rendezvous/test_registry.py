@@ -13,7 +13,7 @@ from holdfast.rendezvous import errors, registry
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.etcd import EtcdHandler
-from holdfast.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from holdfast.rendezvous.handler import RendezvousHandler, RendezvousStoreInfo
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
     RendezvousHandlerRegistry,
@@ -171,13 +171,6 @@ def test_a_handler_written_for_torch_has_all_that_is_needed() -> None:
 
     assert Torch.__abstractmethods__ == RendezvousHandler.__abstractmethods__
     assert repr(RendezvousStoreInfo("host", 1)) == repr(TorchInfo("host", 1))
-
-
-def test_a_round_cannot_be_changed() -> None:
-    info: Any = RendezvousInfo(MemoryStore(), 2, 5, RendezvousStoreInfo("host", 29400))
-    for name in ("store", "rank", "world_size", "bootstrap_store_info"):
-        with pytest.raises(AttributeError):
-            setattr(info, name, None)
 
 
 def test_the_first_node_publishes_where_the_workers_store_is() -> None:

@@ -39,15 +39,6 @@ def test_every_generation_has_an_empty_store_at_a_port_of_its_own(stores: Worker
             assert before.get("key") == b"old"
 
 
-def test_a_connection_does_not_outlive_its_store(stores: WorkerStore) -> None:
-    with socket.create_connection(("127.0.0.1", stores.open(0))) as client:
-        client.sendall(b"\x00\xce\xf7\x85\x3c" + b"\x0d\x01\x00\x00\x00")
-        assert client.recv(4) == b"\x01\x00\x00\x00"
-        stores.open(1)
-        stores.open(2)
-        assert client.recv(1) == b""
-
-
 def test_a_node_that_is_no_longer_the_first_keeps_its_store_for_one_generation(
     stores: WorkerStore,
 ) -> None:

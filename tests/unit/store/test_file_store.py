@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.errors import EnvironmentProblem
 from holdfast.store import file
 from holdfast.store.file import FileStore, SharedFolder, file_name, locked
 
@@ -99,12 +98,6 @@ def forked(path: str) -> int:
         finally:
             os._exit(1)
     return pid
-
-
-def test_a_folder_that_cannot_be_made_is_told_of(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentProblem, match=f"{tmp_path}/file/store"):
-        SharedFolder(str(tmp_path / "file" / "store"))
 
 
 def test_a_stale_file_is_read_again_but_not_for_ever(

@@ -173,31 +173,6 @@ def test_a_promise_ends_when_it_is_old(space: KeySpace) -> None:
 # Barriers
 
 
-def test_a_barrier_lets_all_pass_when_the_last_has_come(space: KeySpace) -> None:
-    for turn in range(2):
-        assert not space.barrier(A, b"b", 3)
-        assert space.get(b"b") == b"1"
-        assert not space.barrier(B, b"b", 3)
-        assert space.get(b"b") == b"2"
-        assert woken(space) == [], turn
-        assert space.barrier(C, b"b", 3)
-        assert space.get(b"b") == b"3"
-        assert woken(space) == [A, B]
-        assert forgotten(space)
-
-
-@pytest.mark.parametrize("way", ["cancel", "leave"])
-def test_who_gives_up_at_a_barrier_is_not_counted(way: str, space: KeySpace) -> None:
-    space.barrier(A, b"b", 3)
-    space.barrier(B, b"b", 3)
-    getattr(space, way)(A)
-    assert space.get(b"b") == b"1"
-    assert not space.barrier(C, b"b", 3)
-    assert woken(space) == []
-    assert space.barrier(A, b"b", 3)
-    assert woken(space) == [B, C]
-
-
 def test_a_barrier_whose_key_is_deleted_still_counts(space: KeySpace) -> None:
     space.barrier(A, b"b", 2)
     space.delete(b"b")

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 import pytest
+from scripted_tcp_store import blob, u64
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.store.errors import DistNetworkError
@@ -33,14 +34,6 @@ if TYPE_CHECKING:
 
 HELLO = bytes.fromhex("00 ce f7 85 3c")
 PATIENCE_S = 30
-
-
-def u64(number: int) -> bytes:
-    return number.to_bytes(8, "little", signed=number < 0)
-
-
-def blob(value: bytes) -> bytes:
-    return u64(len(value)) + value
 
 
 def keys(*names: bytes) -> bytes:
@@ -511,32 +504,6 @@ os.waitpid(pid, 0)
 
 def test_a_fork_keeps_nothing_open() -> None:
     assert run(FORKING) == ""
-
-
-LIGHT = """\
-import sys, _socket
-bare = set(sys.modules)
-import threading, select, holdfast.console, holdfast.errors, __future__
-before = set(sys.modules)
-from holdfast.store.tcp.embedded import TcpStoreServer
-listener = _socket.socket(_socket.AF_INET, _socket.SOCK_STREAM)
-listener.bind(("127.0.0.1", 0))
-server = TcpStoreServer(listener)
-server.start()
-more = set(sys.modules) - before
-assert more <= {"errno", "holdfast.store", "holdfast.store.tcp", "holdfast.store.tcp.embedded"}, more
-one = _socket.socket()
-one.connect(("127.0.0.1", server.port))
-one.send(b"\\0\\xce\\xf7\\x85\\x3c\\x0dping")
-assert one.recv(4) == b"ping"
-assert "holdfast.store.tcp.server" in sys.modules
-assert not set(sys.modules) & {"asyncio", "socket", "logging", "typing", "re"}
-server.close()
-"""
-
-
-def test_only_the_first_client_loads_what_it_needs() -> None:
-    assert run(LIGHT) == ""
 
 
 # The parser and the fast path

@@ -86,18 +86,6 @@ def test_a_watch_sees_what_its_range_had_and_what_comes() -> None:
     assert ahead == [(6, (Change(b"c", b"1", 6, 6),))]
 
 
-def test_a_watch_that_was_ended_sees_no_more() -> None:
-    etcd = SimEtcd()
-    seen: Seen = []
-    number = etcd.subscribe(b"a", b"", 0, lambda *told: seen.append(told))
-    assert isinstance(number, int)
-    do(etcd, Put(b"a", b"1"))
-    etcd.unsubscribe(number)
-    etcd.unsubscribe(number)
-    do(etcd, Put(b"a", b"2"))
-    assert [revision for revision, _ in seen] == [2]
-
-
 def test_history_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim_etcd, "HISTORY_REVISIONS_MAX", 10)
     etcd = SimEtcd()

@@ -23,7 +23,6 @@ from holdfast.testing.sim import etcd_network as module
 from holdfast.testing.sim.etcd import ELECTION_S, SimEtcd
 from holdfast.testing.sim.etcd_network import (
     CALL_S,
-    CATCH_UP_S,
     LEASE_LOOK_S,
     NOTICED_S,
     TIMED_OUT,
@@ -119,12 +118,6 @@ def scene() -> Scene:
     return Scene()
 
 
-# Calls.
-
-
-# Outages.
-
-
 def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> None:
     scene.network.ask(scene.agent, 1, Grant(5))
     scene.pass_s(SOON_S)
@@ -140,41 +133,6 @@ def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> 
     assert scene.stored
     scene.pass_s(LEASE_LOOK_S + 0.02)
     assert not scene.stored
-
-
-# Leases.
-
-
-# Watches.
-
-
-def test_what_a_watch_missed_comes_as_one(scene: Scene) -> None:
-    scene.change((b"1", b"2", b"3"))
-    scene.etcd.perform(0.0, Txn(success=(Put(b"other", b""),)))
-    scene.network.watch(scene.agent, 7, KEY, b"", 3)
-    scene.pass_s(CATCH_UP_S / 2)
-    assert scene.agent.changes == []
-    scene.change((b"4",))  # It catches up with this as well.
-    scene.pass_s(CATCH_UP_S + SOON_S)
-    missed = (Change(KEY, b"2", 3, 2), Change(KEY, b"3", 4, 2), Change(KEY, b"4", 6, 2))
-    assert scene.agent.changes == [(7, 6, missed)]
-    scene.change((b"5",))
-    scene.pass_s(SOON_S)
-    assert scene.agent.changes[1:] == [(7, 7, (Change(KEY, b"5", 7, 2),))]
-
-
-def test_a_watch_that_the_agent_ended_is_heard_of_no_more(scene: Scene) -> None:
-    scene.watch()
-    scene.change()
-    scene.network.unwatch(scene.agent, 1)
-    scene.network.unwatch(scene.agent, 1)
-    scene.change()
-    scene.network.watch(scene.agent, 1, KEY, b"", 0)
-    scene.network.unwatch(scene.agent, 1)  # Before it has begun.
-    scene.network.kill_links(scene.agent)
-    scene.change()
-    scene.pass_s(5.0)
-    assert scene.agent.told_at == []
 
 
 def test_a_cut_that_lasts_ends_a_watch_that_has_something_to_say(scene: Scene) -> None:
