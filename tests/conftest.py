@@ -26,6 +26,8 @@ from holdfast.processes.workers import pages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from real_etcd import Etcd
+
 PATIENCE_S = 30.0
 LOOK_AGAIN_S = 0.01
 BEGINNING_LOOKS = 100  # At a program that is just being started, a millisecond apart.
@@ -205,3 +207,21 @@ def _command_line(pid: int) -> str:
             return words.read().replace(b"\0", b" ").decode(errors="replace").strip() or "(ended)"
     except OSError:
         return "(gone)"
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
+    """An etcd for the tests of one file."""
+    from real_etcd import running_etcd
+
+    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
+        yield running
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A port to serve at, that the kernel gives to nobody else meanwhile."""
+    from holdfast.etcd.process import hold_port
+
+    with hold_port() as held:
+        yield int(held.getsockname()[1])

@@ -175,12 +175,3 @@ class RawClient:
                 return None
             self._bodies = self._reader.feed(data)
         return decode(self._bodies.pop(0))
-
-
-def free_port(host: str = LOCAL) -> int:
-    """Return a port that nobody has at this moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

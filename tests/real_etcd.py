@@ -255,15 +255,6 @@ class Etcd:
         answer = self.raw("/v3/auth/authenticate", {"name": "root", "password": ROOT_PASSWORD})
         self._token = answer["token"]
 
-    def disable_auth(self) -> None:
-        """Demand no passwords any more; users and roles are removed."""
-        self.raw("/v3/auth/disable")
-        self._token = ""
-        for user in self.raw("/v3/auth/user/list").get("users", []):
-            self.raw("/v3/auth/user/delete", {"name": user})
-        for role in self.raw("/v3/auth/role/list").get("roles", []):
-            self.raw("/v3/auth/role/delete", {"role": role})
-
     def fill_up(self) -> None:
         """Write until it says that there is no space; start it with `SMALL_QUOTA`."""
         for _ in range(VALUES_MAX):

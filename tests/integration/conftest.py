@@ -7,20 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from etcd_teams import AtCoordinator, OnEtcd
-from real_etcd import running_etcd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from etcd_teams import MakeTeam
     from real_etcd import Etcd
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    """An etcd for the tests of one file."""
-    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
-        yield running
 
 
 @pytest.fixture(params=["c10d", "etcd"])

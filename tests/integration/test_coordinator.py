@@ -29,12 +29,12 @@ from real_coordinators import (
     RawClient,
     eventually,
     fault,
-    free_port,
     member,
     node,
     started,
     until,
 )
+from real_teams import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -177,15 +176,6 @@ def test_many_threads_take_turns(server: Any, store: TCPStore) -> None:
     with store.clone() as other:
         assert other.add("turns", 0) == 400
     assert theirs(server).get("turns") == b"400"
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port to serve at, that the kernel gives to nobody else meanwhile."""
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", 0))
-        yield int(bound.getsockname()[1])
 
 
 def test_a_server_of_torchs_waits_for_our_clients(port: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
-from real_coordinators import free_port
+from real_teams import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

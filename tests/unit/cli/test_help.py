@@ -36,127 +36,49 @@ def stderr_of(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str
     return line
 
 
-MISTAKES = [
-    ("", "no script given; usage: holdfast run [flags] SCRIPT [arguments of the script]"),
-    (
-        "--nproc train.py",
-        (
-            "no script given: train.py was parsed as the value of --nproc-per-node; "
-            "usage: holdfast run [flags] SCRIPT [arguments of the script]"
-        ),
-    ),
-    ("--nproc-per-node --tee 3 x", "--nproc-per-node: expected one argument"),
-    ("--standalone=1 train.py", "--standalone: does not take a value"),
-    ("--master x train.py", "--master: ambiguous; could be --master-addr, --master-port"),
-    ("--max-restart-count 3 x", "--max-restart-count: unknown flag; did you mean --max-restarts?"),
-    ("--nprocs 2 train.py", "--nprocs: unknown flag; did you mean --nproc-per-node?"),
-    (
-        "--rdzv_timeout 2 x",
-        "--rdzv_timeout: unknown flag; set rendezvous settings with --rdzv-conf KEY=VALUE",
-    ),
-    ("--zzzzzz=1 train.py", "--zzzzzz=1: unknown flag; see holdfast run --help"),
-    ("--max-restarts x x", "--max-restarts: 'x' is invalid; accepted: a whole number from 0"),
-    (
-        "--master-port 70000 x",
-        "--master-port: '70000' is invalid; accepted: a whole number from 0 to 65535",
-    ),
-    (
-        "--monitor-interval 0 x",
-        "--monitor-interval: '0' is not a number of seconds; accepted: above 0, e.g. 0.1",
-    ),
-    ("--start-method zzz x", "--start-method: 'zzz' is invalid; accepted: spawn, fork, forkserver"),
-    (
-        "--nnodes 2:1 x",
-        "--nnodes: '2:1' is not a number of nodes; accepted: N or MIN:MAX, from 1, MIN <= MAX",
-    ),
-    (
-        "--nproc-per-node 0 x",
-        (
-            "--nproc-per-node: '0' is not a number of workers; "
-            "accepted: a whole number from 1, or cpu, gpu, xpu, auto"
-        ),
-    ),
-    ("--rdzv-conf a x", "--rdzv-conf: 'a' has the item 'a'; accepted: key=value,key=value"),
-    (
-        "--rdzv-conf run_id=1 x",
-        "--rdzv-conf: 'run_id=1' sets 'run_id', which has its own flag; accepted: other keys",
-    ),
-    (
-        "--local-ranks-filter a x",
-        "--local-ranks-filter: 'a' is not a list of local ranks; accepted: numbers, e.g. 0,2",
-    ),
-    (
-        "--tee 9 x",
-        (
-            "--tee: '9' does not select streams; accepted: 0 (none), 1 (stdout), 2 (stderr), 3 (both),"
-            " or by local rank, e.g. 0:3,1:2"
-        ),
-    ),
-    (
-        "--stop-signal SIGSTOP x",
-        (
-            "--stop-signal: 'SIGSTOP' does not terminate a process; "
-            "accepted: a signal that does, such as SIGTERM or SIGINT"
-        ),
-    ),
-    (
-        "--log-dir train.py train.py",
-        (
-            "--log-dir: 'train.py' is not a directory; "
-            "accepted: a directory, created if missing, or /dev/null"
-        ),
-    ),
-    ("--no-python -m pkg", "--no-python: conflicts with --module, which needs Python"),
-    (
-        "--rdzv-endpoint host x",
-        "--rdzv-endpoint: 'host' has no port; accepted: HOST:PORT for the static backend",
-    ),
-    (
-        "--standalone --nnodes 2 x",
-        "--nnodes: '2' conflicts with --standalone, which is for one node; accepted: 1",
-    ),
-    (
-        "--preload torch --no-python true",
-        (
-            "--preload: conflicts with --no-python: only Python workers can be forked from a process "
-            "that has imported modules"
-        ),
-    ),
-    (
-        "--preload torch --run-path --start-method fork train.py",
-        (
-            "--preload: 'torch' conflicts with --start-method fork; "
-            "accepted: --start-method spawn, which --preload makes as fast"
-        ),
-    ),
-]
+# What is typed, and the one line that it gets.
+MISTAKES = """\
+ | no script given; usage: holdfast run [flags] SCRIPT [arguments of the script]
+--nproc train.py | no script given: train.py was parsed as the value of --nproc-per-node; usage: holdfast run [flags] SCRIPT [arguments of the script]
+--nproc-per-node --tee 3 x | --nproc-per-node: expected one argument
+--standalone=1 train.py | --standalone: does not take a value
+--master x train.py | --master: ambiguous; could be --master-addr, --master-port
+--max-restart-count 3 x | --max-restart-count: unknown flag; did you mean --max-restarts?
+--nprocs 2 train.py | --nprocs: unknown flag; did you mean --nproc-per-node?
+--rdzv_timeout 2 x | --rdzv_timeout: unknown flag; set rendezvous settings with --rdzv-conf KEY=VALUE
+--zzzzzz=1 train.py | --zzzzzz=1: unknown flag; see holdfast run --help
+--max-restarts x x | --max-restarts: 'x' is invalid; accepted: a whole number from 0
+--master-port 70000 x | --master-port: '70000' is invalid; accepted: a whole number from 0 to 65535
+--monitor-interval 0 x | --monitor-interval: '0' is not a number of seconds; accepted: above 0, e.g. 0.1
+--start-method zzz x | --start-method: 'zzz' is invalid; accepted: spawn, fork, forkserver
+--nnodes 2:1 x | --nnodes: '2:1' is not a number of nodes; accepted: N or MIN:MAX, from 1, MIN <= MAX
+--nproc-per-node 0 x | --nproc-per-node: '0' is not a number of workers; accepted: a whole number from 1, or cpu, gpu, xpu, auto
+--rdzv-conf a x | --rdzv-conf: 'a' has the item 'a'; accepted: key=value,key=value
+--rdzv-conf run_id=1 x | --rdzv-conf: 'run_id=1' sets 'run_id', which has its own flag; accepted: other keys
+--local-ranks-filter a x | --local-ranks-filter: 'a' is not a list of local ranks; accepted: numbers, e.g. 0,2
+--tee 9 x | --tee: '9' does not select streams; accepted: 0 (none), 1 (stdout), 2 (stderr), 3 (both), or by local rank, e.g. 0:3,1:2
+--stop-signal SIGSTOP x | --stop-signal: 'SIGSTOP' does not terminate a process; accepted: a signal that does, such as SIGTERM or SIGINT
+--log-dir train.py train.py | --log-dir: 'train.py' is not a directory; accepted: a directory, created if missing, or /dev/null
+--no-python -m pkg | --no-python: conflicts with --module, which needs Python
+--rdzv-endpoint host x | --rdzv-endpoint: 'host' has no port; accepted: HOST:PORT for the static backend
+--standalone --nnodes 2 x | --nnodes: '2' conflicts with --standalone, which is for one node; accepted: 1
+--preload torch --no-python true | --preload: conflicts with --no-python: only Python workers can be forked from a process that has imported modules
+--preload torch --run-path --start-method fork train.py | --preload: 'torch' conflicts with --start-method fork; accepted: --start-method spawn, which --preload makes as fast
+"""
 
 
-@pytest.mark.parametrize(("words", "line"), MISTAKES)
-def test_a_mistake_is_one_line(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("mistake", MISTAKES.splitlines())
+def test_a_mistake_is_one_line(mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, _, line = mistake.partition(" | ")
     assert stderr_of(capsys, 2, *words.split()) == line
 
 
-@pytest.mark.parametrize(
-    ("variable", "text", "line"),
-    [
-        ("PET_MAX_RESTARTS", "abc", "'abc' is invalid; accepted: a whole number from 0"),
-        (
-            "PET_STANDALONE",
-            "maybe",
-            "'maybe' is neither on nor off; accepted: 1 or 0, true or false",
-        ),
-    ],
-)
 def test_a_bad_variable_is_named_but_never_breaks_help(
-    variable: str,
-    text: str,
-    line: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv(variable, text)
-    assert stderr_of(capsys, 2, "train.py") == f"{variable}: {line}"
+    monkeypatch.setenv("PET_MAX_RESTARTS", "abc")
+    line = "PET_MAX_RESTARTS: 'abc' is invalid; accepted: a whole number from 0"
+    assert stderr_of(capsys, 2, "train.py") == line
     assert main.run_command(["--help"]) == 0
 
 
@@ -186,60 +108,33 @@ def test_an_interpreter_that_is_not_there(
     assert stderr_of(capsys, 127, "train.py") == line
 
 
-LOOPBACK = "the endpoint of this job is {}, which only agents on this machine can reach; "
+# Flags, and the line that warns about them, if one does.
+WARNINGS = """\
+--standalone --rdzv-conf join_timeout=5
+--rdzv-conf timeout=5,is_host=1
+--local-ranks-filter 0
+--nnodes 2 --master-addr head
+--nnodes 2 --rdzv-endpoint 127.0.0.1:5000
+--nnodes 2 --rdzv-backend file --rdzv-endpoint /somewhere
+--spares 3 | --spares is ignored: the job has one node
+--rdzv-conf spares=3 | --spares is ignored: the job has one node
+--node-rank 1 | --node-rank 1 is ignored: the job has one node, which is 0
+--rdzv-backend c10d --node-rank 1 | --node-rank is ignored: --rdzv-backend c10d assigns node ranks itself
+--rdzv-backend c10d --master-port 1 | --master-port is ignored by --rdzv-backend c10d
+--local-ranks-filter 7 | --local-ranks-filter: no local rank 7 among 1 workers; no output is shown
+--local-ranks-filter 0,2,1 | --local-ranks-filter: no local rank 1, 2 among 1 workers
+--nnodes 2 --master-port 7 | the endpoint of this job is 127.0.0.1:7, which only agents on this machine can reach; for other machines set --master-addr to the address of node 0
+--nnodes 2 --rdzv-backend c10d | the endpoint of this job is localhost:29400, which only agents on this machine can reach; for other machines set --rdzv-endpoint to HOST:29400 of the node that runs the coordinator
+"""
 
 
-@pytest.mark.parametrize(
-    ("words", "lines"),
-    [
-        ("", []),
-        ("--standalone --rdzv-conf join_timeout=5", []),
-        ("--rdzv-conf timeout=5,is_host=1", []),
-        ("--local-ranks-filter 0", []),
-        ("--nnodes 2 --master-addr head", []),
-        ("--nnodes 2 --rdzv-endpoint 127.0.0.1:5000", []),
-        ("--nnodes 2 --rdzv-backend file --rdzv-endpoint /somewhere", []),
-        ("--spares 3", ["--spares is ignored: the job has one node"]),
-        ("--rdzv-conf spares=3", ["--spares is ignored: the job has one node"]),
-        ("--node-rank 1", ["--node-rank 1 is ignored: the job has one node, which is 0"]),
-        (
-            "--rdzv-backend c10d --node-rank 1",
-            ["--node-rank is ignored: --rdzv-backend c10d assigns node ranks itself"],
-        ),
-        (
-            "--rdzv-backend c10d --master-port 1",
-            ["--master-port is ignored by --rdzv-backend c10d"],
-        ),
-        (
-            "--local-ranks-filter 7",
-            ["--local-ranks-filter: no local rank 7 among 1 workers; no output is shown"],
-        ),
-        (
-            "--local-ranks-filter 0,2,1",
-            ["--local-ranks-filter: no local rank 1, 2 among 1 workers"],
-        ),
-        (
-            "--nnodes 2 --master-port 7",
-            [
-                LOOPBACK.format("127.0.0.1:7")
-                + "for other machines set --master-addr to the address of node 0"
-            ],
-        ),
-        (
-            "--nnodes 2 --rdzv-backend c10d",
-            [
-                LOOPBACK.format("localhost:29400")
-                + "for other machines set --rdzv-endpoint to HOST:29400 of the node that runs the "
-                "coordinator"
-            ],
-        ),
-    ],
-)
+@pytest.mark.parametrize("warning", WARNINGS.splitlines())
 def test_flags_without_the_wanted_effect_are_warned_about(
-    words: str, lines: list[str], caplog: pytest.LogCaptureFixture
+    warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    words, _, line = warning.partition(" | ")
     assert main.run_command([*words.split(), "train.py"]) == 0
-    assert caplog.messages == lines
+    assert caplog.messages == ([line] if line else [])
 
 
 # Help

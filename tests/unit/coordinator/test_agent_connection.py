@@ -36,12 +36,11 @@ from holdfast.core.protocol import (
 )
 from holdfast.core.session import ConnectionState, Session, SessionTimeouts
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.etcd.process import hold_port
 from holdfast.net.tls import TlsFiles
 from real_coordinators import eventually, fault, member, node, started, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
 # The driver of a session, in the test's loop.
@@ -185,13 +184,6 @@ def test_the_mailbox_keeps_the_newest_view_and_the_first_losses() -> None:
 
 
 # The connection with a thread.
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port to coordinate at, that the kernel gives to nobody else meanwhile."""
-    with hold_port() as held:
-        yield int(held.getsockname()[1])
 
 
 def our_threads() -> list[str]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import socket
 from base64 import b64encode
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -14,9 +13,6 @@ from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.memory import MemoryStore
 from holdfast.store.tcp.client import TCPStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 KEY = "torch.rendezvous.job"
 
@@ -90,15 +86,6 @@ def test_a_store_that_fails_is_told_of_in_one_line(kind: type[Exception]) -> Non
     for call in (backend.get_state, lambda: backend.set_state(b"x")):
         with pytest.raises(RendezvousConnectionError, match=f"'{KEY}'"):
             call()
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port to serve at, that the kernel gives to nobody else meanwhile."""
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", 0))
-        yield int(bound.getsockname()[1])
 
 
 def tcp_params(port: int, **config: str) -> RendezvousParameters:

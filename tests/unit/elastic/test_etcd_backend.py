@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
-        yield running
-
-
 @pytest.fixture
 def client(etcd: Etcd) -> Iterator[EtcdClient]:
     with EtcdClient(EtcdSettings(endpoints=(("127.0.0.1", etcd.port),))) as made:

@@ -37,12 +37,6 @@ PREFIX = "/jobs"
 LAST_CALL_S = PATIENCE_S * 10
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
-        yield running
-
-
 @pytest.fixture
 def client(etcd: Etcd) -> Iterator[EtcdClient]:
     with EtcdClient(EtcdSettings(endpoints=((LOCAL, etcd.port),))) as made:
@@ -206,17 +200,8 @@ def test_an_etcd_that_is_away_disturbs_nobody(tmp_path: Path) -> None:
 def test_handlers_made_from_parameters(
     etcd: Etcd, create: Callable[[RendezvousParameters], EtcdHandler]
 ) -> None:
-    params = RendezvousParameters(
-        "etcd",
-        etcd.endpoint,
-        create.__name__,
-        2,
-        2,
-        LOCAL,
-        etcd_prefix="/mine",
-        settle=5,
-        timeout=30,
-    )
+    more = {"etcd_prefix": "/mine", "settle": 5, "timeout": 30}
+    params = RendezvousParameters("etcd", etcd.endpoint, create.__name__, 2, 2, LOCAL, **more)
     made = [create(params) for _ in range(2)]
     try:
         assert {one.get_backend() for one in made} == {"etcd"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.etcd.calls import Change, Get, Problem, Put, Txn, TxnDone
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
 
     from holdfast.core.etcd.calls import Request
     from holdfast.etcd.async_client import WatchHandle
-    from real_etcd import Etcd
 
 LOCAL = "127.0.0.1"
 SHORT_S = 0.3  # For calls that are to find out that nobody answers.
@@ -143,9 +141,3 @@ async def saying(words: bytes | None, *, once: bool = False) -> AsyncIterator[in
 
 def http(body: bytes, status: str = "200 OK") -> bytes:
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status.encode(), len(body), body)
-
-
-def freeze(etcd: Etcd) -> None:
-    """Stop etcd and wait until it has: a thread of it may still answer for a moment."""
-    etcd.pause()
-    os.waitid(os.P_PID, etcd.pid, os.WSTOPPED | os.WNOWAIT)

@@ -13,7 +13,6 @@ from etcd_clients import (
     Watched,
     client_of,
     done,
-    freeze,
     get,
     http,
     problem,
@@ -41,12 +40,6 @@ if TYPE_CHECKING:
 
     from holdfast.etcd.failover import Attempts
     from holdfast.etcd.transport import HttpConnection
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
-        yield running
 
 
 def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
@@ -215,7 +208,7 @@ def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_path: P
             await asyncio.gather(*(done(client, get(b"a")) for _ in range(3)))
             idle = tuple(client._idle)
             assert len(idle) == 3
-            freeze(etcd)
+            etcd.pause()
             hung = await problem(client, put(b"a"), SHORT_S)
             assert hung.kind is ProblemKind.UNREACHABLE
             assert "no answer within" in hung.why

@@ -5,7 +5,7 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
-from etcd_clients import LOCAL, freeze
+from etcd_clients import LOCAL
 
 from holdfast.core.etcd.calls import Change, Get, Txn
 from holdfast.etcd import sync_client
@@ -14,16 +14,9 @@ from holdfast.etcd.sync_client import EtcdClient, EtcdError
 from real_etcd import Etcd, running_etcd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 PATIENCE_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
-        yield running
 
 
 def client_of(*ports: int) -> EtcdClient:
@@ -84,7 +77,7 @@ def test_unread_changes_are_kept_up_to_a_limit(etcd: Etcd, monkeypatch: pytest.M
 def test_a_call_that_is_under_way_when_the_client_closes_ends(tmp_path: Path) -> None:
     with running_etcd(tmp_path) as etcd, client_of(etcd.port) as client:
         client.put(b"a", b"1")
-        freeze(etcd)
+        etcd.pause()
         threading.Timer(0.05, client.close).start()
         with pytest.raises(EtcdError, match="the client is closed"):
             client.put(b"a", b"2")

@@ -24,7 +24,7 @@ from holdfast.rendezvous.etcd import EtcdConnector, GenerationStores, read_job
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
 from holdfast.testing.sim.etcd import SimEtcd
-from real_etcd import PATIENCE_S, Etcd, running_etcd
+from real_etcd import PATIENCE_S, Etcd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -181,12 +181,6 @@ def test_a_session_that_ends_before_it_could_be_returned_is_a_failure() -> None:
 
 
 # On a real etcd.
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
-    with running_etcd(tmp_path_factory.mktemp("etcd")) as running:
-        yield running
 
 
 @pytest.fixture

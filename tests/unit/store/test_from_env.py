@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 from scripted_tcp_store import Peer, ScriptedStore, blob, i64
@@ -14,9 +12,6 @@ from holdfast.errors import UsageError
 from holdfast.store.errors import StoreTimeoutError
 from holdfast.store.from_env import from_environment
 from holdfast.store.tcp.client import TCPStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LONG = timedelta(seconds=30)
 NAMES = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "TORCHELASTIC_USE_AGENT_STORE")
@@ -31,15 +26,6 @@ def _bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def give(monkeypatch: pytest.MonkeyPatch, **variables: str | int) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, str(value))
-
-
-@pytest.fixture
-def port() -> Iterator[int]:
-    """A port to serve at, that the kernel gives to nobody else meanwhile."""
-    with socket.socket() as bound:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", 0))
-        yield int(bound.getsockname()[1])
 
 
 def test_the_agent_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:

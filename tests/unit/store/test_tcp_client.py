@@ -71,12 +71,6 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
     [
         pytest.param(
             lambda s: s.get("k"),
-            [(WAIT_K, b"\0"), (GET_K, blob(b"")), (b"\x05" + ONE_K, b"\0"), (GET_K, blob(b""))],
-            b"",
-            id="an empty value",
-        ),
-        pytest.param(
-            lambda s: s.get("k"),
             [(WAIT_K, b"\0"), (GET_K, blob(b"")), (b"\x05" + ONE_K, b"\0"), (GET_K, blob(b"v"))],
             b"v",
             id="a value that comes after a wait that ended for nothing",
@@ -116,18 +110,6 @@ def exchanges(*pairs: tuple[bytes, bytes]) -> Callable[[Peer], None]:
             ],
             b"v",
             id="a value that another client popped",
-        ),
-        pytest.param(
-            lambda s: s.list_keys(),
-            [(b"\x11", i64(3) + blob(b"/a") + blob(b"init/") + blob("/é/".encode()))],
-            ["a", "é/"],
-            id="keys without the counter of clients",
-        ),
-        pytest.param(
-            lambda s: s.add("init/", 1),
-            [(b"\x04" + blob(b"init/") + i64(1), i64(1))],
-            1,
-            id="the counter of clients",
         ),
     ],
 )
