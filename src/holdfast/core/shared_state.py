@@ -49,6 +49,7 @@ import msgspec
 from holdfast.core.liveness import AttendedClock, Liveness
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
 from holdfast.core.protocol import (
+    JobOutcome,
     JobSettings,
     NodeInfo,
     NodePhase,
@@ -57,6 +58,7 @@ from holdfast.core.protocol import (
     View,
 )
 from holdfast.core.rounds import (
+    CloseRequested,
     Job,
     JobEvent,
     JobPhase,
@@ -221,8 +223,9 @@ class SharedStateSession:
         self.closed = False
         """Whether the job is over, in the job or not."""
         self.in_job = False
+        self.reads_begun = 0
         self.reads = 0
-        """How often the state was seen as it is."""
+        """The number of the newest read that showed the state as it is."""
         self.problem = ""
         """Why the last call failed; nothing after one that did not."""
         self.ever_read = False
@@ -350,6 +353,7 @@ class SharedStateSession:
 
     def _read(self) -> list[SessionEffect]:
         self.call = CallState.READING
+        self.reads_begun += 1
         self._again = False
         return [ReadState()]
 
@@ -422,7 +426,7 @@ class SharedStateSession:
         return self._rounds
 
     def _join(self, now: float, rounds: Rounds) -> bool:
-        """Introduce a node that the job does not know; return whether it is in the job then.
+        """Introduce a node that the job does not know; return whether there is anything to store.
 
         It may have been in the job before, and the store have lost it; `core.rounds` handles that.
         """
@@ -438,6 +442,12 @@ class SharedStateSession:
         me = self._me(rounds.job)
         if me is not None:
             me.heartbeats += 1
+            return True
+        if status.phase is NodePhase.CLOSING and rounds.job.phase is not JobPhase.CLOSED:
+            # Whoever reaches the store may end the job, with whatever settings.
+            close = CloseRequested(JobOutcome.STOPPED, f"{status.info.node} closed the job")
+            self._changes = (close,)
+            rounds.handle(now, close, self._cause)
             return True
         mine = [one for one in views if one.incarnation == status.info.incarnation]
         self._answer = mine[-1] if mine else None
@@ -499,7 +509,7 @@ class SharedStateSession:
         job = rounds.job
         self._kept_at = now
         self._backoff_s = BACKOFF_S_MIN
-        self.reads += 1
+        self.reads = self.reads_begun
         me, view = self._me(job), self._answer
         self.stored_seq = self.status.seq  # One that is not in the job has nothing more to store.
         if me is not None:

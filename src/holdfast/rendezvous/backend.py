@@ -47,7 +47,6 @@ from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
 from holdfast.core.shared_state import (
     NO_ANSWER,
     CallFailed,
-    CallState,
     ReadState,
     RefreshRequested,
     RefuseJoin,
@@ -237,7 +236,8 @@ class BackendConnection:
     @property
     def is_unreached(self) -> bool:
         """Whether the backend failed and never answered before."""
-        return bool(self._session.problem) and not self._session.ever_read
+        with self._changed:  # So that `error` is that of the problem.
+            return bool(self._session.problem) and not self._session.ever_read
 
     def problem(self) -> str:
         """Return what is wrong with the backend and since when, or nothing."""
@@ -260,7 +260,7 @@ class BackendConnection:
         """
         with self._changed:
             session = self._session
-            wanted = session.reads + (1 if session.call is CallState.IDLE else 2)
+            wanted = session.reads_begun + 1  # One that is under way may show what was before.
             self._feed(RefreshRequested())
             self._changed.wait_for(
                 lambda: session.reads >= wanted or self._is_closed or self.is_unreached, limit_s
@@ -469,9 +469,16 @@ class DynamicRendezvousHandler(PolledHandler):
 
     def is_closed(self) -> bool:
         """Return whether the job is over for all nodes, by reading the state now."""
-        connection = super().enter()  # It reads, and does not join.
-        assert isinstance(connection, BackendConnection)
-        return connection.refresh(self._settings.timeout.heartbeat.total_seconds())
+        limit_s = self._settings.timeout.heartbeat.total_seconds()
+        connection = self._connection
+        if isinstance(connection, BackendConnection):
+            return connection.refresh(limit_s)
+        # To look is not to join: what kind of node this is, only `enter` will say.
+        connection = self._connect(self._node, self._job_settings)
+        try:
+            return connection.refresh(limit_s)
+        finally:
+            connection.close()
 
     def set_closed(self) -> None:
         """End the job for all nodes, and for all that would come later; nothing after `shutdown`."""
@@ -489,22 +496,26 @@ class DynamicRendezvousHandler(PolledHandler):
     def _make_connection(
         self, *, role: str, local_world_size: int, max_restarts: int, ports: tuple[int, ...]
     ) -> JobConnection:
+        replace = msgspec.structs.replace
+        connection = self._connect(
+            replace(self._node, role=role, local_world_size=local_world_size, ports=ports),
+            replace(self._job_settings, max_restarts=max_restarts),
+        )
+        # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
+        self._release = weakref.finalize(self, _close_all, connection, self._worker_store)
+        return connection
+
+    def _connect(self, info: NodeInfo, settings: JobSettings) -> BackendConnection:
+        """Return a connection that is started."""
         if self._is_shut:
             raise RendezvousClosedError("the rendezvous handler was shut down")
         interval_s = self._settings.keep_alive_interval.total_seconds()
-        replace = msgspec.structs.replace
         connection = BackendConnection(
             self._backend,
             where=self.endpoint,
             run_id=self.get_run_id(),
-            info=replace(
-                self._node,
-                incarnation=draw_incarnation(),
-                role=role,
-                local_world_size=local_world_size,
-                ports=ports,
-            ),
-            settings=replace(self._job_settings, max_restarts=max_restarts),
+            info=msgspec.structs.replace(info, incarnation=draw_incarnation()),
+            settings=settings,
             store=self._store,
             timeouts=Timeouts(
                 interval_s=interval_s,
@@ -514,9 +525,11 @@ class DynamicRendezvousHandler(PolledHandler):
             ),
         )
         connection.start()
-        # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
-        self._release = weakref.finalize(self, _close_all, connection, self._worker_store)
         return connection
+
+    def _enter_polled(self) -> JobConnection:
+        self._is_polled = self._has_joined = True  # The caller reports what it wants.
+        return self.enter()
 
     def _take(self, connection: JobConnection) -> None:
         super()._take(connection)

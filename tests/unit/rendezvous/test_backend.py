@@ -17,7 +17,7 @@ import pytest
 
 from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.protocol import Failure, NodePhase, NodeRole, View
+from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import decode
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
@@ -48,6 +48,7 @@ class Fickle(C10dRendezvousBackend):
 
     error: Exception | None = None
     answer: Any = None
+    races_lost = 0
 
     def __init__(self, store: MemoryStore) -> None:
         super().__init__(store, "job")
@@ -59,6 +60,12 @@ class Fickle(C10dRendezvousBackend):
         if self.error is not None:
             raise self.error
         return self.answer or super().get_state()
+
+    def set_state(self, state: bytes, token: Any = None) -> Any:
+        if self.races_lost:
+            self.races_lost -= 1
+            return None
+        return super().set_state(state, token)
 
 
 class Cluster:
@@ -155,6 +162,28 @@ def test_a_job_can_be_closed_or_looked_at_before_anybody_joined(cluster: Cluster
     handler.set_closed()
     assert handler.is_closed()
     assert handler.num_nodes_waiting() == 0
+
+
+def test_a_job_is_closed_also_if_other_nodes_write_first(cluster: Cluster) -> None:
+    handler = cluster.add(1, 1, times={"heartbeat": timedelta(seconds=1)})
+    cluster.backends[0].races_lost = 1
+    handler.set_closed()
+    assert cluster.job().phase is JobPhase.CLOSED
+
+
+def test_looking_at_a_job_does_not_decide_what_kind_of_node_joins(cluster: Cluster) -> None:
+    handler = cluster.add(1, 1)
+    assert not handler.is_closed()
+    handler.enter(local_world_size=4, max_restarts=3)
+    assert in_role(handler, NodeRole.MEMBER).world_size == 4
+
+
+def test_a_job_can_be_closed_with_other_settings_than_its_nodes_have(cluster: Cluster) -> None:
+    member, other = cluster.add(1, 1), cluster.add(1, 3)
+    member.enter(max_restarts=3)
+    in_role(member, NodeRole.MEMBER)
+    other.set_closed()
+    assert in_role(member, NodeRole.CLOSED).outcome is JobOutcome.STOPPED
 
 
 def test_a_store_that_was_emptied_costs_no_restart(cluster: Cluster) -> None:
