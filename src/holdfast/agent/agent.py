@@ -221,7 +221,11 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _signal_events(self) -> Iterator[supervision.SignalReceived]:
         while (one := self._signals.take()) is not None:
-            console.warning(signal_notice(self._machine, one, self._shutdown_timeout))
+            machine = self._machine
+            notice = signal_notice(
+                machine, one, self._shutdown_timeout, interrupted=machine.interrupted
+            )
+            console.warning(notice)
             yield supervision.SignalReceived(one)
 
     def _job_events(self) -> list[Event]:
@@ -459,10 +463,12 @@ class SimpleElasticAgent(ElasticAgent):
 NOTICE_CHARS_MAX = 500
 
 
-def signal_notice(machine: Supervision, one: signal.Signals, grace_s: float) -> str:
-    """Return what a signal leads to, before it does."""
+def signal_notice(
+    machine: Supervision, one: signal.Signals, grace_s: float, *, interrupted: bool
+) -> str:
+    """Return what a signal leads to, before it does; `interrupted` if a SIGINT came before it."""
     interrupt = one == signal.SIGINT
-    if interrupt and machine.interrupted:
+    if interrupt and interrupted:
         return f"{one.name} again: killing the workers now"
     again = "; again to kill them at once" if interrupt else ""
     if machine.state is State.RUNNING:

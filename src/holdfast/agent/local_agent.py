@@ -90,6 +90,11 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # The hooks.
 
+    @property
+    def _pcontext(self) -> PContext | None:
+        """The workers by TorchElastic's name, for the hooks of subclasses."""
+        return self._group
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
         spec = worker_group.spec
         args: dict[int, tuple[Any, ...]] = {}
@@ -276,6 +281,9 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._shut_down(chosen)
         elif reason not in (StopReason.SIGNAL, StopReason.SUCCEEDED) and self._stops_by_hook:
             self._stop_workers(self._worker_group)
+        if self._group.stop_ended and not self._is_stop_posted():
+            self._keep_result(self._group)  # A hook has closed the context itself.
+            return self._stopped(len(self._group.left_behind))
         self._group.begin_stop(
             chosen,
             self._shutdown_timeout,
@@ -284,6 +292,9 @@ class LocalElasticAgent(SimpleElasticAgent):
             cause=self._stop_step,
         )
         return None
+
+    def _is_stop_posted(self) -> bool:
+        return any(isinstance(event, supervision.WorkersStopped) for event, _ in self._pending)
 
     def _keep_result(self, group: PContext) -> None:
         result = group.result()
@@ -311,18 +322,21 @@ class LocalElasticAgent(SimpleElasticAgent):
         interrupted = self._machine.interrupted
         while not group.stop_ended:
             self._wait(group.next_deadline(), group.fileno())
+            # Signals first: after the end of the stop there may be a wait, for another round.
+            while (one := self._signals.take()) is not None:
+                if not self._abandoned:
+                    console.warning(
+                        signal_notice(self._machine, one, grace_s, interrupted=interrupted)
+                    )
+                if self._abandoned or (interrupted and one == signal.SIGINT):
+                    group.kill_now()
+                interrupted = interrupted or one == signal.SIGINT
+                self._post(supervision.SignalReceived(one))
             if self._abandoned:
                 group.poll_events(time.monotonic())
             else:
                 for event in self._group_events(group):
                     self._post(event)
-            while (one := self._signals.take()) is not None:
-                if self._abandoned or (interrupted and one == signal.SIGINT):
-                    group.kill_now()
-                else:
-                    console.warning(signal_notice(self._machine, one, grace_s))
-                interrupted = interrupted or one == signal.SIGINT
-                self._post(supervision.SignalReceived(one))
 
     def _failures_so_far(self) -> dict[int, ProcessFailure]:
         group = self._group

@@ -278,6 +278,20 @@ def test_a_second_interrupt_kills_also_while_a_hook_waits(kind: type[LocalElasti
     assert result.failures[1].exitcode == 7
 
 
+def test_a_signal_at_the_end_of_a_stop_by_a_hook_comes_before_the_next_round() -> None:
+    class Signalled(Hooked):
+        def _group_events(self, group: Any) -> list[Any]:
+            events = super()._group_events(group)
+            if group.stop_ended:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return events
+
+    agent = local("exit 1", kind=Signalled, max_restarts=1)
+    with pytest.raises(SignalException):
+        agent.run()
+    assert agent._worker_group.spec.rdzv_handler.rounds == 1
+
+
 # Several nodes.
 
 
@@ -372,6 +386,23 @@ def test_hooks_around_starting_and_stopping_are_used() -> None:
     agent = local("exit 1", kind=Hooked, max_restarts=1)
     assert agent.run().is_failed()
     assert agent.calls == ["start", "stop", "start", "stop", "shutdown"]
+
+
+@pytest.mark.parametrize("stops_before", [False, True])
+def test_a_hook_may_close_the_context_itself(stops_before: bool) -> None:
+    class Closing(LocalElasticAgent):
+        def _stop_workers(self, worker_group: WorkerGroup) -> None:
+            if stops_before:
+                super()._stop_workers(worker_group)
+            assert self._pcontext is not None
+            self._pcontext.close(signal.SIGKILL)
+
+    agent = local(
+        "[ $RANK = 0 ] && exit 3; sleep 1000", kind=Closing, local_world_size=2, max_restarts=1
+    )
+    result = agent.run()
+    assert (agent.restart_count, result.failures[0].exitcode) == (1, 3)
+    assert len(list(Path("logs").glob("*/attempt_*"))) == 2
 
 
 # Events rather than polling.
