@@ -231,13 +231,13 @@ class HttpServer:
             return
         client.setblocking(False)  # noqa: FBT003 (the name says it)
         exchange = _Exchange(client, now + EXCHANGE_S)
-        full = len(self._exchanges) >= self._connections_max
-        if full:
+        if len(self._exchanges) >= self._connections_max:
             idle = (one for one in self._exchanges.values() if one.deadline is not None)
             oldest = next(idle, None)
             if oldest is not None:
                 self._end(oldest)
-                full = False
+        # That one may have been one too many itself, so it need not have made room.
+        full = len(self._exchanges) >= self._connections_max
         self._exchanges[client.fileno()] = exchange
         self._poll.register(client, select.POLLIN)
         if full:

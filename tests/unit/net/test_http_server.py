@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -205,6 +206,30 @@ def test_a_response_that_hangs_does_not_keep_close_for_ever(
         assert asked.wait(PATIENCE_S)
         serving.close()
         go_on.set()
+
+
+def test_no_more_responses_are_under_way_at_once_than_there_may_be() -> None:
+    under_way, ended = threading.Semaphore(0), threading.Event()
+
+    def wait(_request: HttpRequest) -> HttpResponse:
+        under_way.release()
+        ended.wait(PATIENCE_S)
+        return HttpResponse(200, "text/plain", b"")
+
+    listener = listen_tcp("127.0.0.1", 0, name="test")
+    server = HttpServer(listener, wait, connections_max=1, in_threads=True)
+    request = b"GET / HTTP/1.1\r\n\r\n"
+    with ExitStack() as clients:
+        first = clients.enter_context(connect(server))
+        first.sendall(request)
+        assert under_way.acquire(timeout=PATIENCE_S)
+        for _ in range(3):
+            other = clients.enter_context(connect(server))
+            other.sendall(request)
+            assert other.recv(12) == b"HTTP/1.1 503"
+        ended.set()
+        assert rest(first).startswith(b"HTTP/1.1 200")
+    server.close()
 
 
 def test_no_descriptor_left_is_waited_out(
