@@ -213,31 +213,6 @@ def test_nodes_meet_over_tls(tls: tuple[Pair, Pair]) -> None:
         assert len(second.store("s").get("key")) == 400_000
 
 
-def test_a_plain_client_against_tls_is_reported_at_once(tls: tuple[Pair, Pair]) -> None:
-    _, head = tls
-    conf = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key}"
-    with (
-        Coordinator("--endpoint=127.0.0.1:0", conf) as coordinator,
-        started(one := node(coordinator.port, "a")),
-    ):
-        news = fault(one)
-        assert isinstance(news, JoinRefused)
-        assert "tls_ca" in news.why
-
-
-def test_a_tls_client_against_a_plain_coordinator_is_reported_at_once(
-    tls: tuple[Pair, Pair],
-) -> None:
-    ca, _ = tls
-    with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
-        with started(one := node(coordinator.port, "a", tls=TlsFiles(ca=ca.cert))):
-            news = fault(one)
-            assert isinstance(news, JoinRefused)
-            assert "tls_ca" in news.why
-        _, errors = coordinator.end(signal.SIGTERM)
-        assert "a TLS client" in errors
-
-
 def test_a_certificate_that_is_not_trusted_is_reported_at_once(
     tls: tuple[Pair, Pair], tmp_path: Path
 ) -> None:

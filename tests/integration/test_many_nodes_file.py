@@ -57,23 +57,6 @@ def test_nodes_join_and_are_lost_and_the_others_are_told(tmp_path: Path) -> None
             assert "was lost: no sign of life for 2 s" in ends[name][1]
 
 
-def test_the_budget_of_restarts_is_the_jobs(tmp_path: Path) -> None:
-    """One restart is allowed, and workers fail on two nodes: the second one ends the job."""
-    with in_a_folder(tmp_path, "3", "--max-restarts=1") as cluster:
-        cluster.start_all("a", "b", "c")
-        for restart, name in enumerate("ab"):
-            starts = cluster.generation(3)
-            assert {start.restarts for start in starts.values()} == {restart}
-            starts[name].fail()
-        ends = cluster.end()
-        assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1, "c": 1}
-        assert cluster.is_quiet()
-        for _, said in ends.values():
-            assert "after 1 of 1 restarts" in said
-            assert "RuntimeError: b was told to fail" in said
-            assert "Traceback (most recent call last)" in said
-
-
 def test_all_nodes_end_with_the_first_failures_code(tmp_path: Path) -> None:
     with in_a_folder(tmp_path, "2") as cluster:
         cluster.start_all("a", "b")

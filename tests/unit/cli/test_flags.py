@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
-OWN_FLAGS = {
-    "--exit-barrier-timeout", "--exit-code-compat", "--no-capture-stderr", "--metrics-addr",
-    "--metrics-port", "--preload", "--spares", "--stop-signal", "--story", "--worker-store",
-}  # fmt: skip
 NO_VARIABLE = {"--logs-specs", "--numa-binding"}
 
 # A value that each flag accepts, as text, and what the namespace then holds.
@@ -49,24 +45,6 @@ def name_of(flag: Flag) -> str:
 
 def parse(*words: str) -> Namespace:
     return build_parser().parse_args(words)
-
-
-@pytest.mark.torch
-def test_every_flag_of_torchrun_is_here_with_the_same_default() -> None:
-    from torch.distributed.run import get_args_parser, parse_args
-
-    def defaults(parser: Any) -> dict[str, Any]:
-        return {
-            spelling: action.default
-            for action in parser._actions
-            for spelling in action.option_strings
-        }
-
-    theirs, ours = defaults(get_args_parser()), defaults(build_parser())
-    assert {spelling: ours[spelling] for spelling in theirs} == theirs
-    assert {one for one in ours if one not in theirs and "_" not in one} == OWN_FLAGS
-    namespace = vars(parse_args(["train.py", "--x"]))
-    assert {name: vars(parse("train.py", "--x"))[name] for name in namespace} == namespace
 
 
 @pytest.mark.parametrize("flag", FLAGS, ids=name_of)
@@ -116,29 +94,6 @@ def test_a_program_can_add_flags_of_its_own() -> None:
     assert (parsed.use_env, parsed.pair, parsed.role) == (True, ["a", "b"], "x")
     assert parsed.training_script_args == ["--pair", "c"]
     assert parser.parse_known_args(["--bogus", "train.py"])[1] == ["--bogus"]
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize(
-    "words",
-    [
-        "train.py --lr 1 --x=2 -v",
-        "--nproc-p 2 --max_r 1 train.py --nnodes 9",
-        "-- train.py -- a",
-        "-r 1 -t3 -m mod",
-        "-mr 3 mod",
-        "--role -1 x",
-        "--standalone --run-path x",
-        "- a",
-        *(f"--duplicate-stdout-filters={text} x" for text in ("a,,b", "a,,,b", ",a", ",,,", "")),
-    ],
-)
-def test_the_same_namespace_as_torchrun(words: str) -> None:
-    from torch.distributed.run import parse_args
-
-    theirs = vars(parse_args(words.split()))
-    ours = vars(parse(*words.split()))
-    assert {name: ours[name] for name in theirs} == theirs
 
 
 WORDS = st.sampled_from(

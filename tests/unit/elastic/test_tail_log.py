@@ -58,14 +58,6 @@ def test_lines_of_all_files_arrive_with_the_header_of_their_rank(tmp_path: Path)
     assert len(lines) == 150
 
 
-def test_without_files_nothing_is_started() -> None:
-    before = set(threading.enumerate())
-    tail = TailLog("w", {}, io.StringIO()).start()
-    assert set(threading.enumerate()) == before
-    tail.stop()
-    assert tail.stopped()
-
-
 def test_stopping_can_be_repeated_and_comes_before_starting_too(tmp_path: Path) -> None:
     tail = TailLog("w", {0: str(tmp_path / "log")}, io.StringIO())
     tail.stop()

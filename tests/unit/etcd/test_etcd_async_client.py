@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from etcd_clients import (
@@ -21,18 +21,16 @@ from etcd_clients import (
     server,
 )
 
-from certificates import make_ca, make_certificate
 from holdfast.core.etcd.calls import (
     Grant,
     Granted,
-    Problem,
     ProblemKind,
     Txn,
     TxnDone,
 )
 from holdfast.etcd import async_client as client_module
 from holdfast.etcd.async_client import CONNECTIONS_MAX
-from real_etcd import Etcd, Tls, make_tls, running_etcd
+from real_etcd import Etcd, running_etcd
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,49 +101,11 @@ def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
 
 
 @pytest.fixture(scope="module")
-def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
-    return make_tls(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def secure(tmp_path_factory: pytest.TempPathFactory, tls: Tls) -> Iterator[Etcd]:
-    with running_etcd(tmp_path_factory.mktemp("etcd"), tls=tls) as etcd:
-        yield etcd
-
-
-@pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Etcd]:
     """One that demands passwords: `user` may do all below `u/`."""
     with running_etcd(tmp_path_factory.mktemp("etcd")) as etcd:
         etcd.enable_auth("user", "secret", b"u/")
         yield etcd
-
-
-async def refused(etcd: Etcd, request: Txn, **settings: Any) -> Problem:
-    """Return why a call does not work; a watch must be refused in the same way."""
-    async with client_of(etcd.port, **settings) as client:
-        why = await problem(client, request)
-        watched = await Watched(client, b"x").problem()
-        assert watched.kind is why.kind
-        return why
-
-
-def test_wrong_certificates_are_denied_in_one_line(secure: Etcd, tls: Tls, tmp_path: Path) -> None:
-    other = make_ca(tmp_path, "other-ca")
-    foreign = make_certificate(other, "foreign")
-    ours = {"cert": tls.client.cert, "key": tls.client.key}
-    cases: list[tuple[dict[str, str], str]] = [
-        ({"ca": tls.ca}, "client certificate"),
-        ({"ca": tls.ca, "cert": foreign.cert, "key": foreign.key}, "client certificate"),
-        ({"ca": other.cert, **ours}, "not trusted"),
-        ({"ca": tls.ca, **ours, "server_name": "elsewhere"}, "another host"),
-        ({"ca": "/nonexistent/ca.pem"}, "cacert: /nonexistent/ca.pem"),
-    ]
-    for settings, why in cases:
-        found = asyncio.run(refused(secure, put(b"a"), tls=True, **settings))
-        assert found.kind is ProblemKind.DENIED, found
-        assert why in found.why
-        assert "\n" not in found.why
 
 
 def test_many_calls_at_once_ask_for_one_token() -> None:
@@ -179,21 +139,6 @@ def test_a_token_that_has_ended_is_replaced(plain: Etcd) -> None:
             await Watched(client, b"u/a", b"", now).changes()
 
     asyncio.run(talk())
-
-
-@pytest.mark.parametrize(
-    ("settings", "why"),
-    [
-        ({}, "it requires a user and a password"),
-        ({"user": "user", "password": "wrong"}, "wrong user or password"),
-        ({"user": "nobody", "password": "secret"}, "wrong user or password"),
-    ],
-)
-def test_wrong_users_are_denied_in_one_line(
-    plain: Etcd, settings: dict[str, str], why: str
-) -> None:
-    found = asyncio.run(refused(plain, put(b"u/a"), **settings))
-    assert found == Problem(ProblemKind.DENIED, why)
 
 
 PATIENCE_S = 30.0
@@ -280,8 +225,8 @@ def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(tmp_pat
         async with saying(b"") as left, client_of(left, etcd.port) as client:
             connect = client._connect
 
-            async def connect_slowly(at: int, tries: Attempts) -> HttpConnection:
-                connection = await connect(at, tries)
+            async def connect_slowly(at: int, attempts: Attempts) -> HttpConnection:
+                connection = await connect(at, attempts)
                 if at == 0:
                     client._leave(0, "no answer within 1 s")  # As a call would find.
                 return connection

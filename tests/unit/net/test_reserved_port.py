@@ -107,13 +107,3 @@ def test_a_port_by_its_number_if_it_is_free(reserved: ReservedPort) -> None:
         pytest.raises(EnvironmentProblem, match=str(taken.getsockname()[1])),
     ):
         ReservedPort(taken.getsockname()[1], listening=True)
-
-
-def test_who_connects_to_a_listening_port_waits_for_whoever_accepts() -> None:
-    with ReservedPort(listening=True) as reserved:
-        reserved.listener().close()  # The port stays ours.
-        with socket.create_connection(("127.0.0.1", reserved.number)) as client:
-            client.sendall(b"early")
-            listener = socket.socket(fileno=reserved.listener().detach())
-            with listener, listener.accept()[0] as accepted:
-                assert accepted.recv(5) == b"early"

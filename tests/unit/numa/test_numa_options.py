@@ -97,16 +97,6 @@ def test_invalid_options_are_refused(options: object) -> None:
         cpus_of_workers(options, range(1))
 
 
-def test_a_binding_that_the_kernel_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_pid: int, _cpus: object) -> None:
-        raise OSError(22, "Invalid argument")
-
-    monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    monkeypatch.setattr(binding, "_decide", lambda *_: {0: [1]})
-    with pytest.raises(EnvironmentProblem, match="Invalid argument"):
-        cpus_of_workers(NODE, range(1))
-
-
 def test_a_thread_is_bound_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     before = os.sched_getaffinity(0)

@@ -150,11 +150,6 @@ def test_a_node_that_dies_is_noticed(cluster: Cluster) -> None:
     assert first.next_rendezvous().world_size == 1
 
 
-def test_many_nodes_at_once(cluster: Cluster) -> None:
-    infos = cluster.meet(*(cluster.add(12, 12) for _ in range(12)))
-    assert [info.rank for info in infos] == list(range(12))
-
-
 def test_a_job_can_be_closed_or_looked_at_before_anybody_joined(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     assert not handler.is_closed()

@@ -66,9 +66,11 @@ class EtcdHere:
         loop = asyncio.get_running_loop()
         if self.watches_end:
             loop.call_soon(on_ended, Problem(ProblemKind.UNREACHABLE, "the watch ended"))
-        number = self.etcd.subscribe(
-            key, end, start_revision, lambda *seen: loop.call_soon(on_changes, *seen) and None
-        )
+
+        def sink(revision: int, changes: tuple[Change, ...]) -> None:
+            loop.call_soon(on_changes, revision, changes)
+
+        number = self.etcd.subscribe(key, end, start_revision, sink)
         assert isinstance(number, int)
         return Watch(self.etcd, number)
 

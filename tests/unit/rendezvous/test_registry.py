@@ -13,7 +13,7 @@ from holdfast.rendezvous import errors, registry
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.etcd import EtcdHandler
-from holdfast.rendezvous.handler import RendezvousHandler, RendezvousStoreInfo
+from holdfast.rendezvous.handler import RendezvousStoreInfo
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
     RendezvousHandlerRegistry,
@@ -164,15 +164,6 @@ def test_what_holdfast_brings_for_torchrun_is_not_for_itself() -> None:
 # The interface.
 
 
-@pytest.mark.torch
-def test_a_handler_written_for_torch_has_all_that_is_needed() -> None:
-    from torch.distributed.elastic.rendezvous import RendezvousHandler as Torch
-    from torch.distributed.elastic.rendezvous import RendezvousStoreInfo as TorchInfo
-
-    assert Torch.__abstractmethods__ == RendezvousHandler.__abstractmethods__
-    assert repr(RendezvousStoreInfo("host", 1)) == repr(TorchInfo("host", 1))
-
-
 def test_the_first_node_publishes_where_the_workers_store_is() -> None:
     store = MemoryStore()
     first = RendezvousStoreInfo.build(0, store, "10.0.0.1", 29500)
@@ -182,7 +173,7 @@ def test_the_first_node_publishes_where_the_workers_store_is() -> None:
 
 
 def test_errors_have_a_message_and_an_exit_code() -> None:
-    kinds = [errors.RendezvousError, *errors.RendezvousError.__subclasses__()]
+    kinds: list[Any] = [errors.RendezvousError, *errors.RendezvousError.__subclasses__()]
     assert all(str(kind()) for kind in kinds)
     codes = {kind().exit_code for kind in kinds} - {errors.RendezvousGracefulExitError().exit_code}
     assert codes == {78}

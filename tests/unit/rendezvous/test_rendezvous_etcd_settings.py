@@ -68,15 +68,9 @@ def test_endpoints_that_are_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"endpoints": ()},
-        {"call_s": 0.0},
-        {"call_s": float("nan")},
-        {"password": "p"},
-        {"ca": "/ca.pem"},
-        {"server_name": "etcd"},
-    ],
-)
+    [{"endpoints": ()}, {"call_s": 0.0}, {"call_s": float("nan")}, {"password": "p"},
+     {"ca": "/ca.pem"}, {"server_name": "etcd"}],
+)  # fmt: skip
 def test_settings_that_cannot_work(wrong: dict[str, object]) -> None:
     with pytest.raises(UsageError):
         EtcdSettings(**{"endpoints": ONE, **wrong})  # type: ignore[arg-type]

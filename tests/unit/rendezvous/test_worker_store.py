@@ -74,17 +74,6 @@ def test_one_port_serves_one_generation_after_the_other() -> None:
     assert not stores.is_serving
 
 
-def test_ports_that_are_only_held_are_for_a_worker_to_serve_at() -> None:
-    stores = WorkerStore(ports=2, served=False)
-    port = stores.open(1)
-    assert not stores.is_serving
-    with socket.socket() as server:
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        server.bind(("127.0.0.1", port))
-        server.listen()
-    stores.close()
-
-
 def test_nothing_is_left_behind() -> None:
     before = os.listdir("/proc/self/fd"), threading.enumerate()
     stores = WorkerStore(ports=4)

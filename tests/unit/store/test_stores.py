@@ -7,30 +7,13 @@ import subprocess
 import sys
 import threading
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import pytest
 
 import holdfast.store
-from holdfast.store import FileStore, MemoryStore, PrefixStore, Store, TCPStore
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from holdfast.store.interface import ComparingStore, RoundStore
+from holdfast.store import MemoryStore, PrefixStore
 
 AT_ONCE = timedelta(milliseconds=1)
-
-
-def test_every_store_has_the_interface(tmp_path: Path) -> None:
-    """mypy checks it here too."""
-    stores: list[Store] = [MemoryStore(), FileStore(tmp_path), PrefixStore("a", MemoryStore())]
-    with TCPStore("127.0.0.1", 0, is_master=True) as served:
-        stores.append(served)
-        assert all(isinstance(store, Store) for store in stores)
-    narrow: list[RoundStore] = [*stores]
-    comparing: list[ComparingStore] = [*stores]
-    assert len(narrow) == len(comparing) == 4
 
 
 def test_a_store_is_loaded_when_it_is_asked_for() -> None:

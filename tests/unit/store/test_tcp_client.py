@@ -209,14 +209,6 @@ def test_a_wait_that_times_out_leaves_the_connection_in_order(late: bytes) -> No
         assert store.num_keys() == 5
 
 
-def test_a_very_long_timeout_is_one() -> None:
-    with (
-        ScriptedStore(exchanges((WAIT_K, b"\0"))) as server,
-        client_of(server, timedelta.max) as store,
-    ):
-        store.wait(["k"])
-
-
 # Losses and broken responses
 
 

@@ -163,23 +163,11 @@ def test_nothing_is_done_for_whoever_does_not_introduce_itself(
 
 @pytest.mark.parametrize(
     "sent",
-    [
-        HELLO,
-        op(19),
-        op(3, u64(8193)),
-        op(3, u64(2**63)),
-        op(1, blob(b"/k"), u64(2**23 + 1)),
-        op(5, u64(131_073)),
-        op(4, blob(b"/word"), u64(1)),
-        op(6, keys(b"/never")) * 2,
-    ],
-)
+    [HELLO, op(19), op(3, u64(8193)), op(3, u64(2**63)), op(1, blob(b"/k"), u64(2**23 + 1)),
+     op(5, u64(131_073)), op(4, blob(b"/word"), u64(1)), op(6, keys(b"/never")) * 2],
+)  # fmt: skip
 def test_a_client_that_breaks_the_rules_is_closed_alone(
-    sent: bytes,
-    server: TcpStoreServer,
-    client: Client,
-    other: Client,
-    caplog: pytest.LogCaptureFixture,
+    sent: bytes, client: Client, other: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     other.ask(op(1, blob(b"/word"), blob(b"word")), b"")
     client.send(PING, sent)
@@ -571,19 +559,10 @@ def test_the_fast_path_responds_as_the_slow_one(space: KeySpace, data: bytes) ->
 
 @pytest.mark.parametrize(
     "data",
-    [
-        op(3, blob(b"/missing")),
-        op(6, keys(b"/queue")),
-        op(6, keys(b"/key", b"/key")),
-        GET_KEY + GET_KEY,
-        GET_KEY[:-1],
-        WAIT_KEY[:-1],
-        op(3),
-        op(6, u64(1)),
-        op(3, u64(1 << 63), b"/key"),
-        op(5, WAIT_KEY[1:]),
-    ],
-)
+    [op(3, blob(b"/missing")), op(6, keys(b"/queue")), op(6, keys(b"/key", b"/key")),
+     GET_KEY + GET_KEY, GET_KEY[:-1], WAIT_KEY[:-1], op(3), op(6, u64(1)),
+     op(3, u64(1 << 63), b"/key"), op(5, WAIT_KEY[1:])],
+)  # fmt: skip
 def test_the_fast_path_leaves_all_else_to_the_slow_one(space: KeySpace, data: bytes) -> None:
     assert fast_responder(space)(1, data) is None
 

@@ -15,7 +15,6 @@ from holdfast.core.etcd.calls import (
     KeyValue,
     Op,
     Put,
-    Revoke,
     Txn,
     TxnDone,
 )
@@ -94,26 +93,3 @@ def test_history_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert etcd.revision == 26
     assert etcd.compacted == 17
     assert len(watched(etcd, b"a", start=17)) == 10
-
-
-def test_what_it_costs_is_counted() -> None:
-    etcd = SimEtcd()
-    watched(etcd, b"key")
-    lease = grant(etcd, 5)
-    do(etcd, Put(b"key", b"value", lease))
-    read(etcd, b"key")
-    etcd.perform(1.0, KeepAlive(lease))
-    etcd.perform(1.0, Txn(success=(Put(b"key", b"", 77),)))
-    etcd.perform(1.0, Revoke(lease))
-    load = etcd.load
-    assert load.requests == {
-        "grant": 1,
-        "write": 1,
-        "read": 1,
-        "keep_alive": 1,
-        "problem": 1,
-        "revoke": 1,
-    }
-    assert load.writes == 2, "of which one by the end of the lease"
-    assert load.bytes_in == 3 + 5 + 3 + 3, "what was put, read, and not put"
-    assert load.bytes_out == 8 + 8 + 3, "what was watched, read, and watched again"

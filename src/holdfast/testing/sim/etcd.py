@@ -9,7 +9,6 @@ test can state what a round costs.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.calls import (
@@ -62,21 +61,6 @@ TOO_LARGE = Problem(ProblemKind.REFUSED, "request is too large")
 TTL_TOO_LARGE = Problem(ProblemKind.REFUSED, "too large lease TTL")
 
 
-class Load:
-    """The requests to an etcd and their costs, since its start."""
-
-    def __init__(self) -> None:
-        self.writes = 0
-        """Revisions, including those of leases that ended."""
-        self.requests: Counter[str] = Counter()
-        """By kind: `write` and `read` for transactions that changed something or did not,
-        `grant`, `keep_alive`, `revoke`, and `problem` for requests that were refused."""
-        self.bytes_in = 0
-        """Keys and values in requests."""
-        self.bytes_out = 0
-        """Keys and values in answers and watch events."""
-
-
 class _Lease:
     __slots__ = ("ends_at", "keys", "ttl_s")
 
@@ -113,7 +97,6 @@ class SimEtcd:
         """Watches that begin before this revision are refused; 0 before any compaction."""
         self.full = False
         """Whether etcd is out of space."""
-        self.load = Load()
         self._stored: dict[bytes, KeyValue] = {}
         self._keys: list[bytes] = []  # Of `_stored`, in order.
         self._leases: dict[int, _Lease] = {}
@@ -127,19 +110,13 @@ class SimEtcd:
 
     def perform(self, now: float, request: Request) -> Answer:
         """Perform a request, as a whole or not at all."""
-        answer: Answer
         if isinstance(request, Txn):
-            before = self.revision
-            answer = self._transact(request)
-            kind = "write" if self.revision > before else "read"
-        elif isinstance(request, Grant):
-            answer, kind = self._grant(now, request.ttl_s), "grant"
-        elif isinstance(request, KeepAlive):
-            answer, kind = self._keep_alive(now, request.lease), "keep_alive"
-        else:
-            answer, kind = self._revoke(request), "revoke"
-        self.load.requests["problem" if isinstance(answer, Problem) else kind] += 1
-        return answer
+            return self._transact(request)
+        if isinstance(request, Grant):
+            return self._grant(now, request.ttl_s)
+        if isinstance(request, KeepAlive):
+            return self._keep_alive(now, request.lease)
+        return self._revoke(request)
 
     def _transact(self, request: Txn) -> TxnDone | Problem:
         problem = self._objection(request)
@@ -186,7 +163,6 @@ class SimEtcd:
                     if op.key in written or _deletes(ops, op.key):
                         return DUPLICATE_KEY
                     written.add(op.key)
-        self.load.bytes_in += size
         if not all(one.key for one in request.compare) or not named:
             return EMPTY_KEY
         if size > REQUEST_BYTES_MAX:
@@ -228,7 +204,6 @@ class SimEtcd:
                 )
                 for one in found
             )
-        self.load.bytes_out += sum(len(one.key) + len(one.value) for one in found)
         return found
 
     def _put(self, op: Put, revision: int) -> Change:
@@ -313,7 +288,6 @@ class SimEtcd:
         if not changes:
             return
         self.revision += 1
-        self.load.writes += 1
         self._history.append((self.revision, tuple(changes)))
         if len(self._history) > HISTORY_REVISIONS_MAX:
             self.compact(self.revision - HISTORY_REVISIONS_MAX // 2)
@@ -324,7 +298,6 @@ class SimEtcd:
     def _notify(self, one: _Subscription, revision: int, changes: tuple[Change, ...]) -> None:
         seen = tuple(change for change in changes if in_range(change.key, one.key, one.end))
         if seen:
-            self.load.bytes_out += sum(len(each.key) + len(each.value or b"") for each in seen)
             one.sink(revision, seen)
 
     def changes_since(
