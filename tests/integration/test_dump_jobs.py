@@ -58,5 +58,4 @@ def test_each_worker_is_shown_even_if_the_agent_is_stuck(tmp_path: Path) -> None
     code, texts, err = dumped(run_id)
     assert (code, texts) == (1, [])
     assert err.startswith("holdfast dump: error: ")
-    assert "no worker of" in err
     assert err.count("\n") == 1
