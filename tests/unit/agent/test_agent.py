@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -78,15 +77,11 @@ def scripted(
     }
     spec = WorkerSpec(
         **{
-            "role": "trainer",
-            "local_world_size": 2,
-            "rdzv_handler": NotingRendezvous(story, **(rounds or {})),
-            "entrypoint": "train",
-            "monitor_interval": 0.001,
-            "max_restarts": 0,
-            **settings,
+            "role": "trainer", "local_world_size": 2,
+            "rdzv_handler": NotingRendezvous(story, **(rounds or {})), "entrypoint": "train",
+            "monitor_interval": 0.001, "max_restarts": 0, **settings,
         }
-    )
+    )  # fmt: skip
     results = [look if isinstance(look, RunResult) else RunResult(look) for look in looks]
     return ScriptedAgent(spec, results, story, **how)
 
@@ -157,20 +152,6 @@ def test_a_state_that_says_nothing_raises(odd: WorkerState) -> None:
     assert agent.story[-1] == "shutdown SIGTERM 30"
 
 
-def test_waiting_nodes_lead_to_a_new_round_that_costs_nothing() -> None:
-    agent = scripted(
-        *[HEALTHY] * 4, FAILED, SUCCEEDED, rounds={"waiting": [0, 2, 1, 0]}, max_restarts=1
-    )
-    assert agent.run().state is SUCCEEDED
-    assert agent.story == [
-        *("join", "start", "look", "look", "stop"),
-        *("join", "start", "look", "stop"),
-        *("join", "start", "look", "look", "stop"),
-        *("join", "start", "look", "shutdown SIGTERM 30"),
-    ]
-    assert agent.restart_count == 1
-
-
 def test_a_handler_that_tells_of_changes_itself_is_not_asked() -> None:
     class Telling(ScriptedRendezvous):
         polls_membership = False
@@ -227,18 +208,6 @@ def test_whatever_a_handler_raises_gets_out_after_a_shutdown(
     assert agent.story[-1] == "shutdown SIGTERM 30"
 
 
-def test_it_can_run_again_with_a_new_budget() -> None:
-    agent = scripted(FAILED, FAILED, FAILED, SUCCEEDED, max_restarts=1)
-    assert agent.run().state is FAILED
-    assert (agent.restart_count, agent._remaining_restarts) == (1, 0)
-    assert agent.run() == RunResult(SUCCEEDED)
-    assert agent.restart_count == 1
-    assert agent.story.count("shutdown SIGTERM 30") == 2
-
-
-# Signals. The handlers write down a signal; the agent acts on it where it can.
-
-
 def raised(one: signal.Signals) -> Callable[[], None]:
     return lambda: signal.raise_signal(one)
 
@@ -261,62 +230,6 @@ def test_a_signal_is_not_left_waiting_for_the_next_look() -> None:
     assert agent.story == ["join", "start", "shutdown SIGTERM 30"]
 
 
-def test_nothing_is_started_after_a_signal_that_came_while_stopping() -> None:
-    agent = scripted(FAILED, max_restarts=3)
-    agent.during["stop"] = raised(signal.SIGHUP)
-    with pytest.raises(SignalException) as ended:
-        agent.run()
-    assert ended.value.sigval is signal.SIGHUP
-    assert agent.story == ["join", "start", "look", "stop", "shutdown SIGHUP 30"]
-
-
-def test_a_failure_for_good_stays_the_reason_when_a_signal_comes_later() -> None:
-    agent = scripted(FAILED)
-    agent.during["stop"] = raised(signal.SIGTERM)
-    assert agent.run().is_failed()
-
-
-class Sender:
-    """Another thread that signals this one once it has begun, and again until it is stopped.
-
-    Again, since a signal that comes in the moment before Python goes to sleep does not wake it.
-    """
-
-    def __init__(self, one: signal.Signals) -> None:
-        self._begun, self._ended = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._send, args=(one, threading.get_ident()))
-        self._thread.start()
-
-    def _send(self, one: signal.Signals, receiver: int) -> None:
-        self._begun.wait()
-        while not self._ended.wait(0.01):
-            signal.pthread_kill(receiver, one)
-
-    def begin(self) -> None:
-        self._begun.set()
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._begun.set()
-        self._thread.join()
-
-
-def test_a_signal_gets_out_of_a_rendezvous_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    sender = Sender(signal.SIGTERM)
-
-    def wait() -> None:
-        sender.begin()
-        threading.Event().wait()
-
-    agent = scripted()
-    agent.during["shutdown SIGTERM 30"] = sender.stop
-    monkeypatch.setattr(agent.get_worker_group().spec.rdzv_handler, "next_rendezvous", wait)
-    with pytest.raises(SignalException) as ended:
-        agent.run()
-    assert ended.value.sigval is signal.SIGTERM
-    assert agent.story == ["shutdown SIGTERM 30"]
-
-
 def test_a_signal_just_before_the_rendezvous_is_not_waited_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -331,16 +244,3 @@ def test_a_signal_just_before_the_rendezvous_is_not_waited_out(
     with pytest.raises(SignalException):
         agent.run()
     assert agent.story == ["shutdown SIGTERM 30"]
-
-
-def test_the_environment_chooses_the_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR1")
-    before = handlers()[1:]
-    seen = []
-    agent = scripted(HEALTHY)
-    agent.during["start"] = lambda: seen.append(handlers()[1:])
-    agent.during["look"] = raised(signal.SIGUSR1)
-    with pytest.raises(SignalException) as ended:
-        agent.run()
-    assert ended.value.sigval is signal.SIGUSR1
-    assert seen == [before]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,12 +9,11 @@ import pytest
 from holdfast import console
 from holdfast.agent.coordinated_job import WAIT_NOTICE_AFTER_S, CoordinatedJob
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
-from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.coordinated_supervision import CoordinatedSupervision, CoordinatorLost
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
-from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousTimeoutError
+from holdfast.rendezvous.errors import RendezvousTimeoutError
 
 if TYPE_CHECKING:
     from holdfast.core.machine import Event
@@ -160,15 +158,6 @@ def test_what_is_waited_for_is_said_once(node: Node, caplog: pytest.LogCaptureFi
     assert "1 of 2" in caplog.messages[1]
 
 
-def test_a_node_that_leaves_prints_no_rounds_that_form_meanwhile(
-    node: Node, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(node, 0.0)
-    node.machine.handle(0.0, supervision.SignalReceived(signal.SIGTERM))
-    node.hear(1.0, view(NodeRole.MEMBER, 2, generation=1, rank=0, size=2))
-    assert [line.split(":")[0] for line in caplog.messages] == ["generation 0"]
-
-
 def test_a_node_that_is_done_waits_for_the_others_up_to_a_limit(node: Node) -> None:
     run(node, 1.0)
     be_done(node, 2.0)
@@ -206,11 +195,6 @@ def test_a_coordinator_that_stayed_away(node: Node) -> None:
     ]
     assert node.machine.state is supervision.State.DONE
     assert str(node.job.error(supervision.Outcome.COORDINATOR_LOST)) == "away for 60 s"
-
-
-def test_a_coordinator_that_refuses(node: Node) -> None:
-    with pytest.raises(RendezvousConnectionError, match="head:29400: wrong token"):
-        node.hear(1.0, JoinRefused("wrong token"))
 
 
 def test_the_failure_of_another_node_comes_first(node: Node) -> None:

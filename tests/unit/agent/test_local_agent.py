@@ -20,10 +20,7 @@ from holdfast.store.memory import MemoryStore
 if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 FOREVER_S = 3600.0
-# How many windows an agent may take to become quiet after it started the workers.
-WINDOWS_MAX = 20
 
 
 class Quiet(ScriptedRendezvous):
@@ -79,9 +76,6 @@ def lines(name: str) -> list[str]:
     return sorted(Path(name).read_text().splitlines())
 
 
-# What workers are given, and what they give back.
-
-
 def place_and(*args: Any) -> tuple[str, str, tuple[Any, ...]]:
     return os.environ["LOCAL_RANK"], os.environ["RANK"], args
 
@@ -109,27 +103,6 @@ def test_functions_return_their_values_by_global_rank(start_method: str) -> None
     assert result.failures == {}
 
 
-# Failures and restarts.
-
-
-def test_workers_are_restarted_until_they_succeed(folder: Path) -> None:
-    script = (
-        'echo "$TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS at $MASTER_PORT" >> seen;'
-        'echo "try $TORCHELASTIC_RESTART_COUNT"; [ $TORCHELASTIC_RESTART_COUNT = 2 ]'
-    )
-    agent = local(script, max_restarts=3)
-    result = agent.run()
-    assert result == RunResult(WorkerState.SUCCEEDED, {0: None})
-    assert agent.restart_count == 2
-    assert lines("seen") == ["0 of 3 at 29001", "1 of 3 at 29002", "2 of 3 at 29003"]
-    (run_dir,) = (folder / "logs").iterdir()
-    assert {path.name: (path / "0/stdout.log").read_text() for path in run_dir.iterdir()} == {
-        "attempt_0": "try 0\n",
-        "attempt_1": "try 1\n",
-        "attempt_2": "try 2\n",
-    }
-
-
 def test_one_failure_stops_the_others_and_comes_first() -> None:
     os.mkfifo("ready")
     script = (
@@ -147,32 +120,6 @@ def test_one_failure_stops_the_others_and_comes_first() -> None:
     assert result.return_values == {}
 
 
-@pytest.mark.timeout(20)
-def test_a_worker_that_does_not_stop_is_killed_after_the_shutdown_timeout(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """With the default of 30 s this test would run into its own timeout."""
-    os.mkfifo("ready")
-    script = (
-        "if [ $RANK = 1 ]; then read go < ready; exit 7; fi;"
-        "trap '' TERM; echo go > ready; while :; do sleep 1; done"
-    )
-    result = local(script, local_world_size=2, how={"shutdown_timeout": 0.1}).run()
-    assert result.failures[0].exitcode == -signal.SIGKILL
-    assert "worker 0 " in caplog.text
-
-
-def test_the_stop_signal_can_be_chosen() -> None:
-    os.mkfifo("ready")
-    script = (
-        "if [ $RANK = 1 ]; then read go < ready; exit 7; fi;"
-        "trap 'echo USR1 > seen; exit 0' USR1; echo go > ready; while :; do sleep 0.01; done"
-    )
-    agent = local(script, local_world_size=2, how={"stop_signal": signal.SIGUSR1})
-    assert list(agent.run().failures) == [1]
-    assert lines("seen") == ["USR1"]
-
-
 def test_a_program_that_cannot_be_started_is_not_tried_again(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,25 +131,12 @@ def test_a_program_that_cannot_be_started_is_not_tried_again(
     assert "restart" not in caplog.text
 
 
-# The keeper below the agent.
-
-
 def test_one_keeper_serves_all_restarts() -> None:
     agent = local("echo $PPID >> keepers; exit 1", max_restarts=2)
     assert agent.run().is_failed()
     keepers = lines("keepers")
     assert len(keepers) == 3
     assert len(set(keepers)) == 1
-
-
-def test_a_killed_keeper_is_a_failure_that_a_restart_mends() -> None:
-    script = (
-        "echo $PPID >> keepers; if [ $TORCHELASTIC_RESTART_COUNT = 0 ]; then"
-        " kill -9 $PPID; exec sleep 1000; fi"
-    )
-    agent = local(script, max_restarts=1)
-    assert agent.run().state is WorkerState.SUCCEEDED
-    assert len(set(lines("keepers"))) == 2
 
 
 def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
@@ -214,9 +148,6 @@ def test_a_keeper_killed_between_two_starts_is_replaced() -> None:
 
     agent = local("[ $TORCHELASTIC_RESTART_COUNT -ge 1 ]", kind=Unlucky, max_restarts=2)
     assert agent.run().state is WorkerState.SUCCEEDED
-
-
-# Signals.
 
 
 class Hooked(LocalElasticAgent):
@@ -244,8 +175,13 @@ def test_a_signal_is_passed_on_and_ends_the_run(kind: type[LocalElasticAgent]) -
     os.mkfifo("ready")
     script = "trap 'echo HUP >> seen; exit 0' HUP; echo go > ready; while :; do sleep 0.01; done"
     agent = local(script, kind=kind, max_restarts=3)
+
+    def hang_up() -> None:
+        Path("ready").read_text()
+        os.kill(os.getpid(), signal.SIGHUP)
+
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(lambda: (Path("ready").read_text(), os.kill(os.getpid(), signal.SIGHUP)))
+        pool.submit(hang_up)
         with pytest.raises(SignalException) as ended:
             agent.run()
     assert ended.value.sigval is signal.SIGHUP
@@ -292,54 +228,6 @@ def test_a_signal_at_the_end_of_a_stop_by_a_hook_comes_before_the_next_round() -
     assert agent._worker_group.spec.rdzv_handler.rounds == 1
 
 
-# Several nodes.
-
-
-@pytest.mark.parametrize("polled", [True, False])
-def test_nodes_with_roles_share_out_ranks_and_wait_for_each_other(polled: bool) -> None:
-    os.mkfifo("go1")
-    os.mkfifo("go2")
-    script = (
-        'echo "$ROLE_NAME $ROLE_RANK/$ROLE_WORLD_SIZE $RANK/$WORLD_SIZE '
-        '$GROUP_RANK/$GROUP_WORLD_SIZE" >> seen; [ $GROUP_RANK = 0 ] || read go < go$GROUP_RANK'
-    )
-    store = MemoryStore()
-    handler = ScriptedRendezvous if polled else Quiet
-    agents = [
-        local(
-            script,
-            role=role,
-            local_world_size=size,
-            handler=handler(rank, 3, lambda: store),
-            monitor_interval=0.01 if polled else FOREVER_S,
-            logs=DefaultLogsSpecs(f"logs{rank}", redirects=Std.ALL),
-        )
-        for rank, (role, size) in enumerate([("trainer", 2), ("reader", 1), ("trainer", 1)])
-    ]
-    with ThreadPoolExecutor(3) as pool:
-        first, *others = [pool.submit(agent.run) for agent in agents]
-        # The first node's workers are done, and it has come to the barrier.
-        store.wait(["torchelastic/agent/terminal_state/num_members"])
-        assert not first.done()
-        Path("go1").write_text("on\n")
-        Path("go2").write_text("on\n")
-        results = [one.result() for one in (first, *others)]
-    assert [result.return_values for result in results] == [
-        {0: None, 1: None},
-        {2: None},
-        {3: None},
-    ]
-    assert lines("seen") == [
-        "reader 0/1 2/4 1/3",
-        "trainer 0/3 0/4 0/3",
-        "trainer 1/3 1/4 0/3",
-        "trainer 2/3 3/4 2/3",
-    ]
-
-
-# An agent that is derived from.
-
-
 class Watching(LocalElasticAgent):
     """Finds workers unhealthy that say they are sick, and notes all it finds."""
 
@@ -376,12 +264,6 @@ def test_a_hook_has_the_last_word_on_a_failure() -> None:
     assert len(list(Path("logs").glob("*/attempt_*"))) == 1
 
 
-def test_a_hook_does_not_have_a_hopeless_start_tried_again() -> None:
-    agent = local(entrypoint="/no/such/program", args=(), kind=Watching, max_restarts=3)
-    assert agent.run().is_failed()
-    assert agent.restart_count == 0
-
-
 def test_hooks_around_starting_and_stopping_are_used() -> None:
     agent = local("exit 1", kind=Hooked, max_restarts=1)
     assert agent.run().is_failed()
@@ -406,44 +288,3 @@ def test_a_hook_may_close_the_context_itself(stops_before: bool) -> None:
 
 
 # Events rather than polling.
-
-
-def switches(folder: str) -> int:
-    """Return how often the threads of a process have gone to sleep or were sent there."""
-    count = 0
-    for task in Path(folder).iterdir():
-        if task.name != str(os.getpid()):
-            for line in (task / "status").read_text().splitlines():
-                count += int(line.split()[1]) if "ctxt_switches" in line else 0
-    return count
-
-
-def becomes_quiet(agent: LocalElasticAgent, windows: int, in_a_row: int = 1) -> bool:
-    """Whether neither a thread of the agent nor the keeper moves between two ticks of a worker.
-
-    A tick takes longer than any of them would let pass between two looks, if it looked. On a busy
-    machine even one that looks may get no turn between two ticks, so there may have to be several.
-    """
-    quiet = 0
-    with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(agent.run)
-        with open("ticks") as ticks:
-            before = -1
-            for _ in range(windows):
-                keeper = int(ticks.readline())
-                now = switches("/proc/self/task") + switches(f"/proc/{keeper}/task")
-                quiet, before = quiet + 1 if now == before else 0, now
-                if quiet == in_a_row:
-                    break
-            Path("enough").touch()
-        running.result()
-    return quiet == in_a_row
-
-
-TICKING = "exec 3> ticks; while [ ! -e enough ]; do echo $PPID >&3; sleep 0.2; done"
-
-
-def test_nothing_wakes_while_nothing_happens() -> None:
-    os.mkfifo("ticks")
-    agent = local(TICKING, logs=DefaultLogsSpecs("logs"), monitor_interval=0.05)
-    assert becomes_quiet(agent, WINDOWS_MAX)

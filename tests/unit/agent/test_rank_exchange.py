@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -70,15 +69,6 @@ def test_nodes_of_several_roles(make_store: Callable[[], Any]) -> None:
         NodeRanks(0, 10, 0, 6), NodeRanks(2, 10, 0, 4), NodeRanks(3, 10, 1, 4),
         NodeRanks(6, 10, 2, 6),
     ]  # fmt: skip
-
-
-def test_what_is_in_the_store_is_what_torch_would_have_put_there() -> None:
-    store = MemoryStore()
-    ranks_of(lambda: store, [("trainer", 2), ("räder", 1)])
-    info = json.loads(store.get("torchelastic/role_info/1"))
-    assert info == {"role": "räder", "rank": 1, "local_world_size": 1}
-    assert json.loads(store.get("torchelastic/assigned_ranks/0")) == [0, 3, 0, 2]
-    assert json.loads(store.get("torchelastic/assigned_ranks/1")) == [2, 3, 0, 1]
 
 
 def test_a_single_node_or_identical_ones_need_no_store(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent import spec
-from holdfast.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from holdfast.agent.spec import Worker, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.errors import UsageError
 from holdfast.rendezvous.single_node import SingleNodeHandler
 
@@ -47,16 +47,3 @@ def test_the_old_name_of_the_entrypoint_is_deprecated_at_the_call() -> None:
     with pytest.warns(DeprecationWarning, match="entrypoint") as caught:
         assert made(fn=print).entrypoint is print
     assert caught[0].filename == __file__
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "name"),
-    [("/usr/bin/python3", "python3"), (WorkerState.is_running, "WorkerState.is_running")],
-)
-def test_the_entrypoint_has_a_name(entrypoint: Any, name: str) -> None:
-    assert made(entrypoint=entrypoint).get_entrypoint_name() == name
-
-
-def test_results_share_nothing() -> None:
-    RunResult(WorkerState.INIT).return_values[0] = 1
-    assert RunResult(WorkerState.INIT).return_values == {}

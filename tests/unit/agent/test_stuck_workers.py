@@ -53,13 +53,6 @@ def failed(rank: int, detail: str = "") -> ProcessFailure:
     return ProcessFailure(rank, 100 + rank, -9, "", detail=detail, consequence=True)
 
 
-@pytest.mark.parametrize(("limit_s", "every_s"), [(0.5, 0.05), (10.0, 1.0), (60, 1.0)])
-def test_there_are_ten_checks_within_the_limit_or_one_a_second(
-    limit_s: float, every_s: float
-) -> None:
-    assert StuckWorkers(limit_s).next_check(1000.0) == 1000.0 + every_s
-
-
 def test_workers_that_are_awake_now_and_then_are_not_stuck(watch: Watch) -> None:
     for _ in range(5):
         watch.states[100] = "D"
@@ -83,9 +76,6 @@ def test_a_worker_in_that_state_for_the_whole_limit_is_stuck(watch: Watch) -> No
     watch.stuck.forget()  # New workers begin anew.
     assert watch.check_for(LIMIT_S * 0.7) == ""
     assert watch.stuck.ranks() == set()
-
-
-# In an agent, with real workers whose state is made up.
 
 
 def agent_of(folder: Path, script: str, **how: Any) -> LocalElasticAgent:

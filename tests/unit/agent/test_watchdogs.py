@@ -22,7 +22,6 @@ from holdfast.worker import PAGE_ENV
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from holdfast.observe.lifecycle import LifecycleEvent
 
@@ -76,33 +75,12 @@ def dumps(monkeypatch: pytest.MonkeyPatch) -> Dumps:
     return made
 
 
-@pytest.mark.parametrize(
-    ("word", "on"), [("1", True), ("YES", True), ("", False), ("0", False), ("off", False)]
-)
-def test_timers_are_enabled_in_several_words(watching: Watching, word: str, on: bool) -> None:
-    watching.dogs.begin([0], {ENABLE_ENV: word})
-    assert (FILE_ENV in watching.dogs.environment(0)) is on
-
-
 def test_their_pipe_is_where_it_is_removed_if_the_agent_is_killed(watching: Watching) -> None:
     watching.dogs.begin([0], ON)
     found = watching.dogs.environment(0)
     assert os.path.dirname(found[FILE_ENV]) == os.path.dirname(found[PAGE_ENV])
     watching.dogs.close()
     assert not os.path.exists(os.path.dirname(found[FILE_ENV]))
-
-
-def test_a_bad_path_for_the_pipe_is_warned_of_once_and_means_no_timers(
-    watching: Watching, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "pipe"
-    path.write_text("mine")
-    for _ in range(2):
-        watching.dogs.begin([0], {**ON, FILE_ENV: str(path)})
-        assert watching.dogs.environment(0)[FILE_ENV] == ""
-    [line] = caplog.messages
-    assert str(path) in line
-    assert path.read_text() == "mine"
 
 
 def test_a_pipe_that_fails_is_warned_of_once_and_dropped(
@@ -143,21 +121,6 @@ def test_what_was_removed_is_made_anew_for_the_next_generation(watching: Watchin
         watching.expire(child.pid)
         watching.look()
     assert child.returncode == -9
-
-
-def test_a_worker_that_has_exited_is_forgotten(watching: Watching) -> None:
-    """Its pid may be another process's by now."""
-    watching.dogs.begin([0], ON)
-    with subprocess.Popen(["sleep", "60"]) as child:
-        watching.dogs.started({0: child.pid}, {})
-        watching.dogs.ended(0)
-        watching.expire(child.pid)
-        watching.look()
-        assert child.poll() is None
-        child.kill()
-
-
-# Sections that are not left.
 
 
 class Stuck:
@@ -218,34 +181,10 @@ def test_a_worker_that_knows_itself_by_another_pid_is_killed_all_the_same(
     assert stuck.end() == -9
 
 
-# Which worker a process belongs to, and what becomes of its stacks.
-
-BELOW = "import subprocess as s; p = s.Popen(['sleep', '60']); print(p.pid, flush=True); p.wait()"
-
-
 def explained(watching: Watching, pid: int, code: int, *, stopped: bool = False) -> ProcessFailure:
     failure = ProcessFailure(0, pid, code, "", consequence=stopped, stopped=stopped)
     watching.dogs.explain(failure)
     return failure
-
-
-def test_a_process_below_a_worker_is_killed_for_it(
-    watching: Watching, dumps: Dumps, tmp_path: Path
-) -> None:
-    log = tmp_path / "stderr.log"
-    watching.dogs.begin([0], ON)
-    with subprocess.Popen([sys.executable, "-c", BELOW], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        below = int(process.stdout.readline())
-        watching.dogs.started({0: process.pid}, {0: str(log)})
-        watching.expire(below)
-        watching.look()
-    assert f"stacks of {below}" in log.read_text()
-    as_shells_do = explained(watching, process.pid, 128 + 9, stopped=True)
-    assert (str(below) in as_shells_do.detail, as_shells_do.consequence) == (True, False)
-    assert str(below) in explained(watching, process.pid, 1).detail
-    assert explained(watching, process.pid, -15, stopped=True).detail == ""
-    assert explained(watching, below, -9).detail == ""
 
 
 def test_a_worker_that_survived_its_signal_did_not_fail_by_it(

@@ -31,18 +31,6 @@ def environment_of(
     )
 
 
-def test_all_that_a_worker_is_given() -> None:
-    assert environment_of(group()) == {
-        "RANK": "12", "LOCAL_RANK": "2", "GROUP_RANK": "1", "ROLE_RANK": "6",
-        "ROLE_NAME": "trainer", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "20",
-        "GROUP_WORLD_SIZE": "3", "ROLE_WORLD_SIZE": "12", "MASTER_ADDR": "host0",
-        "MASTER_PORT": "29511", "TORCHELASTIC_RESTART_COUNT": "2",
-        "TORCHELASTIC_MAX_RESTARTS": "5", "TORCHELASTIC_RUN_ID": "job-7",
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "HOLDFAST_GENERATION": "3",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     "settings",
     [
@@ -91,9 +79,3 @@ def test_only_the_local_rank_is_substituted(arg: object, expected: object) -> No
 @given(st.text(alphabet="${}abc \\1"))
 def test_any_other_text_stays_as_it_is(text: str) -> None:
     assert worker_env.substitute_local_rank(text, 3) == text
-
-
-def test_a_log_line_prefix_is_filled_in() -> None:
-    template = "[${role_name} $rank/$local_rank] ${other} $$ "
-    filled = worker_env.log_line_prefix(template, "trainer", Worker(2, 12, 6, 20, 12))
-    assert filled == "[trainer 12/2] ${other} $ "

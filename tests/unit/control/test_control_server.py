@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -20,11 +20,10 @@ from holdfast.control import handlers, server, socket_file
 from holdfast.control.handlers import Request, Response, register_handler, stacks_of_this_process
 from holdfast.control.server import WorkerServer
 from holdfast.control.socket_file import identity, listen_privately, peer_of, remove
-from holdfast.elastic.control_plane import TORCH_WORKER_SERVER_SOCKET, worker_main
 from holdfast.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -68,27 +67,6 @@ def place(path: str) -> Iterator[str]:
 
 
 def nothing(request: Request, response: Response) -> None: ...
-
-
-# Handlers.
-
-
-def test_the_page_the_names_and_what_is_unknown(place: str) -> None:
-    assert asked(place, "GET", "/")[:2] == (200, "text/html")
-    assert asked(place, "HEAD", "/")[0] == 200
-    status, kind, names = asked(place, "GET", "/handler/")
-    assert (status, kind) == (200, "application/json")
-    assert {"ping", "dump_traceback", "pyspy_dump"} <= set(json.loads(names))
-    assert asked(place, "POST", "/handler/ping") == (200, "text/plain", "pong")
-    for method, what in (
-        ("POST", "/handler/jump"), ("GET", "/handler/ping"), ("GET", "/other"), ("POST", "/"),
-        ("POST", "/handler/ping/x"),
-    ):  # fmt: skip
-        assert asked(place, method, what)[0] == 404
-    assert asked(place, "PUT", "/handler/ping")[0] == 405
-    program = "from holdfast.control import handler_names; print(handler_names())"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert done.stdout == b"['dump_traceback', 'ping', 'pyspy_dump']\n"
 
 
 def test_an_own_handler_gets_all_and_sets_all(place: str) -> None:
@@ -136,15 +114,6 @@ def test_a_handler_that_raises_is_a_500_and_the_next_is_served(
     assert asked(place, "POST", f"/handler/ping?{query}")[0] == 500
     assert asked(place, "POST", "/handler/ping")[0] == 200
     assert capfd.readouterr() == ("", "")
-
-
-def test_py_spy_looks_at_the_worker_itself(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, _, text = asked(place, "POST", "/handler/pyspy_dump")
-    assert (status, "test_py_spy_looks_at_the_worker_itself (" in text) == (200, True), text
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    monkeypatch.setenv("PATH", "/nowhere")
-    status, _, text = asked(place, "POST", "/handler/pyspy_dump")
-    assert (status, text.count("\n")) == (500, 1)
 
 
 class Waiting:
@@ -195,9 +164,6 @@ def test_the_stacks_of_all_other_threads_are_shown(
     monkeypatch.setattr(handlers, "THREADS_MAX", 2)
     with Waiting(0, count=6):
         assert stacks_of_this_process().count("Thread 0x") == 2
-
-
-# The server's life.
 
 
 def test_nobody_but_the_owner_is_served(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,9 +249,6 @@ def test_a_fork_of_a_dead_worker_does_not_pass_for_it(path: str) -> None:
         assert parent.stdout.read() == b""
 
 
-# The socket's file.
-
-
 def mode(path: str) -> int:
     return stat.S_IMODE(os.stat(path).st_mode)
 
@@ -354,55 +317,3 @@ def test_only_the_own_file_is_removed(path: str, monkeypatch: pytest.MonkeyPatch
         assert not Path(path).exists()
         remove(path, (device, inode))
     os.close(holder)
-
-
-# `worker_main`.
-
-
-@pytest.fixture
-def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    monkeypatch.setattr("faulthandler.is_enabled", lambda: True)
-    monkeypatch.setenv(TORCH_WORKER_SERVER_SOCKET, str(tmp_path / "${local_rank}.sock"))
-    monkeypatch.setenv("LOCAL_RANK", "3")
-    return tmp_path / "error.json"
-
-
-def decorated(body: Callable[[], object]) -> None:
-    worker_main()(body)()
-
-
-def in_context(body: Callable[[], object]) -> None:
-    with worker_main():
-        body()
-
-
-def fail() -> None:
-    raise RuntimeError("boom")
-
-
-@pytest.mark.parametrize("way", [decorated, in_context])
-def test_a_worker_answers_while_it_runs_and_its_failure_is_recorded(
-    way: Callable[[Callable[[], object]], None], error_file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = error_file.with_name("3.sock")
-    answers: list[int] = []
-    way(lambda: answers.append(asked(str(path), "POST", "/handler/ping")[0]))
-    assert answers == [200]
-    with pytest.raises(SystemExit):
-        way(lambda: sys.exit(3))
-    assert not path.exists()
-    assert not error_file.exists()
-    with pytest.raises(RuntimeError, match="boom") as caught:
-        way(fail)
-    assert not path.exists()
-    message: dict[str, Any] = json.loads(error_file.read_text())["message"]
-    assert message["message"] == "RuntimeError: boom"
-    assert "in fail" in message["extraInfo"]["py_callstack"]
-    assert "_raise" not in [entry.name for entry in caught.traceback]
-    path.write_text("not a socket")
-    with pytest.raises(EnvironmentProblem):
-        way(fail)
-    assert str(path) in error_file.read_text()
-    monkeypatch.delenv(TORCH_WORKER_SERVER_SOCKET)
-    way(lambda: None)

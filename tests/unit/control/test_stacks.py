@@ -241,8 +241,6 @@ def test_each_failure_of_py_spy_is_one_line(
             run_py_spy(os.getpid())
 
 
-# The workers of this host.
-
 # Has its variables in its memory alone, as one that a zygote has forked.
 LATE = """
 import os, sys

@@ -79,9 +79,6 @@ def test_the_range_of_a_prefix(prefix: bytes, key: bytes) -> None:
     assert in_range(key, prefix or b"\0", end_of_prefix(prefix)) == key.startswith(prefix)
 
 
-# Records.
-
-
 def test_records_come_back_as_they_were() -> None:
     node, view = a_record(), a_view()
     assert unpack(NodeRecord, pack(node)) == node

@@ -10,13 +10,7 @@ from fake_node import RUN, a_job_of, a_node
 from holdfast.core.etcd import leader
 from holdfast.core.etcd.calls import Delete, Grant, Op, Put, Txn, TxnDone
 from holdfast.core.etcd.keys import JobKeys, pack
-from holdfast.core.etcd.leader import (
-    OPS_MAX,
-    WRITE_BYTES_MAX,
-    LedJob,
-    NodeReported,
-    PendingWrites,
-)
+from holdfast.core.etcd.leader import OPS_MAX, WRITE_BYTES_MAX, LedJob, NodeReported, PendingWrites
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import JobOutcome, JobSettings, NodeInfo, NodeRole, View
 from holdfast.core.rounds import Job, JobPhase, NodeLost, NodesLost, Rounds
@@ -24,9 +18,6 @@ from holdfast.testing.sim.etcd import SimEtcd
 
 KEYS = JobKeys("/p", RUN)
 LEASE = 1001
-
-
-# Writes.
 
 
 def a_view(node: str, revision: int = 1, report: bytes = b"") -> View:
@@ -109,9 +100,6 @@ def test_the_view_of_a_node_that_is_gone_and_back() -> None:
     assert take_all(some) == [[Put(KEYS.view("a", 1), pack(a_view("a")), LEASE)]]
 
 
-# Decisions.
-
-
 class Led:
     """A leader's job, and nodes that do as their views say."""
 
@@ -168,15 +156,6 @@ def test_a_failure_of_the_last_generation_is_no_answer_in_this_one() -> None:
     assert one.led.job.generation == 1
     one.answer("a")
     assert one.led.job.generation == 2
-
-
-def test_the_failure_of_a_node_that_is_lost_itself_is_dropped() -> None:
-    one = Led("abc", a_job_of(2, 3, max_restarts=3))
-    one.report(one.nodes["a"].fail())
-    one.lose("a")
-    one.answer("b")
-    one.answer("c")
-    assert (one.led.job.generation, one.led.job.restarts) == (1, 0)
 
 
 def test_a_node_that_comes_before_the_report_of_the_end_gets_it_too() -> None:

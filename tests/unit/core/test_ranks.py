@@ -6,15 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.core.protocol import NodeInfo
-from holdfast.core.ranks import (
-    NodeRanks,
-    NodeShape,
-    RankOrder,
-    assign_ranks,
-    identical_ranks,
-    natural,
-    order_nodes,
-)
+from holdfast.core.ranks import NodeShape, RankOrder, assign_ranks, identical_ranks, order_nodes
 
 untimed = settings(deadline=None)  # Others may need the machine meanwhile.
 names = st.lists(st.sampled_from("abcdefghijkl"), unique=True, min_size=1, max_size=8)
@@ -29,13 +21,6 @@ def order(previous: list[str], now: list[str]) -> list[str]:
     return [
         node.node for node in order_nodes([info(name) for name in now], ranks, RankOrder.STABLE)
     ]
-
-
-def test_examples() -> None:
-    assert order([], ["b", "a"]) == ["b", "a"], "the first round is as they came"
-    assert order(["a", "b", "c"], ["b", "c", "d"]) == ["d", "b", "c"], "newcomers fill holes"
-    assert order(["a", "b", "c"], ["c", "a"]) == ["a", "c"], "a smaller round closes the holes"
-    assert order(["a", "b", "c", "d"], ["d", "b", "x"]) == ["x", "b", "d"]
 
 
 @untimed
@@ -78,24 +63,9 @@ def test_a_fixed_rank_counts_before_all_else() -> None:
         assert [node.node for node in order_nodes(nodes, {"a": 0, "b": 1}, kind)] == ["b", "a"]
 
 
-def test_numbers_in_names_count_by_their_value() -> None:
-    hosts = ["", "node2", "node2-a", "node10", "rack1-node3", "rack01-node20", "9", "10"]
-    hosts_as_they_came = hosts[::-1]
-    assert sorted(hosts_as_they_came, key=natural) == hosts
-
-
 roles = st.sampled_from(["trainer", "reader", "evaluator"])
 shapes = st.builds(NodeShape, roles, st.integers(1, 8))
 rounds = st.lists(shapes, min_size=1, max_size=20)
-
-
-def test_an_example() -> None:
-    nodes = [NodeShape("trainer", 2), NodeShape("reader", 1), NodeShape("trainer", 3)]
-    assert assign_ranks(nodes) == [
-        NodeRanks(first_rank=0, world_size=6, first_role_rank=0, role_world_size=5),
-        NodeRanks(first_rank=2, world_size=6, first_role_rank=0, role_world_size=1),
-        NodeRanks(first_rank=3, world_size=6, first_role_rank=2, role_world_size=5),
-    ]
 
 
 @untimed

@@ -90,18 +90,6 @@ def test_nodes_are_waited_for_by_how_long_they_were_away(away_s: float, expected
     assert delay_s(rounds) == expected_s
 
 
-def test_a_failed_job_ends_with_the_report_of_the_likelier_cause_and_only_then() -> None:
-    rounds, (a, b) = active(a_job_of(2, 2))
-    views = rounds.handle(0.0, a.fail(report=b"consequence"))
-    assert [(view.report, view.final) for view in views] == [(b"", False)] * 2
-    rounds.handle(0.0, b.fail(sudden=True, report=b"cause"))
-    a.report = b"more of the consequence"
-    rounds.handle(0.0, a.status())
-    views = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
-    assert [(view.report, view.final) for view in views] == [(b"cause", True)] * 2
-    assert {view.failure.node for view in views if view.failure} == {"b"}
-
-
 def test_what_is_kept_of_a_job_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "RETIRED_MAX", 3)
     rounds, _ = active()
@@ -153,16 +141,11 @@ def test_a_node_that_waited_in_vain_for_a_larger_round_learns_that_it_stands_by(
 @pytest.mark.parametrize(
     "other",
     [
-        {"min_nodes": 1},
-        {"max_nodes": 3},
-        {"max_restarts": 2},
-        {"spares": 1},
-        {"order": RankOrder.HOST},
-        {"fixed_rank": 0},
-        {"fixed_rank": 2},
+        {"min_nodes": 1}, {"max_nodes": 3}, {"max_restarts": 2}, {"spares": 1},
+        {"order": RankOrder.HOST}, {"fixed_rank": 0}, {"fixed_rank": 2},
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_a_node_that_was_started_otherwise_is_refused(other: dict[str, object]) -> None:
     rounds = Rounds(Job(run_id=RUN))
     settings, about = TWO, other

@@ -111,8 +111,7 @@ def test_views_only_ever_get_newer(received: list[tuple[int, int, int]]) -> None
 
 
 @pytest.mark.parametrize(
-    ("role", "limit_s"),
-    [(None, 20.0), (NodeRole.CLOSED, 5.0), (NodeRole.MEMBER, 10.0)],
+    ("role", "limit_s"), [(None, 20.0), (NodeRole.CLOSED, 5.0), (NodeRole.MEMBER, 10.0)]
 )
 def test_it_gives_up_once_and_not_before_the_limit(role: NodeRole | None, limit_s: float) -> None:
     machine = up(a_session(away_s=10.0, first_contact_s=20.0))

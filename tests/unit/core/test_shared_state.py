@@ -20,8 +20,8 @@ from holdfast.core.protocol import (
     NodeRole,
     View,
 )
-from holdfast.core.rounds import Job, JobPhase
-from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
+from holdfast.core.rounds import Job
+from holdfast.core.session import DeliverView, GiveUp, StatusChanged
 from holdfast.core.shared_state import (
     CallFailed,
     ReadState,
@@ -129,16 +129,6 @@ def pair(**timeouts: Any) -> tuple[Cluster, Node, Node]:
     return cluster, one, other
 
 
-def test_a_view_is_delivered_only_if_it_says_something_else() -> None:
-    cluster, one, _other = pair()
-    count = len(one.views)
-    cluster.pass_s(10.0)
-    assert len(one.views) == count
-    cluster.add()  # A standby is no news to members.
-    cluster.pass_s(3.0)
-    assert len(one.views) == count
-
-
 def test_heartbeats_are_written_once_in_an_interval_and_nothing_else() -> None:
     cluster, *_ = pair()
     cluster.pass_s(1.0)
@@ -180,19 +170,6 @@ def test_only_so_many_statuses_are_kept_for_a_store_that_is_away() -> None:
     assert len(one.session._unstored) == shared_state.UNSTORED_MAX
 
 
-def test_silent_nodes_are_lost_together_and_come_back_as_others() -> None:
-    cluster = Cluster(least=1, most=3)
-    one, *lost = (cluster.add() for _ in range(3))
-    cluster.pass_s(0.3)
-    cluster.pass_s(6.5, *lost)
-    assert (one.views[-1].size, one.views[-1].generation) == (1, 1), "one regroup for both"
-    cluster.pass_s(1.0)
-    assert lost[0].views[-1].role is NodeRole.FENCED
-    lost[0].feed(Rejoined(77))
-    cluster.pass_s(2.0)
-    assert lost[0].role is NodeRole.MEMBER
-
-
 def test_a_node_that_slept_itself_accuses_nobody() -> None:
     cluster, one, other = pair()
     cluster.now += 60.0
@@ -230,29 +207,6 @@ def test_a_member_that_lives_but_does_not_come_is_put_out_only_where_that_is_ask
         assert (other.role is NodeRole.FENCED) == (absent_s is not None)
 
 
-def test_a_state_that_was_lost_is_restored_without_a_restart() -> None:
-    cluster, one, other = pair()
-    term = cluster.job.term
-    cluster.state = None
-    cluster.pass_s(2.0)
-    assert cluster.job.term > term
-    assert cluster.job.phase is JobPhase.ACTIVE
-    assert one.views[-1].generation == other.views[-1].generation == 0
-
-
-def test_nodes_that_cannot_be_in_the_job_leave_no_trace() -> None:
-    cluster, one, _ = pair()
-    settings = JobSettings(min_nodes=1, max_nodes=9)
-    writes, stranger = cluster.writes, cluster.add(settings=settings)
-    assert stranger.role is NodeRole.REFUSED
-    assert cluster.writes == writes
-    assert stranger.session.next_deadline(cluster.now) is None, "it has nothing to wait for"
-    twin = cluster.add("n0")
-    assert twin.views
-    one.feed(RefreshRequested())
-    assert one.role is NodeRole.REFUSED
-
-
 def test_a_late_node_waits_for_the_report_of_a_failure_too() -> None:
     cluster, one, _ = pair()
     failure = Failure(node="n0", retryable=False)
@@ -263,13 +217,6 @@ def test_a_late_node_waits_for_the_report_of_a_failure_too() -> None:
     cluster.pass_s(1.0)
     assert (late.views[-1].final, late.views[-1].report) == (True, b"all of it")
     assert late.session.next_deadline(cluster.now) is None
-
-
-def test_a_node_that_only_reads_leaves_no_trace() -> None:
-    cluster = Cluster()
-    node = Node(cluster, "n0", 1)
-    node.feed(RefreshRequested())
-    assert (cluster.state, node.views, node.session.reads) == (None, [], 1)
 
 
 def test_pauses_after_conflicts_grow_and_end_with_the_first_write() -> None:
@@ -322,16 +269,6 @@ def test_a_store_that_is_away_is_given_up_once_and_by_time_awake(hangs: bool) ->
         assert not one.session.problem, "it is still tried"
 
 
-def test_nobody_is_given_up_who_is_not_asked() -> None:
-    cluster, one, other = pair(away_s=30.0)
-    for node in (one, other):
-        node.report(SUCCEEDED, 0)
-    cluster.pass_s(1.0)
-    assert one.session.next_deadline(cluster.now) is None
-    cluster.pass_s(100.0)
-    assert not one.faults
-
-
 def test_a_foreign_state_is_a_refusal_at_first_and_waited_for_later() -> None:
     cluster = Cluster()
     cluster.state = b"a pickle"
@@ -357,20 +294,6 @@ def test_an_answer_that_nobody_asked_for_is_invalid_and_changes_nothing() -> Non
         with pytest.raises(InvalidEvent):
             one.session.handle(cluster.now, event)
     assert one.session.status is before
-
-
-def test_the_story_has_what_changed_and_no_heartbeats() -> None:
-    cluster, one, _ = pair()
-    cluster.pass_s(1.0)
-    count = len(one.session.story)
-    cluster.pass_s(5.0)
-    assert len(one.session.story) == count
-    one.session.handle(cluster.now, StatusChanged(SUCCEEDED, 0), "n0/supervision#7")
-    *_, step = one.session.story
-    assert step.cause == "n0/supervision#7"
-
-
-# What is stored.
 
 
 def test_a_report_that_makes_the_state_too_large_is_left_out(

@@ -17,7 +17,6 @@ from holdfast.core.protocol import JobOutcome, NodeRole, View
 from holdfast.core.supervision import (
     BarrierEnded,
     Begun,
-    Budget,
     Finish,
     NodesWaiting,
     Outcome,
@@ -119,14 +118,6 @@ def test_what_a_state_does_with_an_event(
 
 
 @pytest.mark.parametrize("kind", TABLES)
-def test_the_tables_above_are_the_machines_own(kind: type[Supervision]) -> None:
-    marks = {(p.values[1], p.values[2]): p.values[3] for p in CELLS if p.values[0] is kind}
-    assert {cell for cell, mark in marks.items() if mark == "h"} == set(kind._handlers)
-    ignored = {(state, event) for state, events in kind._ignored.items() for event in events}
-    assert {cell for cell, mark in marks.items() if mark == "."} == ignored
-
-
-@pytest.mark.parametrize("kind", TABLES)
 @pytest.mark.parametrize("event", [WorkersStarted, WorkersStopped, WorkerExited, WorkersUnhealthy])
 def test_a_report_of_another_generation_changes_nothing(
     kind: type[Supervision], event: type[Event]
@@ -170,11 +161,3 @@ def test_a_story_keeps_the_newest_steps_and_no_more_than_its_limit() -> None:
             machine.handle(0.0, event)
     assert len(machine.story) == STEPS_MAX
     assert [*machine.story][-1].event == WorkersStopped(STEPS_MAX - 1)
-
-
-def test_a_budget_that_is_spent_or_below_zero_cannot_be_charged() -> None:
-    assert Budget(2).charge().charge() == Budget(2, used=2)
-    for spent in (Budget(2, used=2), Budget(0), Budget(-1)):
-        assert spent.left == 0
-        with pytest.raises(ValueError, match="spent"):
-            spent.charge()

@@ -61,12 +61,3 @@ def test_a_wrong_call_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def test_any_other_value_or_kind_is_another() -> None:
     values = [Exited(7, 1), Exited(8, 1), Exited(7, 2), Exited(7, 1, "x"), Ended(7, 1), (7, 1)]
     assert len(set(values)) == len(values)
-
-
-def test_it_cannot_be_changed() -> None:
-    value: Any = Exited(7, 1)
-    with pytest.raises(AttributeError):
-        value.pid = 8
-    with pytest.raises(AttributeError):
-        del value.pid
-    assert value == Exited(7, 1)

@@ -59,21 +59,6 @@ def test_the_shutdown_timeout_falls_back_to_the_environment(
             config()
 
 
-def test_the_stop_signal_is_checked_and_written_in_full() -> None:
-    assert config(stop_signal="USR1").stop_signal == "SIGUSR1"
-    with pytest.raises(UsageError, match=r"^stop_signal: 'SIGTREM' "):
-        config(stop_signal="SIGTREM")
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [(" torch , my.module ,auto,torch", ("torch", "my.module", "auto")), (" ", ()),
-     (["torch", "auto", "torch"], ("torch", "auto"))],
-)  # fmt: skip
-def test_modules_to_preload_are_names_or_text(given: Any, expected: tuple[str, ...]) -> None:
-    assert config(preload=given).preload == expected
-
-
 @pytest.mark.parametrize("given", ["torch,,numpy", ",", "a b", "a..b", "my-module", ["a,b"], [7]])
 def test_what_is_not_the_name_of_a_module_is_refused(given: Any) -> None:
     with pytest.raises(UsageError, match=r"^preload: "):

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 import threading
@@ -12,13 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.launcher import launch as launching
 from holdfast.launcher.config import LaunchConfig
-from holdfast.launcher.launch import (
-    elastic_launch,
-    entrypoint_name,
-)
+from holdfast.launcher.launch import elastic_launch, entrypoint_name
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 
@@ -59,15 +54,10 @@ def state_of_the_program() -> tuple[object, ...]:
 def config(nproc: int = 1, **settings: Any) -> LaunchConfig:
     return LaunchConfig(
         **{
-            "min_nodes": 1,
-            "max_nodes": 1,
-            "nproc_per_node": nproc,
-            "max_restarts": 0,
-            "start_method": "fork",
-            "monitor_interval": 3600.0,
-            **settings,
+            "min_nodes": 1, "max_nodes": 1, "nproc_per_node": nproc, "max_restarts": 0,
+            "start_method": "fork", "monitor_interval": 3600.0, **settings,
         }
-    )
+    )  # fmt: skip
 
 
 def launch(
@@ -99,30 +89,8 @@ def temporary_folders() -> list[str]:
     return os.listdir("tmp")
 
 
-# Values.
-
-
 def scaled(factor: int, text: str) -> tuple[int, str]:
     return factor * int(os.environ["RANK"]), text
-
-
-def test_a_function_returns_its_values_by_rank() -> None:
-    values = launch(config(3), scaled, 10, "rank $local_rank")
-    assert values == {0: (0, "rank 0"), 1: (10, "rank 1"), 2: (20, "rank 2")}
-
-
-# What cannot be launched.
-
-
-def test_too_few_descriptors_for_the_workers_are_told_in_one_line() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
-    try:
-        with pytest.raises(EnvironmentProblem, match=r"Too many open files \(.*`ulimit -n`.*\)$"):
-            shell("touch started", 30)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert temporary_folders() == []
 
 
 def test_a_current_folder_that_was_removed_is_no_obstacle(folder: Path) -> None:
@@ -130,9 +98,6 @@ def test_a_current_folder_that_was_removed_is_no_obstacle(folder: Path) -> None:
     os.chdir("gone")
     os.rmdir(folder / "gone")
     assert elastic_launch(config(), "/bin/sh")("-c", "exit 0") == {0: None}
-
-
-# Failures.
 
 
 def test_a_failure_is_reported_and_written_as_json(folder: Path) -> None:
@@ -189,9 +154,6 @@ def test_workers_are_known_by_their_script(
     assert entrypoint_name(entrypoint, args) == name
 
 
-# Logs.
-
-
 @pytest.mark.parametrize("chosen", [{"redirects": Std.OUT}, {"tee": {0: Std.ERR}}])
 def test_a_temporary_log_folder_stays_if_streams_were_sent_there(chosen: dict[str, Any]) -> None:
     logs = DefaultLogsSpecs(**chosen)
@@ -212,9 +174,6 @@ def test_launches_of_one_config_do_not_remove_each_others_logs() -> None:
         error = failing.exception()
     assert isinstance(error, ChildFailedError)
     assert json.loads(Path(error.report_file).read_text())["exit_status"] == 3
-
-
-# Settings that reach the workers.
 
 
 def environment_of_a_worker(**settings: Any) -> dict[str, str]:
@@ -244,22 +203,3 @@ def test_where_workers_meet(settings: dict[str, Any], address: tuple[str, str | 
     assert env["TORCHELASTIC_USE_AGENT_STORE"] == "False"
     assert env["MASTER_ADDR"] == host
     assert env["MASTER_PORT"] == port if port else int(env["MASTER_PORT"]) > 1023
-
-
-def test_settings_for_workers_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGUSR2")
-    env = environment_of_a_worker(
-        role="trainer", omp_num_threads=4, signals_to_handle="SIGTERM", max_restarts=6
-    )
-    assert env["OMP_NUM_THREADS"] == "4"
-    assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM"
-    assert env["TORCHELASTIC_MAX_RESTARTS"] == "6"
-    assert env["ROLE_NAME"] == "trainer"
-
-
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_preloading_contradicts_the_other_ways_to_start_functions(method: str) -> None:
-    with pytest.raises(UsageError, match=f"^preload: .*'{method}'"):
-        launch(config(preload="json", start_method=method), scaled, 1, "x")
-    assert temporary_folders() == []

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.elastic import events, metrics
+from holdfast.elastic import metrics
 from holdfast.launcher import LaunchConfig, elastic_launch
 
 if TYPE_CHECKING:
@@ -66,21 +66,3 @@ def test_workers_are_started_again_while_a_metric_handler_blocks(
         "SimpleElasticAgent.run.duration.ms",
     ]
     assert waiting.names.count("SimpleElasticAgent._restart_workers.success") == 1
-
-
-def test_events_of_the_rendezvous_are_there_when_the_launch_is_over() -> None:
-    class Slow(events.EventHandler):
-        def __init__(self) -> None:
-            self.states: list[object] = []
-
-        def record(self, event: Any) -> None:
-            time.sleep(0.02)  # So that whoever does not wait for it comes too early.
-            self.states.append(event.node_state.value)
-
-    handler = Slow()
-    events.configure(handler, "dynamic_rendezvous")
-    try:
-        elastic_launch(config_of(), "true")()
-        assert handler.states == ["INIT", "RUNNING", "SUCCEEDED"]
-    finally:
-        events.configure(events.NullEventHandler(), "dynamic_rendezvous")

@@ -45,18 +45,8 @@ def write(folder: Path, *names: str) -> Path:
     return folder
 
 
-# What a source imports.
-
-
 def modules(source: str, *, as_main: bool = True) -> list[str]:
     return [module for module, _ in top_level_imports(textwrap.dedent(source), as_main=as_main)]
-
-
-def test_every_form_of_import_in_order() -> None:
-    source = "import a, b.c as d\nfrom e.f import g, h as i\nfrom j import *\nfrom . import k"
-    assert top_level_imports(source, as_main=True) == [
-        ("a", ()), ("b.c", ()), ("e.f", ("g", "h")), ("j", ("*",)),
-    ]  # fmt: skip
 
 
 def test_imports_below_blocks_that_a_worker_enters() -> None:
@@ -92,16 +82,12 @@ def test_imports_below_blocks_that_a_worker_enters() -> None:
 @pytest.mark.parametrize(
     ("test", "as_main", "otherwise"),
     [
-        ("TYPE_CHECKING", ["b"], ["b"]),
-        ("not typing.TYPE_CHECKING", ["a"], ["a"]),
-        ("0", ["b"], ["b"]),
-        ('__name__ == "__main__"', ["a"], ["b"]),
-        ('"__main__" != __name__', ["b"], ["a"]),
-        ('not __name__ == "__main__"', ["b"], ["a"]),
-        ('__name__ == "x"', ["a", "b"], ["a", "b"]),
-        ("x and y", ["a", "b"], ["a", "b"]),
+        ("TYPE_CHECKING", ["b"], ["b"]), ("not typing.TYPE_CHECKING", ["a"], ["a"]),
+        ("0", ["b"], ["b"]), ('__name__ == "__main__"', ["a"], ["b"]),
+        ('"__main__" != __name__', ["b"], ["a"]), ('not __name__ == "__main__"', ["b"], ["a"]),
+        ('__name__ == "x"', ["a", "b"], ["a", "b"]), ("x and y", ["a", "b"], ["a", "b"]),
     ],
-)
+)  # fmt: skip
 def test_conditions(test: str, as_main: list[str], otherwise: list[str]) -> None:
     source = f"if {test}:\n import a\nelse:\n import b"
     assert modules(source, as_main=True) == as_main
@@ -123,9 +109,6 @@ def test_encodings_are_read_and_warnings_left_to_the_worker() -> None:
     source = "# coding: latin-1\nimport caf\xe9\n".encode("latin-1")
     assert top_level_imports(source, as_main=True) == [("caf\xe9", ())]
     assert modules("x = '\\d' is 1\nimport a") == ["a"]  # Warnings are errors in tests.
-
-
-# What is installed.
 
 
 @pytest.fixture
@@ -150,15 +133,9 @@ def test_modules_are_found_as_python_would_and_none_is_imported(tmp_path: Path, 
     found = {
         name: getattr(find_module(name, both), "installed", None)
         for name in (
-            "plain",
-            "pack.part",
-            "space",
-            "space.inner",
-            "space.mine",
-            "gone",
-            "pack.gone",
+            "plain", "pack.part", "space", "space.inner", "space.mine", "gone", "pack.gone",
         )
-    }
+    }  # fmt: skip
     assert found == {
         "plain": False, "pack.part": True, "space": False, "space.inner": True,
         "space.mine": False, "gone": None, "pack.gone": None,
@@ -176,9 +153,6 @@ def test_installed_modules_are_chosen_once_and_in_order(tmp_path: Path, site: Pa
     # Where not all folders are known, what is in none of them counts as installed.
     own_only = path_entries([str(own)])
     assert installed_among(imports[:3], own_only, missing_counts=True) == ["pack.deep", "gone"]
-
-
-# `auto`.
 
 
 def auto(*args: Any, python: Any = sys.executable) -> tuple[str, ...]:

@@ -175,25 +175,6 @@ def test_a_fork_records_with_a_thread_of_its_own() -> None:
     assert sorted(out.splitlines()) == ["child's False", "parent's True"], err
 
 
-SLOW = """
-import time
-from holdfast import events
-
-class Slow(events.EventHandler):
-    def record(self, event):
-        time.sleep(0.01)
-        print(event.name, flush=True)
-
-events.configure(Slow())
-for number in range(5):
-    events.record(events.Event(str(number), events.EventSource.AGENT))
-"""
-
-
-def test_nothing_is_lost_at_the_end_of_a_program() -> None:
-    assert run(SLOW) == ("0\n1\n2\n3\n4\n", "")
-
-
 STRAYING = """
 import os
 from holdfast import events

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import resource
@@ -13,12 +12,11 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from event_fakes import PATIENCE_S, event, names
+from event_fakes import event, names
 
-from holdfast import console, events
+from holdfast import console
 from holdfast.events import ConsoleEventHandler, Event, JsonLinesEventHandler
 from holdfast.observe.events import handlers
-from holdfast.observe.events.handlers import file_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,16 +135,6 @@ def test_a_line_that_does_not_fit_spoils_no_other(tmp_path: Path) -> None:
     assert (json.loads(first)["name"], torn, json.loads(last)["name"]) == ("first", '{"nam', "last")
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="/nowhere/at/all/events-"):
-        JsonLinesEventHandler("/nowhere/at/all").record(event())
-    (tmp_path / file_name()).symlink_to("/dev/full")
-    handler = JsonLinesEventHandler(str(tmp_path))
-    with pytest.raises(OSError, match=f"{tmp_path}/events-"):
-        handler.record(event())
-    handler.close()
-
-
 def test_a_console_that_is_full_or_too_small_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -160,28 +148,3 @@ def test_a_console_that_is_full_or_too_small_is_not_waited_for(
             monkeypatch.setattr(sys, "stderr", stream)
             with pytest.raises(OSError, match="console"):
                 ConsoleEventHandler().record(event("x" if fill else "x" * 2 * size))
-
-
-def test_a_stream_without_a_descriptor_and_no_stream_at_all(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    ConsoleEventHandler().record(event("a"))
-    assert stream.getvalue() == event("a").serialize() + "\n"
-    monkeypatch.setattr(sys, "stderr", None)
-    with pytest.raises(OSError, match="standard error"):
-        ConsoleEventHandler().record(event("a"))
-
-
-def test_events_are_logged_with_the_event(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOGLEVEL", "ERROR")
-    one = event("100% done")
-    events.record(one, "logging")
-    events.flush(PATIENCE_S)
-    (record,) = caplog.records
-    assert (record.name, record.levelname) == ("holdfast.events", "INFO")
-    assert Event.deserialize(record.getMessage()) == one
-    assert vars(record)["event"] == one

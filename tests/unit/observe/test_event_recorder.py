@@ -19,7 +19,6 @@ from holdfast.observe.lifecycle import (
     RendezvousEnded,
     RunEnded,
     RunStarted,
-    WatchdogEvent,
     WorkerInfo,
     WorkerOutcome,
 )
@@ -110,19 +109,6 @@ def test_restarts_are_counted_from_the_rendezvous_on_and_for_each_run() -> None:
     ]  # fmt: skip
     assert inner(events[4])["group_world_size"] == 2
     assert (events[-1].metadata["run_id"], events[-1].metadata["total_run_time"]) == ("job2", 0)
-
-
-def test_watchdog_events() -> None:
-    started, expired = events_of(
-        BEGAN, WatchdogEvent(4.0, 1003.0, "watchdog started"),
-        WatchdogEvent(4.0, 1003.0, "timer expired", 101, "step", 1002.5, 9),
-    )  # fmt: skip
-    assert (started.name, started.metadata["state"]) == ("watchdog started", "RUNNING")
-    assert inner(started) == {"watchdog_event": "watchdog started"}
-    assert inner(expired) == {
-        "watchdog_event": "timer expired", "worker_pid": 101, "scope_id": "step",
-        "expiration_time": 1002.5, "signal": 9,
-    }  # fmt: skip
 
 
 class Keeping(EventHandler):

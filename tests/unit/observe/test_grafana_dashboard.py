@@ -54,15 +54,3 @@ def test_every_expression_names_metrics_and_labels_that_exist() -> None:
         known = set().union(*(LABELS[name] for name in NAME.findall(target["expr"])))
         named = {*re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])}
         assert named <= known | ADDED_BY_PROMETHEUS, target
-
-
-def test_panels_have_numbers_and_places_of_their_own() -> None:
-    panels = DASHBOARD["panels"]
-    assert len({one["id"] for one in panels}) == len(panels)
-    taken: set[tuple[int, int]] = set()
-    for one in panels:
-        at = one["gridPos"]
-        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
-        assert not cells & taken, one["title"]
-        assert at["x"] + at["w"] <= 24
-        taken |= cells

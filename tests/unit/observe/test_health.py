@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import os
 import select
-import socket
 import threading
 import time
 from contextlib import contextmanager
@@ -14,8 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.core.supervision import StopReason
-from holdfast.elastic.agent.server.health_check_server import create_healthcheck_server
-from holdfast.errors import EnvironmentProblem
 from holdfast.observe.health.loop_probe import FRESH_S, LoopProbe
 from holdfast.observe.health.server import HealthCheckServer, Readiness, server_from_environment
 from holdfast.observe.lifecycle import GenerationStopped, GenerationStopping
@@ -49,17 +45,8 @@ def get(port: int, path: str = "/healthz", host: str = "127.0.0.1") -> tuple[int
         connection.close()
 
 
-def test_a_live_agent_passes_every_probe_on_every_address() -> None:
-    with serving(create_healthcheck_server(lambda: int(time.time()), 0, 60)) as server:
-        for path in ("/", "/healthz", "/livez", "/readyz", "/healthz?verbose=1"):
-            assert get(server.port, path) == (200, "ok\n")
-        assert get(server.port, host="127.0.0.2")[0] == 200
-        assert get(server.port, "/metrics")[0] == 404
-
-
 @pytest.mark.parametrize(
-    "alive",
-    [lambda: time.time() - 100, lambda: float("nan"), lambda: "soon", lambda: 1 / 0],
+    "alive", [lambda: time.time() - 100, lambda: float("nan"), lambda: "soon", lambda: 1 / 0]
 )
 def test_an_agent_that_does_not_respond_is_dead_and_not_ready(alive: object) -> None:
     with serving(HealthCheckServer(alive, 0, 60)) as server:  # type: ignore[arg-type]
@@ -97,21 +84,6 @@ def test_ready_exactly_while_all_workers_run() -> None:
         assert (readiness.why_not() == "") is is_ready, event
 
 
-def test_starting_and_stopping_twice_is_once() -> None:
-    server = HealthCheckServer(time.time, 0, 60)
-    server.stop()
-    server.start()
-    port = server.port
-    server.start()
-    assert server.port == port > 0
-    with pytest.raises(EnvironmentProblem, match=rf"^health checks: .*{port}"):
-        HealthCheckServer(time.time, port, 60).start()
-    server.stop()
-    server.stop()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", port))
-
-
 def test_the_environment_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
     assert server_from_environment({}, time.time) is None
     server = server_from_environment({PORT: "80", TIMEOUT: "2.5"}, time.time)
@@ -127,52 +99,6 @@ def test_the_environment_asks_for_it(caplog: pytest.LogCaptureFixture) -> None:
         assert server is not None
         assert server._timeout == 60
         assert f"{TIMEOUT}={wrong!r}" in caplog.messages[-1]
-
-
-class Loop:
-    """What an agent's loop is to a probe: it waits for all that may happen, and answers."""
-
-    def __init__(self) -> None:
-        self.probe = LoopProbe()
-        self.turns = 0
-        self.may_turn = threading.Event()
-        self.may_turn.set()
-        self.is_over, self.end = os.pipe()
-        self.thread = threading.Thread(target=self.run)
-        self.thread.start()
-
-    def run(self) -> None:
-        poll = select.poll()
-        poll.register(self.probe.fileno(), select.POLLIN)
-        poll.register(self.is_over, select.POLLIN)
-        while self.is_over not in dict(poll.poll()):
-            self.may_turn.wait()
-            self.probe.answer()
-            self.turns += 1
-
-    def close(self) -> None:
-        self.may_turn.set()
-        os.close(self.end)
-        self.thread.join()
-        os.close(self.is_over)
-        self.probe.close()
-
-
-@pytest.fixture
-def loop() -> Iterator[Loop]:
-    one = Loop()
-    yield one
-    one.close()
-
-
-def test_an_idle_loop_turns_once_for_each_probe(loop: Loop) -> None:
-    for number in range(3):
-        loop.probe._answered_at = 0.0
-        loop.probe.alive_time()
-        assert loop.turns == number + 1
-    loop.probe._answered_at = time.monotonic() + 3600
-    loop.probe.alive_time()  # A fresh answer serves the next probe too.
-    assert loop.turns == 3
 
 
 @pytest.fixture

@@ -11,20 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
-from holdfast.observe.metrics.job_metrics import FAMILIES, STAGES, JobMetrics, RecoveryTimes
+from holdfast.observe.metrics.job_metrics import FAMILIES, JobMetrics, RecoveryTimes
 from holdfast.observe.metrics.prometheus import render
-from recorded_runs import (
-    began,
-    ended,
-    exited,
-    failure,
-    first_start,
-    met,
-    restart,
-    spoke,
-    started,
-    success,
-)
+from recorded_runs import ended, exited, failure, first_start, met, restart, spoke, started, success
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -118,16 +107,6 @@ def test_a_failure_and_what_comes_of_it() -> None:
     assert page.value("running_seconds_total") == 12.0
 
 
-@pytest.mark.parametrize("last", [ended(30.0, "failed", 0), ended(30.0, "", 2, error="SIGTERM")])
-def test_an_end_that_is_not_a_success(last: lifecycle.LifecycleEvent) -> None:
-    stopping = lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL)
-    page = Page([*first_start(), stopping], now=30.0)
-    assert page.states()[1] == "stopping"
-    assert page.value("running_seconds_total") == 7.0
-    assert page.value("elapsed_seconds_total") == 20.0
-    assert Page([*first_start(), stopping, last]).states()[0] == "failed"
-
-
 def test_a_counter_that_was_read_never_falls() -> None:
     """What has just ended may have been counted already, by a read that came in between."""
     page = Page(first_start(), now=30.0)
@@ -136,20 +115,6 @@ def test_a_counter_that_was_read_never_falls() -> None:
     page.read()
     assert page.value("running_seconds_total") == 17
     assert page.value("elapsed_seconds_total") == 20
-
-
-def test_other_things_are_counted() -> None:
-    page = Page(
-        [
-            began(),
-            met(12.0, 2.0, error="timed out"),
-            lifecycle.WatchdogEvent(20.0, 1020.0, "watchdog started"),
-            lifecycle.WatchdogEvent(20.0, 1020.0, "timer expired"),
-        ]
-    )
-    assert page.value("rendezvous_failures_total") == 1
-    assert page.value("rendezvous_seconds_count") == 0
-    assert page.value("timers_expired_total") == 1
 
 
 def test_workers_report_their_progress_outside_the_lock() -> None:
@@ -165,16 +130,6 @@ def test_workers_report_their_progress_outside_the_lock() -> None:
     assert page.value("worker_heartbeat_age_seconds", rank="4") == 0.25
     assert page.value("worker_section", section="checkpoint") == 1
     assert not [one for one in page.samples if "step" in one.name and one.labels["rank"] == "5"]
-
-
-def test_progress_that_cannot_be_read_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
-    def gone() -> list[Any]:
-        raise OSError("no such page")
-
-    page = Page(first_start(), progress=gone)
-    page.read()
-    assert len(caplog.messages) == 1
-    assert page.states()[0] == "running"
 
 
 def test_every_family_is_declared_and_in_the_guide() -> None:
@@ -196,9 +151,6 @@ def test_every_family_is_declared_and_in_the_guide() -> None:
     assert {name: {*re.findall(r"`(\w+)`", text)} for name, _, text, _ in rows} == labels
 
 
-# How a recovery is divided into stages.
-
-
 def after(*run: lifecycle.LifecycleEvent) -> RecoveryTimes:
     times = RecoveryTimes()
     for event in run:
@@ -208,13 +160,6 @@ def after(*run: lifecycle.LifecycleEvent) -> RecoveryTimes:
 
 def seconds(times: RecoveryTimes) -> dict[str, float]:
     return {name: found.sum for name, found in times.stages.items() if found.count}
-
-
-def test_each_stage_has_its_share() -> None:
-    times = after(*first_start(), *failure(20.0), *restart(22.5), spoke(36.0), spoke(99.0))
-    assert seconds(times) == dict(zip(STAGES, (0.5, 2.0, 5.0, 8.0, 0.5), strict=True))
-    assert (times.outages.count, times.outages.sum) == (1, 15.5)
-    assert {name for name, count in times.restarts.items() if count} == {"worker_failed"}
 
 
 @pytest.mark.parametrize(

@@ -88,18 +88,6 @@ def test_a_run_with_a_restart(rendezvous: SingleNodeHandler, tmp_path: Path) -> 
     assert times == sorted(times)
 
 
-def test_a_run_that_fails_has_an_outcome_for_each_worker(
-    rendezvous: SingleNodeHandler, tmp_path: Path
-) -> None:
-    script = "import os, signal, sys; os.environ['RANK'] == '1' and sys.exit(5); signal.pause()"
-    agent = agent_of(rendezvous, tmp_path, script, max_restarts=0)
-    end = observed(agent)
-    agent.run()
-    assert end[-1].state == "failed"
-    first, second = end[-1].outcomes
-    assert (first.state, second.state, second.exit_code) == ("terminated", "failed", 5)
-
-
 def test_a_run_that_a_signal_or_the_rendezvous_ends_has_an_error(
     rendezvous: SingleNodeHandler, tmp_path: Path
 ) -> None:
@@ -140,9 +128,6 @@ def test_a_program_has_the_name_of_its_script(
 ) -> None:
     agent = agent_of(rendezvous, tmp_path, entrypoint=entrypoint, args=args)
     assert agent._reporter.describe_run().program == program
-
-
-# Records without a launcher.
 
 
 class Kept(events.EventHandler):

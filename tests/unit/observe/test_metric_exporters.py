@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import urllib.request
 
 import pytest
@@ -15,20 +13,6 @@ from holdfast.observe.metrics.handlers import ConsoleMetricHandler, configure
 from recorded_runs import first_start, success
 
 PATIENCE_S = 20
-
-
-def test_nothing_is_loaded_or_added_for_nothing() -> None:
-    program = (
-        "import sys\n"
-        "from holdfast.observe.lifecycle import Observers\n"
-        "from holdfast.observe.metrics.exporters import open_exporters\n"
-        "observers = Observers()\n"
-        "open_exporters(observers).close()\n"
-        "assert not observers\n"
-        "assert not {'threading', 'socket', 'typing', 'logging'} & {*sys.modules}\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 def test_metrics_reach_a_handler_and_an_endpoint(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,6 @@ from holdfast.observe.metrics.handlers import (
     put_metric,
 )
 from holdfast.observe.metrics.recorder import HANDLERS_MAX, MetricQueues
-from holdfast.observe.safe_handler import FAULTS_MAX
 
 PATIENCE_S = 20.0
 
@@ -45,12 +44,6 @@ class Blocking(Kept):
         assert self.go_on.wait(PATIENCE_S)
 
 
-class Raising(Kept):
-    def emit(self, metric_data: MetricData) -> None:
-        super().emit(metric_data)
-        raise OSError("the collector is away")
-
-
 def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
     mine, others = Kept(), Kept()
     assert not has_handler()
@@ -67,21 +60,6 @@ def test_a_metric_comes_at_once_to_the_handler_of_its_group() -> None:
     assert [one[1:] for one in others.metrics] == [("yours", "b", 2)]
     assert before <= mine.metrics[0].timestamp <= time.time()
     assert mine.threads == {threading.current_thread().name}
-
-
-def test_queued_metrics_come_in_order_with_their_time() -> None:
-    kept = Kept()
-    configure(kept)
-    queues = MetricQueues()
-    before = time.time()
-    for number in range(100):
-        queues.put(str(number), number)
-    after = time.time()
-    queues.close()
-    queues.close()
-    assert [(one.name, one.value) for one in kept.metrics] == [(str(n), n) for n in range(100)]
-    assert all(before <= one.timestamp <= after for one in kept.metrics)
-    assert kept.threads == {"holdfast-metrics-Kept"}
 
 
 def test_a_handler_that_blocks_is_dropped_until_it_is_configured_again() -> None:
@@ -101,17 +79,6 @@ def test_a_handler_that_blocks_is_dropped_until_it_is_configured_again() -> None
     another.put("by another run", 1)
     another.close(PATIENCE_S)
     assert handler.names()[2:] == ["by another run"]
-
-
-def test_a_handler_that_raises_is_dropped_for_the_program_too() -> None:
-    handler = Raising()
-    configure(handler)
-    queues = MetricQueues()
-    for number in range(FAULTS_MAX + 2):
-        queues.put(str(number), number)
-    queues.close(PATIENCE_S)
-    put_metric("of the program", 1)
-    assert handler.names() == [str(number) for number in range(FAULTS_MAX)]
 
 
 def test_the_end_of_a_run_waits_no_longer_than_it_may() -> None:

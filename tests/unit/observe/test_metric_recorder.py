@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.supervision import StopReason
 from holdfast.observe import lifecycle
 from holdfast.observe.metrics.recorder import MetricRecorder
 from recorded_runs import began, ended, failure, first_start, met, ranked, restart, success
@@ -59,18 +58,12 @@ START = [
 def test_a_run_with_a_restart() -> None:
     run = [*first_start(), *failure(20.0), *restart(22.5), *success(50.0, 2)]
     assert recorded(run) == [
-        *START,
-        *observed("failed", 3),
-        *call(f"{LOCAL}._stop_workers", 2000),
-        *call(f"{AGENT}._assign_worker_ranks", 1000),
-        *call(f"{AGENT}._rendezvous", 5000),
-        *call(f"{LOCAL}._start_workers", 8000),
-        *call(f"{AGENT}._initialize_workers", 13_000),
-        *call(f"{AGENT}._restart_workers", 15_000),
-        *observed("succeeded", 2),
-        *outcome(25, "run_success_with_retries"),
-        *call(f"{AGENT}.run", 41_000),
-    ]
+        *START, *observed("failed", 3), *call(f"{LOCAL}._stop_workers", 2000),
+        *call(f"{AGENT}._assign_worker_ranks", 1000), *call(f"{AGENT}._rendezvous", 5000),
+        *call(f"{LOCAL}._start_workers", 8000), *call(f"{AGENT}._initialize_workers", 13_000),
+        *call(f"{AGENT}._restart_workers", 15_000), *observed("succeeded", 2),
+        *outcome(25, "run_success_with_retries"), *call(f"{AGENT}.run", 41_000),
+    ]  # fmt: skip
     unobserved = [one for one in run if not isinstance(one, lifecycle.WorkersObserved)]
     assert recorded(unobserved) == recorded(run)  # The stop says the same.
 
@@ -91,16 +84,6 @@ def test_each_outcome_of_a_run() -> None:
         *START,  # Another run knows nothing of the one before.
     ]
     assert outcome(100, "run_failed_with_retries") == recorded([began(), ended(9, "failed", 1)])[:6]
-
-
-def test_a_signal_ends_a_run_with_a_failure_and_nothing_else() -> None:
-    run = [
-        *first_start(),
-        lifecycle.GenerationStopping(20.0, 0, StopReason.SIGNAL),
-        lifecycle.GenerationStopped(21.0, 0),
-        ended(21.5, "", 3, error="SignalException"),
-    ]
-    assert recorded(run)[len(START) :] == failed(f"{AGENT}.run", 11_500)
 
 
 def test_what_fails_ends_all_that_waited_for_it() -> None:

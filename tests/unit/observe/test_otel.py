@@ -17,18 +17,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from event_fakes import PATIENCE_S, event
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
-    ExportMetricsServiceRequest,
-)
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.sdk._logs import LoggerProvider
 from opentelemetry.sdk._logs.export import InMemoryLogRecordExporter, SimpleLogRecordProcessor
 
-from holdfast.errors import EnvironmentProblem
 from holdfast.events import Event, EventSource, NodeState, OpenTelemetryEventHandler, RdzvEvent
 from holdfast.observe.metrics import otel
 from holdfast.observe.metrics.families import Family, Histogram
 from holdfast.observe.metrics.otel import OtelMetricExporter
-from holdfast.observe.otlp import EXPORT_S, OneLineExporter, sendable
+from holdfast.observe.otlp import EXPORT_S, OneLineExporter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,9 +69,6 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     serving.shutdown()
     thread.join()
     serving.server_close()
-
-
-# Events.
 
 
 def recorded(*events: Any) -> list[Any]:
@@ -149,18 +143,6 @@ def test_a_collector_that_is_away_is_one_line_with_its_address() -> None:
     assert f"http://{at}/v1/logs" in done.stderr  # Without the password.
 
 
-def test_events_that_cannot_be_sent_at_all_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OTEL_BLRP_MAX_QUEUE_SIZE", "-3")
-    with pytest.raises(EnvironmentProblem, match="ValueError"):
-        OpenTelemetryEventHandler()
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    with pytest.raises(EnvironmentProblem, match="opentelemetry-sdk"):
-        OpenTelemetryEventHandler()
-
-
-# Metrics.
-
-
 def collect() -> list[Family]:
     times = Histogram((1.0, 2.0))
     times.observe(1.5)
@@ -221,27 +203,6 @@ def test_a_collector_that_is_away_keeps_nobody_for_long(
     assert not export._thread.is_alive()
 
 
-def test_nothing_is_sent_where_there_is_nothing(
-    collector: Collector, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken() -> list[Family]:
-        raise ValueError("no metrics today")
-
-    for collecting in (broken, list):
-        export = OtelMetricExporter(collecting, interval_s=1000)
-        export.start()
-        export.close()
-    OtelMetricExporter(collect).close()  # Never started.
-    assert "no metrics today" in caplog.text
-    assert collector.requests == []
-
-
-def test_the_interval_is_as_the_variable_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for given, expected in (("", 15.0), ("2500", 2.5), ("0", 0.1), ("soon", 15.0)):
-        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", given)
-        assert otel._interval() == expected
-
-
 def test_what_cannot_be_set_up_leaves_the_job_alone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,8 +218,6 @@ def test_what_cannot_be_set_up_leaves_the_job_alone(
     assert otel.start_export(collect) is None
     assert len(caplog.messages) == 2
 
-
-# Both.
 
 LIBRARY = "a_library_for_tests"
 
@@ -312,11 +271,3 @@ def test_a_failure_is_one_line_until_something_was_accepted(
     assert "ValueError: two lines" in third.message
     exporter.export([])  # What the program itself sends is logged as ever.
     assert [one.name for one in caplog.records[3:]] == [LIBRARY, LIBRARY]
-
-
-def test_every_value_can_be_sent() -> None:
-    for value, sent in (
-        (1, 1), (True, True), (0.5, 0.5), ("a", "a"), ("\udce9", "?"), (2**63, str(2**63)),
-        ([1], "[1]"),
-    ):  # fmt: skip
-        assert sendable(value) == sent

@@ -99,21 +99,6 @@ def test_what_was_missed_is_reported_once(said: pytest.LogCaptureFixture) -> Non
     assert f"{FAULTS_MAX + 2} events" in said.messages[2]
 
 
-def test_a_handler_needs_only_to_record() -> None:
-    class Bare:
-        got = 0
-
-        def record(self, event: object) -> None:
-            self.got += 1
-
-    bare = Bare()
-    safe = SafeHandler(bare, "bare")  # type: ignore[arg-type]
-    safe.record(event())
-    safe.flush(0)
-    safe.close(0)
-    assert bare.got == 1
-
-
 def test_an_observer_that_fails_keeps_nothing_from_the_others() -> None:
     received: list[LifecycleEvent] = []
     observers = Observers()
@@ -124,16 +109,6 @@ def test_an_observer_that_fails_keeps_nothing_from_the_others() -> None:
     for _ in range(FAULTS_MAX + 1):
         observers.notify(GenerationStopped(0.0, 1))
     assert len(received) == FAULTS_MAX + 1
-
-
-def test_a_metric_handler_that_is_configured_again_begins_anew() -> None:
-    fragile = Fragile()
-    configure(fragile)
-    for _ in range(FAULTS_MAX + 1):
-        put_metric("bad", 1)
-    configure(fragile)
-    put_metric("good", 1)
-    assert fragile.calls == FAULTS_MAX + 1
 
 
 def test_only_so_many_faulty_metric_handlers_are_remembered() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -32,26 +31,6 @@ def leave_at_once(code: int) -> None:
     os._exit(code)
 
 
-def tell(news: str, word: str) -> None:
-    with open(news, "w") as stream:
-        stream.write(f"{word} {os.getpid()}\n")
-
-
-def say(out: str, err: str) -> None:
-    print(out)
-    print(err, file=sys.stderr)
-
-
-def descriptors() -> dict[int, str]:
-    found = {}
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found[int(name)] = os.readlink(f"/proc/self/fd/{name}")
-        except FileNotFoundError:
-            continue  # That of the listing itself.
-    return found
-
-
 def signal_actions() -> tuple[bool, bool, set[int]]:
     """Return whether SIGINT and SIGTERM are as in any Python, and the blocked signals."""
     return (
@@ -76,7 +55,3 @@ def put_and_return(queue: Any, items: list[Any]) -> int:
     for item in items:
         queue.put(item)
     return len(items)
-
-
-def flags() -> tuple[int, bool]:
-    return sys.flags.optimize, sys.flags.dev_mode

@@ -65,9 +65,6 @@ def exitcodes(result: RunProcsResult) -> dict[int, int]:
     return {rank: failure.exitcode for rank, failure in result.failures.items()}
 
 
-# With a replaced handler.
-
-
 class Wrapping(SubprocessHandler):
     """Starts its program by another one, as a site may have to."""
 

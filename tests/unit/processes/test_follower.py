@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import re
-import select
 import subprocess
 import sys
 import threading
@@ -19,9 +18,7 @@ from holdfast.processes.logs.follower import (
     FileStream,
     Inotify,
     LogFollower,
-    PipeStream,
     Sink,
-    Stream,
 )
 from holdfast.processes.logs.lines import PrefixedLines
 
@@ -30,64 +27,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class Followed:
-    """Streams whose lines end up in one text, all ended and closed after the test."""
-
-    def __init__(self) -> None:
-        self.out = io.StringIO(newline="")
-        self.sink = Sink(self.out)
-        self.streams: list[Stream] = []
-
-    def file(self, path: Path) -> FileStream:
-        fd = os.open(path, os.O_RDONLY)
-        stream = FileStream(str(path), fd, PrefixedLines(b"p:", self.sink), (self.sink,))
-        self.streams.append(stream)
-        return stream
-
-    def pipe(self, fd: int, tail_bytes_max: int = 100) -> PipeStream:
-        lines = PrefixedLines(b"p:", self.sink)
-        stream = PipeStream("pipe", fd, lines, (self.sink,), tail_bytes_max=tail_bytes_max)
-        self.streams.append(stream)
-        return stream
+def stream_of(path: Path, sink: Sink) -> FileStream:
+    fd = os.open(path, os.O_RDONLY)
+    return FileStream(str(path), fd, PrefixedLines(b"p:", sink), (sink,))
 
 
-@pytest.fixture
-def followed() -> Iterator[Followed]:
-    streams = Followed()
-    yield streams
-    for stream in streams.streams:
-        fd = stream.fd
-        stream.end()
-        stream.end()
-        assert (stream.fd, stream.finished) == (-1, True)
-        if fd >= 0:
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                os.fstat(fd)
-
-
-def test_a_truncated_file_is_read_from_its_start(followed: Followed, tmp_path: Path) -> None:
-    path = tmp_path / "file"
+def test_a_truncated_file_is_read_from_its_start(tmp_path: Path) -> None:
+    path, out = tmp_path / "file", io.StringIO(newline="")
     path.write_bytes(b"one\ntwo")
-    stream = followed.file(path)
+    stream = stream_of(path, Sink(out))
     assert not stream.take_turn()
     path.write_bytes(b"new\n")
     assert not stream.take_turn()
-    assert followed.out.getvalue() == "p:one\np:two\np:new\n"
+    assert out.getvalue() == "p:one\np:two\np:new\n"
+    stream.end()
 
 
-def test_finishing_a_file_stops_where_it_ended_at_that_time(
-    followed: Followed, tmp_path: Path
-) -> None:
-    path = tmp_path / "file"
-    line = b"x" * 99 + b"\n"
+def test_finishing_a_file_stops_where_it_ended_at_that_time(tmp_path: Path) -> None:
+    path, line = tmp_path / "file", b"x" * 99 + b"\n"
     path.write_bytes(line * (CHUNK_BYTES // 100 + 1))
-    stream = followed.file(path)
+    stream = stream_of(path, Sink(io.StringIO(newline="")))
     stream.begin_finish()
-    with open(path, "ab") as file:
-        file.write(line * (5 * CHUNK_BYTES // 100))
+    append(path, line * (5 * CHUNK_BYTES // 100))
     with pytest.raises(EOFError):
         stream.take_turn()
     assert CHUNK_BYTES < stream.bytes_read <= 2 * CHUNK_BYTES
+    stream.end()
 
 
 LINES = 20_000
@@ -228,57 +193,6 @@ def raw_terminal() -> tuple[int, int]:
     master, terminal = os.openpty()
     tty.setraw(terminal)
     return master, terminal
-
-
-class WatchedEpoll:
-    """The real epoll, which tells when the follower is about to sleep with nothing to do."""
-
-    sleeps: threading.Semaphore
-    timeouts: list[float | None]
-
-    def __init__(self) -> None:
-        self._real = RealEpoll()
-
-    def poll(self, timeout: float | None = None) -> list[tuple[int, int]]:
-        if events := self._real.poll(0):
-            return events
-        self.timeouts.append(timeout)
-        self.sleeps.release()
-        return self._real.poll(timeout)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._real, name)
-
-
-RealEpoll = select.epoll
-
-
-def test_an_idle_follower_sleeps_until_something_is_written(
-    console: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(WatchedEpoll, "sleeps", threading.Semaphore(0), raising=False)
-    monkeypatch.setattr(WatchedEpoll, "timeouts", [], raising=False)
-    monkeypatch.setattr(select, "epoll", WatchedEpoll)
-    follower = LogFollower()
-    append(tmp_path / "log", b"")
-    follower.follow_file(str(tmp_path / "log"), to=console.sink)
-    read, write = os.pipe()
-    follower.follow_fd(read, to=console.sink)
-    follower.start()
-    with open(tmp_path / "log", "ab", buffering=0) as file:
-        WatchedEpoll.sleeps.acquire()
-        for number in range(5):
-            before = follower.wakeups
-            if number % 2:
-                os.write(write, b"line\n")
-            else:
-                file.write(b"line\n")
-            assert console.next_line() == b"line\n"
-            WatchedEpoll.sleeps.acquire()
-            assert follower.wakeups == before + 1
-    assert WatchedEpoll.timeouts == [None] * 6
-    os.close(write)
-    follower.close()
 
 
 def test_a_stuck_console_does_not_hold_up_the_end_and_loses_nothing(

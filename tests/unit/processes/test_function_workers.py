@@ -112,9 +112,6 @@ def news(tmp_path: Path) -> Iterator[News]:
     made.close()
 
 
-# Values.
-
-
 def test_a_value_that_is_too_large_is_refused(
     forking: Callers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,9 +146,6 @@ def test_a_value_that_cannot_be_pickled(callers: Callers) -> None:
     assert failure.recorded_message() in failure.stderr_tail
 
 
-# Failures.
-
-
 def test_an_exception_is_recorded_and_printed(callers: Callers) -> None:
     result = callers.result(fns.fail, ("on purpose",))
     failure = result.failures[0]
@@ -172,12 +166,6 @@ def test_a_worker_that_ends_without_returning_has_failed(callers: Callers) -> No
     assert failure.detail.startswith("ended with code 0 but did not return")
     assert result.is_failed()
     assert callers.result(fns.leave_at_once, (9,)).failures[0].exitcode == 9
-
-
-# What cannot be sent.
-
-
-# What is shared.
 
 
 def test_what_multiprocessing_shares(callers: Callers) -> None:
@@ -206,9 +194,6 @@ def test_a_queue_is_flushed_before_the_worker_ends(callers: Callers) -> None:
     queue.join_thread()
 
 
-# What a worker finds.
-
-
 def test_signals_are_as_in_any_python(callers: Callers) -> None:
     handlers = {
         number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)
@@ -219,15 +204,6 @@ def test_signals_are_as_in_any_python(callers: Callers) -> None:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
-
-def test_output_is_written_before_the_worker_ends(callers: Callers) -> None:
-    result = callers.result(fns.say, ("to out", "to err"), ("", ""))
-    for paths, said in ((result.stdouts, "to out\n"), (result.stderrs, "to err\n")):
-        with open(paths[0]) as stream:
-            assert stream.read() == said
-
-
-# As programs of their own.
 
 START = """
     import os, tempfile
@@ -268,9 +244,6 @@ def test_a_script_that_waits_when_imported_does_not_outlive_the_agent(
     agent.kill()
     agent.wait(PATIENCE_S)
     server.all_gone()
-
-
-ENVS: dict[int, dict[str, str]] = {0: {}, 1: {}}
 
 
 def logs(folder: Path) -> DefaultLogsSpecs:

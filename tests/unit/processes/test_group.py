@@ -5,7 +5,6 @@ import select
 import signal
 import time
 from _socket import MSG_PEEK
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,6 +22,7 @@ from real_jobs import News, Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.workers.group import PContext
@@ -120,9 +120,6 @@ def await_events(keeper: Keeper, word: bytes, times: int = 1) -> None:
         select.select([], [], [], 0.001)
 
 
-# Starting.
-
-
 class BadPaths(LogsSpecs):
     """Has a file for each rank, of which the last cannot be opened."""
 
@@ -147,30 +144,6 @@ def test_a_start_that_fails_halfway_leaves_nothing(group: Group, tmp_path: Path)
     assert set(context.result().failures) == {0, 1}
 
 
-# Waiting.
-
-
-def test_one_failure_stops_the_others(group: Group) -> None:
-    go = Path(f"{group.news.path}.go")
-    os.mkfifo(go)
-    context = group.start(WAITS, f"read line < {go}; exit 3", OBEYS, ready=2)
-    everyone = Watched(*context.pids().values())
-    go.write_text("on\n")
-    result = finished(context)
-    everyone.gone_already()
-    assert result.is_failed()
-    assert result.return_values == {}
-    assert {rank: f.exitcode for rank, f in result.failures.items()} == {
-        0: -signal.SIGTERM,
-        1: 3,
-    }
-    first, other = result.failures[1], result.failures[0]
-    assert (first.order, first.consequence) == (0, False)
-    assert other.consequence
-    assert other.order > 0
-    assert (first.pid, other.pid) == (context.pids()[1], context.pids()[0])
-
-
 @pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGKILL])
 def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
     group: Group, signum: signal.Signals
@@ -184,15 +157,6 @@ def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
         0: (-signum, False),
         1: (-signal.SIGTERM, True),
     }
-
-
-# Closing.
-
-
-# The end of standard error.
-
-
-# The agent's interface.
 
 
 def test_every_ending_is_handed_out_once(group: Group) -> None:
@@ -236,9 +200,6 @@ def test_an_ending_during_the_start_is_not_waited_for(group: Group) -> None:
     """Nothing will make the descriptor readable any more."""
     context = group.start("exit 7", "exit 8", kind=SlowToHear)
     assert {one.exitcode for one in all_ended(context)} == {7, 8}
-
-
-# Given up.
 
 
 class Unkillable(SubprocessContext):
@@ -313,26 +274,6 @@ def test_a_stopped_keeper_leaves_nobody_behind(
     assert "left behind" not in caplog.text
     detail = f"the keeper of the workers (pid {keeper}) was killed, and they with it"
     assert context.result().failures[0].detail == detail
-
-
-# The keeper.
-
-
-def test_a_killed_keeper_fails_all_workers(group: Group) -> None:
-    context = group.start(WAITS, WAITS, "exit 0", ready=2)
-    until(context, lambda: context.running() == {0, 1})
-    everyone = Watched(*(context.pids()[rank] for rank in (0, 1)))
-    assert context._keeper is not None
-    pid = context._keeper.pid
-    os.kill(pid, signal.SIGKILL)
-    result = finished(context)
-    everyone.all_gone()
-    detail = f"the keeper of the workers (pid {pid}) was killed, and they with it"
-    assert {rank: (f.exitcode, f.detail) for rank, f in result.failures.items()} == {
-        0: (-9, detail),
-        1: (-9, detail),
-    }
-    context.close()
 
 
 def test_a_keeper_that_is_lost_before_the_start(group: Group) -> None:

@@ -151,9 +151,6 @@ def signals_of(bits: str) -> set[int]:
     return {number for number in signal.valid_signals() if int(bits, 16) >> (number - 1) & 1}
 
 
-# Starting.
-
-
 def test_descriptors_may_swap_numbers_and_have_a_limit(kept: Kept) -> None:
     one, two = os.pipe(), os.pipe()
     code = f"import os; os.write({one[1]}, b'to two'); os.write({two[1]}, b'to one')"
@@ -200,9 +197,6 @@ def test_a_worker_that_cannot_be_started_says_why(kept: Kept, tmp_path: Path) ->
     assert kept.outcome(5) == (126, (errno.ENOEXEC, str(plain)))
 
 
-# What a worker inherits.
-
-
 def test_a_worker_has_no_descriptors_but_its_own(kept: Kept) -> None:
     with open(os.devnull) as null:
         os.set_inheritable(null.fileno(), True)  # noqa: FBT003 (a program around us may be careless)
@@ -224,9 +218,6 @@ def test_commands_have_the_default_actions_and_an_empty_mask() -> None:
     kept.spawn(0, ["grep", "-E", "SigBlk|SigIgn", "/proc/self/status"])
     assert [signals_of(line.split()[1]) for line in kept.said().splitlines()] == [set(), set()]
     kept.close()
-
-
-# Signals.
 
 
 @pytest.mark.parametrize("signum", main.IGNORED_SIGNALS)
@@ -253,9 +244,6 @@ def test_kill_tree_kills_all_below_one_worker(kept: Kept) -> None:
     killed.all_gone()
     assert not has_ended(pids[1])
     assert not has_ended(children[1])
-
-
-# What workers leave.
 
 
 def test_sweeping_finds_what_is_forked_meanwhile(kept: Kept) -> None:
@@ -286,9 +274,6 @@ def test_running_workers_and_their_children_are_no_leftovers(kept: Kept) -> None
     kept.keeper.kill_tree(0)
     kept.until(Empty)
     assert has_ended(child)
-
-
-# Ending.
 
 
 def test_closing_kills_all(kept: Kept) -> None:
@@ -370,9 +355,6 @@ def test_a_copy_of_the_socket_does_not_hide_the_agents_death(tmp_path: Path, how
     news.close()
 
 
-# Other ways to make a keeper.
-
-
 def test_a_forked_keeper_runs_calls_with_our_memory_and_none_of_its_descriptors() -> None:
     secret = os.urandom(8).hex()
 
@@ -397,20 +379,6 @@ def test_a_forked_keeper_runs_calls_with_our_memory_and_none_of_its_descriptors(
     assert (said, who, cwd) == (secret, "me", "/")
     assert len(set(fds) - ours) <= 1, "more than the listing's own"
     kept.close()
-
-
-def test_it_imports_nothing_but_small_parts_of_the_standard_library() -> None:
-    """It must start fast and stay small; `ctypes` is the one exception, for prctl."""
-    code = (
-        f"import os, sys; sys.path.insert(0, {os.path.dirname(main.__file__)!r})\n"
-        "before = set(sys.modules); import main; print(*sorted(set(sys.modules) - before))"
-    )
-    done = subprocess.run([*PYTHON, code], capture_output=True, text=True, check=True)
-    small = {"__future__", "_signal", "_socket", "errno", "fcntl", "gc", "select"}
-    assert set(done.stdout.split()) <= {"main", *small}
-
-
-# Helpers of the agent, and orphans that become workers.
 
 
 def test_a_helper_is_no_leftover_and_ends_with_the_keeper(kept: Kept) -> None:
@@ -471,8 +439,6 @@ def test_an_orphan_becomes_a_worker_unless_it_is_gone(
         assert kept.outcome(1) == (3, error)
         assert kept.pids(2)[1] == pid
 
-
-# The readers of /proc of its own.
 
 PARENT = """
 import os, subprocess, threading

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.processes.logs.lines import PIPE_PIECE_BYTES_MAX, PrefixedLines, Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
 
 @pytest.fixture
@@ -104,23 +104,6 @@ def test_a_line_that_never_ends_takes_bounded_memory() -> None:
     for _ in range(500):
         lines.feed(b"x" * 100)
         assert len(lines._held) <= 1000 + 100 + len(b"p:")
-
-
-def filtered(chunks: Iterable[bytes], filters: Sequence[bytes]) -> tuple[str, str]:
-    everything, some = Shown(), Shown()
-    lines = PrefixedLines(b"p:", everything.sink, filters=filters, filtered_to=some.sink)
-    for chunk in chunks:
-        lines.feed(chunk)
-    lines.flush()
-    return everything.text, some.text
-
-
-def test_lines_that_match_any_filter_go_to_the_second_sink_as_well() -> None:
-    data = b"an orange\nplain\r\ntwo apples\r\nan apple and an orange\nlast orange"
-    everything = "p:an orange\np:plain\r\np:two apples\r\np:an apple and an orange\np:last orange\n"
-    some = "p:an orange\np:two apples\r\np:an apple and an orange\np:last orange\n"
-    assert filtered([data], [b"orange", b"apple"]) == (everything, some)
-    assert filtered([bytes([byte]) for byte in data], [b"orange", b"apple"]) == (everything, some)
 
 
 def expected_lines(data: bytes) -> list[bytes]:

@@ -54,33 +54,6 @@ def test_layout_is_that_of_torchelastic(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("redirect", "tee", "shown", "expected", "teed"),
-    [
-        (Std.NONE, Std.NONE, True, "inherited", False),
-        (Std.NONE, Std.NONE, False, os.devnull, False),
-        (Std.ALL, Std.NONE, True, "file", False),
-        (Std.ALL, Std.NONE, False, "file", False),
-        (Std.NONE, Std.ALL, True, "file", True),
-        (Std.NONE, Std.ALL, False, "file", False),
-        (Std.ALL, Std.ALL, True, "file", True),
-    ],
-)
-def test_destination_of_a_stream(
-    tmp_path: Path, redirect: Std, tee: Std, shown: bool, expected: str, teed: bool
-) -> None:
-    specs = DefaultLogsSpecs(str(tmp_path), redirect, tee, {0} if shown else {5})
-    dest = specs.reify(envs_of(1))
-    worker = f"{specs.run_dir}/attempt_0/0"
-    for files, tees, name in (
-        (dest.stdouts, dest.tee_stdouts, "stdout.log"),
-        (dest.stderrs, dest.tee_stderrs, "stderr.log"),
-    ):
-        path = f"{worker}/{name}"
-        assert files == {0: {"inherited": "", "file": path}.get(expected, expected)}
-        assert tees == ({0: path} if teed else {})
-
-
 def test_a_second_start_under_the_same_count_leaves_the_first_one_alone(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
     paths: list[str] = []
@@ -142,24 +115,6 @@ def test_a_directory_that_cannot_be_made_is_an_environment_problem() -> None:
     """The kernel's own file system refuses directories to root too."""
     with pytest.raises(EnvironmentProblem, match="/proc/self/logs"):
         DefaultLogsSpecs("/proc/self/logs").reify(envs_of(1))
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("0", Std.NONE),
-        ("1", Std.OUT),
-        ("2", Std.ERR),
-        ("3", Std.ALL),
-        ("3\n", Std.ALL),
-        ("0:1", {0: Std.OUT}),
-        ("0:1,1:2", {0: Std.OUT, 1: Std.ERR}),
-        ("1:3,1:0", {1: Std.NONE}),
-        ("10:1,127:3", {10: Std.OUT, 127: Std.ALL}),
-    ],
-)
-def test_text_is_read(text: str, expected: Std | dict[int, Std]) -> None:
-    assert Std.from_str(text) == expected
 
 
 @pytest.mark.parametrize(

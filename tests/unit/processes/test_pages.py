@@ -13,13 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from holdfast import worker
-from holdfast.processes.workers.pages import (
-    SETTLE_S,
-    SWEPT_AGE_S,
-    Section,
-    WorkerPage,
-    WorkerPages,
-)
+from holdfast.processes.workers.pages import SETTLE_S, SWEPT_AGE_S, Section, WorkerPage, WorkerPages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,9 +98,6 @@ def test_a_section_of_a_process_that_is_dead_has_not_expired(page: WorkerPage) -
     again.close()
 
 
-# A page that is not as it should be.
-
-
 @settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     max_examples=50,
@@ -125,8 +116,6 @@ def test_whatever_stands_in_it_it_can_be_read(page: WorkerPage, noise: bytes, at
         assert deadline is None or deadline > 0
         page.expired(NOW)
 
-
-WAIT_S = 20.0
 
 WORKER = """
 import sys
@@ -190,28 +179,6 @@ def looks_for(pages: WorkerPages, now: float) -> bool:
     poll.register(pages.fileno(), select.POLLIN)
     deadline = pages.next_deadline()
     return bool(poll.poll(0)) or (deadline is not None and deadline <= now)
-
-
-def test_a_section_that_is_not_left_is_found_at_its_time(
-    pages: WorkerPages, workers: list[Worker]
-) -> None:
-    workers[1].do("enter checkpoint 0.05")
-    give_up = time.monotonic() + WAIT_S
-    found: list[tuple[int, Section]] = []
-    while not found:
-        assert time.monotonic() < give_up
-        poll = select.poll()
-        poll.register(pages.fileno(), select.POLLIN)
-        deadline = min(pages.next_deadline() or give_up, give_up)
-        poll.poll(max(0.0, deadline - time.monotonic()) * 1000 + 1)
-        found = pages.take(time.monotonic())
-    ((rank, section),) = found
-    assert (rank, section.name) == (1, "checkpoint")
-    assert section.deadline_ns == section.entered_ns + 50_000_000
-    # It is reported once, and does not wake the agent again.
-    settled = time.monotonic() + 2 * SETTLE_S
-    assert pages.take(settled) == []
-    assert pages.next_deadline() is None
 
 
 def test_sections_entered_and_left_wake_the_agent_once(

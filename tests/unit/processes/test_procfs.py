@@ -79,13 +79,6 @@ def test_a_process_and_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert text.count("  thread ") == 2
 
 
-def test_a_command_is_one_line() -> None:
-    with subprocess.Popen(["sh", "-c", "echo\nread x\n\n"], stdin=-1, stdout=-1) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert procfs.command_of(process.pid) == "sh -c echo read x"
-
-
 def test_one_that_is_gone() -> None:
     pid = gone()
     assert str(pid) in procfs.describe(pid)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.processes.failures import report
 from holdfast.processes.failures.error_file import error_file_content
-from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure, exit_status
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.failures.report import BadReport, FailureReport, pack, unpack
 
 if TYPE_CHECKING:
@@ -56,19 +56,6 @@ def test_what_is_written_can_be_read_back(tmp_path: Path, error: ChildFailedErro
     assert sorted(os.listdir(tmp_path)) == ["error.json", "failure.json"]
 
 
-def test_the_first_failure_has_everything(error: ChildFailedError) -> None:
-    recorded = error.failures[5]
-    first = make(error).first
-    assert (first.rank, first.local_rank, first.pid, first.host) == (5, 1, 41, "node-1")
-    assert (first.exitcode, first.signal, first.ending) == (1, "", "exit code 1")
-    assert (first.message, first.stderr_tail) == ("ValueError: boom", "noise\n")
-    assert (first.stdout_file, first.stderr_file) == ("/logs/out", "/logs/err")
-    assert first.error_file == recorded.error_file
-    assert first.traceback == recorded.traceback_text() != ""
-    assert first.time_ns == recorded.recorded_ns
-    assert not first.consequence
-
-
 def failure(local_rank: int = 0, exitcode: int = 1, **more: object) -> ProcessFailure:
     return ProcessFailure(local_rank, 100 + local_rank, exitcode, "", **more)  # type: ignore[arg-type]
 
@@ -103,12 +90,6 @@ def test_a_file_of_another_host_is_not_looked_for(tmp_path: Path) -> None:
     (tmp_path / "error.json").write_text(json.dumps({"message": "something else"}))
     assert "theirs" in unpack(packed)[0].traceback_text()
     assert unpack(packed)[0].recorded_message() == "ValueError: bad batch"
-
-
-@pytest.mark.parametrize(("code", "status"), [(7, 7), (-9, 137), (1, 1)])
-def test_the_exit_code_is_that_of_the_first_failure(code: int, status: int) -> None:
-    failures = {0: failure(exitcode=code), 1: failure(1, exitcode=-15, consequence=True, order=1)}
-    assert exit_status(ChildFailedError("x", unpack(pack(failures)))) == status
 
 
 def test_what_is_too_long_is_cut() -> None:

@@ -1,35 +1,16 @@
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from holdfast.processes.failures import report_text
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHEN: dict[str, Any] = {"observed_ns": 1_700_000_000_000_000_000, "host": "node-1"}
 
 
 def failure(rank: int, exitcode: int = 1, **known: Any) -> ProcessFailure:
     return ProcessFailure(rank, 40 + rank, exitcode, known.pop("error_file", ""), **WHEN, **known)
-
-
-def ran(tmp_path: Path, code: str) -> ProcessFailure:
-    """Run a real worker and return its failure, as the agent would make it."""
-    script, error_file = tmp_path / "train.py", tmp_path / "error.json"
-    script.write_text(textwrap.dedent(code))
-    done = subprocess.run(
-        [sys.executable, script],
-        env=dict(os.environ, TORCHELASTIC_ERROR_FILE=str(error_file)),
-        capture_output=True,
-        text=True,
-    )
-    return failure(0, done.returncode, stderr_tail=done.stderr, error_file=str(error_file))
 
 
 def text_of(*failures: ProcessFailure) -> str:
@@ -88,24 +69,6 @@ def test_a_lone_failure_without_anything_known() -> None:
     assert "Other Failures:\n  <NO_OTHER_FAILURES>\n" in text
     assert "stderr    :" not in text
     assert "Logs" not in text
-
-
-def test_a_recorded_exception_is_shown_once(tmp_path: Path) -> None:
-    code = """
-        import sys
-        from holdfast.processes.failures.error_file import record
-
-        @record
-        def main():
-            print("epoch 3", file=sys.stderr)
-            raise ValueError("two\\nlines")
-
-        main()
-    """
-    text = text_of(ran(tmp_path, code))
-    assert text.count("ValueError: two") == 1
-    assert text.count("Traceback") == 1
-    assert "    epoch 3\n    [the traceback above]\n" in text
 
 
 def test_the_end_of_a_long_stderr_is_shown() -> None:

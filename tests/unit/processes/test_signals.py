@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.processes.signals import (
-    DEFAULT_SIGNALS,
-    SignalException,
-    SignalWatch,
-    parse_signals,
-)
+from holdfast.processes.signals import SignalException, SignalWatch, parse_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,27 +52,10 @@ def taken(watch: SignalWatch) -> list[signal.Signals]:
     return arrived
 
 
-# Names and words.
-
-
-def test_a_list_of_signals() -> None:
-    assert parse_signals(DEFAULT_SIGNALS) == (
-        signal.SIGTERM,
-        signal.SIGINT,
-        signal.SIGHUP,
-        signal.SIGQUIT,
-    )
-    assert parse_signals(" USR1 ,12,") == (USR1, USR2)
-    assert parse_signals("") == ()
-
-
 @pytest.mark.parametrize("name", ["SIGKILL", "STOP", "9"])
 def test_what_no_process_can_handle_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=r"^--signals-to-handle: SIG(KILL|STOP) cannot be handled"):
         parse_signals(f"SIGTERM,{name}")
-
-
-# The watch.
 
 
 def test_signals_are_collected_in_order_and_wake_the_loop() -> None:
@@ -119,9 +97,6 @@ def test_outside_the_main_thread_signals_are_left_alone(caplog: pytest.LogCaptur
         thread.join()
     assert seen == [([], False, signal.SIG_DFL)] * 2
     assert caplog.text.count("not in the main thread") == 1
-
-
-# Raising.
 
 
 def test_a_signal_that_came_before_raises_at_once() -> None:

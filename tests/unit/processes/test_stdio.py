@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
+from holdfast.processes.logs.specs import LogsDest
 from holdfast.processes.logs.stdio import WorkerStdio
-from holdfast.processes.workers.group import start_processes
 
 if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-    from holdfast.processes.failures.exits import RunProcsResult
 
 PATIENCE_S = 60
 
@@ -64,50 +62,11 @@ def result_in(folder: Path) -> str:
     return (folder / "result").read_text()
 
 
-# Which streams are the process's own.
-
-
-# In a notebook or the like, where `sys.stdout` is not descriptor 1.
-
-
-def run(
-    tmp_path: Path, what: Any, *args: object, start_method: str = "spawn", tee: Std = Std.NONE
-) -> RunProcsResult:
-    logs = DefaultLogsSpecs(log_dir=str(tmp_path / "logs"), tee=tee)
-    context = start_processes("x", what, {0: args}, {0: {}}, logs, start_method=start_method)
-    try:
-        result = context.wait(PATIENCE_S)
-        assert result is not None
-        return result
-    finally:
-        context.close()
-
-
-# With the agent's own streams.
-
-
-@pytest.mark.parametrize("method", ["command", "spawn", "fork", "forkserver"])
-def test_standard_input_is_inherited(agent: Any, tmp_path: Path, method: str) -> None:
-    script = "cat > $FOLDER/read"
-    done = subprocess.run(agent(method, script), input=b"from the user\n", timeout=PATIENCE_S)
-    assert done.returncode == 0
-    assert (tmp_path / "read").read_text() == "from the user\n"
-
-
 TELLS_STREAMS = """
 streams=
 for fd in 0 1 2; do streams="$streams $(readlink /proc/$$/fd/$fd)"; done
 echo $streams > $FOLDER/streams
 """
-
-
-def test_standard_output_is_inherited_and_standard_error_passes_through(
-    agent: Any, tmp_path: Path
-) -> None:
-    script = f"{TELLS_STREAMS} echo to out; echo to err >&2; exit 3"
-    done = subprocess.run(agent("command", script), capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("to out\n", "to err\n")
-    assert result_in(tmp_path) == "3  'to err\\n'"
 
 
 @pytest.mark.parametrize(
@@ -132,9 +91,6 @@ def test_streams_that_the_agent_was_started_without(
     streams = (tmp_path / "streams").read_text().split()
     assert streams[0] == os.devnull
     assert all(stream.startswith("pipe:") for stream in streams[1:])
-
-
-# On a terminal.
 
 
 def read_all(master: int) -> bytes:
@@ -178,16 +134,11 @@ def test_workers_see_the_agents_terminal(agent: Any, tmp_path: Path, method: str
         assert result_in(tmp_path) == f"3  '{tail}'"
 
 
-# Opening.
-
-
 def stdio(dest: LogsDest, **how: Any) -> WorkerStdio:
     return WorkerStdio(dest, prefixes={0: "<0>", 1: "<1>"}, **how)
 
 
-def test_hidden_stderr_is_kept_for_the_report(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_hidden_stderr_is_kept_for_the_report(capfd: pytest.CaptureFixture[str]) -> None:
     here = stdio(LogsDest(stdouts={0: os.devnull}, stderrs={0: os.devnull}))
     fds = here.open(0)
     here.begin_following()

@@ -53,11 +53,6 @@ def test_chained_tracebacks_are_one(connector: str) -> None:
     assert last_traceback(f"{OTHER}\n\nretrying\n{chain}\n\nbye\n") == chain
 
 
-def test_a_traceback_whose_header_is_cut_off() -> None:
-    cut = PLAIN.partition("\n")[2]
-    assert last_traceback(f"{cut}\n\nbye\n") == cut
-
-
 def test_a_real_exception_group(tmp_path: Path) -> None:
     code = """
         try:

@@ -116,16 +116,3 @@ def test_a_start_that_fails_drops_what_it_requested(
     os.chdir(started.folder)
     assert started.said(started.context(TELLS)) == ["warm 0\n"]
     assert not (started.folder / "ran").exists()
-
-
-def test_a_lost_keeper_takes_the_zygote_and_is_reported(started: Started) -> None:
-    context = started.context("import time; time.sleep(1000)")
-    everyone = Watched(*context.pids().values(), *started.warm.pids())
-    os.kill(started.keeper.pid, signal.SIGKILL)
-    result = context.wait(PATIENCE_S)
-    assert result is not None
-    assert result.failures[0].exitcode == -signal.SIGKILL
-    everyone.all_gone()
-    started.keeper.close()
-    started.keeper = Keeper.start()
-    assert started.said(started.context(TELLS)) == ["warm 0\n"]

@@ -27,12 +27,6 @@ def test_both_sides_agree_on_the_descriptors_that_are_kept_free() -> None:
     assert main.__file__ == client.PROGRAM
 
 
-# What modules did as they were imported.
-
-
-# The warnings that come of it.
-
-
 def preloaded(
     folder: Path, caplog: pytest.LogCaptureFixture, *modules: str, **how: str
 ) -> list[str]:
@@ -71,9 +65,6 @@ def test_a_module_that_opens_a_gpu_ends_preloading(
         harness.warm.prepare(harness.keeper)
         assert harness.warm.fileno() == -1
         assert harness.run(warm=False).exitcode == 0
-
-
-# Forks.
 
 
 def test_many_workers_in_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,34 +90,16 @@ def reported(outcome: Outcome) -> Any:
 @pytest.mark.parametrize(
     "words",
     [
-        ["tell.py"],
-        ["tell.py", "--flag", "a b", "", "é"],
-        ["./tell.py"],
-        ["pack/../tell.py", "1"],
-        ["{folder}/tell.py"],
-        ["link.py"],
-        ["compiled.pyc", "1"],
-        ["odd_name"],
-        ["folder", "1"],
-        ["./folder/"],
-        ["archive.zip", "1"],
-        ["-m", "tell", "-x", "y"],
-        ["-m", "pack"],
-        ["-mpack.inner", "1"],
-        ["-c", TELL, "-x", "y"],
-        ["-u", "tell.py"],
-        ["-u", "-m", "tell"],
-        ["-O", "-B", "tell.py"],
-        ["-I", "tell.py"],
-        ["-I", "folder"],
-        ["-P", "-m", "json.tool", "--help"],
-        ["-sE", "-c", TELL],
-        ["-S", "tell.py"],
-        ["-X", "dev", "-W", "error", "tell.py"],
-        ["-Xutf8=0", "tell.py"],
+        ["tell.py"], ["tell.py", "--flag", "a b", "", "é"], ["./tell.py"],
+        ["pack/../tell.py", "1"], ["{folder}/tell.py"], ["link.py"], ["compiled.pyc", "1"],
+        ["odd_name"], ["folder", "1"], ["./folder/"], ["archive.zip", "1"],
+        ["-m", "tell", "-x", "y"], ["-m", "pack"], ["-mpack.inner", "1"], ["-c", TELL, "-x", "y"],
+        ["-u", "tell.py"], ["-u", "-m", "tell"], ["-O", "-B", "tell.py"], ["-I", "tell.py"],
+        ["-I", "folder"], ["-P", "-m", "json.tool", "--help"], ["-sE", "-c", TELL],
+        ["-S", "tell.py"], ["-X", "dev", "-W", "error", "tell.py"], ["-Xutf8=0", "tell.py"],
     ],
     ids=lambda words: " ".join(words).replace(TELL, "TELL")[:40],
-)
+)  # fmt: skip
 def test_a_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str]) -> None:
     words = [word.format(folder=folder) if word != TELL else word for word in words]
     env = {**os.environ, "RANK": "3"}
@@ -127,12 +109,6 @@ def test_a_forked_interpreter_looks_like_a_new_one(folder: Path, words: list[str
             assert fresh == forked
         else:
             assert reported(forked) == reported(fresh)
-
-
-# Endings.
-
-
-# What modules did.
 
 
 def test_what_modules_did_as_they_came_in_is_kept(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from zygotes import Harness
 
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.procfs import state_of
-from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
 from holdfast.processes.zygote import client
 from holdfast.processes.zygote.client import PythonCommand, parse_command, warm_start
 from real_jobs import Watched
@@ -144,16 +143,6 @@ def test_what_cannot_be_forked_is_a_warning(
     (said,) = caplog.messages
     assert said.startswith("preload has no effect: ")
     assert said.endswith(why)
-
-
-def test_a_replaced_handler_starts_workers_itself(caplog: pytest.LogCaptureFixture) -> None:
-    replace_subprocess_handler(SubprocessHandler)
-    try:
-        assert warm_start(["json"], sys.executable, ["train.py"], "spawn", {}) is None
-    finally:
-        replace_subprocess_handler(None)
-    (said,) = caplog.messages
-    assert "a subprocess handler of the program's own" in said
 
 
 @pytest.mark.parametrize(

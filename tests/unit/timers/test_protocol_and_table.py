@@ -40,11 +40,6 @@ def test_lines_may_come_in_any_pieces(cuts: list[int]) -> None:
     assert parse_request(LINE) == REQUEST
 
 
-def test_what_follows_a_piece_without_an_end_is_found() -> None:
-    (line,) = LineSplitter().feed(LINE[:20] + LINE + b"\n")
-    assert parse_request(line) == REQUEST
-
-
 def test_a_line_that_is_too_long_costs_no_other() -> None:
     lines = LineSplitter()
     assert [line for _ in range(100) for line in lines.feed(b"x" * 5000)] == [b"x" * LINE_BYTES_MAX]

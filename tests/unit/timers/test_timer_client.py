@@ -74,24 +74,6 @@ def test_nested_blocks_keep_their_own_time(client: Kept) -> None:
         assert left == [[5, 30, 60], [5, 60], [60]]
 
 
-def test_blocks_of_threads_do_not_meet(client: Kept) -> None:
-    barrier = threading.Barrier(8)
-
-    def run() -> None:
-        with expires(60, "step", client):
-            barrier.wait()
-            seen.append(len(client.timers))
-            barrier.wait()
-
-    seen: list[int] = []
-    threads = [threading.Thread(target=run) for _ in range(8)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert seen == [8] * 8
-
-
 def test_one_block_may_be_entered_again_and_by_several_threads(client: Kept) -> None:
     block = expires(60, "a", client)
     with block, block:

@@ -185,20 +185,6 @@ def test_a_worker_that_cannot_be_killed_is_tried_again_up_to_a_limit(
             assert record.log.count(f"dump {child.pid}") == 1
 
 
-def test_a_timer_without_a_signal_is_only_reported(
-    make: Make, tmp_path: Path, record: Record
-) -> None:
-    watching = make()
-    with sleeping() as child:
-        ask(tmp_path, child.pid, "harmless", 0, 0)
-        ask(tmp_path, child.pid, "deadly", 60, 9)
-        now = time.monotonic()
-        watching.take(now + 1)
-        assert record.log == killed(child.pid, "harmless")[:2]
-        watching.take(now + 100)
-        assert child.wait() == -9
-
-
 def test_a_pipe_that_is_filled_as_fast_as_it_is_read_kills_nobody_at_first(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,9 +265,6 @@ def test_a_thread_survives_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     assert failing.takes <= 4
     os.close(readable)
     os.close(writable)
-
-
-# The reaper by itself.
 
 
 def reaper(record: Record, ours: bool = True) -> Reaper:
