@@ -44,10 +44,6 @@ class Real:
     colour: str = field(default="red", kw_only=True)
 
 
-class Crate(Box):
-    """A subclass that adds no field."""
-
-
 @dataclass
 class Chest(Box):
     """A data class below one of ours."""
@@ -95,17 +91,6 @@ def test_it_is_a_data_class_to_the_dataclasses_module() -> None:
     assert dataclasses.asdict(box) == dataclasses.asdict(Real("a", parts=["x"]))
     assert dataclasses.astuple(box) == ("a", 3, ["x"], None, "red")
     assert repr(Box.__dataclass_params__) == repr(Real.__dataclass_params__)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("kind", [Box, Crate, Chest])
-def test_copy_replace_finds_what_it_calls(kind: type[Box]) -> None:
-    """`copy.replace` is new in Python 3.13; this is all that it does."""
-    box: Any = kind("a", parts=["x"])
-    other = kind.__replace__(box, name="b")  # type: ignore[attr-defined]
-    assert other == kind("b", parts=["x"])
-    assert (type(other), other.label) == (kind, "b of 3")
-    with pytest.raises(TypeError):
-        kind.__replace__(box, weight=1)  # type: ignore[attr-defined]
 
 
 def test_a_data_class_can_be_derived() -> None:

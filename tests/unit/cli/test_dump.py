@@ -24,17 +24,6 @@ def where_all_are():
     forever()
 where_all_are()
 """
-SHELL = f"""\
-#!/bin/sh
-{sys.executable} -c '
-def below_the_shell():
-    with open("'$NEWS'", "w") as news:
-        news.write("'$RANK' '$$'\\n")
-    import signal
-    signal.pause()
-below_the_shell()'
-true
-"""
 
 
 def dumped(*words: str) -> tuple[int, str, str]:
@@ -76,17 +65,6 @@ def test_all_workers_of_a_job(tmp_path: Path, more: tuple[str, ...]) -> None:
         assert (code, out) == (1, "")
         assert err.startswith("holdfast dump: error: --run-id: ")
         assert repr(run_id) in err
-
-
-def test_a_python_below_a_shell(tmp_path: Path) -> None:
-    with Job(tmp_path, SHELL, "--no-python", name="train.sh") as job:
-        pid = job.news.take(1)["0"]
-        code, out, err = dumped("--run-id", run_id_of(pid))
-    assert (code, err) == (0, "")
-    (worker, _), (below, stacks) = sections(out).items()
-    assert worker.startswith("rank 0 (local rank 0), ")
-    assert below.startswith("below pid ")
-    assert "below_the_shell" in stacks
 
 
 def test_subprocesses_are_shown_if_asked_for() -> None:

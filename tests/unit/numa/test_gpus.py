@@ -44,8 +44,7 @@ def test_cards_that_a_container_has_no_device_of_do_not_count(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("visible", "numbers"),
-    [("3,1", [3, 1]), (f"{uuid_of(6)},0", [6, 0]), ("", []), ("2,9,3", [2])],
+    ("visible", "numbers"), [("3,1", [3, 1]), (f"{uuid_of(6)},0", [6, 0]), ("", []), ("2,9,3", [2])]
 )
 def test_visible_devices_are_counted_as_cuda_does(
     tmp_path: Path, visible: str, numbers: list[int]

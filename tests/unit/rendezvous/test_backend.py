@@ -22,10 +22,7 @@ from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import decode
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.errors import UsageError
-from holdfast.rendezvous.backend import (
-    BackendConnection,
-    DynamicRendezvousHandler,
-)
+from holdfast.rendezvous.backend import BackendConnection, DynamicRendezvousHandler
 from holdfast.rendezvous.config import RendezvousTimeout
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
@@ -141,15 +138,6 @@ def in_role(handler: DynamicRendezvousHandler, role: NodeRole) -> View:
 # Agents that ask for rounds; what all backends do is in tests/contract/test_polled_contract.py.
 
 
-def test_a_node_that_dies_is_noticed(cluster: Cluster) -> None:
-    quick = {"keep_alive_interval": 0.02, "keep_alive_max_attempt": 10}
-    first, dead = (cluster.add(1, 2, **quick) for _ in range(2))
-    cluster.meet(first, dead)
-    dead.enter().close()  # As if its process had been killed.
-    until(first.num_nodes_waiting)
-    assert first.next_rendezvous().world_size == 1
-
-
 def test_a_job_can_be_closed_or_looked_at_before_anybody_joined(cluster: Cluster) -> None:
     handler = cluster.add(1, 1)
     assert not handler.is_closed()
@@ -179,15 +167,6 @@ def test_a_job_can_be_closed_with_other_settings_than_its_nodes_have(cluster: Cl
     in_role(member, NodeRole.MEMBER)
     other.set_closed()
     assert in_role(member, NodeRole.CLOSED).outcome is JobOutcome.STOPPED
-
-
-def test_a_store_that_was_emptied_costs_no_restart(cluster: Cluster) -> None:
-    one, other = cluster.add(2, 2), cluster.add(2, 2)
-    cluster.meet(one, other)
-    assert cluster.store.delete_key("torch.rendezvous.job")
-    until(lambda: cluster.job().phase is JobPhase.ACTIVE and len(cluster.job().members) == 2)
-    assert (cluster.job().term > 1, cluster.job().generation) == (True, 0)
-    assert one.num_nodes_waiting() == other.num_nodes_waiting() == 0
 
 
 def test_shutting_down_is_final_and_can_be_repeated(cluster: Cluster) -> None:
@@ -288,20 +267,6 @@ def test_a_foreign_state_is_a_refusal(cluster: Cluster) -> None:
 
 
 # Agents that follow views.
-
-
-def test_agents_that_enter_get_views_with_a_store(cluster: Cluster) -> None:
-    handlers = [cluster.add(2, 2) for _ in range(2)]
-    for handler in handlers:
-        handler.enter(role="trainer", local_world_size=2, max_restarts=3)
-    infos = []
-    for handler in handlers:
-        view = in_role(handler, NodeRole.MEMBER)
-        assert (view.size, view.world_size) == (2, 4)
-        infos.append(handler.info_of(view))
-    infos[0].store.set("key", "value")
-    assert infos[1].store.get("key") == b"value"
-    assert sum(handler.serves_workers for handler in handlers) == 1
 
 
 def test_a_failure_and_its_report_reach_the_others_within_limits(cluster: Cluster) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -12,9 +12,6 @@ from holdfast.processes.keeper.client import inherited_environment
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.etcd import PASSWORD_VARIABLE, USER_VARIABLE, etcd_settings_of
 from real_etcd import Tls, make_tls
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ONE = (("h1", 2379),)
 
@@ -101,20 +98,6 @@ def test_how_etcd_is_reached(endpoint: str, config: dict[str, str], *, tls: bool
     found = settings(endpoint, read_timeout="2.5", **config)
     host = "localhost" if endpoint == " " else "host"
     assert (found.endpoints, found.tls, found.call_s) == (((host, 2379),), tls, 2.5)
-
-
-@pytest.mark.parametrize(
-    "names", [("cert", "key", "cacert"), ("ssl_cert", "ssl_cert_key", "ca_cert")]
-)
-def test_both_spellings_of_certificates(names: tuple[str, ...], tls: Tls, tmp_path: Path) -> None:
-    files = [tls.client.cert, tls.client.key, tls.ca]
-    config = dict(zip(names, files, strict=True))
-    found = settings(protocol="https", tls_server_name="etcd", **config)
-    assert [found.cert, found.key, found.ca, found.server_name] == [*files, "etcd"]
-    none = str(tmp_path / "none.pem")
-    for name in names:
-        with pytest.raises(UsageError, match=f"^--rdzv-conf: {name}: {none}"):
-            settings(protocol="https", **{**config, name: none})
 
 
 def test_files_that_are_not_what_they_should_be(tls: Tls) -> None:

@@ -28,19 +28,6 @@ def give(monkeypatch: pytest.MonkeyPatch, **variables: str | int) -> None:
         monkeypatch.setenv(name, str(value))
 
 
-def test_the_agent_serves_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def script(peer: Peer) -> None:
-        peer.exchange(b"\x07", i64(4))
-        peer.expect_end()
-
-    with ScriptedStore(script) as server:
-        give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=server.port)
-        give(monkeypatch, TORCHELASTIC_USE_AGENT_STORE="True")
-        with from_environment(LONG) as store:
-            assert store.timeout == LONG
-            assert store.num_keys() == 4
-
-
 def test_rank_0_serves_it_where_no_agent_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker that is not of rank 0 is counted by the server, which waits for all."""
 
@@ -73,19 +60,19 @@ def test_a_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "accepted"),
+    ("name", "value"),
     [
-        ("MASTER_PORT", "http", "0 to 65535"),
-        ("MASTER_PORT", "65536", "0 to 65535"),
-        ("RANK", "2", "0 to 1"),
-        ("RANK", "-1", "0 to 1"),
-        ("WORLD_SIZE", "0", "from 1"),
+        ("MASTER_PORT", "http"),
+        ("MASTER_PORT", "65536"),
+        ("RANK", "2"),
+        ("RANK", "-1"),
+        ("WORLD_SIZE", "0"),
     ],
 )
 def test_a_variable_that_cannot_be_used_is_named(
-    name: str, value: str, accepted: str, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     give(monkeypatch, MASTER_ADDR="127.0.0.1", MASTER_PORT=7, RANK=0, WORLD_SIZE=2)
     monkeypatch.setenv(name, value)
-    with pytest.raises(UsageError, match=rf"^{name}: '{value}' .*; accepted: {accepted}$"):
+    with pytest.raises(UsageError, match=rf"^{name}: '{value}' "):
         from_environment()

@@ -21,13 +21,7 @@ from holdfast.core.etcd.calls import (
 from holdfast.testing.sim import PROFILES, Machines, World
 from holdfast.testing.sim import etcd_network as module
 from holdfast.testing.sim.etcd import ELECTION_S, SimEtcd
-from holdfast.testing.sim.etcd_network import (
-    CALL_S,
-    LEASE_LOOK_S,
-    NOTICED_S,
-    TIMED_OUT,
-    EtcdNetwork,
-)
+from holdfast.testing.sim.etcd_network import LEASE_LOOK_S, EtcdNetwork
 from holdfast.testing.sim.network import NetworkConditions
 from holdfast.testing.sim.process import Process
 from holdfast.testing.sim.world import RunLog, seeded
@@ -133,22 +127,6 @@ def test_etcd_comes_back_with_all_it_had_and_leases_begin_anew(scene: Scene) -> 
     assert scene.stored
     scene.pass_s(LEASE_LOOK_S + 0.02)
     assert not scene.stored
-
-
-def test_a_cut_that_lasts_ends_a_watch_that_has_something_to_say(scene: Scene) -> None:
-    scene.watch()
-    scene.change()
-    scene.agent.cut_in = True
-    scene.change()
-    scene.pass_s(NOTICED_S[1] + 0.01)
-    assert scene.agent.revisions == [2], "what was on its way came"
-    assert scene.agent.ends == [(1, TIMED_OUT)]
-    scene.network.watch(scene.agent, 1, KEY, b"", 3)
-    scene.pass_s(CALL_S + 0.01)
-    assert scene.agent.ends == [(1, TIMED_OUT)] * 2
-    scene.agent.cut_in, scene.agent.ends = False, []
-    scene.watch(start_revision=3)
-    assert scene.agent.revisions == [2, 3], "it goes on where it ended"
 
 
 # All of it.
