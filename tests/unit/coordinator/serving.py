@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import socket
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any
 
 from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
 from holdfast.coordinator.server import CoordinatorServer
@@ -14,12 +13,11 @@ from holdfast.core.protocol import JobSettings, NodeInfo, Status
 from holdfast.net.listening import try_bind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
+    from collections.abc import AsyncIterator, Callable
 
     from holdfast.wire.messages import Message
 
 LIMIT_S = 20.0
-P = ParamSpec("P")
 
 
 class Served:
@@ -96,13 +94,3 @@ async def soon(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(LIMIT_S):
         while not condition():  # noqa: ASYNC110 (no event tells of what is waited for)
             await asyncio.sleep(0.001)
-
-
-def in_loop(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
-    """Make a coroutine a test."""
-
-    @functools.wraps(test)
-    def run(*args: P.args, **kwargs: P.kwargs) -> None:
-        asyncio.run(test(*args, **kwargs))
-
-    return run

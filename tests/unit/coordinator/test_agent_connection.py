@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, Served, in_loop, serving, soon
+from serving import LIMIT_S, Served, serving, soon
 
 from certificates import make_ca
 from holdfast import console
@@ -37,6 +37,7 @@ from holdfast.core.protocol import (
 from holdfast.core.session import ConnectionState, Session, SessionTimeouts
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.tls import TlsFiles
+from in_loop import in_loop
 from real_coordinators import eventually, fault, member, node, started, until
 
 if TYPE_CHECKING:

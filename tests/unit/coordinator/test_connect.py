@@ -4,13 +4,14 @@ import asyncio
 import socket
 
 import pytest
-from serving import in_loop, serving, soon
+from serving import serving, soon
 
 from holdfast.coordinator import connect
 from holdfast.coordinator.connect import ClientConnection, ConnectFailed, CoordinatorConnector
 from holdfast.net import addresses
 from holdfast.net.addresses import Address
 from holdfast.wire.handshake import refusal
+from in_loop import in_loop
 
 LOCAL = "127.0.0.1"
 

@@ -8,7 +8,7 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, Client, Served, in_loop, serving, soon, status
+from serving import LIMIT_S, Client, Served, serving, soon, status
 
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import admission, job_status, server, server_connection
@@ -27,6 +27,7 @@ from holdfast.net.tls import TlsFiles
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.messages import Goodbye, StatusRequest, StoreCall, StoreResult, Welcome, decode
+from in_loop import in_loop
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,6 +24,7 @@ from etcd_clients import (
 from holdfast.core.etcd.calls import Grant, Granted, ProblemKind, Txn, TxnDone
 from holdfast.etcd import async_client as client_module
 from holdfast.etcd.async_client import CONNECTIONS_MAX
+from in_loop import in_loop
 from real_etcd import Etcd, running_etcd
 
 if TYPE_CHECKING:
@@ -34,50 +35,43 @@ if TYPE_CHECKING:
     from holdfast.etcd.transport import HttpConnection
 
 
-def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            calls = [done(client, put(b"many/%d" % n)) for n in range(10 * CONNECTIONS_MAX)]
-            answers = await asyncio.gather(*calls)
-            assert len({one.revision for one in answers}) == len(calls)
-            assert len(client._open) == len(client._idle) == CONNECTIONS_MAX
-            assert client.endpoint == etcd.endpoint
-            assert client.local_address == LOCAL
-
-    asyncio.run(talk())
+@in_loop
+async def test_many_calls_share_a_few_connections(etcd: Etcd) -> None:
+    async with client_of(etcd.port) as client:
+        calls = [done(client, put(b"many/%d" % n)) for n in range(10 * CONNECTIONS_MAX)]
+        answers = await asyncio.gather(*calls)
+        assert len({one.revision for one in answers}) == len(calls)
+        assert len(client._open) == len(client._idle) == CONNECTIONS_MAX
+        assert client.endpoint == etcd.endpoint
+        assert client.local_address == LOCAL
 
 
-def test_calls_beyond_those_under_way_wait_for_no_longer_than_their_limit() -> None:
-    async def talk() -> None:
-        async with saying(b"") as port, client_of(port) as client:
-            blocking = [
-                asyncio.ensure_future(client.call(put(b"a"))) for _ in range(CONNECTIONS_MAX)
-            ]
-            await asyncio.sleep(0)
-            waiting = await problem(client, put(b"a"), 0.05)
-            assert waiting.kind is ProblemKind.UNREACHABLE
-            await client.close()
-            for answer in await asyncio.gather(*blocking):
-                assert answer == client_module.CLOSED
-
-    asyncio.run(talk())
+@in_loop
+async def test_calls_beyond_those_under_way_wait_for_no_longer_than_their_limit() -> None:
+    async with saying(b"") as port, client_of(port) as client:
+        blocking = [asyncio.ensure_future(client.call(put(b"a"))) for _ in range(CONNECTIONS_MAX)]
+        await asyncio.sleep(0)
+        waiting = await problem(client, put(b"a"), 0.05)
+        assert waiting.kind is ProblemKind.UNREACHABLE
+        await client.close()
+        for answer in await asyncio.gather(*blocking):
+            assert answer == client_module.CLOSED
 
 
-def test_a_call_may_be_cancelled(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            for turns in range(8):  # Wherever it is: waiting, connecting or asking.
-                call = asyncio.ensure_future(client.call(put(b"cancelled")))
-                for _ in range(turns):
-                    await asyncio.sleep(0)
-                call.cancel()
-                await asyncio.wait([call])
-            await done(client, get(b"cancelled"))
-
-    asyncio.run(talk())
+@in_loop
+async def test_a_call_may_be_cancelled(etcd: Etcd) -> None:
+    async with client_of(etcd.port) as client:
+        for turns in range(8):  # Wherever it is: waiting, connecting or asking.
+            call = asyncio.ensure_future(client.call(put(b"cancelled")))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+        await done(client, get(b"cancelled"))
 
 
-def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
+@in_loop
+async def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
     connections = 0
 
     async def answer(_: bytes) -> bytes:
@@ -85,13 +79,10 @@ def test_an_idle_connection_that_etcd_closed_is_not_used() -> None:
         connections += 1
         return http(b'{"header":{"revision":"%d"}}' % connections)
 
-    async def talk() -> None:
-        async with server(answer, once=True) as port, client_of(port) as client:
-            for n in (1, 2, 3):
-                assert await client.call(Txn()) == TxnDone(n, succeeded=False)
-                await asyncio.gather(*(one.ended for one in client._open))
-
-    asyncio.run(talk())
+    async with server(answer, once=True) as port, client_of(port) as client:
+        for n in (1, 2, 3):
+            assert await client.call(Txn()) == TxnDone(n, succeeded=False)
+            await asyncio.gather(*(one.ended for one in client._open))
 
 
 @pytest.fixture(scope="module")
@@ -120,26 +111,25 @@ def test_many_calls_at_once_ask_for_one_token() -> None:
     assert asked.count(b"/v3/auth/authenticate") == 1
 
 
-def test_a_token_that_has_ended_is_replaced(plain: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(plain.port, user="user", password="secret") as client:
-            now = (await done(client, put(b"u/a"))).revision
-            good = client._token
-            for request in (get(b"u/a"), put(b"u/a")):
-                client._token = "no-token.1"
-                await done(client, request)
-                assert client._token not in (good, "no-token.1")
-            client._token = "no-token.2"
-            await Watched(client, b"u/a", b"", now).changes()
-
-    asyncio.run(talk())
+@in_loop
+async def test_a_token_that_has_ended_is_replaced(plain: Etcd) -> None:
+    async with client_of(plain.port, user="user", password="secret") as client:
+        now = (await done(client, put(b"u/a"))).revision
+        good = client._token
+        for request in (get(b"u/a"), put(b"u/a")):
+            client._token = "no-token.1"
+            await done(client, request)
+            assert client._token not in (good, "no-token.1")
+        client._token = "no-token.2"
+        await Watched(client, b"u/a", b"", now).changes()
 
 
 PATIENCE_S = 30.0
 
 
-def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_path: Path) -> None:
-    async def talk(etcd: Etcd) -> None:
+@in_loop
+async def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_path: Path) -> None:
+    with running_etcd(tmp_path) as etcd:
         async with client_of(etcd.port) as client:
             now = (await done(client, put(b"a"))).revision
             watched = Watched(client, b"a", b"", now)
@@ -155,9 +145,6 @@ def test_an_etcd_that_hangs_is_noticed_by_a_call_and_its_watches_end(tmp_path: P
             await asyncio.gather(*(one.ended for one in idle))
             etcd.resume()
             await done(client, put(b"a"))
-
-    with running_etcd(tmp_path) as etcd:
-        asyncio.run(talk(etcd))
 
 
 def test_a_dead_and_a_hanging_member_are_left_for_one_that_answers(tmp_path: Path) -> None:
@@ -187,8 +174,9 @@ def test_a_dead_and_a_hanging_member_are_left_for_one_that_answers(tmp_path: Pat
         asyncio.run(talk(etcd, bound.getsockname()[1], silent.getsockname()[1]))
 
 
-def test_a_late_answer_is_taken_and_its_endpoint_is_not_gone_back_to(tmp_path: Path) -> None:
-    async def talk(etcd: Etcd) -> None:
+@in_loop
+async def test_a_late_answer_is_taken_and_its_endpoint_is_not_gone_back_to(tmp_path: Path) -> None:
+    with running_etcd(tmp_path) as etcd:
         asked, go_on = asyncio.Event(), asyncio.Event()
 
         async def answer_late(_: bytes) -> bytes:
@@ -210,12 +198,12 @@ def test_a_late_answer_is_taken_and_its_endpoint_is_not_gone_back_to(tmp_path: P
             assert client.tried == {}
             assert watched.is_silent
 
+
+@in_loop
+async def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(
+    tmp_path: Path,
+) -> None:
     with running_etcd(tmp_path) as etcd:
-        asyncio.run(talk(etcd))
-
-
-def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(tmp_path: Path) -> None:
-    async def talk(etcd: Etcd) -> None:
         async with saying(b"") as left, client_of(left, etcd.port) as client:
             connect = client._connect
 
@@ -231,25 +219,20 @@ def test_a_watch_follows_where_all_else_has_gone_while_it_was_connecting(tmp_pat
             assert client.endpoint == etcd.endpoint
             assert client.tried == {f"{LOCAL}:{left}": "no answer within 1 s"}
 
-    with running_etcd(tmp_path) as etcd:
-        asyncio.run(talk(etcd))
 
-
-def test_a_cancelled_watch_calls_nobody_back(etcd: Etcd) -> None:
-    async def talk() -> None:
-        async with client_of(etcd.port) as client:
-            now = (await done(client, put(b"cancelled", b"1"))).revision
-            early = Watched(client, b"cancelled", b"", now)
-            early.handle.cancel()  # Before it even connects.
-            watched = Watched(client, b"cancelled", b"", now)
-            other = Watched(client, b"cancelled", b"", now)
-            await watched.changes()
-            await other.changes()
-            watched.handle.cancel()
-            await done(client, put(b"cancelled", b"2"))
-            await other.changes()
-            assert early.is_silent
-            assert watched.is_silent
-        assert other.is_silent  # Closing the client is no end of a watch either.
-
-    asyncio.run(talk())
+@in_loop
+async def test_a_cancelled_watch_calls_nobody_back(etcd: Etcd) -> None:
+    async with client_of(etcd.port) as client:
+        now = (await done(client, put(b"cancelled", b"1"))).revision
+        early = Watched(client, b"cancelled", b"", now)
+        early.handle.cancel()  # Before it even connects.
+        watched = Watched(client, b"cancelled", b"", now)
+        other = Watched(client, b"cancelled", b"", now)
+        await watched.changes()
+        await other.changes()
+        watched.handle.cancel()
+        await done(client, put(b"cancelled", b"2"))
+        await other.changes()
+        assert early.is_silent
+        assert watched.is_silent
+    assert other.is_silent  # Closing the client is no end of a watch either.

@@ -16,6 +16,7 @@ from holdfast.etcd.diagnose import diagnose_silence
 from holdfast.etcd.protocol import TLS_ONLY
 from holdfast.etcd.transport import NOT_TLS, HttpConnection
 from holdfast.net.tls import client_context
+from in_loop import in_loop
 from real_etcd import Tls, make_tls
 
 LIMIT_S = 30.0  # Only a test that fails waits for so long.
@@ -102,15 +103,13 @@ def test_plain_text_where_plain_text_is_spoken() -> None:
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_something_that_closes_whatever_it_is_asked(*, is_tls: bool) -> None:
-    async def talk() -> None:
-        async with saying(None) as port:
-            assert await why(port, client_context() if is_tls else None) is None
-            async with client_of(port, tls=is_tls) as client:
-                found = await problem(client, put(b"a"))
-                assert found.kind is ProblemKind.UNREACHABLE
-
-    asyncio.run(talk())
+@in_loop
+async def test_something_that_closes_whatever_it_is_asked(*, is_tls: bool) -> None:
+    async with saying(None) as port:
+        assert await why(port, client_context() if is_tls else None) is None
+        async with client_of(port, tls=is_tls) as client:
+            found = await problem(client, put(b"a"))
+            assert found.kind is ProblemKind.UNREACHABLE
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
@@ -137,30 +136,28 @@ def test_an_endpoint_that_answered_before_is_not_asked_in_other_ways() -> None:
     assert all(data.startswith(b"POST /v3/") for data in asked)
 
 
-def test_a_client_that_is_closed_asks_no_further(tls: Tls) -> None:
+@in_loop
+async def test_a_client_that_is_closed_asks_no_further(tls: Tls) -> None:
     """While it listens to an endpoint that has nothing to say, which may take a while."""
     ours = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ours.load_cert_chain(*tls.server)
 
-    async def talk() -> None:
-        came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+    came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
 
-        async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            came.put_nowait(writer)
+    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.put_nowait(writer)
 
-        async with await asyncio.start_server(serve, LOCAL, 0, ssl=ours) as listening:
-            port = listening.sockets[0].getsockname()[1]
-            async with client_of(port, tls=True, ca=tls.ca) as client:
-                call = asyncio.ensure_future(problem(client, put(b"a")))
-                first = await came.get()
-                first.transport.abort()
-                second = await came.get()
-                while not client._open:
-                    assert not call.done()
-                    await asyncio.sleep(0)
-                await client.close()
-                assert not client._open
-                assert (await call).kind in (ProblemKind.UNREACHABLE, ProblemKind.CLOSED)
-            second.transport.abort()
-
-    asyncio.run(talk())
+    async with await asyncio.start_server(serve, LOCAL, 0, ssl=ours) as listening:
+        port = listening.sockets[0].getsockname()[1]
+        async with client_of(port, tls=True, ca=tls.ca) as client:
+            call = asyncio.ensure_future(problem(client, put(b"a")))
+            first = await came.get()
+            first.transport.abort()
+            second = await came.get()
+            while not client._open:
+                assert not call.done()
+                await asyncio.sleep(0)
+            await client.close()
+            assert not client._open
+            assert (await call).kind in (ProblemKind.UNREACHABLE, ProblemKind.CLOSED)
+        second.transport.abort()

@@ -16,6 +16,7 @@ from holdfast.etcd.transport import ConnectionProblem, HttpConnection, Reply, op
 from holdfast.net import addresses
 from holdfast.net.addresses import Address
 from holdfast.net.tls import client_context
+from in_loop import in_loop
 
 S = 5.0
 
@@ -106,15 +107,13 @@ def test_every_failure_is_a_problem(words: bytes | None, kind: ProblemKind) -> N
          Reply(404, b"no")),
     ],
 )  # fmt: skip
-def test_an_answer_may_end_with_the_connection(words: bytes, reply: Reply) -> None:
-    async def talk() -> None:
-        async with saying(words, once=True) as port:
-            connection = await connect(port)
-            assert await connection.request("/v3/x", b"{}", limit_s=S) == reply
-            assert not connection.is_idle
-            await connection.ended
-
-    asyncio.run(talk())
+@in_loop
+async def test_an_answer_may_end_with_the_connection(words: bytes, reply: Reply) -> None:
+    async with saying(words, once=True) as port:
+        connection = await connect(port)
+        assert await connection.request("/v3/x", b"{}", limit_s=S) == reply
+        assert not connection.is_idle
+        await connection.ended
 
 
 def test_an_answer_is_taken_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,29 +136,25 @@ def test_without_h11_there_is_one_line_about_what_to_install() -> None:
 
 
 def test_a_host_that_vanishes_is_noticed_by_the_kernel() -> None:
-    async def connect() -> dict[str, int]:
+    async def options() -> list[int]:
         async with saying(b"") as port:
-            connection = await open_connection("localhost", port, limit_s=5.0)
+            connection = await connect(port)
             assert connection._transport is not None
             there: socket.socket = connection._transport.get_extra_info("socket")
-            tcp = socket.IPPROTO_TCP
-            found = {
-                "alive": there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
-                "no delay": there.getsockopt(tcp, socket.TCP_NODELAY),
-                "idle": there.getsockopt(tcp, socket.TCP_KEEPIDLE),
-                "every": there.getsockopt(tcp, socket.TCP_KEEPINTVL),
-                "probes": there.getsockopt(tcp, socket.TCP_KEEPCNT),
-                "unacknowledged": there.getsockopt(tcp, socket.TCP_USER_TIMEOUT),
-            }
+            names = ("NODELAY", "KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")
+            found = [there.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)]
+            found += [
+                there.getsockopt(socket.IPPROTO_TCP, getattr(socket, f"TCP_{n}")) for n in names
+            ]
             connection.abort("done")
             await connection.ended
             return found
 
-    found = asyncio.run(connect())
-    assert found.pop("unacknowledged") == transport.UNACKNOWLEDGED_MS_MAX
-    assert found["idle"] + found["every"] * found["probes"] <= 10
-    assert found["alive"]
-    assert found["no delay"]
+    alive, no_delay, idle, every, probes, unacknowledged = asyncio.run(options())
+    assert alive
+    assert no_delay
+    assert idle + every * probes <= 10
+    assert unacknowledged == transport.UNACKNOWLEDGED_MS_MAX
 
 
 def test_an_address_that_does_not_answer_leaves_time_for_the_next(

@@ -24,6 +24,7 @@ from holdfast.rendezvous.etcd import EtcdConnector, GenerationStores, read_job
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.store import DistStoreError
 from holdfast.testing.sim.etcd import SimEtcd
+from in_loop import in_loop
 from real_etcd import PATIENCE_S, Etcd
 
 if TYPE_CHECKING:
@@ -118,68 +119,60 @@ class Node:
         await self.connector.close()
 
 
-def test_a_node_that_is_refused_before_its_first_view_is_turned_away() -> None:
-    async def work() -> None:
-        etcd = EtcdHere()
-        node = Node(etcd)
-        etcd.etcd.perform(0.0, Txn((), (Put(node.session.keys.job, b"another program's"),)))
-        node.driver.start()
-        refused = await node.next(JoinRefused)
-        assert "/jobs/run/job" in refused.why
-        assert node.driver.refused == refused.why
-        await node.end()
-
-    asyncio.run(work())
+@in_loop
+async def test_a_node_that_is_refused_before_its_first_view_is_turned_away() -> None:
+    etcd = EtcdHere()
+    node = Node(etcd)
+    etcd.etcd.perform(0.0, Txn((), (Put(node.session.keys.job, b"another program's"),)))
+    node.driver.start()
+    refused = await node.next(JoinRefused)
+    assert "/jobs/run/job" in refused.why
+    assert node.driver.refused == refused.why
+    await node.end()
 
 
-def test_a_leader_that_is_refused_again_and_again_gives_up() -> None:
-    async def work() -> None:
-        etcd = EtcdHere()
-        node = Node(etcd)
-        node.driver.start()
-        while (await node.next(View)).role is not NodeRole.MEMBER:
-            pass
-        etcd.refused = node.session.keys.job
-        before = etcd.calls
-        node.driver.report(NodePhase.FAILED, 0)
-        assert (await node.next(CoordinatorLost)).why == "the request is too large"
-        assert etcd.calls - before < 200, "it would be thousands without a pause"
-        await node.end()
-
-    asyncio.run(work())
+@in_loop
+async def test_a_leader_that_is_refused_again_and_again_gives_up() -> None:
+    etcd = EtcdHere()
+    node = Node(etcd)
+    node.driver.start()
+    while (await node.next(View)).role is not NodeRole.MEMBER:
+        pass
+    etcd.refused = node.session.keys.job
+    before = etcd.calls
+    node.driver.report(NodePhase.FAILED, 0)
+    assert (await node.next(CoordinatorLost)).why == "the request is too large"
+    assert etcd.calls - before < 200, "it would be thousands without a pause"
+    await node.end()
 
 
-def test_a_view_that_is_there_when_the_session_opens_is_delivered() -> None:
-    async def work() -> None:
-        etcd = EtcdHere()
-        node = Node(etcd)
-        view = View(run_id=RUN, node="a", incarnation=1, term=1, revision=1, role=NodeRole.WAITING)
-        etcd.etcd.perform(0.0, Txn((), (Put(node.session.keys.view("a", 1), pack(view)),)))
-        transport = await node.connector.connect()
-        delivered: asyncio.Queue[Any] = asyncio.Queue()
-        transport.on_message = delivered.put_nowait
-        async with asyncio.timeout(LIMIT_S):
-            assert await delivered.get() == view
-        transport.abort()
-        await node.end()
-
-    asyncio.run(work())
+@in_loop
+async def test_a_view_that_is_there_when_the_session_opens_is_delivered() -> None:
+    etcd = EtcdHere()
+    node = Node(etcd)
+    view = View(run_id=RUN, node="a", incarnation=1, term=1, revision=1, role=NodeRole.WAITING)
+    etcd.etcd.perform(0.0, Txn((), (Put(node.session.keys.view("a", 1), pack(view)),)))
+    transport = await node.connector.connect()
+    delivered: asyncio.Queue[Any] = asyncio.Queue()
+    transport.on_message = delivered.put_nowait
+    async with asyncio.timeout(LIMIT_S):
+        assert await delivered.get() == view
+    transport.abort()
+    await node.end()
 
 
-def test_a_session_that_ends_before_it_could_be_returned_is_a_failure() -> None:
-    async def work() -> None:
-        etcd = EtcdHere()
-        etcd.watches_end = True
-        node = Node(etcd)
-        with pytest.raises(ConnectFailed, match="the watch ended"):
-            await node.connector.connect()
-        etcd.watches_end = False
-        transport = await node.connector.connect()
-        assert transport.problem is None
-        transport.abort()
-        await node.end()
-
-    asyncio.run(work())
+@in_loop
+async def test_a_session_that_ends_before_it_could_be_returned_is_a_failure() -> None:
+    etcd = EtcdHere()
+    etcd.watches_end = True
+    node = Node(etcd)
+    with pytest.raises(ConnectFailed, match="the watch ended"):
+        await node.connector.connect()
+    etcd.watches_end = False
+    transport = await node.connector.connect()
+    assert transport.problem is None
+    transport.abort()
+    await node.end()
 
 
 # On a real etcd.

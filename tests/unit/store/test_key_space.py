@@ -52,17 +52,6 @@ def test_all_keys_have_to_be_there_at_the_same_time(space: KeySpace) -> None:
     assert woken(space) == [A]
 
 
-def test_a_key_with_a_value_and_a_queue_is_there_until_both_are_gone(space: KeySpace) -> None:
-    assert not space.wait(A, [b"x", b"y"])
-    space.set(b"x", b"")
-    space.push(b"x", b"item")
-    space.delete(b"x")
-    space.set(b"x", b"")
-    space.pop(B, b"x")
-    space.set(b"y", b"")
-    assert woken(space) == [A]
-
-
 @pytest.mark.parametrize("keys", [[b"k"], [b"k", b"l"]])
 @pytest.mark.parametrize("way", ["cancel", "leave"])
 def test_who_gives_up_is_not_woken(keys: list[bytes], way: str, space: KeySpace) -> None:

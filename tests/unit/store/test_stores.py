@@ -76,25 +76,3 @@ def test_parts_do_not_see_each_others_keys() -> None:
     assert part.num_keys() == 3  # As torch's does.
     PrefixStore("outer", PrefixStore("inner", store)).set("key", "1")
     assert store.get("inner/outer/key") == b"1"
-
-
-def test_a_part_asks_its_store_only_for_what_it_is_asked() -> None:
-    """So that a store of a few calls will do."""
-
-    class Small:
-        def __init__(self) -> None:
-            self.asked: list[object] = []
-
-        def wait(self, *arguments: object) -> None:
-            self.asked.append(arguments)
-
-    small = Small()
-    part = PrefixStore("part", small)
-    part.wait(["a"])
-    part.wait(["a", "b"], 1.5)
-    part.wait(["a"], timedelta(minutes=1))
-    assert small.asked == [
-        (["part/a"],),
-        (["part/a", "part/b"], timedelta(seconds=1.5)),
-        (["part/a"], timedelta(minutes=1)),
-    ]
