@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 LEAVE_S = 2.0  # How long a node that leaves waits until that has arrived.
 LOOK_S = (0.005, 0.1)  # How often a wait for keys looks: often at first, then less often.
+LOOK_S_PER_NODE = 0.001  # All nodes together look a thousand times a second at most.
 NEWS_S = 1.0  # How long one wait for news lasts; what is not news is looked at after it.
 ANNOUNCE_S = 5.0
 """How often a node that waits for the others repeats that it is there, since a coordinator that was
@@ -305,6 +306,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         deadline = time.monotonic() + self.join_timeout_s
         announce_at, problem = 0.0, ""
         pause_s, pause_s_max = LOOK_S
+        pause_s_max = max(pause_s_max, LOOK_S_PER_NODE * view.size)
         while awaited:
             over = self.why_over(view)
             if over:
@@ -321,6 +323,8 @@ class PolledHandler(CoordinatedRendezvousHandler):
                     store.set(str(view.rank), "")
                     announce_at = now + ANNOUNCE_S
                 if store.check(awaited[0]):
+                    if view.rank == 0 and len(awaited) == 1:
+                        store.set(ALL_HERE, "")
                     del awaited[0]
                     continue
             except (OSError, RuntimeError) as error:  # What stores raise, torch's included.
@@ -328,8 +332,6 @@ class PolledHandler(CoordinatedRendezvousHandler):
                 announce_at = 0.0
             time.sleep(pause_s)
             pause_s = min(pause_s_max, pause_s * 1.2)
-        if view.rank == 0:
-            store.set(ALL_HERE, "")
 
     def _arrivals(self, connection: JobConnection, scope: str) -> RoundStore:
         """Return the store in which nodes announce themselves; its calls should not hang for long."""

@@ -30,6 +30,7 @@ from holdfast.rendezvous.errors import (
     RendezvousStateError,
     RendezvousTimeoutError,
 )
+from holdfast.rendezvous.polled import ALL_HERE
 from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -136,6 +137,21 @@ def in_role(handler: DynamicRendezvousHandler, role: NodeRole) -> View:
 
 
 # Agents that ask for rounds; what all backends do is in tests/contract/test_polled_contract.py.
+
+
+def test_a_store_that_fails_when_all_members_are_there_is_tried_again(cluster: Cluster) -> None:
+    class Failing(MemoryStore):
+        failures = 1
+
+        def set(self, key: str, value: str | bytes) -> None:
+            if key.endswith(ALL_HERE) and self.failures:
+                self.failures -= 1
+                raise ConnectionError("it was away for a moment")
+            super().set(key, value)
+
+    cluster.store = Failing()
+    nodes = [cluster.add(2, 2, times={"join": timedelta(seconds=10)}) for _ in range(2)]
+    assert [info.rank for info in cluster.meet(*nodes)] == [0, 1]
 
 
 def test_a_job_can_be_closed_or_looked_at_before_anybody_joined(cluster: Cluster) -> None:
