@@ -46,6 +46,7 @@ PREIMPORTED = (
     "holdfast.processes.failures.report_text",
     "holdfast.processes.failures.tracebacks",
     "holdfast.rendezvous.errors",
+    "holdfast.store.tcp.embedded",
     "holdfast.store.tcp.server",
 )
 

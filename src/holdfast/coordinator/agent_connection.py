@@ -89,6 +89,9 @@ SLACK_S = 5.0
 REMIND_S = 60.0
 """How often an agent that never received anything reports why: the reason should be near the end of
 the output of a job that does not begin, and more often would only fill logs."""
+PREIMPORT_S = 1.0
+"""When a node that may take over imports what it needs for that: after the start, which should be
+fast, and before the coordinator is lost, when the installation may have been upgraded."""
 INCARNATION_BITS = 63
 
 
@@ -746,6 +749,8 @@ class CoordinatorConnection(AgentConnection):
     async def _begin(self) -> Connector:
         if self._listener is not None:
             self._serve(self._listener)
+        elif self._may_host:
+            asyncio.get_running_loop().call_later(PREIMPORT_S, preimport_server)
         return CoordinatorConnector(
             self._host,
             self._port,
@@ -799,6 +804,16 @@ class CoordinatorConnection(AgentConnection):
                 "connected: run `holdfast coordinator` for endpoints that several jobs share"
             )
         await self._server.stop()
+
+
+def preimport_server() -> None:
+    """Import what a node needs to coordinate."""
+    try:
+        __import__("holdfast.coordinator.server")
+    except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
+        console.warning(
+            f"this node cannot take over from a coordinator: {console.describe(problem)}"
+        )
 
 
 _warned = threading.Event()

@@ -6,6 +6,8 @@ import asyncio
 import random
 import select
 import socket
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -318,3 +320,34 @@ def test_nodes_of_other_jobs_that_lose_the_coordinator_are_reported(
             eventually(lambda: same.view is not None)
             host.close(drain_s=0)
             assert any("2 nodes" in line and host.where in line for line in notices)
+
+
+IMPORTS_AHEAD = """
+import socket, sys, time
+from holdfast.coordinator.agent_connection import CoordinatorConnection
+from holdfast.core.protocol import JobSettings, NodeInfo
+from holdfast.core.session import SessionTimeouts
+
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    connection = CoordinatorConnection(
+        *taken.getsockname(),
+        run_id="job",
+        info=NodeInfo(node="one", incarnation=1),
+        settings=JobSettings(min_nodes=1, max_nodes=1),
+        timeouts=SessionTimeouts(),
+        is_host=None,
+        token=None,
+        tls=None,
+    )
+    connection.start()
+    assert "holdfast.coordinator.server" not in sys.modules
+    deadline = time.monotonic() + 20
+    while "holdfast.coordinator.server" not in sys.modules and time.monotonic() < deadline:
+        time.sleep(0.05)
+    connection.close()
+assert "holdfast.coordinator.server" in sys.modules
+"""
+
+
+def test_a_node_that_may_take_over_imports_what_that_needs_before() -> None:
+    subprocess.run([sys.executable, "-c", IMPORTS_AHEAD], check=True, timeout=60)
