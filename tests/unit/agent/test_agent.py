@@ -8,7 +8,6 @@ from rendezvous_fakes import ScriptedRendezvous
 
 from holdfast.agent.agent import SimpleElasticAgent
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from holdfast.errors import InternalError
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.signals import SignalException, SignalWatch
 
@@ -142,14 +141,6 @@ def test_a_failure_without_budget_is_the_result(bad: WorkerState, max_restarts: 
     assert agent.story == [*again * (max_restarts + 1), "shutdown SIGTERM 30"]
     assert agent.get_worker_group().state is FAILED
     assert agent.restart_count == max_restarts
-
-
-@pytest.mark.parametrize("odd", [WorkerState.UNKNOWN, WorkerState.INIT, WorkerState.STOPPED])
-def test_a_state_that_says_nothing_raises(odd: WorkerState) -> None:
-    agent = scripted(odd, max_restarts=3)
-    with pytest.raises(InternalError, match=f"^_monitor_workers returned the state {odd.name} "):
-        agent.run()
-    assert agent.story[-1] == "shutdown SIGTERM 30"
 
 
 def test_a_handler_that_tells_of_changes_itself_is_not_asked() -> None:

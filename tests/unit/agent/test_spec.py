@@ -41,9 +41,3 @@ def test_fields_states_slots_and_text_are_those_of_torch() -> None:
 def test_what_cannot_be_run_is_refused_by_name(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=f"^{next(iter(wrong))}: "):
         made(**wrong)
-
-
-def test_the_old_name_of_the_entrypoint_is_deprecated_at_the_call() -> None:
-    with pytest.warns(DeprecationWarning, match="entrypoint") as caught:
-        assert made(fn=print).entrypoint is print
-    assert caught[0].filename == __file__

@@ -57,12 +57,6 @@ def test_nodes_that_share_a_host_or_label_are_together(
         assert here == sorted(here)
 
 
-def test_a_fixed_rank_counts_before_all_else() -> None:
-    nodes = [info("a", fixed_rank=1, host="h1"), info("b", fixed_rank=0, host="h2")]
-    for kind in RankOrder:
-        assert [node.node for node in order_nodes(nodes, {"a": 0, "b": 1}, kind)] == ["b", "a"]
-
-
 roles = st.sampled_from(["trainer", "reader", "evaluator"])
 shapes = st.builds(NodeShape, roles, st.integers(1, 8))
 rounds = st.lists(shapes, min_size=1, max_size=20)

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.launcher import launch as launching
 from holdfast.launcher.config import LaunchConfig
-from holdfast.launcher.launch import elastic_launch, entrypoint_name
+from holdfast.launcher.launch import elastic_launch
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 
@@ -124,34 +122,6 @@ def test_a_failure_is_reported_and_written_as_json(folder: Path) -> None:
     assert (report["generation"], report["max_restarts"]) == (0, 0)
     assert (report["first"]["rank"], report["first"]["stderr_tail"]) == (1, "because\n")
     assert [other["rank"] for other in report["others"]] == [0]
-
-
-def test_a_report_that_cannot_be_written_does_not_hide_the_failure(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(launching, "REPORT_FILE", "no/such/folder/failure.json")
-    error = fails("exit 3")
-    assert error.report_file == ""
-    (warning,) = caplog.messages
-    assert "failure.json" in warning
-    assert "No such file or directory" in warning
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "args", "name"),
-    [
-        ("./train.sh", ["-c", "x"], "./train.sh"),
-        (sys.executable, ["-u", "train.py", "--lr", "1"], "train.py"),
-        (sys.executable, ["-u", "", "train.py"], "train.py"),
-        (sys.executable, ["-u"], sys.executable),
-        (sys.executable, [7], "7"),
-        (scaled, [1], "scaled"),
-    ],
-)
-def test_workers_are_known_by_their_script(
-    entrypoint: Callable[..., Any] | str, args: list[Any], name: str
-) -> None:
-    assert entrypoint_name(entrypoint, args) == name
 
 
 @pytest.mark.parametrize("chosen", [{"redirects": Std.OUT}, {"tee": {0: Std.ERR}}])

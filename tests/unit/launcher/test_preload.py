@@ -105,12 +105,6 @@ def test_what_is_not_python_is_one_line(source: str | bytes) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_encodings_are_read_and_warnings_left_to_the_worker() -> None:
-    source = "# coding: latin-1\nimport caf\xe9\n".encode("latin-1")
-    assert top_level_imports(source, as_main=True) == [("caf\xe9", ())]
-    assert modules("x = '\\d' is 1\nimport a") == ["a"]  # Warnings are errors in tests.
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """Return a folder of installed packages."""
@@ -118,12 +112,6 @@ def site(tmp_path: Path) -> Path:
         tmp_path / "site-packages", "plain.py", "pack/__init__.py", "pack/part.py",
         "pack/deep/__init__.py", "space/inner/__init__.py", "sys.py", "mpi4py/__init__.py",
     )  # fmt: skip
-
-
-def test_folders_of_packages_and_of_the_standard_library_count_as_installed() -> None:
-    standard = os.path.dirname(os.__file__)
-    given = ["/x/site-packages", "/y/dist-packages/", standard, f"{standard}/lib-dynload", "/x", ""]
-    assert [one.installed for one in path_entries(given)] == [True] * 4 + [False] * 2
 
 
 def test_modules_are_found_as_python_would_and_none_is_imported(tmp_path: Path, site: Path) -> None:

@@ -92,13 +92,6 @@ def test_every_value_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [one.metadata["total_run_time"] for one in events] == [0, 0, 0, 0, 8, 8, 8]
 
 
-def test_what_fails_has_its_traceback() -> None:
-    for run in ((NOT_MET,), (ended("", error="Traceback ..."),)):
-        (event,) = events_of(BEGAN, *run)
-        assert event.metadata["raw_error"] == "Traceback ..."
-    assert short(events_of(BEGAN, ended("")), "raw_error") == [("FAILED", None)]
-
-
 def test_restarts_are_counted_from_the_rendezvous_on_and_for_each_run() -> None:
     again = RunStarted(11.0, 1010.0, "job2", "trainer", "c10d", "train.py", 2, 3)
     run = [BEGAN, MET, STARTED, MET_AGAIN, RESTARTED, ended("succeeded", restarts=1), again, MET]

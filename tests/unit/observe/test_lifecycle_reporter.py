@@ -32,7 +32,6 @@ from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousTimeoutError
 from holdfast.rendezvous.registry import get_rendezvous_handler
 from holdfast.rendezvous.single_node import SingleNodeHandler
-from holdfast.run import run_script_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -110,24 +109,6 @@ def test_a_run_that_a_signal_or_the_rendezvous_ends_has_an_error(
     handler.shutdown()
     assert kinds(received) == [RunStarted, RendezvousEnded, RunEnded]
     assert "RendezvousTimeoutError" in received[1].error
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "args", "program"),
-    [
-        (sys.executable, ("-u", "jobs/train.py", "--steps", "3"), "train.py"),
-        (sys.executable, ("-u", "-m", "jobs.train", "x"), "jobs.train"),
-        (sys.executable, ("-u", "-c", "print(1)"), sys.executable.rpartition("/")[2]),
-        ("/opt/train.sh", ("fast",), "train.sh"),
-        (run_script_path, ("jobs/train.py", "x"), "train.py"),
-        (len, ("jobs/train.py",), "len"),
-    ],
-)
-def test_a_program_has_the_name_of_its_script(
-    rendezvous: SingleNodeHandler, tmp_path: Path, entrypoint: Any, args: Any, program: str
-) -> None:
-    agent = agent_of(rendezvous, tmp_path, entrypoint=entrypoint, args=args)
-    assert agent._reporter.describe_run().program == program
 
 
 class Kept(events.EventHandler):

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.errors import EnvironmentProblem
 from holdfast.observe.lifecycle import Observers
-from holdfast.observe.metrics.exporters import open_exporters, otel_wanted
+from holdfast.observe.metrics.exporters import open_exporters
 from holdfast.observe.metrics.handlers import ConsoleMetricHandler, configure
 from recorded_runs import first_start, success
 
@@ -34,16 +34,3 @@ def test_metrics_reach_a_handler_and_an_endpoint(capsys: pytest.CaptureFixture[s
     exporters.close()
     exporters.close()
     assert "][torchelastic]: SimpleElasticAgent.run.success=1\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("value", "wanted"), [("otlp", True), ("console, otlp", True), ("", False), ("otlp2", False)]
-)
-def test_opentelemetrys_variable_decides(
-    value: str, wanted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OTEL_METRICS_EXPORTER", value)
-    assert otel_wanted() is wanted
-    exporters = open_exporters(Observers())
-    assert (exporters.otel is not None) is wanted
-    exporters.close()  # No run has begun, so there is nothing to send.

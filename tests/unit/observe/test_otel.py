@@ -203,22 +203,6 @@ def test_a_collector_that_is_away_keeps_nobody_for_long(
     assert not export._thread.is_alive()
 
 
-def test_what_cannot_be_set_up_leaves_the_job_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "long")
-    monkeypatch.setattr(otel, "_exporter", lambda: 1 / 0)
-    assert otel.start_export(collect) is None
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "opentelemetry", None)
-    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
-    monkeypatch.delitem(
-        sys.modules, "opentelemetry.exporter.otlp.proto.http.metric_exporter", raising=False
-    )
-    assert otel.start_export(collect) is None
-    assert len(caplog.messages) == 2
-
-
 LIBRARY = "a_library_for_tests"
 
 

@@ -99,16 +99,6 @@ def test_replaced_workers_are_stopped_with_their_groups(news: News) -> None:
 
 
 @pytest.mark.usefixtures("replaced")
-def test_the_group_of_a_replaced_worker_does_not_outlive_it(news: News) -> None:
-    context = make(news, "sleep 1000 & echo child $! > $NEWS; exit 1")
-    context.start()
-    child = Watched(int(news.next()[1]))
-    assert exitcodes(finished(context)) == {0: 1}
-    child.all_gone()
-    context.close()
-
-
-@pytest.mark.usefixtures("replaced")
 def test_replaced_workers_do_not_survive_the_keeper(news: News) -> None:
     """They are not below it, so nobody but us can end them."""
     context = make(news, IGNORES, WAITS)

@@ -159,24 +159,6 @@ def test_a_signal_that_the_stop_has_not_sent_is_no_consequence(
     }
 
 
-def test_every_ending_is_handed_out_once(group: Group) -> None:
-    context = group.start("exit 0", "exit 5", "kill -9 $$")
-    seen = sorted(all_ended(context), key=lambda ended: ended.rank)
-    assert [(one.rank, one.exitcode, one.failed) for one in seen] == [
-        (0, 0, False),
-        (1, 5, True),
-        (2, -9, True),
-    ]
-    assert [one.pid for one in seen] == [context.pids()[rank] for rank in range(3)]
-    assert sorted(one.order for one in seen) == [0, 1, 2]
-    assert not any(one.after_stop for one in seen)
-    assert all(one.retryable for one in seen)
-    assert context.poll_events(time.monotonic()) == []
-    first = context.first_failure()
-    assert first is not None
-    assert first.order == min(one.order for one in seen if one.failed)
-
-
 def test_the_first_failure_is_the_one_that_came_first(group: Group) -> None:
     context = group.start(WAITS, "exit 3", ready=1)
     until(context, lambda: context.running() == {0})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.errors import UsageError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
 
 if TYPE_CHECKING:
@@ -109,12 +109,6 @@ def test_a_file_in_the_way_is_a_usage_error_that_names_it(tmp_path: Path) -> Non
     for log_dir in (file, file / "below"):
         with pytest.raises(UsageError, match=re.escape(str(log_dir))):
             DefaultLogsSpecs(str(log_dir)).reify(envs_of(1))
-
-
-def test_a_directory_that_cannot_be_made_is_an_environment_problem() -> None:
-    """The kernel's own file system refuses directories to root too."""
-    with pytest.raises(EnvironmentProblem, match="/proc/self/logs"):
-        DefaultLogsSpecs("/proc/self/logs").reify(envs_of(1))
 
 
 @pytest.mark.parametrize(

@@ -84,14 +84,6 @@ def test_the_text_of_a_report_is_the_same_elsewhere(tmp_path: Path) -> None:
     assert there[5].error_file == failures[5].error_file
 
 
-def test_a_file_of_another_host_is_not_looked_for(tmp_path: Path) -> None:
-    original = recorded(tmp_path, "Traceback\nValueError: theirs")
-    packed = pack({0: original})
-    (tmp_path / "error.json").write_text(json.dumps({"message": "something else"}))
-    assert "theirs" in unpack(packed)[0].traceback_text()
-    assert unpack(packed)[0].recorded_message() == "ValueError: bad batch"
-
-
 def test_what_is_too_long_is_cut() -> None:
     many = {
         rank: failure(rank, order=rank, stderr_tail="x" * 100_000, detail="y" * 10_000)

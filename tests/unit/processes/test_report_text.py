@@ -62,15 +62,6 @@ after the stop began]
         ############################################################""")
 
 
-def test_a_lone_failure_without_anything_known() -> None:
-    text = text_of(failure(0, 7))
-    assert "  exitcode  : 7 (pid: 40)\n" in text
-    assert "  traceback : none found (no error file, no stderr either)\n" in text
-    assert "Other Failures:\n  <NO_OTHER_FAILURES>\n" in text
-    assert "stderr    :" not in text
-    assert "Logs" not in text
-
-
 def test_the_end_of_a_long_stderr_is_shown() -> None:
     text = text_of(failure(0, stderr_tail="".join(f"line {n}\n" for n in range(1000))))
     assert f"stderr    : (the last {report_text.STDERR_LINES_MAX} lines)\n    line 980\n" in text

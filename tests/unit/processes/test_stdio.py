@@ -30,13 +30,12 @@ AGENT = """
     def work(script):
         if os.system(script): raise RuntimeError("the script failed")
     def main():
-        method, folder, script, capture = sys.argv[1:5]
+        method, folder, script = sys.argv[1:4]
         logs = DefaultLogsSpecs(log_dir=folder + "/logs")
         what, args = ("sh", ("-c", script)) if method == "command" else (work, (script,))
         how = {} if method == "command" else {"start_method": method}
         os.environ["FOLDER"] = folder
-        context = start_processes(
-            "x", what, {0: args}, {0: {}}, logs, capture_stderr=capture == "captured", **how)
+        context = start_processes("x", what, {0: args}, {0: {}}, logs, **how)
         result = context.wait(60)
         context.close()
         with open(folder + "/result", "w") as stream:
@@ -52,8 +51,8 @@ def agent(tmp_path: Path) -> Any:
     path = tmp_path / "agent.py"
     path.write_text(textwrap.dedent(AGENT))
 
-    def command(method: str, script: str, capture: str = "captured") -> list[str]:
-        return [sys.executable, str(path), method, str(tmp_path), script, capture]
+    def command(method: str, script: str) -> list[str]:
+        return [sys.executable, str(path), method, str(tmp_path), script]
 
     return command
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,13 +12,12 @@ from zygotes import Harness
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.procfs import state_of
 from holdfast.processes.zygote import client
-from holdfast.processes.zygote.client import PythonCommand, parse_command, warm_start
+from holdfast.processes.zygote.client import PythonCommand, parse_command
 from real_jobs import Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
-    from typing import Any
 
 
 # Says whether this worker was forked from a zygote.
@@ -118,31 +116,6 @@ def test_workers_that_are_dropped_never_run(harness: Harness) -> None:
         assert stream.read() == ""
     assert harness.run().out == "warm\n"
     assert children_of(harness.keeper.pid) == harness.warm.pids()
-
-
-def function() -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "args", "method", "why"),
-    [
-        (function, [], "fork", "functions by start_method='fork' are forked already"),
-        (function, [], "forkserver", "functions by start_method='forkserver' are forked already"),
-        ("/bin/sh", ["x"], "spawn", "the workers run sh, not a Python script, module or command"),
-        (sys.executable, ["-"], "spawn", "not a Python script, module or command"),
-    ],
-)
-def test_what_cannot_be_forked_is_a_warning(
-    entrypoint: Callable[..., Any] | str,
-    args: list[str],
-    method: str,
-    why: str,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    assert warm_start(["json"], entrypoint, args, method, {}) is None
-    (said,) = caplog.messages
-    assert said.startswith("preload has no effect: ")
-    assert said.endswith(why)
 
 
 @pytest.mark.parametrize(

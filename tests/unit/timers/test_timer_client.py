@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.errors import UsageError
 from holdfast.timers import client as clients
-from holdfast.timers.client import FileTimerClient, TimerClient, configure, expires
+from holdfast.timers.client import FileTimerClient, TimerClient, expires
 from holdfast.timers.pipe import TAKE_BYTES_MAX, RequestPipe
 from holdfast.timers.protocol import LINE_BYTES_MAX, FileTimerRequest, parse_request
 
@@ -100,19 +100,6 @@ def test_one_block_may_be_entered_again_and_by_several_threads(client: Kept) -> 
     leaving = threading.Thread(target=block.__exit__, args=(None, None, None))
     leaving.start()
     leaving.join()
-
-
-def test_a_function_is_watched_at_every_call_by_the_configured_client(client: Kept) -> None:
-    @expires(60, "count")
-    def count(depth: int) -> int:
-        seen.append(len(client.timers))
-        return 1 if depth == 0 else 1 + count(depth - 1)
-
-    seen: list[int] = []
-    with pytest.raises(RuntimeError, match=r"timer\.configure"):
-        count(0)
-    configure(client)
-    assert (count(2), count.__name__, seen) == (3, "count", [1, 2, 3])
 
 
 @pytest.fixture
