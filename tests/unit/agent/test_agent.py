@@ -25,8 +25,8 @@ FOREVER_S = 3600.0
 class NotingRendezvous(ScriptedRendezvous):
     """A rendezvous that notes when it is asked for a round."""
 
-    def __init__(self, story: list[str], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, story: list[str]) -> None:
+        super().__init__()
         self._story = story
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -65,28 +65,18 @@ class ScriptedAgent(SimpleElasticAgent):
         self._note(f"shutdown {death_sig.name} {timeout:g}")
 
 
-def scripted(
-    *looks: WorkerState | RunResult, rounds: dict[str, Any] | None = None, **settings: Any
-) -> ScriptedAgent:
+def scripted(*looks: WorkerState | RunResult, **settings: Any) -> ScriptedAgent:
     story: list[str] = []
-    how = {
-        name: settings.pop(name)
-        for name in ("exit_barrier_timeout", "shutdown_timeout")
-        if name in settings
-    }
+    how = {"shutdown_timeout": settings.pop("shutdown_timeout", 30)}
     spec = WorkerSpec(
         **{
             "role": "trainer", "local_world_size": 2,
-            "rdzv_handler": NotingRendezvous(story, **(rounds or {})), "entrypoint": "train",
+            "rdzv_handler": NotingRendezvous(story), "entrypoint": "train",
             "monitor_interval": 0.001, "max_restarts": 0, **settings,
         }
     )  # fmt: skip
     results = [look if isinstance(look, RunResult) else RunResult(look) for look in looks]
     return ScriptedAgent(spec, results, story, **how)
-
-
-def failure(rank: int, tmp: str = "/nowhere") -> ProcessFailure:
-    return ProcessFailure(local_rank=rank, pid=4000 + rank, exitcode=3, error_file=tmp)
 
 
 def handlers() -> list[Any]:
@@ -132,7 +122,7 @@ def test_a_failure_is_answered_by_a_restart_while_the_budget_lasts(bad: WorkerSt
 @pytest.mark.parametrize("bad", [FAILED, UNHEALTHY])
 @pytest.mark.parametrize("max_restarts", [0, 1])
 def test_a_failure_without_budget_is_the_result(bad: WorkerState, max_restarts: int) -> None:
-    last = RunResult(bad, failures={1: failure(1)})
+    last = RunResult(bad, failures={1: ProcessFailure(1, 4001, 3, "/nowhere")})
     agent = scripted(*[bad] * max_restarts, last, max_restarts=max_restarts)
     result = agent.run()
     assert result.is_failed()

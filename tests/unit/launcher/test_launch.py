@@ -87,10 +87,6 @@ def temporary_folders() -> list[str]:
     return os.listdir("tmp")
 
 
-def scaled(factor: int, text: str) -> tuple[int, str]:
-    return factor * int(os.environ["RANK"]), text
-
-
 def test_a_current_folder_that_was_removed_is_no_obstacle(folder: Path) -> None:
     (folder / "gone").mkdir()
     os.chdir("gone")

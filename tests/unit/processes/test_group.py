@@ -50,19 +50,11 @@ class Group:
         kind: type[SubprocessContext] = SubprocessContext,
         logs: LogsSpecs | None = None,
         keeper: Keeper | None = None,
-        envs: dict[int, dict[str, str]] | None = None,
-        capture_stderr: bool = True,
     ) -> SubprocessContext:
-        ranks = range(len(scripts))
-        context = kind(
-            "trainer",
-            "sh",
-            {rank: ("-c", scripts[rank]) for rank in ranks},
-            envs or {rank: {"NEWS": str(self.news.path), "RANK": str(rank)} for rank in ranks},
-            logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs")),
-            keeper=keeper,
-            capture_stderr=capture_stderr,
-        )
+        args = {rank: ("-c", script) for rank, script in enumerate(scripts)}
+        envs = {rank: {"NEWS": str(self.news.path), "RANK": str(rank)} for rank in args}
+        logs = logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs"))
+        context = kind("trainer", "sh", args, envs, logs, keeper=keeper)
         self.made.append(context)
         return context
 

@@ -36,7 +36,6 @@ class Harness:
         modules: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         cwd: object = None,
-        path: list[str] | None = None,
     ) -> None:
         self.argv = [sys.executable, *words]
         self.env = dict(os.environ if env is None else env)
@@ -44,7 +43,7 @@ class Harness:
         self.keeper = Keeper.start()
         command = parse_command(self.argv)
         assert command is not None
-        self.warm = WarmStart(command, modules, env=self.env, path=path)
+        self.warm = WarmStart(command, modules, env=self.env)
         self.events: list[Event] = []
         self.keys = 0
 
@@ -79,13 +78,12 @@ class Harness:
         warm: bool = True,
         fds: Mapping[int, int],
         env: Mapping[str, str] | None = None,
-        cpus: Sequence[int] = (),
     ) -> int:
         """Ask for a worker and return its key."""
         self.keys += 1
         argv = [sys.executable, *words] if words else self.argv
         given = self.env if env is None else env
-        how: Any = {"env": given, "cwd": self.cwd, "fds": fds, "cpus": cpus}
+        how: Any = {"env": given, "cwd": self.cwd, "fds": fds}
         if warm:
             assert self.warm.takes(argv, how["env"], fds)
             self.warm.spawn(self.keys, argv, **how)
