@@ -6,7 +6,6 @@ import pytest
 
 from holdfast.cli import simulate as verb
 from holdfast.core.rounds import Rounds
-from holdfast.testing import sim
 
 
 def test_a_run_in_which_all_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -14,11 +13,6 @@ def test_a_run_in_which_all_holds(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert out.startswith("1 run, ")
     assert out.endswith("every invariant held\n")
-
-
-def test_many_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verb.command(["--seeds", "1:4", "--nodes", "3", "--minutes", "1.3"]) == 0
-    assert capsys.readouterr().out.startswith("4 runs, ")
 
 
 def test_the_story_is_told_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,16 +37,6 @@ def test_a_violation_is_shown_with_the_command_that_shows_it_again(
     assert "FencedStaysOut does not hold" in capsys.readouterr().out
 
 
-def test_progress_is_said_now_and_then(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(verb, "PROGRESS_S", 0.0)
-    assert verb.command(["--seeds", "1:2", "--nodes", "3", "--minutes", "1.3"]) == 0
-    err = capsys.readouterr().err
-    assert "holdfast simulate: 1 of 2 runs, " in err
-    assert "virtual minutes of this one" in err
-
-
 @pytest.mark.parametrize(
     "flags",
     ["--seed x", "--seeds 5", "--seeds 5:1", "--nodes 0", "--minutes nan", "--minutes soon",
@@ -63,11 +47,3 @@ def test_bad_flags_get_one_line(flags: str, capsys: pytest.CaptureFixture[str]) 
     err = capsys.readouterr().err
     assert flags.split(maxsplit=1)[0] in err
     assert err.count("\n") == 1
-
-
-def test_help_has_examples_and_all_profiles(capsys: pytest.CaptureFixture[str]) -> None:
-    assert verb.command(["--help"]) == 0
-    out = capsys.readouterr().out
-    assert "holdfast simulate --seeds 1:10000" in out
-    for name in sim.PROFILES:
-        assert f"{name}:" in out

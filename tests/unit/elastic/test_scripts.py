@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from holdfast.elastic._impl import scripts
 from holdfast.elastic._impl.scripts import (
     CyclingIterator,
     create_c10d_store,
@@ -19,11 +18,9 @@ from holdfast.elastic._impl.scripts import (
     get_log_level,
     get_logger,
     get_socket_with_port,
-    is_uninterruptible_state,
     macros,
     read_proc_state,
 )
-from holdfast.errors import EnvironmentProblem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -104,15 +101,6 @@ def test_a_port_is_held_while_its_socket_is_open() -> None:
     assert get_free_port() > 0
 
 
-def test_the_other_address_family_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scripts, "_LOOPBACKS", (scripts._LOOPBACKS[1],))
-    with get_socket_with_port() as held:
-        assert held.getsockname()[0] == "::1"
-    monkeypatch.setattr(scripts, "_LOOPBACKS", ())
-    with pytest.raises(EnvironmentProblem):
-        get_socket_with_port()
-
-
 def test_the_level_is_that_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGLEVEL", raising=False)
     assert get_log_level() == "WARNING"
@@ -131,13 +119,6 @@ def test_the_state_of_a_process() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait(60)
     assert read_proc_state(gone.pid) is None
-
-
-@pytest.mark.parametrize(
-    ("state", "is_it"), [("D", True), ("D+", True), ("S", False), ("", False), (None, False)]
-)
-def test_uninterruptible_sleep(state: str | None, is_it: bool) -> None:
-    assert is_uninterruptible_state(state) is is_it
 
 
 def test_create_c10d_store_returns_when_all_have_come() -> None:

@@ -13,14 +13,12 @@ from holdfast.rendezvous import errors, registry
 from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.etcd import EtcdHandler
-from holdfast.rendezvous.handler import RendezvousStoreInfo
 from holdfast.rendezvous.registry import (
     RegistryWithPlugins,
     RendezvousHandlerRegistry,
     get_rendezvous_handler,
     rendezvous_handler_registry,
 )
-from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -162,14 +160,6 @@ def test_what_holdfast_brings_for_torchrun_is_not_for_itself() -> None:
 
 
 # The interface.
-
-
-def test_the_first_node_publishes_where_the_workers_store_is() -> None:
-    store = MemoryStore()
-    first = RendezvousStoreInfo.build(0, store, "10.0.0.1", 29500)
-    assert first == RendezvousStoreInfo("10.0.0.1", 29500)
-    assert RendezvousStoreInfo.build(3, store, "10.0.0.4", 1) == first
-    assert RendezvousStoreInfo.build(0, MemoryStore(), None, 0).master_port > 0
 
 
 def test_errors_have_a_message_and_an_exit_code() -> None:

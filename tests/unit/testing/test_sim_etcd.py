@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.etcd.calls import (
     Change,
-    Delete,
     Get,
     Grant,
     Granted,
@@ -66,23 +65,6 @@ def test_after_a_failover_leases_have_their_whole_time_again() -> None:
     grant(etcd, 5)
     etcd.failover(4.0)
     assert etcd.next_expiry() == 9.0 + ELECTION_S
-
-
-def test_a_watch_sees_what_its_range_had_and_what_comes() -> None:
-    etcd = SimEtcd()
-    do(etcd, Put(b"a", b"1"), Put(b"x", b"1"))
-    do(etcd, Put(b"x", b"2"))
-    do(etcd, Delete(b"a"))
-    past, future, one = watched(etcd, b"a", b"c", 2), watched(etcd, b"a", b"c"), b"b"
-    ahead = watched(etcd, b"\0", b"\0", 6)
-    history: Seen = [(2, (Change(b"a", b"1", 2, 2),)), (4, (Change(b"a", None, 4),))]
-    assert past == history == etcd.changes_since(b"a", b"c", 0)
-    assert etcd.changes_since(b"a", b"c", 3) == history[1:]
-    do(etcd, Put(one, b"1"))
-    do(etcd, Put(b"c", b"1"))
-    assert future == [(5, (Change(b"b", b"1", 5, 5),))]
-    assert past == history + future
-    assert ahead == [(6, (Change(b"c", b"1", 6, 6),))]
 
 
 def test_history_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
