@@ -90,6 +90,18 @@ def test_nodes_are_waited_for_by_how_long_they_were_away(away_s: float, expected
     assert delay_s(rounds) == expected_s
 
 
+def test_a_failed_job_ends_with_the_report_of_the_likelier_cause_and_only_then() -> None:
+    rounds, (a, b) = active(a_job_of(2, 2))
+    views = rounds.handle(0.0, a.fail(report=b"consequence"))
+    assert [(view.report, view.final) for view in views] == [(b"", False)] * 2
+    rounds.handle(0.0, b.fail(sudden=True, report=b"cause"))
+    a.report = b"more of the consequence"
+    rounds.handle(0.0, a.status())
+    views = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
+    assert [(view.report, view.final) for view in views] == [(b"cause", True)] * 2
+    assert {view.failure.node for view in views if view.failure} == {"b"}
+
+
 def test_what_is_kept_of_a_job_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "RETIRED_MAX", 3)
     rounds, _ = active()
