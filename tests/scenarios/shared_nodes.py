@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import shlex
 
+import msgspec
 from transcripts import Clock
 
 from fake_node import RUN
@@ -55,7 +56,8 @@ class SharedStatePlayer:
         first, *words = shlex.split(line)
         if first == "new":
             given = dict(word.split("=") for word in words)
-            self.settings = JobSettings(**{NAMES[name]: int(text) for name, text in given.items()})
+            fields = {NAMES[name]: int(text) for name, text in given.items()}
+            self.settings = msgspec.convert(fields, JobSettings)
             return [self._job()]
         if first == "store":
             self.state = None
