@@ -21,6 +21,7 @@ With `--exit-code-compat` every failure but an invalid command line is 1.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 
@@ -109,10 +110,15 @@ def run_command(argv: list[str]) -> int:
         nonlocal is_compat
         if not {"-h", "--help"} & set(argv):
             client.Keeper.prestart()  # It gets ready while the rest is imported and checked.
-        from holdfast.cli.run import execute, parse_command
+        gc.disable()  # Modules are no garbage: looking for some among them costs a start 3 %.
+        try:
+            from holdfast.cli.run import execute, parse_command
 
-        args = parse_command(argv)
-        is_compat = args.exit_code_compat
+            args = parse_command(argv)
+            is_compat = args.exit_code_compat
+            import holdfast.launcher.launch  # noqa: F401
+        finally:
+            gc.enable()
         execute(args)
 
     try:
