@@ -1,1 +1,1 @@
-"""The command line: one module per verb, and `main`, which picks the verb and the exit code."""
+"""The command line: one module per command, and `main`, which picks the command and the exit code."""

@@ -1,1 +1,1 @@
-"""Network helpers that every room shares: addresses, listening, TLS, token, HTTP server."""
+"""Network helpers that all packages share: addresses, listening, TLS, token, HTTP server."""
