@@ -143,9 +143,13 @@ class Listing:
 
 
 def read(paths: Iterable[str]) -> list[Line]:
-    """Return the lines of story files, file by file; what is no such line is left out."""
+    """Return the lines of story files, file by file; what is no such line is left out.
+
+    Standard error may be among them (`--story -`), but a file without a single step is a mistake.
+    """
     lines: list[Line] = []
     for path in paths:
+        before = len(lines)
         try:
             with open(path, encoding="utf-8", errors="replace") as file:
                 for text in file:
@@ -154,6 +158,8 @@ def read(paths: Iterable[str]) -> list[Line]:
                         lines.append(Line(*fields))
         except OSError as problem:
             raise UsageError(f"FILE: cannot read {path!r}: {problem.strerror}") from None
+        if len(lines) == before:
+            raise UsageError(f"FILE: {path!r} has no steps; accepted: files written by --story")
     return lines
 
 

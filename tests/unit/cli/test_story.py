@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.cli.main import dispatch
+from holdfast.cli.story import read
 from holdfast.core.machine import Event, Story
 from holdfast.errors import UsageError
 from holdfast.launcher.story_file import StoryFile
@@ -74,6 +75,13 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert dispatch(["story", str(tmp_path / "none")]) == 2
     with pytest.raises(UsageError, match="--story"):
         StoryFile(str(tmp_path / "no" / "folder"), source="--story")
+
+
+def test_a_file_that_is_no_story_is_refused(files: list[str], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('a\\tb')\n")
+    with pytest.raises(UsageError, match=r"train\.py"):
+        read([*files, str(script)])
 
 
 def test_every_machine_writes_while_a_file_is_open(
