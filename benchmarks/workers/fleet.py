@@ -62,7 +62,7 @@ class Agent:
             run_id=RUN_ID,
             info=NodeInfo(node=f"agent-{number}", incarnation=1, ports=(2, 3)),
             settings=settings,
-            times=SessionTimeouts(),
+            timeouts=SessionTimeouts(),
             draw=random.random,
         )
         self.handshake = ClientHandshake(None)

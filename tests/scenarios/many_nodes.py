@@ -346,7 +346,7 @@ class SessionPlayer:
                 run_id=RUN,
                 info=NodeInfo(node="a", incarnation=1),
                 settings=a_job_of(2, 3),
-                times=ms.SessionTimeouts(
+                timeouts=ms.SessionTimeouts(
                     **{names.get(n, f"{n}_s"): value for n, value in given.items()}
                 ),
                 draw=lambda: self.draw,

@@ -299,29 +299,12 @@ class SessionDriver:
 
     def start(self) -> None:
         self.down_since = self._loop.time()
-        self._handle(TICK)
-
-    def report(
-        self,
-        phase: NodePhase,
-        generation: int,
-        failure: Failure | None = None,
-        report: bytes = b"",
-        cause: str = "",
-    ) -> None:
-        """Report what the node does now."""
-        if failure is not None:
-            failure = clip_failure(failure)
-        self._handle(StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX]), cause)
-
-    def rejoin(self, incarnation: int, cause: str = "") -> None:
-        """Begin anew after the node was fenced."""
-        self._handle(Rejoined(incarnation), cause)
+        self.handle(TICK)
 
     async def leave(self, limit_s: float) -> bool:
         """Report that the node leaves; return whether the coordinator is known to have it."""
         session = self.session
-        self.report(NodePhase.LEAVING, session.status.generation)
+        self.handle(StatusChanged(NodePhase.LEAVING, session.status.generation))
         seq = session.status.seq
         out = (NodeRole.FENCED, NodeRole.REFUSED, NodeRole.CLOSED)
         try:
@@ -361,7 +344,8 @@ class SessionDriver:
 
     # The machine.
 
-    def _handle(self, event: SessionEvent, cause: str = "") -> None:
+    def handle(self, event: SessionEvent, cause: str = "") -> None:
+        """Give the session one event, and do what it wants; nothing after `close`."""
         if self._closed:
             return
         for effect in self.session.handle(self._loop.time(), event, cause):
@@ -394,7 +378,7 @@ class SessionDriver:
 
     def _tick(self) -> None:
         self._timer = None
-        self._handle(TICK)
+        self.handle(TICK)
 
     # The transport.
 
@@ -419,7 +403,7 @@ class SessionDriver:
         self.down_since = None
         if not self.session.is_refused:
             self._outage_over()
-        self._handle(Connected())
+        self.handle(Connected())
         self.store.connected()
 
     def _connect_failed(self, problem: ConnectFailed) -> None:
@@ -427,7 +411,7 @@ class SessionDriver:
         if problem.permanent and not self.session.had_contact:
             self._refuse(problem.why)
         else:
-            self._handle(Disconnected(problem.why, problem.permanent))
+            self.handle(Disconnected(problem.why, problem.permanent))
 
     def _transport_closed(self, why: str) -> None:
         problem = self._transport.problem if self._transport is not None else None
@@ -437,7 +421,7 @@ class SessionDriver:
         if permanent and not self.session.had_view:
             self._refuse(why)
         else:
-            self._handle(Disconnected(why, permanent))
+            self.handle(Disconnected(why, permanent))
 
     def _refuse(self, why: str) -> None:
         self.refused = why
@@ -480,14 +464,18 @@ class SessionDriver:
             self.store.answered(message)
 
 
-def clip_failure(failure: Failure) -> Failure:
-    """Return a failure that the other side accepts, however long or odd the worker's message is."""
-    host = clip(failure.host, NAME_CHARS_MAX)
-    return msgspec.structs.replace(
-        failure,
-        summary=clip(failure.summary, SUMMARY_CHARS_MAX),
-        host="".join(one if one.isprintable() else "?" for one in host),
-    )
+def status_change(
+    phase: NodePhase, generation: int, failure: Failure | None, report: bytes
+) -> StatusChanged:
+    """Return a change that the other side accepts, however long or odd a worker's message is."""
+    if failure is not None:
+        host = clip(failure.host, NAME_CHARS_MAX)
+        failure = msgspec.structs.replace(
+            failure,
+            summary=clip(failure.summary, SUMMARY_CHARS_MAX),
+            host="".join(one if one.isprintable() else "?" for one in host),
+        )
+    return StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX])
 
 
 class AgentConnection:
@@ -592,7 +580,8 @@ class AgentConnection:
         cause: str = "",
     ) -> None:
         if self._driver is not None and self._thread is not None:
-            self._thread.post(self._driver.report, phase, generation, failure, report, cause)
+            change = status_change(phase, generation, failure, report)
+            self._thread.post(self._driver.handle, change, cause)
 
     def rejoin(self, *, cause: str = "") -> int:
         with self._lock:
@@ -600,7 +589,7 @@ class AgentConnection:
             self._mailbox.forget_view()  # It was for the one before.
             self.view = None
         if self._driver is not None and self._thread is not None:
-            self._thread.post(self._driver.rejoin, self._incarnation, cause)
+            self._thread.post(self._driver.handle, Rejoined(self._incarnation), cause)
         return self._incarnation
 
     def problem(self) -> str:
@@ -626,7 +615,7 @@ class AgentConnection:
             run_id=self.run_id,
             info=self._info,
             settings=self._settings,
-            times=self._timeouts,
+            timeouts=self._timeouts,
             draw=random.random,
         )
         self._driver = SessionDriver(session, connector, self._deliver, self._note_outage)

@@ -149,7 +149,7 @@ class Session:
         run_id: str,
         info: NodeInfo,
         settings: JobSettings,
-        times: SessionTimeouts,
+        timeouts: SessionTimeouts,
         draw: Callable[[], float],
     ) -> None:
         self.connection = ConnectionState.DOWN
@@ -163,10 +163,10 @@ class Session:
         """Whether the other side accepts connections and soon refuses to go on, every time."""
         self.story = Story("session", node=info.node)
         self._status = Status(seq=0, run_id=run_id, info=info, settings=settings)
-        self._times = times
+        self._timeouts = timeouts
         self._draw = draw
-        self._clock = AttendedClock(now, max(times.heartbeat_s, times.silence_s / 5))
-        self._heartbeat_s = min(times.heartbeat_s, times.away_s / HEARTBEATS_PER_SILENCE_MIN)
+        self._clock = AttendedClock(now, max(timeouts.heartbeat_s, timeouts.silence_s / 5))
+        self._heartbeat_s = min(timeouts.heartbeat_s, timeouts.away_s / HEARTBEATS_PER_SILENCE_MIN)
         self._received_at = 0.0  # This and the next five by the attended clock.
         self._opened_at = 0.0
         self._away_since: float | None = None  # Until there is a view again, not just a connection.
@@ -267,7 +267,7 @@ class Session:
         if ack.incarnation != self._status.info.incarnation:
             return []
         self.acked_seq = max(self.acked_seq, ack.seq)
-        if ack.seq < self._status.seq and at - self._sent_at >= self._times.heartbeat_s / 2:
+        if ack.seq < self._status.seq and at - self._sent_at >= self._timeouts.heartbeat_s / 2:
             return self._send(at)
         return []
 
@@ -275,7 +275,7 @@ class Session:
         self.had_contact = True
         if self.is_refused:
             # The next refusal may be on its way: until then this proves nothing.
-            if at - self._opened_at < self._times.silence_s / 2:
+            if at - self._opened_at < self._timeouts.silence_s / 2:
                 return
             self.is_refused = False
             self._retries = 0
@@ -284,9 +284,9 @@ class Session:
     def _pace(self, view: View) -> float:
         # The coordinator may be configured to give up on silent nodes sooner than this node would,
         # and this node to give up on the coordinator sooner than on a silent connection.
-        times = self._times
-        silence_s = min(times.silence_s, view.silence_s or times.silence_s, times.away_s)
-        wanted = max(times.heartbeat_s, HEARTBEAT_S_PER_NODE * view.present)
+        timeouts = self._timeouts
+        silence_s = min(timeouts.silence_s, view.silence_s or timeouts.silence_s, timeouts.away_s)
+        wanted = max(timeouts.heartbeat_s, HEARTBEAT_S_PER_NODE * view.present)
         return min(wanted, silence_s / HEARTBEATS_PER_SILENCE_MIN)
 
     def _closed(self, at: float, why: str) -> list[SessionEffect]:
@@ -302,14 +302,14 @@ class Session:
     # Deadlines.
 
     def _tick(self, at: float) -> list[SessionEffect]:
-        times = self._times
+        timeouts = self._timeouts
         effects: list[SessionEffect] = []
         # A connection may open and stay silent, to something else that listens there.
         if (
             self.connection is ConnectionState.UP
-            and at - max(self._received_at, self._opened_at) >= times.silence_s
+            and at - max(self._received_at, self._opened_at) >= timeouts.silence_s
         ):
-            why = f"no answer for {times.silence_s:g} s"
+            why = f"no answer for {timeouts.silence_s:g} s"
             return [Disconnect(why), *self._closed(at, why)]
         if self._may_give_up() and at - self._received_at >= self._limit_s():
             self._given_up = True
@@ -331,7 +331,7 @@ class Session:
     def _limit_s(self) -> float:
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return CLOSED_AWAY_S
-        return self._times.away_s if self.had_contact else self._times.first_contact_s
+        return self._timeouts.away_s if self.had_contact else self._timeouts.first_contact_s
 
     # What is sent.
 

@@ -28,13 +28,12 @@ from holdfast.coordinator.agent_connection import (
     JoinRefused,
     Mailbox,
     News,
-    clip_failure,
     draw_incarnation,
+    status_change,
 )
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
-    REPORT_BYTES_MAX,
     Failure,
     JobSettings,
     NodeInfo,
@@ -218,10 +217,7 @@ class BackendConnection:
         cause: str = "",
     ) -> None:
         """Report what this node does now, to all nodes."""
-        if failure is not None:
-            failure = clip_failure(failure)
-        event = StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX])
-        self._feed(event, cause)
+        self._feed(status_change(phase, generation, failure, report), cause)
 
     def rejoin(self, *, cause: str = "") -> int:
         """Begin anew as another incarnation, after this one was fenced; return its number."""

@@ -23,6 +23,7 @@ from holdfast.coordinator.agent_connection import (
     JoinRefused,
     Mailbox,
     SessionDriver,
+    status_change,
 )
 from holdfast.coordinator.connect import CoordinatorConnector
 from holdfast.core.coordinated_supervision import CoordinatorLost
@@ -36,7 +37,7 @@ from holdfast.core.protocol import (
     NodeRole,
     View,
 )
-from holdfast.core.session import ConnectionState, Session, SessionTimeouts
+from holdfast.core.session import ConnectionState, Session, SessionTimeouts, StatusChanged
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
@@ -60,7 +61,7 @@ class Node:
                 run_id="job",
                 info=NodeInfo(node=name, incarnation=random.getrandbits(63)),
                 settings=JobSettings(min_nodes=1, max_nodes=1, max_restarts=3),
-                times=SessionTimeouts(**timeouts),
+                timeouts=SessionTimeouts(**timeouts),
                 draw=random.random,
             ),
             connector,
@@ -121,7 +122,7 @@ async def test_whoever_gives_up_while_connecting_says_what_seems_wrong() -> None
         node.delivered.clear()
         assert node.driver.session.connection is ConnectionState.CONNECTING
         await node.driver.close()
-        node.driver.report(NodePhase.READY, -1)
+        node.driver.handle(StatusChanged(NodePhase.READY, -1))
         assert node.delivered == []
 
 
@@ -131,7 +132,8 @@ async def test_a_failure_of_any_length_can_be_reported() -> None:
         node = Node(served.connector)
         await node.until(is_member)
         failure = Failure(node="a", host="h\n" * 1000, summary="s" * 10_000, retryable=False)
-        node.driver.report(NodePhase.FAILED, 0, failure, b"r" * (REPORT_BYTES_MAX + 1))
+        report = b"r" * (REPORT_BYTES_MAX + 1)
+        node.driver.handle(status_change(NodePhase.FAILED, 0, failure, report))
         view = await node.until(lambda view: view.role is NodeRole.CLOSED and view.final)
         assert len(view.failure.summary) == SUMMARY_CHARS_MAX
         assert len(view.report) == REPORT_BYTES_MAX

@@ -45,7 +45,7 @@ def a_session(draw: float = 1.0, **times: float) -> Session:
         run_id=RUN,
         info=NodeInfo(node="a", incarnation=1),
         settings=a_job_of(2, 3),
-        times=SessionTimeouts(**times),
+        timeouts=SessionTimeouts(**times),
         draw=lambda: draw,
     )
 

@@ -16,7 +16,7 @@ from holdfast.core.etcd.calls import Problem, ProblemKind, Put, Txn
 from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.protocol import NodeInfo, NodePhase, NodeRole, View
-from holdfast.core.session import Session, SessionTimeouts
+from holdfast.core.session import Session, SessionTimeouts, StatusChanged
 from holdfast.etcd.settings import EtcdSettings
 from holdfast.etcd.sync_client import EtcdClient
 from holdfast.rendezvous.config import RendezvousParameters
@@ -101,7 +101,7 @@ class Node:
                 run_id=RUN,
                 info=info,
                 settings=a_job_of(1, 1, max_restarts=3),
-                times=SessionTimeouts(heartbeat_s=0.05, silence_s=0.25, away_s=0.5),
+                timeouts=SessionTimeouts(heartbeat_s=0.05, silence_s=0.25, away_s=0.5),
                 draw=lambda: 0.5,
             ),
             self.connector,
@@ -140,7 +140,7 @@ async def test_a_leader_that_is_refused_again_and_again_gives_up() -> None:
         pass
     etcd.refused = node.session.keys.job
     before = etcd.calls
-    node.driver.report(NodePhase.FAILED, 0)
+    node.driver.handle(StatusChanged(NodePhase.FAILED, 0))
     assert (await node.next(CoordinatorLost)).why == "the request is too large"
     assert etcd.calls - before < 200, "it would be thousands without a pause"
     await node.end()

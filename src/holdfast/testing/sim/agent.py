@@ -200,7 +200,7 @@ class Agent(Process):
             run_id=job.run_id,
             info=self.info,
             settings=job.settings,
-            times=world.times,
+            timeouts=world.timeouts,
             draw=rng.random,
         )
         self.supervision = world.machines.supervision(

@@ -33,6 +33,7 @@ from holdfast.core.shared_state import (
 )
 from holdfast.core.supervision import Begun
 from holdfast.testing.sim.agent import Agent
+from holdfast.testing.sim.ledger import Life
 
 if TYPE_CHECKING:
     from random import Random
@@ -53,16 +54,6 @@ STALE_S_MAX = 0.5  # A read may return the state before the newest for so long.
 LEAVE_S = 2.0
 READ_S = 0.25
 TIMEOUTS = Timeouts(interval_s=1.0, lost_after_s=5.0, away_s=30.0, read_s=READ_S)
-
-
-class Life:
-    """One line of a job, for as long as its state is not lost."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __repr__(self) -> str:
-        return f"state (life {self.number})"
 
 
 class Stored:
@@ -91,7 +82,7 @@ class Call:
         self.cause = cause
 
 
-class BackendPlace:
+class BackendDriver:
     """A simulated compare-and-set store, with the jobs in it."""
 
     def __init__(self, world: World, rng: Random) -> None:
@@ -129,7 +120,7 @@ class BackendPlace:
         self.world.note("store", "is gone, and its host with it" if host_too else "is gone")
         self.alive, self.host_up = False, not host_too
 
-    def return_as(self, _number: int, _rng: Random) -> BackendPlace:
+    def return_as(self, _number: int, _rng: Random) -> BackendDriver:
         """Let it come back, with all it had or with nothing."""
         self.alive = self.host_up = True
         if self._rng.random() < LOSES_STATE_SHARE:
@@ -214,7 +205,7 @@ class BackendPlace:
         job = Job(run_id=run_id) if stored is None else decode(stored.state)
         if stored is None:
             self._lives += 1
-            life = Life(self._lives)
+            life = Life("state", self._lives)
             self._jobs[run_id] = Stored(life, request.state, 1000 * self._lives, now)
         else:
             life = stored.life
@@ -238,7 +229,7 @@ class BackendAgent(Agent):
     """One agent process, from its start to its end."""
 
     def __init__(
-        self, world: World, place: BackendPlace, job: JobTruth, node: str, host: str, rng: Random
+        self, world: World, place: BackendDriver, job: JobTruth, node: str, host: str, rng: Random
     ) -> None:
         super().__init__(world, job, node, host, rng)
         self.info = msgspec.structs.replace(self.info, address=self.address)

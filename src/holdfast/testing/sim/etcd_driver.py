@@ -42,6 +42,7 @@ from holdfast.core.session import Connected, Disconnected
 from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.etcd import SimEtcd
 from holdfast.testing.sim.etcd_network import EtcdNetwork
+from holdfast.testing.sim.ledger import Life
 
 if TYPE_CHECKING:
     from random import Random
@@ -66,7 +67,7 @@ class EtcdAgent(Agent):
     """One agent process, from its start to its end."""
 
     def __init__(
-        self, world: World, place: EtcdPlace, job: JobTruth, node: str, host: str, rng: Random
+        self, world: World, place: EtcdDriver, job: JobTruth, node: str, host: str, rng: Random
     ) -> None:
         super().__init__(world, job, node, host, rng)
         self._place = place
@@ -183,17 +184,7 @@ class EtcdAgent(Agent):
 FREEZE_S = (0.1, 3.0)
 
 
-class Life:
-    """One life of a job on etcd, however many leaders it has."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __repr__(self) -> str:
-        return f"leader (life {self.number})"
-
-
-class EtcdPlace:
+class EtcdDriver:
     """A simulated etcd, with the jobs on it."""
 
     def __init__(self, world: World, rng: Random) -> None:
@@ -250,7 +241,7 @@ class EtcdPlace:
         """Stop all members."""
         self.network.go_down(host_too=host_too)
 
-    def return_as(self, _number: int, _rng: Random) -> EtcdPlace:
+    def return_as(self, _number: int, _rng: Random) -> EtcdDriver:
         """Start it again, with its data."""
         self.network.come_back()
         return self
@@ -302,6 +293,6 @@ class EtcdPlace:
         if lead not in self._life_of_lead:
             if lead.is_new or run_id not in self._life_of_job:
                 self._lives += 1
-                self._life_of_job[run_id] = Life(self._lives)
+                self._life_of_job[run_id] = Life("leader", self._lives)
             self._life_of_lead[lead] = self._life_of_job[run_id]
         return self._life_of_lead[lead]

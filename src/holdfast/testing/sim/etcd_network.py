@@ -37,7 +37,7 @@ NOT_THERE = Problem(ProblemKind.UNREACHABLE, "connection refused")
 RESET = Problem(ProblemKind.UNREACHABLE, "connection reset")
 
 
-class EtcdAgent(Protocol):
+class EtcdUser(Protocol):
     """What an agent must have to use etcd, besides being a `sim.process.Process`."""
 
     alive: bool
@@ -61,7 +61,7 @@ class EtcdAgent(Protocol):
 class _Call:
     __slots__ = ("agent", "asked_at", "number", "over", "request")
 
-    def __init__(self, agent: EtcdAgent, number: int, request: Request, asked_at: float) -> None:
+    def __init__(self, agent: EtcdUser, number: int, request: Request, asked_at: float) -> None:
         self.agent = agent
         self.number = number
         self.request = request
@@ -75,7 +75,7 @@ class _Stream:
 
     __slots__ = ("agent", "at", "broken", "ended", "held", "holds", "number", "subscription")
 
-    def __init__(self, agent: EtcdAgent, number: int) -> None:
+    def __init__(self, agent: EtcdUser, number: int) -> None:
         self.agent = agent
         self.number = number
         self.subscription = 0
@@ -101,8 +101,8 @@ class EtcdNetwork:
         """Called with every performed request, before its answer is sent."""
         self._world = world
         self._random = rng.random
-        self._streams: dict[tuple[EtcdAgent, int], _Stream] = {}
-        self._lost: dict[EtcdAgent, float] = {}  # When the connections were last killed.
+        self._streams: dict[tuple[EtcdUser, int], _Stream] = {}
+        self._lost: dict[EtcdUser, float] = {}  # When the connections were last killed.
         self._busy_until = 0.0
         self._expiry_at = NEVER
 
@@ -111,7 +111,7 @@ class EtcdNetwork:
     def _between(self, bounds: tuple[float, float]) -> float:
         return bounds[0] + (bounds[1] - bounds[0]) * self._random()
 
-    def _delay_s(self, agent: EtcdAgent) -> float:
+    def _delay_s(self, agent: EtcdUser) -> float:
         """Draw the delay of one way."""
         conditions = self._world.network.conditions
         delay = (conditions.delay_s + agent.lag_s) * (0.5 + self._random())
@@ -125,7 +125,7 @@ class EtcdNetwork:
 
     # Calls.
 
-    def ask(self, agent: EtcdAgent, number: int, request: Request) -> None:
+    def ask(self, agent: EtcdUser, number: int, request: Request) -> None:
         """Send a request; the agent's `answered` is called with this number, once."""
         now = self._world.now
         call = _Call(agent, number, request, now)
@@ -186,7 +186,7 @@ class EtcdNetwork:
     # Watches.
 
     def watch(
-        self, agent: EtcdAgent, number: int, key: bytes, end: bytes, start_revision: int
+        self, agent: EtcdUser, number: int, key: bytes, end: bytes, start_revision: int
     ) -> None:
         """Begin a watch; no other watch of the agent may have its number."""
         assert (agent, number) not in self._streams, f"watch {number} of {agent} is there already"
@@ -224,7 +224,7 @@ class EtcdNetwork:
             return
         stream.subscription = subscription
 
-    def unwatch(self, agent: EtcdAgent, number: int) -> None:
+    def unwatch(self, agent: EtcdUser, number: int) -> None:
         """End a watch; one that has ended already is fine."""
         stream = self._streams.pop((agent, number), None)
         if stream is not None:
@@ -295,7 +295,7 @@ class EtcdNetwork:
 
     # What goes wrong.
 
-    def cut(self, agent: EtcdAgent) -> None:
+    def cut(self, agent: EtcdUser) -> None:
         """An agent was cut off: if that lasts, its watches are found to be dead."""
         for stream in self._streams_of(agent):
             at = self._world.now + self._between(NOTICED_S)
@@ -305,13 +305,13 @@ class EtcdNetwork:
         if stream.agent.cut_in or stream.agent.cut_out:
             self._break(stream, TIMED_OUT, 0.0)
 
-    def kill_links(self, agent: EtcdAgent) -> None:
+    def kill_links(self, agent: EtcdUser) -> None:
         """Break all connections of an agent; requests under way get no answer."""
         self._lost[agent] = self._world.now
         for stream in self._streams_of(agent):
             self._break(stream, RESET, self._delay_s(agent))
 
-    def _streams_of(self, agent: EtcdAgent) -> list[_Stream]:
+    def _streams_of(self, agent: EtcdUser) -> list[_Stream]:
         return [stream for stream in self._streams.values() if stream.agent is agent]
 
     def go_down(self, *, host_too: bool = False) -> None:

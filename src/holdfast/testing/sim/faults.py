@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.supervision import SIGINT
 from holdfast.core.values import Value
-from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdPlace
+from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdDriver
 from holdfast.testing.sim.network import NetworkConditions
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ class FaultInjector:
         world.coordinator.resume()
         if not world.coordinator.alive:
             world.start_coordinator()
-        if isinstance(world.coordinator, EtcdPlace):
+        if isinstance(world.coordinator, EtcdDriver):
             world.coordinator.make_room()
         for delay_s in REFILLS_S:
             world.schedule(world.now + delay_s, self._refill, None)
@@ -381,7 +381,7 @@ class FaultInjector:
         )
 
     @property
-    def _place(self) -> EtcdPlace:
+    def _place(self) -> EtcdDriver:
         place = self._world.coordinator
-        assert isinstance(place, EtcdPlace)
+        assert isinstance(place, EtcdDriver)
         return place

@@ -22,6 +22,16 @@ class Decider(Protocol):
     """No other life has it."""
 
 
+class Life:
+    """A decider that is no process: one line of a job's stored state, until that is lost."""
+
+    def __init__(self, what: str, number: int) -> None:
+        self.what, self.number = what, number
+
+    def __repr__(self) -> str:
+        return f"{self.what} (life {self.number})"
+
+
 class JobTruth:
     """A job over the lives of all its coordinators."""
 

@@ -22,7 +22,7 @@ from holdfast.core.rounds import JobPhase, Rounds
 from holdfast.core.session import Session, SessionTimeouts
 from holdfast.core.shared_state import SharedStateSession
 from holdfast.core.values import Value
-from holdfast.testing.sim.backend_driver import BackendPlace
+from holdfast.testing.sim.backend_driver import BackendDriver
 from holdfast.testing.sim.checkers import (
     HOOKS,
     BudgetKept,
@@ -41,7 +41,7 @@ from holdfast.testing.sim.checkers import (
     SizeInBounds,
 )
 from holdfast.testing.sim.coordinator import Coordinator
-from holdfast.testing.sim.etcd_driver import EtcdPlace
+from holdfast.testing.sim.etcd_driver import EtcdDriver
 from holdfast.testing.sim.faults import FaultInjector
 from holdfast.testing.sim.ledger import JobTruth, Ledger
 from holdfast.testing.sim.network import Network
@@ -161,8 +161,8 @@ class Driver(Protocol):
 
 DRIVERS: dict[str, Callable[[World, Random], Driver]] = {
     "coordinator": lambda world, rng: Coordinator(world, 1, rng),
-    "etcd": EtcdPlace,
-    "backend": BackendPlace,
+    "etcd": EtcdDriver,
+    "backend": BackendDriver,
 }
 
 
@@ -186,7 +186,7 @@ class World:
         self.steps = 0
         self.digest = seed
         self.machines = machines
-        self.times = SessionTimeouts(away_s=30.0)
+        self.timeouts = SessionTimeouts(away_s=30.0)
         self.log = log
         self.ledger = Ledger()
         self.jobs: dict[str, JobTruth] = {}
