@@ -50,9 +50,13 @@ def test_killing_what_supervises_kills_all(tmp_path: Path, victims: str) -> None
         everyone = Watched(*family.values(), keeper, job.agent.pid)
         doomed = {
             "agent": [job.agent.pid],
-            "agent and leaders": [job.agent.pid, family["leader0"], family["leader1"]],
+            "agent and leaders": [family["leader0"], family["leader1"], job.agent.pid],
             "keeper": [keeper],
         }[victims]
+        if victims == "agent and leaders":
+            # So that nobody acts in between: not the agent on its leaders' ends, and not the keeper,
+            # which would kill the leaders, on the agent's.
+            os.kill(job.agent.pid, signal.SIGSTOP)
         for pid in doomed:
             os.kill(pid, signal.SIGKILL)
         everyone.all_gone()
