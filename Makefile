@@ -12,6 +12,8 @@ VENV ?= .venv
 DOCS_VENV ?= .venv-docs
 ARGS ?=
 JOBS ?= 2
+SEED ?= 1
+MINUTES ?= 10
 
 # The peer that tests and benchmarks compare with. The exact pin matters: it also matches a
 # CPU-only build (2.13.0+cpu) where pip is told of one, and prefers it. A range would fetch
@@ -35,7 +37,7 @@ GROUP = $(1)/bin/python -c 'import sys, tomllib; \
 	print(*groups[sys.argv[1]], sep="\n")' $(2) > $(1)/$(2).txt
 
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench docs clean distclean
+.PHONY: help demo test lint format bench chaos docs clean distclean
 .DEFAULT_GOAL := help
 
 help: ## Show this
@@ -50,7 +52,7 @@ test: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.torch ## Run all tests
 lint: $(VENV)/.holdfast $(VENV)/.test $(VENV)/.lint ## Check style, types and the layering of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy src benchmarks examples $(wildcard tests/*.py)
+	$(BIN)/mypy src benchmarks chaos examples $(wildcard tests/*.py)
 	set -e; for folder in $(TEST_FOLDERS); do $(BIN)/mypy $$folder; done
 	$(BIN)/lint-imports
 
@@ -61,12 +63,15 @@ format: $(VENV)/.lint ## Lay out the source as `make lint` wants it
 bench: $(VENV)/.holdfast $(VENV)/.torch ## Measure against torchrun and bare processes
 	$(BIN)/python -m benchmarks $(ARGS)
 
+chaos: $(VENV)/.holdfast $(VENV)/.test ## Run real jobs under random faults (as root): SEED=1 MINUTES=10
+	$(BIN)/python -m chaos --seed $(SEED) --minutes $(MINUTES) $(ARGS)
+
 docs: $(DOCS_VENV)/.docs ## Build the documentation into site/
 	$(DOCS_VENV)/bin/zensical build --clean
 
 clean: ## Remove caches and build results
 	rm -rf site dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .cache
-	find benchmarks examples src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find benchmarks chaos examples src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the virtual environments as well
 	rm -rf $(VENV) $(DOCS_VENV)

@@ -1,7 +1,8 @@
 """Nodes that apply what `core.rounds` decides: the other side of its tests.
 
 A `FakeNode` remembers what a real node does (`core.session`) and nothing more. It is plain data,
-so that whole worlds of them can be copied and compared. Its workers start the moment it reports them.
+so that whole worlds of them can be copied and compared. Its workers start the moment it reports
+them, and stop when it is told so, unless it is slow.
 """
 
 from __future__ import annotations
@@ -50,9 +51,18 @@ class FakeNode(msgspec.Struct):
     assigned_generation: int = -1
     rank: int = -1
     size: int = 0
+    heard_generation: int = -1
     restarts: int = 0
+    fence: int = 0
     failure: Failure | None = None
     report: bytes = b""
+    call: int = 0
+    start: bool = True
+    view_generation: int = -1
+    has_workers: bool = False
+    slow: bool = False
+    reported_clear: int = -1
+    reported_term: int = 0
 
     @property
     def name(self) -> str:
@@ -64,9 +74,17 @@ class FakeNode(msgspec.Struct):
         """Whether it believes to be in a round."""
         return self.role is NodeRole.MEMBER
 
+    @property
+    def clear(self) -> int:
+        """The first generation of which it may have workers."""
+        if self.has_workers:
+            return self.generation
+        return max(self.generation + 1, self.view_generation + (not self.is_member))
+
     def status(self) -> Status:
         """Return its whole status, under a new number."""
         self.seq += 1
+        self.reported_term, self.reported_clear = self.term, self.clear
         return self.last_status()
 
     def last_status(self) -> Status:
@@ -78,6 +96,7 @@ class FakeNode(msgspec.Struct):
             settings=self.settings,
             phase=self.phase,
             generation=self.generation,
+            clear=self.reported_clear,
             term=self.term,
             round_term=self.round_term,
             round=self.round,
@@ -85,9 +104,12 @@ class FakeNode(msgspec.Struct):
             assigned_generation=self.assigned_generation,
             rank=self.rank,
             size=self.size,
+            heard_generation=self.heard_generation,
             restarts=self.restarts,
+            fence=self.fence,
             failure=self.failure,
             report=self.report,
+            call=self.call,
         )
 
     def heartbeat(self) -> Heartbeat:
@@ -99,6 +121,7 @@ class FakeNode(msgspec.Struct):
             seq=self.seq,
             term=self.term,
             revision=self.revision,
+            call=self.call,
         )
 
     def accepts(self, view: View) -> bool:
@@ -118,7 +141,10 @@ class FakeNode(msgspec.Struct):
         self.assigned_generation = view.generation if member else -1
         self.rank = view.rank if member else -1
         self.size = view.size if member else 0
+        self.heard_generation = max(self.heard_generation, view.generation)
         self.restarts = max(self.restarts, view.restarts)
+        self.fence = max(self.fence, view.fence)
+        self.start, self.view_generation = view.start, view.generation
         return True
 
     def apply(self) -> bool:
@@ -126,17 +152,22 @@ class FakeNode(msgspec.Struct):
         if self.is_member:
             if self.assigned_generation <= self.generation:
                 return False
-            self.generation = self.assigned_generation
-            self.phase, self.failure, self.report = NodePhase.RUNNING, None, b""
-            return True
-        if self.phase is NodePhase.READY or self.role in (None, NodeRole.CLOSED):
+            if self.start:
+                self.generation = self.assigned_generation
+                self.phase, self.failure, self.report = NodePhase.RUNNING, None, b""
+                self.has_workers = True
+                return True
+        if self.role in (None, NodeRole.CLOSED) or (self.has_workers and self.slow):
             return False
+        self.has_workers = False
+        told = (self.term, self.clear) <= (self.reported_term, self.reported_clear)
+        news = self.phase is not NodePhase.READY or not told
         self.phase, self.failure, self.report = NodePhase.READY, None, b""
-        return True
+        return news
 
     def fail(self, *, retryable: bool = True, sudden: bool = False, report: bytes = b"") -> Status:
         """Report that one of its workers failed."""
-        self.phase = NodePhase.FAILED
+        self.phase, self.has_workers = NodePhase.FAILED, self.slow
         self.failure = Failure(
             node=self.name,
             rank=self.rank,
@@ -150,18 +181,18 @@ class FakeNode(msgspec.Struct):
 
     def succeed(self) -> Status:
         """Report that all its workers are done."""
-        self.phase = NodePhase.SUCCEEDED
+        self.phase, self.has_workers = NodePhase.SUCCEEDED, False
         return self.status()
 
     def leave(self) -> Status:
         """Report that it leaves."""
-        self.phase = NodePhase.LEAVING
+        self.phase, self.has_workers = NodePhase.LEAVING, self.slow
         return self.status()
 
     def begin_anew(self, incarnation: int) -> None:
         """Become another incarnation, as a node that was fenced does."""
         self.info = msgspec.structs.replace(self.info, incarnation=incarnation)
-        self.role = None
+        self.role, self.has_workers = None, False
         self.phase, self.failure, self.report = NodePhase.READY, None, b""
         self.round_term, self.round, self.assigned_generation = 0, -1, -1
         self.rank, self.size = -1, 0

@@ -10,6 +10,12 @@ from __future__ import annotations
 import os
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import TextIO
+
+    from holdfast.side_thread import SideThread
+
 DEBUG, INFO, NOTICE, WARNING, ERROR, NOTHING = 10, 20, 25, 30, 40, 50
 # How long to wait for a console that is full; then the line is dropped.
 CONSOLE_MS_MAX = 200
@@ -54,13 +60,14 @@ def log(level: int, text: str) -> None:
 
 
 _unfinished = False  # Whether only a part of the last line was written.
+_file_writer: SideThread | None = None  # For a console that is a file: it is ready, and may hang.
 
 
 def write_line(line: str) -> None:
     """Write a line to standard error; raise `OSError` if that blocks.
 
     Supervision must not wait for a stuck console: a pager nobody scrolls, a terminal held by
-    Ctrl-S, a log collector that hangs.
+    Ctrl-S, a log collector that hangs, a file on a file system that does not answer.
     """
     global _unfinished  # noqa: PLW0603 (there is one console)
     stream = sys.stderr
@@ -72,6 +79,9 @@ def write_line(line: str) -> None:
     except (OSError, ValueError, AttributeError):
         stream.write(text)  # A stream without a descriptor, such as a notebook's, never blocks.
         stream.flush()
+        return
+    if _is_file(descriptor):
+        _write_to_file(stream, text)
         return
     import select
     import time
@@ -89,6 +99,24 @@ def write_line(line: str) -> None:
         stream.write(text[start : start + size])
         stream.flush()
     _unfinished = False
+
+
+def _is_file(descriptor: int) -> bool:
+    return os.fstat(descriptor).st_mode & 0o170_000 == 0o100_000  # `stat.S_ISREG`, without import.
+
+
+def _write_to_file(stream: TextIO, text: str) -> None:
+    global _file_writer  # noqa: PLW0603 (there is one console)
+    if _file_writer is None:
+        from holdfast.side_thread import SideThread
+
+        _file_writer = SideThread("holdfast-console", CONSOLE_MS_MAX / 1000)
+
+    def write() -> None:
+        stream.write(text)
+        stream.flush()
+
+    _file_writer.call(write)
 
 
 def debug(text: str) -> None:

@@ -14,6 +14,9 @@ A failing worker is not in this tree: it is the user's program that failed, and
 
 from __future__ import annotations
 
+import errno
+import os
+
 
 class HoldfastError(Exception):
     """Base of the errors Holdfast raises on its own account.
@@ -60,3 +63,52 @@ class InternalError(HoldfastError):
     """A bug in Holdfast: an impossible state was reached."""
 
     exit_code = 70
+
+
+# What the kernel says where a limit of this user or machine is reached. Nothing is imported for it:
+# where no file can be opened any more, no module can be either.
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ETOOMANYREFS, errno.EAGAIN, errno.ENOMEM)
+
+
+def shortage_hint(number: int | None) -> str:
+    """Return which limit an error number is about and what to do; empty for any other number."""
+    if number in (errno.EMFILE, errno.ETOOMANYREFS):  # Those on their way to a keeper count too.
+        files = _limit("SC_OPEN_MAX")
+        return f"the limit of open files is {files}; raise it, `ulimit -n`, or start fewer workers"
+    if number == errno.EAGAIN:
+        processes = _limit("SC_CHILD_MAX")
+        return (
+            f"the limit of processes and threads is {processes}; raise it, `ulimit -u` or pids.max "
+            "of the control group, or start fewer workers"
+        )
+    if number == errno.ENFILE:
+        return "raise the machine's limit of open files, /proc/sys/fs/file-max"
+    return "free some memory, or start fewer workers" if number == errno.ENOMEM else ""
+
+
+def _limit(name: str) -> object:
+    value = os.sysconf(name)
+    return value if value >= 0 else "not set"
+
+
+def shortage_behind(problem: BaseException) -> EnvironmentProblem | None:
+    """Return what an error says if this machine is short of something, None if it is not.
+
+    Not by EAGAIN: it has another meaning, unless a fork returned it.
+    """
+    seen: BaseException | None = problem
+    while seen is not None:
+        number = seen.errno if isinstance(seen, OSError) else None
+        if isinstance(seen, MemoryError):
+            number = errno.ENOMEM
+        elif isinstance(seen, ImportError) and os.strerror(errno.EMFILE) in str(seen):
+            number = errno.EMFILE  # The loader of shared libraries keeps the text alone.
+        elif isinstance(seen, RuntimeError) and str(seen) == "can't start new thread":
+            return EnvironmentProblem("cannot start a thread", hint=shortage_hint(errno.EAGAIN))
+        if number in SHORTAGES and number != errno.EAGAIN:
+            where = f"{seen.filename}: " if isinstance(seen, OSError) and seen.filename else ""
+            return EnvironmentProblem(
+                f"cannot go on: {where}{os.strerror(number)}", hint=shortage_hint(number)
+            )
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -148,7 +148,7 @@ class Info:
     """Which worker this is. Outside Holdfast it is alone: rank 0 of 1, generation 0."""
 
     __slots__ = (
-        "generation", "group_rank", "last_end", "local_rank", "local_world_size",
+        "fence", "generation", "group_rank", "last_end", "local_rank", "local_world_size",
         "previous_world_size", "rank", "restart_count", "run_id", "supervised", "world_size",
     )  # fmt: skip
 
@@ -164,6 +164,8 @@ class Info:
         self.group_rank = _number("GROUP_RANK", 0)
         self.generation = _number("HOLDFAST_GENERATION", 0)
         """How often the job's workers were started before, for any reason."""
+        self.fence = _number("HOLDFAST_FENCE", 0)
+        """Higher in every later generation, whoever decides; 0 where nobody counts it."""
         self.restart_count = _number("TORCHELASTIC_RESTART_COUNT", 0)
         """How many of these were restarts after a failure."""
         previous = _number(PREVIOUS_WORLD_SIZE_ENV, 0)

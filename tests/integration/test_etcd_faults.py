@@ -35,7 +35,9 @@ def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> 
     """It is gone for about as long as a lease, and remembers no changes from before."""
     with (
         running_etcd(tmp_path) as etcd,
-        EtcdTeam(tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", conf=SOON) as cluster,
+        EtcdTeam(
+            tmp_path, OBEY, "--max-restarts=1", etcd=etcd, nnodes="2", conf=f"{SOON},on_lost=run"
+        ) as cluster,
     ):
         cluster.start_host("a")
         cluster.start_all("b")
@@ -50,6 +52,24 @@ def test_etcd_that_is_killed_and_started_again_costs_nothing(tmp_path: Path) -> 
         assert cluster.is_quiet()
         starts["b"].fail()
         assert answers_failures(cluster) == {"a": 0, "b": 0}
+
+
+def test_workers_are_stopped_while_etcd_is_away_and_start_again_at_no_cost(tmp_path: Path) -> None:
+    """No other node can tell whether somebody took their place meanwhile."""
+    with (
+        running_etcd(tmp_path) as etcd,
+        EtcdTeam(tmp_path, OBEY, "--max-restarts=0", etcd=etcd, nnodes="2", conf=SOON) as cluster,
+    ):
+        cluster.start_all("a", "b")
+        before = Watched(*(start.pid for start in cluster.generation(2).values()))
+        etcd.kill()
+        before.all_gone()
+        etcd.start()
+        after = cluster.generation(2)
+        assert {start.restarts for start in after.values()} == {0}
+        for agent in cluster.agents.values():
+            assert "others may take their place" in agent.said()
+        assert cluster.finish(after) == {"a": 0, "b": 0}
 
 
 def test_members_of_etcd_that_hang_or_are_killed_cost_nothing(tmp_path: Path) -> None:
@@ -117,13 +137,13 @@ def test_a_leader_that_is_frozen_is_fenced_when_it_thaws_and_joins_again(
         frozen = cluster.start_host("a")
         cluster.start_all("b", "c")
         before = cluster.generation(3)
+        old = Watched(before["a"].pid)
         frozen.signal(signal.SIGSTOP)
         smaller = cluster.generation(2)
+        old.gone_already()
         assert set(smaller) == {"b", "c"}
-        old = Watched(before["a"].pid)
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(3)
-        old.gone_already()
         assert "fenced" in frozen.said()
         assert cluster.leader() != "a"
         assert {start.restarts for start in after.values()} == {0}
@@ -134,7 +154,9 @@ def test_an_etcd_without_space_stops_no_workers_and_is_reported(tmp_path: Path) 
     flags = ("--max-restarts=1",)
     with (
         running_etcd(tmp_path, SMALL_QUOTA) as etcd,
-        EtcdTeam(tmp_path, OBEY, *flags, etcd=etcd, nnodes="2") as cluster,
+        EtcdTeam(
+            tmp_path, OBEY, *flags, etcd=etcd, nnodes="2", conf=f"{QUICK},on_lost=run"
+        ) as cluster,
     ):
         cluster.start_host("a")
         cluster.start_all("b")
@@ -164,7 +186,7 @@ def test_etcd_that_stays_away_or_full_ends_the_job_after_a_while(tmp_path: Path)
     """Workers go on until then, where they can."""
     for name in ("away", "full"):
         (tmp_path / name).mkdir()
-    conf = f"{QUICK},coordinator_timeout=4"
+    conf = f"{QUICK},coordinator_timeout=4,on_lost=run"
     with (
         running_etcd(tmp_path / "away") as away,
         running_etcd(tmp_path / "full", SMALL_QUOTA) as full,

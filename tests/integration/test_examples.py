@@ -34,6 +34,7 @@ PLAIN, SHELL, FUNCTION = map(example, ("train_plain.py", "shell_worker.sh", "lau
 DEMO, TORCH, ELASTIC = map(example, ("demo.py", "ddp_gloo.py", "elastic_plain.py"))
 STORE, PLOT = map(example, ("store_plain.py", "plot_losses.py"))
 PROGRESS = example("worker_progress.py")
+FENCED = example("fenced_checkpoints.py")
 # These two take a while, and are tested for more: tests/peers/test_elastic_ddp.py.
 DDP, DDP_DEMO = map(example, ("elastic_ddp.py", "elastic_ddp_demo.py"))
 example("grafana-dashboard.json")  # tests/unit/agent/test_grafana_dashboard.py reads it.
@@ -129,6 +130,25 @@ def test_elastic_plain_goes_on_with_another_number_of_workers(tmp_path: Path) ->
     again = worker(0, 1)
     assert re.findall(r"block (\d) of 7", again) == []
     assert pi_in(again) == pi_in(alone) == pytest.approx(math.pi, abs=1e-3)
+
+
+def test_fenced_checkpoints_refuse_a_writer_that_was_replaced(tmp_path: Path) -> None:
+    def worker(fence: int, steps: int) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            str(EXAMPLES / FENCED),
+            "--folder",
+            str(tmp_path),
+        ]
+        more = ["--steps", str(steps), "--step-seconds", "0"]
+        return run([*command, *more], RANK="0", HOLDFAST_FENCE=str(fence))
+
+    assert "from step 0\ndone: 3 steps" in worker(7, 3).stdout
+    assert "from step 3\ndone: 5 steps" in worker(9, 5).stdout
+    old = worker(8, 9)
+    assert old.returncode != 0
+    assert "fence 9 was here" in old.stderr
+    assert "from step 5\ndone: 5 steps" in worker(9, 5).stdout
 
 
 def pi_in(said: str) -> float:

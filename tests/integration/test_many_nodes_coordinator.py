@@ -6,6 +6,9 @@ import os
 import re
 import signal
 import socket
+import struct
+from contextlib import suppress
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,9 +18,94 @@ from real_teams import OBEY, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Self
 
 KILLED = -signal.SIGKILL
 ELSEWHERE = "is_host=false"
+
+
+class Proxy:
+    """Passes connections on to a port; resets them all, and every new one, when it is cut."""
+
+    def __init__(self, port: int) -> None:
+        self._to = ("127.0.0.1", port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._is_cut = False
+        self._open: list[socket.socket] = []
+        self._threads = [Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def reset(self) -> None:
+        """Reset what is open."""
+        while self._open:
+            one = self._open.pop()
+            with suppress(OSError):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                one.shutdown(socket.SHUT_RD)  # Whoever reads it wakes up.
+            one.close()
+
+    def cut(self) -> None:
+        """Reset what is open, and what is opened from now on."""
+        self._is_cut = True
+        self.reset()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                far = socket.create_connection(self._to)
+            except ConnectionRefusedError:
+                near.close()
+                continue
+            self._open += [near, far]
+            if self._is_cut:
+                self.reset()
+                continue
+            for one, other in ((near, far), (far, near)):
+                self._threads.append(Thread(target=self._pass_on, args=(one, other)))
+                self._threads[-1].start()
+
+    def _pass_on(self, one: socket.socket, other: socket.socket) -> None:
+        with suppress(OSError):
+            while data := one.recv(65536):
+                other.sendall(data)
+            other.shutdown(socket.SHUT_WR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join()
+
+
+def test_a_node_that_was_done_and_cannot_ask_any_more_ends_as_its_workers_did(
+    tmp_path: Path,
+) -> None:
+    conf = "reconnect_grace=0,coordinator_timeout=1"
+    with Cluster(tmp_path, OBEY, nnodes="2", backend="static", conf=conf) as cluster:
+        cluster.start_host("a", "--node-rank=0")
+        with Proxy(cluster.port) as proxy:
+            endpoint = f"--rdzv-endpoint=127.0.0.1:{proxy.port}"
+            b = cluster.start("b", "--node-rank=1", endpoint, conf=ELSEWHERE)
+            starts = cluster.generation(2)
+            starts["b"].finish()
+            b.says("this node's workers are done")
+            # It was lost for a moment and is back, but not in the round, when it is cut off.
+            proxy.reset()
+            b.says("standing by")
+            proxy.cut()
+            starts["a"].finish()
+            assert cluster.agents["a"].end()[0] == 0
+            assert b.end()[0] == 0
+        assert cluster.codes() == {"a": 0, "b": 0}
 
 
 def test_another_agent_of_the_host_takes_over_from_one_that_is_killed(tmp_path: Path) -> None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from real_jobs import Watched, children
-from real_teams import OBEY, QUICK, SILENCE_S, SOON_SILENT, TOGETHER, Cluster, descendants
+from real_teams import (
+    OBEY,
+    QUICK,
+    SILENCE_S,
+    SOON_SILENT,
+    TOGETHER,
+    Cluster,
+    descendants,
+    fail_all,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -153,14 +163,13 @@ def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(
         cluster.start_host("a")
         cluster.start_all("b", "c")
         before = cluster.generation(3)
-        frozen = cluster.agents["b"]
+        frozen, old = cluster.agents["b"], Watched(before["b"].pid)
         frozen.signal(signal.SIGSTOP)
         smaller = cluster.generation(2)
+        old.gone_already()  # By its keeper.
         assert set(smaller) == {"a", "c"}
-        old = Watched(before["b"].pid)
         frozen.signal(signal.SIGCONT)
         after = cluster.generation(3)
-        old.gone_already()
         assert "fenced" in frozen.said()
         for name in "ac":
             assert after[name].rank == smaller[name].rank
@@ -170,6 +179,32 @@ def test_a_frozen_agent_is_fenced_when_it_thaws_and_joins_again(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
+def test_workers_that_fail_of_a_silent_machine_are_not_blamed(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    """Its connections stay open, and sockets elsewhere time out sooner than its silence tells."""
+    # The machine comes back when the job is over, and perhaps its coordinator gone.
+    conf = f"{FREEZING},coordinator_timeout=3"
+    with team(tmp_path, OBEY, "--max-restarts=0", nnodes="2:3", conf=conf) as cluster:
+        cluster.start_host("a")
+        cluster.start_all("b", "c")
+        before = cluster.generation(3)
+        machine = [cluster.agents["b"].pid, *descendants(cluster.agents["b"].pid)]
+        for pid in machine:
+            os.kill(pid, signal.SIGSTOP)
+        fail_all([before["a"], before["c"]])
+        after = cluster.generation(2)
+        assert set(after) == {"a", "c"}
+        assert {start.restarts for start in after.values()} == {0}
+        for start in after.values():
+            start.finish()
+        for pid in machine:
+            with suppress(ProcessLookupError):  # Those before it may have ended it meanwhile.
+                os.kill(pid, signal.SIGCONT)
+        codes = cluster.codes()
+        assert (codes["a"], codes["c"]) == (0, 0)
+
+
 def test_a_frozen_agent_that_was_replaced_stands_by_when_it_thaws(tmp_path: Path) -> None:
     with Cluster(tmp_path, OBEY, nnodes="2", conf=FREEZING) as cluster:
         cluster.start_host("a")
@@ -177,14 +212,13 @@ def test_a_frozen_agent_that_was_replaced_stands_by_when_it_thaws(tmp_path: Path
         before = cluster.generation(2)
         cluster.start("spare")
         cluster.agents["spare"].says("standing by")
-        frozen = cluster.agents["b"]
+        frozen, old = cluster.agents["b"], Watched(before["b"].pid)
         frozen.signal(signal.SIGSTOP)
         after = cluster.generation(2)
+        old.gone_already()
         assert after["spare"].rank == before["b"].rank
-        old = Watched(before["b"].pid)
         frozen.signal(signal.SIGCONT)
         frozen.says("standing by")
-        old.gone_already()
         assert cluster.is_quiet()
         for start in after.values():
             start.finish()

@@ -1,9 +1,4 @@
-"""Real agents with networks of their own, joined by a bridge that can be cut and healed.
-
-Each node is a network namespace, held by a process that sleeps in it, and one more is the switch
-between them. The kernel removes a namespace with the last process in it, and the sleepers die with
-this process, so nothing is left whatever happens; the machine's own network is never touched.
-"""
+"""Real agents with networks of their own, joined by a switch that can cut and heal their links."""
 
 from __future__ import annotations
 
@@ -11,12 +6,14 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from chaos.network import Network, address, missing
 
-from real_jobs import PATIENCE_S, Watched
+from real_jobs import HOLDFAST, PATIENCE_S, Watched
 from real_teams import LOOK_AGAIN_S, QUICK, SOON_SILENT, Cluster
 
 if TYPE_CHECKING:
@@ -27,103 +24,18 @@ if TYPE_CHECKING:
 
 NODES = 3
 PORT = 29400
-NOWHERE = "02:00:00:00:00:99"  # No interface has this address.
 LISTENING = "0A"
 CUTTING = f"{QUICK},{SOON_SILENT}"
-
-
-def missing() -> str:
-    """Return why there can be no networks here, or nothing."""
-    if os.geteuid() != 0:
-        return "only root may make network namespaces"
-    for tool in ("ip", "nsenter", "setpriv", "unshare"):
-        if shutil.which(tool) is None:
-            return f"the command {tool} is not installed"
-    probe = subprocess.run(["unshare", "-n", "-m", "true"], capture_output=True, text=True)
-    return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else ""
-
-
-class Network:
-    """Nodes 0, 1, 2 ... at 10.77.0.1, .2, .3 ..., behind one switch."""
-
-    def __init__(self, nodes: int) -> None:
-        self._sleepers: list[subprocess.Popen[bytes]] = []
-        try:
-            self._switch = self._make_namespace()
-            self._run(self._switch, "ip link add bridge type bridge")
-            self._run(self._switch, "ip link set bridge up")
-            self._nodes = [self._make_namespace() for _ in range(nodes)]
-            for node, pid in enumerate(self._nodes):
-                link = f"ip link add port{node} type veth peer name eth0 netns {pid}"
-                self._run(self._switch, link)
-                self._run(self._switch, f"ip link set port{node} master bridge up")
-                self._run(pid, f"ip address add {address(node)}/24 dev eth0")
-                self._run(pid, "ip link set eth0 up")
-                self._run(pid, "ip link set lo up")
-        except BaseException:
-            self.close()
-            raise
-
-    def inside(self, node: int) -> tuple[str, ...]:
-        """Return what goes before a command that is to run on a node."""
-        return ("nsenter", "-t", str(self._nodes[node]), "-n", "-m")
-
-    def cut(self, node: int) -> None:
-        """Unplug a node."""
-        self._run(self._switch, f"ip link set port{node} down")
-
-    def heal(self, node: int) -> None:
-        """Plug it in again."""
-        self._run(self._switch, f"ip link set port{node} up")
-
-    def silence(self, node: int, to: int) -> None:
-        """Lose all that one node sends to another; the other direction works."""
-        self._neighbour("replace", node, to, f"lladdr {NOWHERE} nud permanent")
-
-    def unsilence(self, node: int, to: int) -> None:
-        self._neighbour("delete", node, to, "")
-
-    def name(self, node: int, host: str, at: str) -> None:
-        """Let a node, and no other, know a host by this address."""
-        hosts = f"echo {at} {host} > /run/hosts && mount --bind /run/hosts /etc/hosts"
-        self._run(self._nodes[node], "mount -t tmpfs none /run")
-        subprocess.run([*self.inside(node), "sh", "-c", hosts], check=True)
-
-    def close(self) -> None:
-        for sleeper in self._sleepers:
-            sleeper.kill()
-            sleeper.wait(PATIENCE_S)
-
-    def _neighbour(self, verb: str, node: int, to: int, how: str) -> None:
-        self._run(self._nodes[node], f"ip neighbour {verb} {address(to)} {how} dev eth0")
-
-    def _make_namespace(self) -> int:
-        """Return the process that holds a network of its own, and mounts of its own."""
-        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "-n", "-m", "sleep", "infinity"]
-        sleeper = subprocess.Popen(command)
-        self._sleepers.append(sleeper)
-        deadline = time.monotonic() + PATIENCE_S
-        while os.readlink(f"/proc/{sleeper.pid}/exe").rpartition("/")[2] != "sleep":
-            assert time.monotonic() < deadline
-            time.sleep(LOOK_AGAIN_S)
-        return sleeper.pid
-
-    def _run(self, pid: int, command: str) -> None:
-        words = ["nsenter", "-t", str(pid), "-n", "-m", *command.split()]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert done.returncode == 0, f"{command}: {done.stderr}"
-
-
-def address(node: int) -> str:
-    return f"10.77.0.{node + 1}"
 
 
 class NetworkCluster(Cluster):
     """Agents of which each is on a node of its own: `a` on node 0, which coordinates, and so on."""
 
-    def __init__(self, folder: Path, network: Network, nnodes: str, host: str = "") -> None:
+    def __init__(
+        self, folder: Path, network: Network, nnodes: str, host: str = "", script: str = ""
+    ) -> None:
         where = host or address(0)
-        super().__init__(folder, MEET, nnodes=nnodes, host=where, port=PORT, conf=CUTTING)
+        super().__init__(folder, script or MEET, nnodes=nnodes, host=where, port=PORT, conf=CUTTING)
         self._network = network
 
     def start_on(self, name: str, conf: str = "") -> Agent:
@@ -234,6 +146,23 @@ def test_a_node_that_is_cut_off_is_lost_and_joins_again_when_healed(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
+def test_a_node_that_is_cut_off_stops_its_workers_before_others_take_their_place(
+    tmp_path: Path, network: Network
+) -> None:
+    with NetworkCluster(tmp_path, network, "2:3") as cluster:
+        cluster.start_nodes("abc", conf="on_lost=stop")
+        old = meeting(cluster, *"abc")
+        gone = Watched(old["c"])
+        network.cut(2)
+        meeting(cluster, *"ab")
+        gone.gone_already()
+        network.heal(2)
+        after = meeting(cluster, *"abc")
+        assert "others may take their place" in cluster.agents["c"].said()
+        finish(after)
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+
+
 @pytest.mark.parametrize("direction", ["to the coordinator", "from the coordinator"])
 def test_a_cut_of_one_direction_is_a_cut(tmp_path: Path, network: Network, direction: str) -> None:
     ways = (2, 0) if direction == "to the coordinator" else (0, 2)
@@ -273,3 +202,73 @@ def test_nodes_whose_coordinator_stays_cut_off_end(tmp_path: Path, network: Netw
             assert f"the coordinator at {cluster.endpoint} could not be reached since" in said
         cluster.agents["a"].signal(signal.SIGTERM)
         assert cluster.codes()["a"] == 128 + signal.SIGTERM
+
+
+# Fails with a report of the greatest size.
+LONG_FAILURE = """
+signal.sigwaitinfo(ORDERS)
+for at in range(1500):
+    print(f"line {at} of very many that go before the reason of this failure", file=sys.stderr)
+raise RuntimeError("the reason of this failure" + " and its details" * 4000)
+"""
+
+
+@pytest.mark.parametrize("link", ["slow", "narrow"])
+def test_a_long_failure_report_comes_through_a_bad_link(
+    tmp_path: Path, network: Network, link: str
+) -> None:
+    """Its node is heard all the while: it takes longer to send than a node may be silent."""
+    if shutil.which("tc") is None:
+        pytest.skip("the command tc is not installed")
+    with NetworkCluster(tmp_path, network, "2", script=LONG_FAILURE) as cluster:
+        cluster.start_nodes("ab")
+        starts = cluster.generation(2)
+        if link == "slow":
+            network.throttle(1, kbit_s=320)
+        else:
+            network.narrow(1, bytes_max=1280)
+        starts["b"].fail()
+        ends = cluster.end()
+        assert {name: code for name, (code, _) in ends.items()} == {"a": 1, "b": 1}
+        assert all("RuntimeError: the reason of this failure" in said for _, said in ends.values())
+
+
+# A job on one machine whose store a job on another may need, as replica groups do of each other.
+HOSTS_A_STORE = """\
+import os, sys
+print(os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"], flush=True)
+sys.stdin.readline()
+"""
+VISITS_IT = """\
+import sys
+from datetime import timedelta
+from holdfast.store import TCPStore
+TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=0.5)).set("visited", "yes")
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "host", "is_open"),
+    [
+        ("--rdzv_backend=c10d --rdzv_endpoint=localhost:0 --nnodes=1", "node0", True),
+        ("--standalone", "127.0.0.1", False),
+        ("--nnodes=1", "127.0.0.1", False),
+    ],
+)
+def test_who_reaches_the_store_of_a_job_on_one_machine(
+    tmp_path: Path, network: Network, flags: str, host: str, is_open: bool
+) -> None:
+    for node in (0, 1):
+        network.name(node, "node0", address(0))
+    script = tmp_path / "train.py"
+    script.write_text(HOSTS_A_STORE)
+    command = [*network.inside(0), *HOLDFAST, "run", *flags.split(), str(script)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as job:
+        assert job.stdin is not None
+        assert job.stdout is not None
+        told, port = job.stdout.readline().split()
+        visit = [*network.inside(1), sys.executable, "-c", VISITS_IT, "node0", port]
+        visited = subprocess.run(visit, capture_output=True, timeout=PATIENCE_S).returncode == 0
+        job.communicate("go on\n", timeout=PATIENCE_S)
+    assert (told, visited, job.returncode) == (host, is_open, 0)

@@ -83,3 +83,51 @@ def test_what_cannot_work_is_one_line(words: tuple[str, ...], told: str) -> None
     code, out, err = run(*words)
     assert (code, out, len(err)) == (2, [], 1)
     assert told in err[0]
+
+
+# A module that reads variables as it is imported, and a script that sets them before it imports it.
+READS = """
+import os
+HOME, MODE = os.environ.get("READS_HOME"), os.getenv("READS_MODE", "none")
+everything = dict(os.environ)
+"""
+SETS = """
+import os
+os.environ["READS_HOME"] = "/here"
+os.environ["READS_HOME"] = "/there"
+os.environ.setdefault("READS_MODE", "late")
+os.environ["PATH"], os.environ["OTHER"] = "/nowhere", "1"
+import reads_early
+"""
+
+
+def test_a_variable_that_is_set_too_late_is_told_once(tmp_path: Path) -> None:
+    (tmp_path / "reads_early.py").write_text(READS)
+    (tmp_path / "sets.py").write_text(SETS)
+    command = ("--nproc-per-node", "2", "--preload", "reads_early", "sets.py")
+    code, _, err = run(*command)
+    assert code == 0
+    assert [line.split()[1] for line in err if "reads_early" in line] == [
+        "READS_HOME",
+        "READS_MODE",
+    ]
+    code, _, err = run(*command, READS_HOME="/there", READS_MODE="early")
+    assert code == 0
+    assert [line.split()[1] for line in err if "reads_early" in line] == ["READS_HOME"]
+
+
+def test_auto_leaves_out_what_the_script_prepares_for(tmp_path: Path) -> None:
+    site = tmp_path / "site-packages"
+    site.mkdir()
+    (site / "installed_here.py").touch()
+    script = (
+        "import os, sys; was = 'installed_here' in sys.modules\n"
+        "os.environ['HF_HOME'] = '/here'\nimport installed_here, wave\nprint(was)\n"
+    )
+    (tmp_path / "prepares.py").write_text(script)
+    places = {"PYTHONPATH": str(site)}
+    code, out, err = run("--preload", "auto", "prepares.py", **places)
+    assert (code, out) == (0, ["False"])
+    assert "installed_here" in err[0]
+    assert "HF_HOME" in err[0]
+    assert run("--preload", "auto", "prepares.py", HF_HOME="/here", **places) == (0, ["True"], [])

@@ -5,14 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-from typing import TYPE_CHECKING
+import textwrap
+from pathlib import Path
 
 import pytest
 
 from real_jobs import Job, Watched
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OBEDIENT = """
     def obey(signum, frame):
@@ -212,3 +210,75 @@ def test_a_worker_in_uninterruptible_sleep_is_reported(
         assert "stuck in uninterruptible sleep" in err
         assert "restarting" not in err  # A new start would only get stuck as well.
         assert job.news.is_quiet()
+
+
+# What makes no difference to a job may still end its agent: the default action of most signals.
+@pytest.mark.parametrize(
+    "signum", [signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3, signal.SIGKILL]
+)
+def test_a_signal_that_is_not_handled_leaves_no_folder(tmp_path: Path, signum: int) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = "\n    tell(os.environ['HOLDFAST_WORKER_PAGE']); tell('leader'); forever()\n"
+    with Job(tmp_path, script, env={"TMPDIR": str(temporary)}) as job:
+        page = Path(job.news.next()[0])
+        everyone = Watched(*job.news.take(1).values(), job.keeper())
+        assert page.exists()
+        assert [*temporary.iterdir()]
+        os.kill(job.agent.pid, signum)
+        assert job.end()[0] == -signum
+        everyone.all_gone()
+        assert not page.parent.exists()
+        assert not [*temporary.iterdir()]
+
+
+def meddled(folder: Path, program: str) -> dict[str, str]:
+    """Return an environment in which every Python begins with this program."""
+    (folder / "sitecustomize.py").write_text("import os, signal, sys\n" + textwrap.dedent(program))
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_signals_before_there_is_an_agent_end_the_command_in_order(tmp_path: Path) -> None:
+    """Twice in a row, as it begins to import what the keeper was started beside."""
+    meddling = """
+        class Signals:
+            def find_spec(self, name, *_):
+                if name == "holdfast.cli.run":
+                    for _ in range(2):
+                        os.kill(os.getpid(), signal.SIGHUP)
+        sys.meta_path.insert(0, Signals())
+    """
+    with Job(tmp_path, "", env=meddled(tmp_path, meddling)) as job:
+        code, _, err = job.end()
+    assert code == 128 + signal.SIGHUP
+    assert len(err.splitlines()) == 1, err
+
+
+def test_signals_while_all_is_removed_change_nothing(tmp_path: Path) -> None:
+    """The first ends the job; from then on one comes with each folder that is removed."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    meddling = """
+        remove = os.rmdir
+        def rmdir(path):
+            if path.startswith(("/dev/shm/", os.environ["TMPDIR"])):
+                os.kill(os.getpid(), signal.SIGHUP)
+            remove(path)
+        os.rmdir = rmdir
+    """
+    script = "\n    tell(os.environ['HOLDFAST_WORKER_PAGE']); forever()\n"
+    env = {"TMPDIR": str(temporary), **meddled(tmp_path, meddling)}
+    with Job(tmp_path, script, env=env) as job:
+        page = Path(job.news.next()[0])
+        job.signal(signal.SIGHUP)
+        assert job.end()[0] == 128 + signal.SIGHUP
+        assert not page.parent.exists()
+        assert not [*temporary.iterdir()]
+
+
+def test_what_the_agent_is_not_to_handle_keeps_its_default_action(tmp_path: Path) -> None:
+    with Job(tmp_path, "\n    tell('leader'); forever()\n", "--signals-to-handle=SIGINT") as job:
+        everyone = Watched(*job.news.take(1).values(), job.keeper())
+        job.signal(signal.SIGTERM)
+        assert job.end()[0] == -signal.SIGTERM
+        everyone.all_gone()

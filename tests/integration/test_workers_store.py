@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -11,11 +10,12 @@ import pytest
 
 from holdfast.store.errors import DistNetworkError
 from holdfast.store.tcp.client import TCPStore
-from real_teams import TOGETHER, Cluster
+from real_teams import OBEY, QUICK, TOGETHER, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from etcd_teams import MakeTeam
     from real_etcd import Etcd
 
 STORE = """
@@ -32,29 +32,6 @@ obey()
 """
 )
 
-LATE = (
-    STORE
-    + """
-if NUMBER == 0:
-    store.barrier("started", 2)  # So that both have told of their start before anything else.
-if NUMBER == 0:
-    store.set(f"here{RANK}", AGENT)
-    store.wait(["here0", "here1"])  # Both have told of their start.
-if NUMBER == 0 and AGENT == "b":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    tell("stubborn")
-    obey()
-    late = from_environment()  # A new connection, as a slow start makes it.
-    late.set("key", "old")
-    tell(f"late {late.get('key').decode()}")
-elif NUMBER == 0:
-    tell("ready")
-    obey()
-else:
-    tell(f"sees {store.check(['key'])}")
-obey()
-"""
-)
 LAST = (
     STORE
     + """
@@ -100,20 +77,22 @@ def test_every_backend_has_it(tmp_path: Path, backend: str, etcd: Etcd) -> None:
 
 
 def test_a_late_worker_of_the_old_generation_cannot_touch_the_new_one(tmp_path: Path) -> None:
-    with Cluster(tmp_path, LATE, "--max-restarts", "1", nnodes="2", backend="static") as cluster:
-        for number, name in enumerate("ab"):  # The store is a's, which does not wait for b.
-            cluster.start(name, "--node-rank", str(number))
+    """No worker outlives its generation; what it started elsewhere might."""
+    with Cluster(tmp_path, OBEY, "--max-restarts", "1", nnodes="2") as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
         first = cluster.generation(2)
-        assert {cluster.news.next()[0] for _ in range(2)} == {"stubborn", "ready"}
         first["a"].fail()
-        again = cluster.next_start()  # Of the node whose workers have stopped; b's has not.
-        assert (again.agent, again.generation) == ("a", 1)
-        assert cluster.news.next()[:2] == ["sees", "False"]
-        os.kill(first["b"].pid, signal.SIGUSR1)
-        assert cluster.news.next()[:2] == ["late", "old"]
-        host, _, port = again.meeting.rpartition(":")
+        again = cluster.generation(2)
+        host, _, port = first["a"].meeting.rpartition(":")
+        with suppress(DistNetworkError):
+            TCPStore(host, int(port), timeout=timedelta(seconds=0.5)).set("key", "old")
+        host, _, port = again["a"].meeting.rpartition(":")
         with TCPStore(host, int(port)) as store:
             assert not store.check(["key"])
+        for start in again.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
 
 
 def test_the_store_is_there_until_the_last_worker_is_done(tmp_path: Path) -> None:
@@ -144,3 +123,21 @@ def test_the_store_moves_when_its_node_is_lost(tmp_path: Path) -> None:
         assert counts(cluster, 1) == [1]
         again.finish()
         assert cluster.agents[other.agent].end()[0] == 0
+
+
+def test_no_generation_meets_where_another_did(tmp_path: Path, team: MakeTeam) -> None:
+    """A worker that survived in a process of its own would be let in there."""
+    restarts = 9
+    with team(tmp_path, OBEY, f"--max-restarts={restarts}", nnodes="2", conf=QUICK) as cluster:
+        cluster.start_host("a")
+        cluster.start("b")
+        meetings = []
+        for restart in range(restarts + 1):
+            starts = cluster.generation(2)
+            meetings.append(starts["a"].meeting)
+            if restart < restarts:
+                starts["b"].fail()
+        assert len({*meetings}) == restarts + 1
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}

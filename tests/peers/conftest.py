@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,3 +23,13 @@ def torchrun() -> Iterator[Torchrun]:
 @pytest.fixture
 def launchers(tmp_path: Path, torchrun: Torchrun) -> Launchers:
     return Launchers(tmp_path, torchrun)
+
+
+@pytest.fixture
+def signals_as_before() -> Iterator[None]:
+    """Put handlers back: torch's groups of workers install some, and leave them."""
+    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in handled}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

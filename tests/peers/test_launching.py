@@ -79,3 +79,41 @@ def test_logs_specs_made_for_torch_serve_here(tmp_path: Path) -> None:
         "1/error.json.out": "out 1\n",
         "1/stderr.log": "err 1\n",
     }
+
+
+STOPPING = """\
+import importlib, os, signal, sys, tempfile, time
+
+def work(folder):
+    try:
+        open(os.path.join(folder, "began"), "w").close()
+        while True:
+            time.sleep(0.1)
+    except Exception as error:
+        with open(os.path.join(folder, "raised"), "w") as stream:
+            stream.write(type(error).__name__)
+        raise
+    finally:
+        open(os.path.join(folder, "tidy"), "w").close()
+
+if __name__ == "__main__":
+    package = "torch.distributed.elastic" if sys.argv[1] == "torch" else "holdfast.elastic"
+    api = importlib.import_module(f"{package}.multiprocessing")
+    with tempfile.TemporaryDirectory() as folder:
+        logs = api.DefaultLogsSpecs(log_dir=tempfile.mkdtemp(dir=folder))
+        workers = api.start_processes(
+            "stopped", work, {0: (folder,)}, {0: {}}, logs, start_method="fork")
+        while not os.path.exists(os.path.join(folder, "began")):
+            time.sleep(0.01)
+        workers.close(signal.SIGTERM)
+        raised = os.path.join(folder, "raised")
+        print(open(raised).read(), os.path.exists(os.path.join(folder, "tidy")))
+"""
+
+
+def test_a_signal_raises_in_a_forked_function(launchers: Launchers) -> None:
+    launchers.script("stopping.py", STOPPING)
+    for peer in ("torch", "holdfast"):
+        outcome = launchers.command([sys.executable, "../stopping.py", peer], peer)
+        assert outcome.code == 0, outcome.err
+        assert outcome.out.split() == ["SignalException", "True"]

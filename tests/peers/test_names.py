@@ -31,6 +31,7 @@ pytestmark = pytest.mark.torch
 HOMES = {
     "torch.distributed.elastic": "holdfast.elastic",
     "torch.distributed.launcher": "holdfast.launcher",
+    "torch.distributed.launch": "holdfast.launch",
     "torch.distributed.run": "holdfast.run",
     "torch.numa": "holdfast.numa",
 }

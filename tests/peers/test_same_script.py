@@ -21,6 +21,7 @@ pytestmark = pytest.mark.torch
 # What a worker has from Holdfast and not from torchrun; each with its reason.
 MORE_VARIABLES = frozenset(
     {
+        "HOLDFAST_FENCE",  # Tells old writers from new; theirs have to be trusted.
         "HOLDFAST_GENERATION",  # Counts starts for any reason; theirs has no count all nodes share.
         "HOLDFAST_LAST_END",  # For `worker.info()`, as the next.
         "HOLDFAST_PREVIOUS_WORLD_SIZE",

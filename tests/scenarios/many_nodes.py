@@ -6,10 +6,13 @@ Rounds: the player keeps nodes that apply each view, so that an input is short::
     join a host=h1 workers=2             an agent begins; if `a` is there, as a new incarnation
     claims a term=4 round=3 rank=0 of=2 generation=5      one that an earlier coordinator knew
     back a / again a / beats a           a new status; the last one again; a heartbeat
-    done a / fails a hopeless / reports a text / ready a / leaves a / closes a
+    done a / fails a hopeless / reports a text / ready a / leaves a / closes a / stuck a why
     rejoin a                             begins anew, as a fenced node does
     misses a / hears a                   its views are lost from here on / arrive again
+    slow a / stopped a                   its workers take long to stop / and now they are gone
     lost a / lost a+b / time up / time up late / close stopped why / new coordinator
+    settled                              the settle times of all that came have lasted long enough
+    let in / quiet                       one was held back for long enough; a quiet time has passed
 
 Below are the views, each with the node it is for (`a/1` is the first incarnation of `a`, when there
 is a newer one), and the job. The others: `now Event words`, or as the classes say.
@@ -47,7 +50,15 @@ from holdfast.core.protocol import (
     View,
 )
 from holdfast.core.ranks import RankOrder
-from holdfast.core.rounds import CloseRequested, Job, NodeLost, NodesLost, Rounds, WaitEnded
+from holdfast.core.rounds import (
+    CloseRequested,
+    Job,
+    NodeLost,
+    NodesLost,
+    Rounds,
+    WaitEnded,
+    WaitKind,
+)
 from holdfast.core.session import Session
 
 if TYPE_CHECKING:
@@ -59,7 +70,7 @@ SETTINGS = {
     "restarts": "max_restarts",
     "settle": "settle_s",
 }
-ABOUT_NODES = {"workers": "local_world_size", "fixed": "fixed_rank"}
+ABOUT_NODES = {"workers": "local_world_size", "fixed": "fixed_rank", "stops": "stops_alone"}
 
 
 def fields(words: list[str]) -> dict[str, str]:
@@ -99,6 +110,9 @@ class RoundsPlayer:
         if verb in ("misses", "hears"):
             (self.deaf.add if verb == "misses" else self.deaf.discard)(words[0])
             return [self._state()]
+        if verb == "slow":
+            self._node(words[0]).slow = True
+            return [self._state()]
         if verb == "beats":
             node = self._node(words[0])
             view = self.rounds.behind(node.heartbeat())
@@ -109,10 +123,14 @@ class RoundsPlayer:
 
     def _give(self, event: JobEvent) -> list[str]:
         before = self.rounds.job.phase
+        happened: list[str] = []
+        self.stopped: list[FakeNode] = []
         try:
-            happened = [self._sent(view) for view in self.rounds.handle(0.0, event)]
+            happened += map(self._sent, self.rounds.handle(0.0, event))
+            while self.stopped:
+                happened += map(self._sent, self.rounds.handle(0.0, self.stopped.pop(0).status()))
         except InvalidEvent as error:
-            happened = [f"InvalidEvent: {error}"]
+            happened.append(f"InvalidEvent: {error}")
         self.rounds.check()
         self.passed.add((before, self.rounds.job.phase))
         return [*happened, self._state()]
@@ -124,7 +142,15 @@ class RoundsPlayer:
     def _event(self, verb: str, words: list[str]) -> JobEvent:
         if verb == "time":
             seq = self.rounds.job.wait_seq
+            if words == ["up", "stopping"]:
+                return WaitEnded(self.rounds.job.generation, WaitKind.STOPPING)
             return WaitEnded(seq - 1 if words == ["up", "late"] else seq)
+        if verb == "settled":
+            return WaitEnded(self.rounds.job.settle_seq, WaitKind.SETTLING)
+        if verb == "let":
+            return WaitEnded(next(iter(self.rounds.job.held_back.values())), WaitKind.HELD_BACK)
+        if verb == "quiet":
+            return WaitEnded(self.rounds.job.quiet, WaitKind.QUIET)
         if verb == "close":
             return CloseRequested(JobOutcome(words[0]), " ".join(words[1:]))
         name, *rest = words
@@ -152,7 +178,12 @@ class RoundsPlayer:
             case "closes":
                 node.phase = NodePhase.CLOSING
             case "ready":
-                node.phase = NodePhase.READY
+                node.phase, node.has_workers = NodePhase.READY, False
+            case "stuck":
+                return msgspec.structs.replace(node.status(), stuck=" ".join(rest))
+            case "stopped":
+                node.slow = node.has_workers = False
+                node.apply()
             case "rejoin":
                 self.nodes[name].append(msgspec.structs.replace(node))
                 node = self.nodes[name][-1]
@@ -177,7 +208,7 @@ class RoundsPlayer:
         node = a_node(name, settings, self._incarnation(), **about)
         node = msgspec.structs.replace(node, run_id=run, **claim)
         if node.rank >= 0:
-            node.role, node.phase = NodeRole.MEMBER, NodePhase.RUNNING
+            node.role, node.phase, node.has_workers = NodeRole.MEMBER, NodePhase.RUNNING, True
             node.round_term, node.assigned_generation = node.term, node.generation
         self.nodes.setdefault(name, []).append(node)
         return node
@@ -195,7 +226,8 @@ class RoundsPlayer:
             return f"{text}, which is lost on the way"
         if not node.receive(view):
             return f"{text}, which is older than what it has"
-        node.apply()
+        if node.apply() and stops(node):
+            self.stopped.append(node)
         return text
 
     def _state(self) -> str:
@@ -212,9 +244,21 @@ class RoundsPlayer:
             parts.append(f"done {' '.join(sorted(job.succeeded))}")
         if job.settings:
             parts.append(f"{job.restarts} of {job.settings.max_restarts} restarts used")
-        wait = self.rounds.wait
-        parts.append(f"waits {wait.delay_s:g} s" if wait else "waits for nothing")
+        if job.departed:
+            parts.append(f"not gone yet {' '.join(n.info.node for n in job.departed.values())}")
+        waits = {wait.ended.kind: wait.delay_s for wait in self.rounds.waits}
+        if WaitKind.HELD_BACK in waits:
+            delay_s = waits[WaitKind.HELD_BACK]
+            parts.append(f"holds back {' '.join(job.held_back)} for {delay_s:g} s")
+        step_s = waits.get(WaitKind.STEP, waits.get(WaitKind.STOPPING))
+        parts.append("waits for nothing" if step_s is None else f"waits {step_s:g} s")
         return ", ".join(parts)
+
+
+def stops(node: FakeNode) -> bool:
+    """Whether a node is in the job and must report that it has no workers."""
+    is_in = node.role in (NodeRole.MEMBER, NodeRole.WAITING, NodeRole.STANDBY)
+    return is_in and not node.has_workers
 
 
 def described(view: View) -> str:
@@ -223,6 +267,8 @@ def described(view: View) -> str:
         case NodeRole.MEMBER:
             text = f"member rank {view.rank} of {view.size}, round {view.round}"
             text += f", generation {view.generation}"
+            text += "" if view.start else " which may not start yet"
+            text += f", {view.slow}" if view.slow else ""
             if view.world_size != view.size:
                 text += f", workers from {view.first_rank} of {view.world_size}"
             return text + (f", restart {view.restarts}" if view.restarts else "")
@@ -241,19 +287,28 @@ class CoordinatorPlayer:
 
     Verbs are those of rounds (join, back, beats, fails, done, leaves), and `cut a` (its connection
     closed), `tick`, `close job outcome why`; `new coordinator` follows another one, and knows of
-    nothing. Nodes apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the jobs, and the next deadline.
+    nothing; with `remembers` it has what that one stored, in the agent of `host`. Nodes apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the jobs, and the next deadline.
     """
+
+    machine: CoordinatorMachine
 
     def play(self, line: str) -> list[str]:
         first, *words = shlex.split(line)
         if first == "new":
-            follows = words == ["coordinator"]
+            follows = words[0] == "coordinator"
+            memories = self.machine.memory() if "remembers" in words else None
             if not follows:
-                given: dict[str, Any] = {n: number(text) for n, text in fields(words).items()}
+                given: dict[str, Any] = {
+                    n: number(text) for n, text in fields(words).items() if n != "host"
+                }
                 least, most = int(given.pop("min")), int(given.pop("max"))
                 self.limits: dict[str, Any] = {
                     name: given.pop(short)
-                    for short, name in (("jobs", "jobs_max"), ("keep", "closed_job_keep_s"))
+                    for short, name in (
+                        ("jobs", "jobs_max"),
+                        ("keep", "closed_job_keep_s"),
+                        ("recover", "recover_s"),
+                    )
                     if short in given
                 }
                 self.settings = a_job_of(
@@ -261,19 +316,28 @@ class CoordinatorPlayer:
                 )
                 self.nodes: dict[str, FakeNode] = {}
                 self.clock = Clock()
+            host = fields([word for word in words if word.startswith("host=")]).get("host", "")
             self.machine = CoordinatorMachine(
                 self.clock.now,
                 silence_s=5.0,
                 grace_s=0.2,
                 follows_another=follows,
+                memories=memories,
+                host=host,
                 strict=True,
                 **self.limits,
             )
             return [self._state()]
         now = self.clock.read(first)
         self.deaf = fields([word for word in words if word.startswith("deaf=")]).get("deaf", "")
-        answers = self.machine.handle(now, self._event(*words))
-        return [*map(self._answer, answers), self._state()]
+        self.stopped: list[FakeNode] = []
+        lines = [self._answer(one) for one in self.machine.handle(now, self._event(*words))]
+        while self.stopped:
+            node = self.stopped.pop(0)
+            event = StatusReceived(node.status(), f"{node.name}.seen")
+            views = [one for one in self.machine.handle(now, event) if isinstance(one, View)]
+            lines += map(self._answer, views)
+        return [*lines, self._state()]
 
     def _event(self, verb: str, name: str = "", *more: str) -> CoordinatorEvent:
         if verb == "tick":
@@ -310,11 +374,13 @@ class CoordinatorPlayer:
     def _answer(self, answer: View | Ack) -> str:
         run = "" if answer.run_id == RUN else f"@{answer.run_id}"
         name = f"{answer.node}{run}"
-        if isinstance(answer, Ack):
-            return f"{name}: ack {answer.seq}"
         node = self.nodes[name]
-        if answer.node != self.deaf and node.receive(answer):
-            node.apply()
+        if isinstance(answer, Ack):
+            if answer.call and answer.node != self.deaf:
+                node.call = answer.call
+            return f"{name}: ack {answer.seq}" + (f", roll call {answer.call}" * (answer.call > 0))
+        if answer.node != self.deaf and node.receive(answer) and node.apply() and stops(node):
+            self.stopped.append(node)
         master = f" at {answer.master_addr}" if answer.master_addr else ""
         return f"{name}: {described(answer)}{master} ({answer.why})"
 
@@ -338,7 +404,7 @@ class SessionPlayer:
     def play(self, line: str) -> list[str]:
         first, *words = shlex.split(line)
         if first == "new":
-            given = {n: float(text) for n, text in fields(words).items()}
+            given: dict[str, Any] = {n: float(text) for n, text in fields(words).items()}
             self.draw = given.pop("draw", 1.0)
             names = {"first": "first_contact_s"}
             self.machine = Session(
@@ -371,9 +437,15 @@ class SessionPlayer:
                 return ms.Disconnected(" ".join(words))
             case "rejoined":
                 return ms.Rejoined(int(words[0]))
+            case "stuck":
+                return ms.LoopStuck(" ".join(words))
+            case "turned":
+                return ms.LoopTurned()
             case "ack":
                 incarnation = int(given.get("of", self.machine.status.info.incarnation))
-                return Ack(run_id=RUN, node="a", incarnation=incarnation, seq=int(words[0]))
+                call = int(given.get("call", "0"))
+                seq = int(words[0])
+                return Ack(run_id=RUN, node="a", incarnation=incarnation, seq=seq, call=call)
             case "status":
                 phase = NodePhase(words[0])
                 failure = Failure(node="a", summary="oh") if phase is NodePhase.FAILED else None
@@ -410,8 +482,9 @@ class SessionPlayer:
                 return f"deliver view {view.role.value} {view.term}.{view.revision}"
             case ms.GiveUp(away_s, why):
                 return f"give up after {away_s:g} s: {why or 'it was never there'}"
-            case ms.Send(Heartbeat(seq=seq, term=term, revision=revision)):
-                return f"send a heartbeat: status {seq}, view {term}.{revision}"
+            case ms.Send(Heartbeat(seq=seq, term=term, revision=revision, call=call)):
+                called = f", roll call {call}" if call else ""
+                return f"send a heartbeat: status {seq}, view {term}.{revision}{called}"
             case ms.Send(Status() as status):
                 words = [f"send status {status.seq}: {status.phase.value} {status.generation}"]
                 words.append(f"incarnation {status.info.incarnation}, term {status.term}")
@@ -426,6 +499,8 @@ class SessionPlayer:
                     words.append(f"failure {status.failure.summary!r}")
                 if status.report:
                     words.append(f"report {status.report.decode()!r}")
+                if status.stuck:
+                    words.append(f"stuck: {status.stuck}")
                 return ", ".join(words)
         raise AssertionError(effect)
 
@@ -473,6 +548,7 @@ class CoordinatedPlayer:
                     term=1,
                     revision=self.revision,
                     role=NodeRole(words[0]),
+                    start="hold" not in words,
                     final="final" in words,
                     outcome=JobOutcome(outcome) if outcome else None,
                     **{key: int(text) for key, text in given.items()},  # type: ignore[arg-type]

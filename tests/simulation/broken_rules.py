@@ -14,7 +14,7 @@ from holdfast.core.etcd.election import Election
 from holdfast.core.etcd.keys import pack
 from holdfast.core.etcd.leader import Leadership
 from holdfast.core.etcd.session import EtcdSession
-from holdfast.core.protocol import JobOutcome, NodeRole, View
+from holdfast.core.protocol import JobOutcome, NodeRole, Status, View
 from holdfast.core.rounds import JobPhase, NodeLost, Rounds
 from holdfast.core.session import Session
 from holdfast.core.shared_state import (
@@ -57,6 +57,20 @@ class LossesCost(Rounds):
         return views
 
 
+class StartsAtOnce(Rounds):
+    """A generation starts while the last one is still being stopped elsewhere."""
+
+    def _release(self) -> bool:
+        self._with_workers.clear()
+        return super()._release()
+
+
+class NeverExpires(Session):
+    """A node that is cut off lets its workers run, where it must not."""
+
+    stop_at = None
+
+
 class LostKeepsItsRank(Rounds):
     """The round goes on with a member that is gone."""
 
@@ -72,6 +86,24 @@ class SameGenerationAgain(Rounds):
         if self.job.round >= 0:
             self.job.generation -= 1
         return super()._form(why)
+
+
+class FencesBeginAnew(Rounds):
+    """Every coordinator counts its own generations, whatever nodes heard of."""
+
+    _begun = 0
+
+    def _begin_generation(self, why: str) -> None:
+        super()._begin_generation(why)
+        self._begun += 1
+        self.job.fence = self._begun
+
+
+class ForgetsItsMemory(CoordinatorMachine):
+    """What an earlier coordinator stored is not read."""
+
+    def __init__(self, now: float, **more: Any) -> None:
+        super().__init__(now, **{**more, "memories": None})
 
 
 class RoundChangesUnseen(Rounds):
@@ -146,6 +178,27 @@ class JoinersAreLeftOut(Rounds):
         return views
 
 
+class StuckIsNoMatter(Rounds):
+    """A node whose loop does not turn stays in the round."""
+
+    def _update(self, known: Node, status: Status) -> list[View]:
+        return super()._update(known, msgspec.structs.replace(status, stuck=""))
+
+
+class EveryReturnIsWelcome(Rounds):
+    """However often nodes came and went, they are let in at once."""
+
+    def _take_place(self, node: Node) -> None:
+        pass
+
+
+class SettlesForEver(EveryReturnIsWelcome):
+    """Every node that comes begins the wait for more anew, and none is held back for its returns."""
+
+    def _settle(self, *, anew: bool) -> None:
+        super()._settle(anew=True)
+
+
 class ClosedOpensAgain(Rounds):
     """A node that comes late opens a closed job."""
 
@@ -213,6 +266,13 @@ class NobodyIsEverLost(CoordinatorMachine):
     def _tick(self, now: float) -> list[Any]:
         self._liveness.overdue(now)
         return super()._tick(now)
+
+
+class NobodyIsAsked(CoordinatorMachine):
+    """A failure is judged before it is known whether all members are there."""
+
+    def _may_be_due_to_a_loss(self, _rounds: Rounds, _status: Status) -> bool:
+        return False
 
 
 class DeposedLeadersWrite(EtcdSession):

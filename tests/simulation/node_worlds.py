@@ -13,7 +13,7 @@ import msgspec
 
 from fake_node import FakeNode, a_node
 from holdfast.core.protocol import JobSettings, NodePhase, NodeRole, View
-from holdfast.core.rounds import Job, JobPhase, NodeLost, Rounds, WaitEnded
+from holdfast.core.rounds import Job, JobPhase, NodeLost, Rounds, WaitEnded, WaitKind
 
 RUN = "run"
 # What goes wrong, by name; all else is what a healthy world does by itself.
@@ -80,9 +80,11 @@ def steps(world: World) -> list[Step]:
             # Nodes are alike: it is no matter which of those never seen comes first.
             if not closed and all(world.born[:i]):
                 found.append(("join", i))
-            if _known(world, i) is not None:
+            if _missing(world, i) is not None:
                 found.append(("notice", i))
             continue
+        if _missing(world, i) is not None:
+            found.append(("notice", i))
         if node.role is not NodeRole.CLOSED:
             found.append(("speak", i))
         if world.views[i] is not None:
@@ -96,6 +98,8 @@ def steps(world: World) -> list[Step]:
         found += [(name, i) for name in _faults_of(world, i)]
     if job.waiting:
         found.append(("time up", -1))
+    if job.held_back:
+        found.append(("let in", -1))
     if world.faults_left and not closed and job.nodes:
         found.append(("restart", -1))
     return found
@@ -127,6 +131,15 @@ def _known(world: World, i: int) -> int | None:
     return known.info.incarnation if known else None
 
 
+def _missing(world: World, i: int) -> int | None:
+    """Return an incarnation that is gone and of which the job does not know it yet."""
+    node = world.nodes[i]
+    for departed in world.job.departed.values():
+        if departed.info.node == name_of(i):
+            return departed.info.incarnation
+    return _known(world, i) if node is None else None
+
+
 def _is_known(world: World, node: FakeNode) -> bool:
     known = world.job.nodes.get(node.name)
     return known is not None and known.info.incarnation == node.info.incarnation
@@ -145,6 +158,9 @@ def take(world: World, step: Step) -> list[View]:
     rounds = Rounds(world.job)
     if what == "time up":
         return _on_the_way(world, rounds.handle(0.0, WaitEnded(world.job.wait_seq)))
+    if what == "let in":
+        seq = next(iter(world.job.held_back.values()))
+        return _on_the_way(world, rounds.handle(0.0, WaitEnded(seq, WaitKind.HELD_BACK)))
     if what == "restart":
         world.job = Job(run_id=RUN)
         world.views = [None] * len(world.views)
@@ -157,7 +173,7 @@ def take(world: World, step: Step) -> list[View]:
         world.nodes[i] = node = a_node(name_of(i), world.settings, incarnation)
         return _on_the_way(world, rounds.handle(0.0, node.status()))
     if what == "notice":
-        incarnation = _known(world, i) or 0
+        incarnation = _missing(world, i) or 0
         return _on_the_way(world, rounds.handle(0.0, NodeLost(name_of(i), incarnation, "silence")))
     views = _of_a_node(world, rounds, what, i)
     rounds.check()
@@ -253,10 +269,10 @@ def healing_step(world: World) -> Step | None:
         if node is not None and _has_something_to_do(node):
             return ("follow", i)
     for i, node in enumerate(world.nodes):
+        if _missing(world, i) is not None:
+            return ("notice", i)
         known = _known(world, i)
-        if known is not None and (node is None or known != node.info.incarnation):
-            if node is None:
-                return ("notice", i)
+        if known is not None and node is not None and known != node.info.incarnation:
             return ("speak", i)
         if node is not None and known is None and job.phase is not JobPhase.CLOSED:
             return ("speak", i)
@@ -264,6 +280,8 @@ def healing_step(world: World) -> Step | None:
             return ("speak", i)
     if job.waiting:
         return ("time up", -1)
+    if job.held_back:
+        return ("let in", -1)
     alive = sum(node is not None for node in world.nodes)
     if alive < world.settings.min_nodes and job.phase is not JobPhase.CLOSED:
         return ("join", world.nodes.index(None))
@@ -298,19 +316,23 @@ def fingerprint(world: World) -> int:
             known.phase,
             known.generation,
             known.failure is not None,
+            known.workers,
             known.claim,
             known.claimed_rank if known.claim[0] else 0,
             known.claimed_size if known.claim[0] else 0,
+            known.departures,
         )
         for known in job.nodes.values()
     )
     out = frozenset((i, fate.superseded) for i, fate in job.retired.items() if i in alive)
-    about = (job.phase, job.term, job.round_term, job.round, job.generation, job.restarts)
+    numbers = (job.term, job.round_term, job.round, job.generation, job.restarts, job.released)
+    about = (job.phase, *numbers, *job.departed)
     ends = (job.waiting, job.outcome, job.final, job.failure is not None, bool(job.report))
     nodes = tuple(_outline(world, i) for i in range(len(world.nodes)))
     born = tuple(bool(count) for count in world.born)
     done = frozenset(job.succeeded)
-    return hash((about, ends, members, here, done, out, nodes, born, world.faults_left))
+    gone = (*job.held_back, *((one.node, one.departures) for one in job.vacancies))
+    return hash((about, ends, members, here, done, out, gone, nodes, born, world.faults_left))
 
 
 def _outline(world: World, i: int) -> object:
@@ -324,7 +346,15 @@ def _outline(world: World, i: int) -> object:
         (node.term, node.revision) < (job.term, known.sent_revision),
         forming and known.sent_present != len(job.nodes),
     )
-    waiting = view and (view.role, view.term, view.round, view.generation, view.rank, view.size)
+    waiting = view and (
+        view.role,
+        view.term,
+        view.round,
+        view.generation,
+        view.start,
+        view.rank,
+        view.size,
+    )
     return (
         node.info.incarnation,
         node.phase,
@@ -340,6 +370,7 @@ def _outline(world: World, i: int) -> object:
             node.restarts,
         ),
         node.failure is not None,
+        (node.start, node.has_workers, node.clear, node.reported_clear, node.reported_term),
         behind,
         known is not None and known.seq < node.seq,
         waiting,

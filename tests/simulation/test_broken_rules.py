@@ -10,9 +10,14 @@ from holdfast.testing.sim.checkers import (
     BudgetKept,
     ClosedIsFinal,
     FencedStaysOut,
+    FlappingDamped,
     GenerationGrows,
     JobEnds,
+    LossIsFree,
+    NobodyStarves,
     NoNeedlessRestart,
+    NothingGoesBack,
+    OldWorkersGone,
     OneGenerationPerNode,
     OneRound,
     RankOnce,
@@ -20,19 +25,23 @@ from holdfast.testing.sim.checkers import (
     RoundForms,
     SameRound,
     SizeInBounds,
+    WedgedIsLost,
 )
 
 SEEDS_MAX = 40
 
 ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
     (Machines(etcd_session=broken.DeposedLeadersWrite), GenerationGrows, "pauses"),
-    (Machines(etcd_session=broken.NobodyIsToldAgain), RoundForms, "lossy"),
+    (Machines(etcd_session=broken.NobodyIsToldAgain), JobEnds, "lossy"),
     (Machines(etcd_session=broken.NobodyLeadsAgain), RoundForms, "crashes"),
     (Machines(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
+    (Machines(session=broken.NeverExpires), OldWorkersGone, "partitions"),
+    (Machines(rounds=broken.EveryReturnIsWelcome), FlappingDamped, "flapping"),
 ]
 
 ON_BACKEND: list[tuple[Machines, type[Checker], str]] = [
+    (Machines(rounds=broken.StartsAtOnce), OldWorkersGone, "calm"),
     (Machines(shared_state=broken.ConflictsAreIgnored), SameRound, "lossy"),
     (Machines(shared_state=broken.StandstillIsLife), RoundForms, "crashes"),
     (Machines(shared_state=broken.OldStatesCount), GenerationGrows, "lossy"),
@@ -51,9 +60,14 @@ ON_BACKEND: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.JoinersAreLeftOut), RoundForms, "crashes"),
     (Machines(rounds=broken.OneIsEnough), ClosedIsFinal, "calm"),
     (Machines(supervision=broken.StartsBesideTheOld), OneGenerationPerNode, "calm"),
+    (Machines(rounds=broken.EveryReturnIsWelcome), FlappingDamped, "flapping"),
 ]
 
 CASES: list[tuple[Machines, type[Checker], str]] = [
+    (Machines(rounds=broken.FencesBeginAnew), NothingGoesBack, "coordinator"),
+    (Machines(coordinator=broken.ForgetsItsMemory), NothingGoesBack, "everything"),
+    (Machines(coordinator=broken.NobodyIsAsked), LossIsFree, "crashes"),
+    (Machines(rounds=broken.StartsAtOnce), OldWorkersGone, "calm"),
     (Machines(rounds=broken.FreeRestarts), BudgetKept, "calm"),
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
     (Machines(rounds=broken.LostKeepsItsRank), RoundForms, "crashes"),
@@ -73,6 +87,9 @@ CASES: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.SizeIsGuessed), SameRound, "churn"),
     (Machines(rounds=broken.NoMaximum), SizeInBounds, "calm"),
     (Machines(coordinator=broken.NobodyIsEverLost), RoundForms, "crashes"),
+    (Machines(rounds=broken.StuckIsNoMatter), WedgedIsLost, "wedged"),
+    (Machines(rounds=broken.EveryReturnIsWelcome), FlappingDamped, "flapping"),
+    (Machines(rounds=broken.SettlesForEver), NobodyStarves, "flapping"),
 ]
 
 
@@ -92,10 +109,13 @@ def name_of(machines: Machines) -> str:
 def test_broken_rules_are_caught(
     driver: str, machines: Machines, checker: type[Checker], profile: str
 ) -> None:
+    nodes = 5 if driver == "coordinator" else 9
+    if profile == "flapping":  # The more of them, the more come while others wait.
+        nodes = 12
     for seed in range(SEEDS_MAX):
         result = simulate(
             seed,
-            nodes=5 if driver == "coordinator" else 9,
+            nodes=nodes,
             minutes=1.7,
             profile=profile,
             driver=driver,

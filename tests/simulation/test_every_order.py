@@ -104,7 +104,8 @@ def check_state(world: World) -> None:
                 assert node.size == len(job.members)
     assert job.restarts <= world.settings.max_restarts
     if job.phase is JobPhase.FORMING and not job.waiting and job.settings:
-        assert len(job.nodes) < job.settings.min_nodes, "enough nodes wait for nothing"
+        counted = len(job.nodes) - len(job.held_back)
+        assert counted < job.settings.min_nodes, "enough nodes wait for nothing"
     if job.phase is JobPhase.RECOVERING:
         assert job.waiting
 

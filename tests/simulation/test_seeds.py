@@ -72,6 +72,12 @@ def test_what_went_wrong_on_a_backend_does_not_again(seed: int) -> None:
     held(seed, nodes=nodes, profile=profile, driver="backend")
 
 
+# An agent that took the place of a member did not get its rank once a new coordinator had carried
+# the round on.
+def test_what_went_wrong_at_a_coordinator_does_not_again() -> None:
+    held(443300116, nodes=5, profile="everything", minutes=2.0)
+
+
 def test_seeds_in_a_row_have_all_profiles_and_few_and_many_nodes() -> None:
     kinds = [mixed(seed) for seed in range(SEEDS)]
     assert {profile for profile, _ in kinds} == set(PROFILES)

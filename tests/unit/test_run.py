@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import holdfast.launch
 import holdfast.run
-from holdfast.errors import CannotStart
+from holdfast.errors import CannotStart, UsageError
 from holdfast.launcher.config import LaunchConfig
 
 if TYPE_CHECKING:
@@ -156,6 +157,19 @@ def test_main_launches_what_the_command_line_says(launched: Launched) -> None:
     [(config, program, args)] = launched
     assert (config.nproc_per_node, config.max_restarts) == (2, 1)
     assert (program, args) == (sys.executable, ("-u", "train.py", "--lr", "1"))
+
+
+def test_the_older_launcher_gives_the_local_rank_as_an_argument(launched: Launched) -> None:
+    holdfast.launch.main(["--nproc-per-node", "2", "train.py", "--lr", "1"])
+    holdfast.launch.main(["--use-env", "train.py", "--lr", "1"])
+    holdfast.launch.main(["--use-env", "--no-python", "true"])
+    assert [args for _, _, args in launched] == [
+        ("-u", "train.py", "--local-rank=${local_rank}", "--lr", "1"),
+        ("-u", "train.py", "--lr", "1"),
+        (),
+    ]
+    with pytest.raises(UsageError, match=r"^--no-python: requires --use-env"):
+        holdfast.launch.main(["--no-python", "true"])
 
 
 def test_run_leaves_arguments_and_environment_alone(launched: Launched) -> None:

@@ -300,7 +300,8 @@ def test_a_forked_child_keeps_nothing_of_the_page_open(pages: WorkerPages) -> No
 def test_it_learns_who_it_is_and_what_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {
         "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4",
-        "GROUP_RANK": "1", "HOLDFAST_GENERATION": "3", "TORCHELASTIC_RESTART_COUNT": "2",
+        "GROUP_RANK": "1", "HOLDFAST_GENERATION": "3", "HOLDFAST_FENCE": "77",
+        "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_RUN_ID": "bert", worker.PREVIOUS_WORLD_SIZE_ENV: "12",
         worker.LAST_END_ENV: "worker 9 failed: exit code 1",
     }  # fmt: skip
@@ -308,7 +309,7 @@ def test_it_learns_who_it_is_and_what_came_before(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv(name, value)
     found = worker.info()
     assert repr(found) == (
-        "Info(generation=3, group_rank=1, last_end='worker 9 failed: exit code 1', local_rank=1, "
+        "Info(fence=77, generation=3, group_rank=1, last_end='worker 9 failed: exit code 1', local_rank=1, "
         "local_world_size=4, previous_world_size=12, rank=5, restart_count=2, run_id='bert', "
         "supervised=True, world_size=8)"
     )

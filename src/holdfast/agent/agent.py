@@ -66,6 +66,10 @@ class ElasticAgent(ABC):
 
 
 STORY_STEPS_SHOWN = 20
+# What an agent of several may need at once: for its connections, the coordinator that it may be and
+# the store of its workers; and for each of them.
+JOB_DESCRIPTORS = 20
+WORKER_DESCRIPTORS = 3
 
 
 class SimpleElasticAgent(ElasticAgent):
@@ -84,6 +88,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._signals = SignalWatch(())
         self._signals_to_handle: str | None = None
         self._round = 0
+        self._fence = 0  # Grows with every generation; 0 where nobody counts it.
         self._reporter = LifecycleReporter(self)
         self._begin_anew()
 
@@ -104,6 +109,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._is_down = False
         self._result = RunResult(WorkerState.INIT)
         self._finished: supervision.Finish | None = None
+        self._restarts_wanted = True  # What a hook finds wrong may be answered by a restart.
 
     # What a subclass defines.
 
@@ -145,7 +151,7 @@ class SimpleElasticAgent(ElasticAgent):
             with self._reporter, self._watch_signals():
                 self._reporter.run_started()
                 try:
-                    return self._reporter.run_ended(self._invoke_run(role))
+                    return self._run_ended(self._supervise(role))
                 except BaseException as problem:
                     self._abandoned = True
                     self._reporter.run_failed(problem)
@@ -184,10 +190,27 @@ class SimpleElasticAgent(ElasticAgent):
         self._signals = SignalWatch(parse_signals(names))
         return self._signals
 
+    def _supervise(self, role: str) -> RunResult:
+        return self._invoke_run(role)
+
+    def _run_ended(self, result: RunResult) -> RunResult:
+        return self._reporter.run_ended(result)
+
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         del role
         if self._is_coordinated():
             self._job = self._join_job()
+        try:
+            if self._job is not None and self._never_blocks:
+                self._job.attendance.begin()
+            finished = self._turn()
+        finally:
+            if self._job is not None:
+                self._job.attendance.end()
+        return self._conclude(finished)
+
+    def _turn(self) -> supervision.Finish:
+        """Turn the loop until the machine has finished."""
         self._dispatch([supervision.Begun()])
         sources = (
             self._signal_events,
@@ -199,7 +222,12 @@ class SimpleElasticAgent(ElasticAgent):
             self._wait_for_change()
             for source in sources:
                 self._dispatch(source())
-        return self._conclude(self._finished)
+        return self._finished
+
+    @property
+    def _never_blocks(self) -> bool:
+        """Whether no turn of the loop takes long; hooks of a subclass may take as long as they like."""
+        return False
 
     def _conclude(self, finish: supervision.Finish) -> RunResult:
         group = self._worker_group
@@ -278,10 +306,10 @@ class SimpleElasticAgent(ElasticAgent):
             case supervision.StartWorkers(generation):
                 self._stop_step = ""
                 if self._job is not None:
-                    self._job.take_ranks()
+                    self._fence = self._job.take_ranks()
                     self._reporter.rendezvous_ended()
                     self._reporter.ranks_assigned()
-                self._start_generation()
+                self._start_generation(self._worker_group)
                 return supervision.WorkersStarted(generation)
             case supervision.StopWorkers(generation, reason, signum):
                 self._stop_step = step
@@ -303,21 +331,25 @@ class SimpleElasticAgent(ElasticAgent):
     def _join_round(self) -> Event:
         if self._machine.generation >= 0:
             log_restart(self._machine, self._result.failures)
-        while True:
-            try:
-                self._rendezvous(self._worker_group)
-                break
-            except rank_exchange.RoundBroken:
-                console.info("a node went away before the round began: joining again")
-            except Exception as problem:
-                self._reporter.rendezvous_ended(problem)
-                raise
         group = self._worker_group
+        self._find_round(group)
         assert group.group_rank is not None
         assert group.group_world_size is not None
         joined = supervision.RoundJoined(self._round, group.group_rank, group.group_world_size)
         self._round += 1
         return joined
+
+    def _find_round(self, worker_group: WorkerGroup) -> None:
+        """Join until a round holds for as long as its nodes need to exchange their ranks."""
+        while True:
+            try:
+                self._rendezvous(worker_group)
+                return
+            except rank_exchange.RoundBroken:
+                console.info("a node went away before the round began: joining again")
+            except Exception as problem:
+                self._reporter.rendezvous_ended(problem)
+                raise
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Take part in the next round, and learn the ranks of this node's workers."""
@@ -327,6 +359,8 @@ class SimpleElasticAgent(ElasticAgent):
             worker_group.store = info.store
             worker_group.group_rank = info.rank
             worker_group.group_world_size = info.world_size
+            if not self._polls_membership():  # There is no other node.
+                self._fence = max(self._fence + 1, int(time.time() * 1000))
             self._reporter.rendezvous_ended()
             meeting_point = info.bootstrap_store_info
             worker_group.master_addr = spec.master_addr or meeting_point.master_addr
@@ -351,8 +385,7 @@ class SimpleElasticAgent(ElasticAgent):
             ranks.role_world_size,
         )
 
-    def _start_generation(self) -> None:
-        group = self._worker_group
+    def _start_generation(self, group: WorkerGroup) -> None:
         begun = time.monotonic()
         for local_rank, worker_id in self._start_workers(group).items():
             group.workers[local_rank].id = worker_id
@@ -375,7 +408,8 @@ class SimpleElasticAgent(ElasticAgent):
         generation = self._machine.generation
         self._worker_group.state = WorkerState.STOPPED
         self._reporter.generation_stopped(generation)
-        return supervision.WorkersStopped(generation, unkillable)
+        failed = any(failure.failed_by_itself() for failure in self._result.failures.values())
+        return supervision.WorkersStopped(generation, unkillable, failed)
 
     def _shut_down(self, death_sig: signal.Signals) -> None:
         self._shutdown(death_sig, timeout=self._shutdown_timeout)
@@ -402,7 +436,10 @@ class SimpleElasticAgent(ElasticAgent):
     def _join_job(self) -> CoordinatedJob:
         from holdfast.agent.coordinated_job import CoordinatedJob
         from holdfast.core.coordinated_supervision import CoordinatedSupervision
+        from holdfast.net.listening import require_descriptors
 
+        workers = self._worker_group.spec.local_world_size
+        require_descriptors(JOB_DESCRIPTORS + WORKER_DESCRIPTORS * workers)
         handler = self._worker_group.spec.rdzv_handler
         assert isinstance(handler, CoordinatedRendezvousHandler)
         assert isinstance(self._machine, CoordinatedSupervision)
@@ -442,7 +479,8 @@ class SimpleElasticAgent(ElasticAgent):
                 for rank in sorted(self._machine.running)
             ]
         if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            return [supervision.WorkersUnhealthy(generation, result.state.name.lower())]
+            why, retryable = result.state.name.lower(), self._restarts_wanted
+            return [supervision.WorkersUnhealthy(generation, why, retryable)]
         raise InternalError(
             f"_monitor_workers returned the state {result.state.name}",
             hint="it must be HEALTHY, SUCCEEDED, FAILED or UNHEALTHY",
@@ -488,8 +526,8 @@ def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> No
         return
     budget = machine.budget
     causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}
-    what = "the workers are not healthy"
-    if causes:
+    what = machine.unhealthy or "the workers are not healthy"
+    if causes and not machine.unhealthy:
         from holdfast.processes.failures.failure import ChildFailedError
 
         rank, failure = ChildFailedError("", causes).get_first_failure()

@@ -13,10 +13,11 @@ from holdfast import console
 from holdfast.agent.spec import place_workers
 from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
-from holdfast.core.protocol import Failure, JobOutcome, NodePhase, NodeRole, View
+from holdfast.core.protocol import RIVALS_MAX, Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.supervision import State
 from holdfast.processes.failures import report as remote_failures
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
+from holdfast.processes.keeper.deadline import WorkersDeadline
 from holdfast.processes.poll import min_of
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.agent.spec import WorkerGroup
+    from holdfast.coordinator.attendance import Attendance
     from holdfast.core.coordinated_supervision import CoordinatedSupervision
     from holdfast.core.machine import Effect, Event
     from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
@@ -61,6 +63,9 @@ class CoordinatedJob:
             max_restarts=spec.max_restarts,
         )
         self._exit_barrier_s = exit_barrier_s
+        self.workers_deadline = WorkersDeadline()
+        """When the workers must be gone, as the connection renews it."""
+        self._connection.guard(self.workers_deadline.renew)
         self._loss = ""
         self._first_view = self._connection.view  # Of an agent that is run again.
         self._state, self._since = State.IDLE, time.monotonic()
@@ -70,6 +75,11 @@ class CoordinatedJob:
     def fileno(self) -> int:
         """Return a descriptor that is readable while `events` has something."""
         return self._connection.fileno()
+
+    @property
+    def attendance(self) -> Attendance:
+        """Where the agent's loop promises to turn: this node's heartbeats mean that it does."""
+        return self._connection.attendance
 
     # Events.
 
@@ -142,8 +152,9 @@ class CoordinatedJob:
         return None if is_needed else self._exit_barrier_s
 
     def _is_standby(self) -> bool:
+        """Whether it waits for no nodes: there is a round, or was."""
         view = self._machine.view
-        return view is not None and view.role in (NodeRole.STANDBY, NodeRole.CLOSED)
+        return view is not None and view.role is not NodeRole.WAITING
 
     def cause_of(self, event: Event) -> str:
         """Return the id of the message that an event came with."""
@@ -156,7 +167,7 @@ class CoordinatedJob:
     def perform(self, effect: Effect, cause: str) -> None:
         """Report to the coordinator what the machine wants reported."""
         match effect:
-            case coordinated_supervision.ReportStatus(NodePhase.FAILED, generation):
+            case coordinated_supervision.ReportStatus(NodePhase.FAILED, generation, clear):
                 failure, report = self._describe_failure()
                 problem = self._connection.problem()
                 if problem:
@@ -164,14 +175,16 @@ class CoordinatedJob:
                         f"{failure.summary}; cannot report it: {problem} "
                         "(the job may or may not restart)"
                     )
-                self._connection.report(NodePhase.FAILED, generation, failure, report, cause=cause)
-            case coordinated_supervision.ReportStatus(phase, generation):
-                self._connection.report(phase, generation, cause=cause)
+                self._connection.report(
+                    NodePhase.FAILED, generation, failure, report, clear=clear, cause=cause
+                )
+            case coordinated_supervision.ReportStatus(phase, generation, clear):
+                self._connection.report(phase, generation, clear=clear, cause=cause)
             case coordinated_supervision.Rejoin():
                 self._connection.rejoin(cause=cause)
 
-    def take_ranks(self) -> None:
-        """Give the workers the ranks of the newest view."""
+    def take_ranks(self) -> int:
+        """Give the workers the ranks of the newest view, and return its fence."""
         view, group = self._machine.view, self._group
         assert view is not None
         info = self._handler.info_of(view)
@@ -187,17 +200,21 @@ class CoordinatedJob:
             view.world_size,
             view.role_world_size,
         )
+        return view.fence
 
     def _describe_failure(self) -> tuple[Failure, bytes]:
         """Return this node's first failure in short, and in full if it may be the job's last."""
         node = self._handler.node_id
         failures = self._failures()
         retryable = self._machine.retryable
-        if not failures:
-            return Failure(
-                node=node, summary="the workers are not healthy", retryable=retryable
-            ), b""
-        rank, first = ChildFailedError("", failures).get_first_failure()
+        unhealthy = self._machine.unhealthy
+        if unhealthy or not failures:
+            summary = (unhealthy or "the workers are not healthy")[:SUMMARY_CHARS_MAX]
+            sudden = bool(unhealthy)  # What failed of it elsewhere is a consequence.
+            return Failure(node=node, summary=summary, sudden=sudden, retryable=retryable), b""
+        error = ChildFailedError("", failures)
+        rank, first = error.get_first_failure()
+        now_ns, spoke_ns = time.time_ns(), first.spoke_ns()
         summary = f"rank {rank} (pid {first.pid} on {first.host}) failed: {first.summary()}"
         short = Failure(
             node=node,
@@ -208,6 +225,11 @@ class CoordinatedJob:
             summary=summary[:SUMMARY_CHARS_MAX],
             sudden=first.died_suddenly(),
             retryable=retryable,
+            trace=first.trace(),
+            stopped=first.consequence,
+            ended_ago_s=max(0.0, (now_ns - first.observed_ns) / 1e9),
+            spoke_ago_s=max(1e-9, (now_ns - spoke_ns) / 1e9) if spoke_ns else 0.0,
+            rivals=tuple(error.rivals()[:RIVALS_MAX]),
         )
         last = not retryable or self._machine.budget.left == 0
         return short, remote_failures.pack(failures) if last else b""
@@ -218,7 +240,12 @@ class CoordinatedJob:
         """Return the failures of the whole job as far as known: its first, then this node's."""
         view = self._machine.view
         failure = view.failure if view is not None else None
-        if view is None or failure is None or failure.node == self._handler.node_id:
+        if view is None or failure is None:
+            return local
+        if failure.node == self._handler.node_id:
+            if failure.rivals:
+                for place, (_rank, one) in enumerate(ChildFailedError("", local).in_order()):
+                    one.place, one.rivals = place, failure.rivals if place == 0 else ()
             return local
         try:
             first = remote_failures.unpack(view.report) if view.report else {}
@@ -227,11 +254,18 @@ class CoordinatedJob:
             first = {}
         if not first:
             first[failure.rank] = ProcessFailure(
-                -1, failure.pid, failure.exitcode, "", detail=failure.summary, host=failure.host
+                -1,
+                failure.pid,
+                failure.exitcode,
+                "",
+                detail=failure.summary,
+                host=failure.host,
+                place=0,
             )
         for one in local.values():
             one.consequence = True  # Of the failure elsewhere, for which all were stopped.
             one.order += len(first)
+        next(iter(first.values())).rivals = failure.rivals
         return {**local, **first}
 
     def error(self, outcome: supervision.Outcome) -> Exception | None:
@@ -239,6 +273,12 @@ class CoordinatedJob:
         if outcome is supervision.Outcome.COORDINATOR_LOST:
             return RendezvousConnectionError(self._loss)
         view = self._machine.view
+        over = view is not None and view.role is NodeRole.CLOSED
+        if outcome is supervision.Outcome.SUCCEEDED and self._loss and not over:
+            console.warning(
+                f"{self._loss}; this node's workers succeeded, but how the job ended on other "
+                "nodes is not known here"
+            )
         refused = outcome is supervision.Outcome.REFUSED
         if view is not None and view.role is NodeRole.CLOSED:
             if refused or view.outcome is JobOutcome.STOPPED:
@@ -252,6 +292,14 @@ class CoordinatedJob:
         assert view is not None
         return RendezvousConnectionError(self._handler.describe_refusal(view.why, view.refusal))
 
+    def note_expiry(self, generation: int) -> Event:
+        """Tell why the workers are gone, and return that as an event."""
+        why = self._connection.problem() or "this agent was not running"
+        console.error(
+            f"{why}: the workers were killed, before others may take their place (on_lost)"
+        )
+        return coordinated_supervision.WorkersExpired(generation)
+
     @property
     def last_reason(self) -> str:
         """Why the coordinator last changed the round or the generation."""
@@ -262,6 +310,10 @@ class CoordinatedJob:
 
     def _show(self, now: float, view: View) -> None:
         last, self._shown = self._shown, view
+        if view.slow and (last is None or last.slow != view.slow):
+            console.notice(f"generation {view.generation} cannot start yet: {view.slow}")
+        if view.held_back and (last is None or last.held_back != view.held_back):
+            console.notice(view.held_back)
         if last is not None and (last.role, last.generation) == (view.role, view.generation):
             return
         self._wait_notice = ""
@@ -298,7 +350,8 @@ class CoordinatedJob:
                 self._notice_once(f"waiting: {problem}")
             return
         here = f"{view.present} of {view.needed} are here"
-        self._notice_once(f"waiting for nodes at {self._handler.endpoint}: {here}")
+        more = f" ({view.why})" if view.present >= view.needed and view.why else ""
+        self._notice_once(f"waiting for nodes at {self._handler.endpoint}: {here}{more}")
 
     def _notice_once(self, text: str) -> None:
         if text != self._wait_notice:

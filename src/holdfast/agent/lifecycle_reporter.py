@@ -149,22 +149,28 @@ class LifecycleReporter:
         if self.observers:
             self.report(lifecycle.GenerationStopped(self._rendezvous_since, generation))
 
-    def run_ended(self, result: RunResult) -> RunResult:
+    def run_ended(self, result: RunResult, *, workers_recorded: bool = False) -> RunResult:
         if self.observers:
-            self._report_end(result, None)
+            self._report_end(result, None, workers_recorded)
         return result
 
     def run_failed(self, error: BaseException) -> None:
         """Report that the run ended with an error of the agent's."""
         if not self.observers:
             return
-        from holdfast.rendezvous.errors import RendezvousError
-
-        if isinstance(error, RendezvousError) and not self._rendezvous_is_over:
+        # Not imported for it: there may be no descriptor left, and then it is none of these errors.
+        errors = sys.modules.get("holdfast.rendezvous.errors")
+        is_of_rendezvous = errors is not None and isinstance(error, errors.RendezvousError)
+        if is_of_rendezvous and not self._rendezvous_is_over:
             self.rendezvous_ended(error)
         self._report_end(None, error)
 
-    def _report_end(self, result: RunResult | None, error: BaseException | None) -> None:
+    def _report_end(
+        self,
+        result: RunResult | None,
+        error: BaseException | None,
+        workers_recorded: bool = False,
+    ) -> None:
         at, wall = now()
         machine = self._agent.machine
         self.report(
@@ -179,6 +185,7 @@ class LifecycleReporter:
                 *self._node_rank(),
                 self._outcomes(result) if result is not None else (),
                 _traceback(error),
+                workers_recorded,
             )
         )
 

@@ -14,7 +14,7 @@ import time
 from holdfast import console
 from holdfast.agent import worker_env
 from holdfast.agent.agent import SimpleElasticAgent, signal_notice
-from holdfast.agent.side_services import SideServices
+from holdfast.agent.side_services import NullContext, SideServices
 from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.core import supervision
 from holdfast.core.supervision import State, StopReason
@@ -23,21 +23,26 @@ from holdfast.processes.failures.exits import WorkerExit
 from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of, wait_for
-from holdfast.processes.workers.group import StopEnded, start_processes
+from holdfast.processes.workers.group import StopEnded, WorkersKilled, start_processes
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Any
+    from contextlib import AbstractContextManager
+    from typing import Any, TypeVar
 
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.stuck_workers import StuckWorkers
     from holdfast.core.machine import Event
+    from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.failures.failure import ProcessFailure
+    from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.workers.group import PContext
     from holdfast.processes.zygote.client import WarmStart
+
+    T = TypeVar("T")
 
 LAST_END_CHARS_MAX = 500
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
@@ -87,6 +92,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._monitors_by_hook = kind._monitor_workers is not own._monitor_workers
         self._stops_by_hook = kind._stop_workers is not own._stop_workers
         self._shuts_down_by_hook = kind._shutdown is not own._shutdown
+        self._starts_by_hook = kind._start_workers is not own._start_workers
 
     # The hooks.
 
@@ -95,14 +101,16 @@ class LocalElasticAgent(SimpleElasticAgent):
         """The workers by TorchElastic's name, for the hooks of subclasses."""
         return self._group
 
+    @_pcontext.setter
+    def _pcontext(self, context: PContext | None) -> None:
+        self._group = context
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
         spec = worker_group.spec
         args: dict[int, tuple[Any, ...]] = {}
         envs: dict[int, dict[str, str]] = {}
         prefixes: dict[int, str] = {}
         inherited = {**os.environ, **self._worker_env}
-        watchdogs = self._side_services.watchdogs
-        watchdogs.begin(range(spec.local_world_size), inherited)
         for worker in worker_group.workers:
             rank = worker.local_rank
             envs[rank] = self._worker_env | worker_env.worker_environment(
@@ -110,26 +118,39 @@ class LocalElasticAgent(SimpleElasticAgent):
                 worker,
                 generation=self._machine.generation,
                 restart_count=self._machine.restart_count,
+                fence=self._fence,
                 inherited=inherited,
             )
-            envs[rank] |= watchdogs.environment(rank) | self._last_generation()
+            envs[rank] |= self._last_generation()
             args[rank] = tuple(worker_env.substitute_local_rank(arg, rank) for arg in spec.args)
             if self._log_line_prefix_template:
                 prefixes[rank] = worker_env.log_line_prefix(
                     self._log_line_prefix_template, spec.role, worker
                 )
+        self._setup_local_watchdog(envs)
+        self._setup_healthcheck()
         self._release_group()
         if self._stuck is not None:
             self._stuck.forget()
         self._await_preloads()
         if callable(spec.entrypoint):
             # The user's modules may take for ever while a fork server imports them.
-            with self._signals.raising():
+            with self._signals.raising(), self._unattended():
                 self._group = self._start_group(args, envs, prefixes)
         else:
             self._group = self._start_group(args, envs, prefixes)
-        watchdogs.started(self._group.pids(), self._group.stderrs)
+        self._side_services.watchdogs.started(self._group.pids(), self._group.stderrs)
         return dict(self._group.pids())
+
+    def _setup_local_watchdog(self, envs: dict[int, dict[str, str]]) -> None:
+        """Prepare timers and progress pages, and tell the workers of them."""
+        watchdogs = self._side_services.watchdogs
+        watchdogs.begin(envs, {**os.environ, **self._worker_env})
+        for rank, env in envs.items():
+            env.update(watchdogs.environment(rank))
+
+    def _setup_healthcheck(self) -> None:
+        """Do nothing: the health server is there for the whole run, not for a generation."""
 
     def progress(self) -> list[tuple[int, int | None, float | None, str]]:
         """Return rank, step, age of the last heartbeat and section of workers that report them."""
@@ -175,7 +196,15 @@ class LocalElasticAgent(SimpleElasticAgent):
             keeper=self._obtain_keeper(),
             warm=self._warm,
             capture_stderr=self._capture_stderr,
+            deadline=self._begin_deadline(),
         )
+
+    def _begin_deadline(self) -> WorkersDeadline | None:
+        """Return the time at which the workers must be gone, if there is one."""
+        if self._job is None:
+            return None
+        self._job.workers_deadline.begin()
+        return self._job.workers_deadline
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         del worker_group
@@ -187,9 +216,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         assert group is not None
         group.poll_events(time.monotonic())
         if group.first_failure() is not None:
-            return RunResult(WorkerState.FAILED)
+            failures = self._by_global_rank(self._explained(group.failures_so_far()))
+            return RunResult(WorkerState.FAILED, failures=failures)
         if group.all_ended():
-            return RunResult(WorkerState.SUCCEEDED)
+            values = self._by_global_rank(group.return_values())
+            return RunResult(WorkerState.SUCCEEDED, values)
         return RunResult(WorkerState.HEALTHY)
 
     def _shutdown(
@@ -204,7 +235,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             try:
                 return super().run(role)
             finally:
-                unkillable = self._group is not None and self._group.left_behind
+                # A subclass may have put a context of another kind there.
+                unkillable = getattr(self._group, "left_behind", ())
                 self._release_group()
                 self._side_services.end()
                 if self._warm is not None:
@@ -220,6 +252,11 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     # How the agent waits, and the events of its workers.
 
+    @property
+    def _never_blocks(self) -> bool:
+        hooks = self._starts_by_hook, self._monitors_by_hook, self._stops_by_hook
+        return not any((*hooks, self._shuts_down_by_hook))
+
     def _wait_for_change(self) -> None:
         deadline = self._job.deadline() if self._job is not None else None
         descriptors = [self._job.fileno()] if self._job is not None else []
@@ -228,6 +265,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             descriptors.append(self._group.fileno())
             deadline = min_of(deadline, self._group.next_deadline())
         if self._machine.state is State.RUNNING:
+            if (alarm := self._store_alarm()) >= 0:
+                descriptors.append(alarm)
             if self._stuck is not None:
                 deadline = min_of(deadline, self._stuck.next_check(time.monotonic()))
             if self._polls_membership() or self._monitors_by_hook:
@@ -248,6 +287,11 @@ class LocalElasticAgent(SimpleElasticAgent):
         events = self._group_events(group)
         if state is State.STOPPING:
             return events
+        if self._store_alarm() >= 0:
+            lost = self._worker_group.spec.rdzv_handler.take_store_failure()
+            if lost:
+                # Those that failed of it meanwhile are consequences.
+                return [supervision.WorkersUnhealthy(self._machine.generation, lost), *events]
         stuck = self._stuck.check(time.monotonic(), group) if self._stuck is not None else ""
         if stuck:
             console.error(stuck)
@@ -256,6 +300,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._monitors_by_hook and not any(is_hopeless(event) for event in events):
             return self._monitor()  # The hook decides what an exit means.
         return events
+
+    def _store_alarm(self) -> int:
+        alarm: int = getattr(self._worker_group.spec.rdzv_handler, "store_alarm", -1)
+        return alarm  # One that derives from another project's base class has none.
 
     def _group_events(self, group: PContext) -> list[Event]:
         generation = self._machine.generation
@@ -266,6 +314,9 @@ class LocalElasticAgent(SimpleElasticAgent):
                     self._side_services.watchdogs.ended(rank)
                     self._reporter.worker_ended(rank, failed=failed)
                     events.append(supervision.WorkerExited(generation, rank, failed, retryable))
+                case WorkersKilled():
+                    assert self._job is not None
+                    events.append(self._job.note_expiry(generation))
                 case StopEnded(left_behind):
                     self._keep_result(group)
                     events.append(self._stopped(len(left_behind)))
@@ -297,12 +348,15 @@ class LocalElasticAgent(SimpleElasticAgent):
         return any(isinstance(event, supervision.WorkersStopped) for event, _ in self._pending)
 
     def _keep_result(self, group: PContext) -> None:
-        result = group.result()
-        workers = self._worker_group.workers
-        self._result = RunResult(
+        if self._job is not None:
+            self._job.workers_deadline.end()
+        self._result = self._outcome(group.result())
+
+    def _outcome(self, result: RunProcsResult) -> RunResult:
+        return RunResult(
             WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
-            {workers[rank].global_rank: value for rank, value in result.return_values.items()},
-            self._by_global_rank(result.failures),
+            self._by_global_rank(result.return_values),
+            self._by_global_rank(self._explained(result.failures)),
         )
 
     def _kill_workers(self) -> None:
@@ -332,7 +386,7 @@ class LocalElasticAgent(SimpleElasticAgent):
                     group.kill_now()
                 interrupted = interrupted or one == signal.SIGINT
                 self._post(supervision.SignalReceived(one))
-            if self._abandoned:
+            if self._abandoned or self._machine.state is State.IDLE:
                 group.poll_events(time.monotonic())
             else:
                 for event in self._group_events(group):
@@ -342,15 +396,18 @@ class LocalElasticAgent(SimpleElasticAgent):
         group = self._group
         if group is None or group.stop_ended:
             return self._result.failures
-        return self._by_global_rank(group.failures_so_far())
+        return self._by_global_rank(self._explained(group.failures_so_far()))
 
-    def _by_global_rank(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
+    def _explained(self, failures: dict[int, ProcessFailure]) -> dict[int, ProcessFailure]:
         for failure in failures.values():
             if self._stuck is not None:
                 self._stuck.explain(failure)
             self._side_services.watchdogs.explain(failure)
+        return failures
+
+    def _by_global_rank(self, of_workers: dict[int, T]) -> dict[int, T]:
         workers = self._worker_group.workers
-        return {workers[rank].global_rank: failure for rank, failure in failures.items()}
+        return {workers[rank].global_rank: one for rank, one in of_workers.items()}
 
     def _unresponsive(self) -> set[int]:
         return self._stuck.ranks() if self._stuck is not None else set()
@@ -359,7 +416,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Return the keeper of all generations; None where each start makes one of its own."""
         if callable(self._worker_group.spec.entrypoint) and self._start_method != "spawn":
             return None
-        if self._keeper is not None and self._keeper.lost:
+        if self._keeper is not None and self._keeper.is_gone():
             client.sweep_after_loss()  # Perhaps it was lost while there were no workers.
             self._keeper.close()
             self._keeper = None
@@ -376,6 +433,10 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _exit_barrier(self) -> None:
         with self._side_services.away("the exit barrier"):
             super()._exit_barrier()
+
+    def _unattended(self) -> AbstractContextManager[None]:
+        """Return a context in which the loop need not turn."""
+        return self._job.attendance if self._job is not None else NullContext()
 
     def _begin_preloads(self) -> None:
         """Have the modules imported while this node joins the others."""
@@ -402,7 +463,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         keeper = self._obtain_keeper() if self._warm is not None else None
         if self._warm is not None and keeper is not None:
             # The user's modules may take for ever as they are imported.
-            with self._signals.raising(), self._side_services.away("imports"):
+            away = self._side_services.away("imports")
+            with self._signals.raising(), away, self._unattended():
                 self._warm.await_ready(keeper)
 
     def _release_group(self) -> None:

@@ -58,39 +58,70 @@ def node_ranks(
     store.set(f"{ROLE_INFO}{group_rank}", json.dumps(mine))
     interval = spec.monitor_interval
     if group_rank == 0:
-        infos = [
-            json.loads(_get(store, f"{ROLE_INFO}{node}", is_broken, interval))
-            for node in range(group_world_size)
-        ]
+        keys = [f"{ROLE_INFO}{node}" for node in range(group_world_size)]
+        infos = [json.loads(one) for one in _multi_get(store, keys, is_broken, interval)]
+        # A store of the user's that knows the ranks by itself may have no infos to give.
         nodes = [NodeShape(one["role"], one["local_world_size"]) for one in infos]
-        for node, ranks in enumerate(assign_ranks(nodes)):
-            values = (
-                ranks.first_rank,
-                ranks.world_size,
-                ranks.first_role_rank,
-                ranks.role_world_size,
+        assigned = [
+            json.dumps(
+                (
+                    ranks.first_rank,
+                    ranks.world_size,
+                    ranks.first_role_rank,
+                    ranks.role_world_size,
+                )
             )
-            store.set(f"{ASSIGNED_RANKS}{node}", json.dumps(values))
-    mine_as_text = _get(store, f"{ASSIGNED_RANKS}{group_rank}", is_broken, interval)
-    return NodeRanks(*json.loads(mine_as_text))
+            for ranks in (assign_ranks(nodes) if nodes else ())
+        ]
+        _multi_set(store, [f"{ASSIGNED_RANKS}{node}" for node in range(len(nodes))], assigned)
+    key = f"{ASSIGNED_RANKS}{group_rank}"
+    _await(store, [key], is_broken, interval)
+    return NodeRanks(*json.loads(store.get(key)))
 
 
-def _get(store: Any, key: str, is_broken: Callable[[], bool], interval_s: float) -> bytes:
-    """Return a value of the store, unless the round breaks before it comes.
+def _multi_get(
+    store: Any, keys: list[str], is_broken: Callable[[], bool], interval_s: float
+) -> list[bytes]:
+    _await(store, keys, is_broken, interval_s)
+    if hasattr(store, "multi_get"):
+        values: list[bytes] = store.multi_get(keys)
+        return values
+    return [store.get(key) for key in keys]
+
+
+def _multi_set(store: Any, keys: list[str], values: list[str]) -> None:
+    if hasattr(store, "multi_set"):
+        store.multi_set(keys, values)
+        return
+    for key, value in zip(keys, values, strict=True):
+        store.set(key, value)
+
+
+def _await(store: Any, keys: list[str], is_broken: Callable[[], bool], interval_s: float) -> None:
+    """Return when the keys have values; raise `RoundBroken` if the round breaks before.
 
     A store can only be asked or waited for, not both, so this asks: soon at first, then ever more
-    rarely. A store that cannot be asked is waited for.
+    rarely. One that cannot be asked, as TorchElastic does not require it, is waited for by `get`.
     """
+    if is_broken is _never or not _can_be_asked(store, keys):
+        return
     pause, asked_at = FIRST_POLL_S, time.monotonic()
-    while is_broken is not _never and hasattr(store, "check") and not store.check([key]):
+    while not store.check(keys):
         if time.monotonic() - asked_at >= interval_s:
             if is_broken():
                 raise RoundBroken
             asked_at = time.monotonic()
         time.sleep(pause)
         pause = min(2 * pause, interval_s)
-    value: bytes = store.get(key)
-    return value
+
+
+def _can_be_asked(store: Any, keys: list[str]) -> bool:
+    """Whether a store has `check`: those that derive from torch's inherit one that only raises."""
+    try:
+        store.check(keys)
+    except Exception:  # noqa: BLE001 (if the store is lost, the `get` that follows says so)
+        return False
+    return True
 
 
 def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
@@ -100,14 +131,14 @@ def exit_barrier(group: WorkerGroup, timeout_s: float) -> None:
     """
     if group.group_world_size == 1:
         return
-    from datetime import timedelta
+    from holdfast.store.collectives import wait_for_keys
 
     store: Any = group.store
     last = f"{TERMINAL_STATE}last_member"
     try:
         if store.add(f"{TERMINAL_STATE}num_members", 1) == group.group_world_size:
             store.set(last, "done")
-        store.wait([last], timedelta(seconds=timeout_s))
+        wait_for_keys(store, [last], timeout_s)
     except SignalException:
         raise
     except Exception as problem:  # noqa: BLE001 (each kind of store fails in a way of its own)

@@ -7,10 +7,12 @@ Watchdog timers and sections (`watchdogs`), the health probe and readiness check
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from holdfast import console
 from holdfast.agent.watchdogs import Watchdogs
+from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of
 
 TYPE_CHECKING = False
@@ -34,24 +36,40 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 
 # A start imports little, to be fast. But what a failure and a restart need must not be looked for
 # when they happen: by then the installation may have been upgraded under the job, or its file
-# system may be gone. A job that ends sooner than this imports nothing of it.
+# system may be gone. A job that ends sooner than this imports nothing of it. Workers that are
+# functions in interpreters of their own do need the files (`spawn`, `forkserver`).
 PREIMPORT_AFTER_S = 1.0
 PREIMPORTED = (
     "traceback",
+    "holdfast.control.stacks",
+    "holdfast.net.addresses",
+    "holdfast.net.endpoints",
     "holdfast.numa.visible_devices",
     "holdfast.observe.events.handlers",
     "holdfast.observe.events.recorder",
+    "holdfast.observe.safe_handler",
     "holdfast.processes.failures.failure",
     "holdfast.processes.failures.report",
     "holdfast.processes.failures.report_text",
     "holdfast.processes.failures.tracebacks",
+    "holdfast.processes.logs.follower",
+    "holdfast.processes.procfs",
     "holdfast.rendezvous.errors",
+    "holdfast.side_thread",
+    "holdfast.store.collectives",
+    "holdfast.store.errors",
     "holdfast.store.tcp.embedded",
     "holdfast.store.tcp.server",
+    "holdfast.timers.reaper",
 )
+# And these, if the first of a line is in use.
+PREIMPORTED_WITH = {
+    "holdfast.rendezvous.coordinator": ("holdfast.coordinator.server",),
+    "holdfast.rendezvous.etcd": ("holdfast.coordinator.job_status", "holdfast.etcd.sync_client"),
+}
 
 
-class _Unprobed:
+class NullContext:
     """`contextlib.nullcontext`, without the import."""
 
     def __enter__(self) -> None:
@@ -130,7 +148,7 @@ class SideServices:
 
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""
-        return self._probe.busy(what) if self._probe is not None else _Unprobed()
+        return self._probe.busy(what) if self._probe is not None else NullContext()
 
     def _close_probe(self) -> None:
         probe, self._probe = self._probe, None
@@ -142,13 +160,22 @@ class SideServices:
 
 
 def preimport() -> None:
-    """Import what a failure will need."""
-    for name in PREIMPORTED:
-        try:
-            __import__(name)
-        except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
-            console.warning(
-                f"failure handling is impaired: cannot import {name}: {console.describe(problem)} "
-                "(was Holdfast reinstalled while running?)"
-            )
+    """Import what a failure will need, and have the keeper's program in memory."""
+    used = [names for first, names in PREIMPORTED_WITH.items() if first in sys.modules]
+    try:
+        for name in [*PREIMPORTED, *(name for names in used for name in names)]:
+            try:
+                __import__(name)
+            except ImportError as problem:
+                _warn_of_impairment(problem)
+        Keeper.remember_program()
+    except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
+        _warn_of_impairment(problem)
     console.debug("ready for failures")
+
+
+def _warn_of_impairment(problem: Exception) -> None:
+    console.warning(
+        f"failure handling is impaired: {console.describe(problem)} "
+        "(was Holdfast reinstalled while running?)"
+    )

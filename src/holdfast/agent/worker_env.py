@@ -1,7 +1,9 @@
 """The environment each worker is given, variable by variable as TorchElastic gives it.
 
-One is ours: `HOLDFAST_GENERATION` counts the starts of the workers over the whole job, whatever the
-reason, and is the same on every node. `TORCHELASTIC_RESTART_COUNT` counts failures only.
+Two are ours. `HOLDFAST_GENERATION` counts the starts of the workers over the whole job, whatever the
+reason, and is the same on every node; `TORCHELASTIC_RESTART_COUNT` counts failures only.
+`HOLDFAST_FENCE` is the same on every node too and higher in every later generation, also where a
+coordinator that forgot all counts from 0 again.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ def worker_environment(
     *,
     generation: int,
     restart_count: int,
+    fence: int = 0,
     inherited: Mapping[str, str],
 ) -> dict[str, str]:
     """Return what a worker's environment has on top of the agent's own."""
@@ -47,6 +50,8 @@ def worker_environment(
         "HOLDFAST_GENERATION": str(generation),
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": inherited.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
+    if fence:
+        env["HOLDFAST_FENCE"] = str(fence)
     if "OMP_NUM_THREADS" in inherited:
         env["OMP_NUM_THREADS"] = inherited["OMP_NUM_THREADS"]
     if spec.virtual_local_rank:

@@ -1,8 +1,8 @@
 """The verb `coordinator`: the coordinator on its own, in the foreground, until a signal ends it.
 
 Agents need it only where none of them should coordinate: then the job outlives the loss of any
-agent's machine but this one's. It starts no workers and keeps nothing on disk; one that is started
-again at the same endpoint learns from the agents where their jobs are.
+agent's machine but this one's. It starts no workers. One that is started again at the same endpoint
+learns from the agents where their jobs are, and with `--state` from a file too.
 
 Its output is one line per change of a job; a line that cannot be written at once is dropped,
 because jobs must not wait for a console.
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
+    from holdfast.coordinator.state_file import StateFile
     from holdfast.net.tls import TlsFiles
     from holdfast.rendezvous.config import RendezvousConfig
 
@@ -44,6 +45,8 @@ examples:
       for agents on all machines that have the same token
   holdfast coordinator --endpoint localhost:0
       at any free port; the first line of output names it
+  holdfast coordinator --endpoint head:29400 --state /var/lib/holdfast/state.json
+      so that one that is started again goes on where this one was
   holdfast coordinator --endpoint head --rdzv-conf tls_cert=head.pem,tls_key=head.key
       with TLS; agents get tls_ca
 
@@ -74,7 +77,15 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         metavar="K=V,...",
         help="settings, as for holdfast run: token_file, tls_cert, tls_key, tls_ca, "
-        "keep_alive_interval, keep_alive_max_attempt, reconnect_grace",
+        "keep_alive_interval, keep_alive_max_attempt, reconnect_grace, recover_timeout, state_file",
+    )
+    parser.add_argument(
+        "--state",
+        default="",
+        metavar="FILE",
+        help="keep in FILE where the jobs are, so that a coordinator that is started again knows it "
+        "though their agents are away: generation and restarts never go back, and a job that is "
+        "over stays over",
     )
     parser.add_argument(
         "--ready-fd",
@@ -115,12 +126,13 @@ def execute(args: argparse.Namespace) -> None:
         tls = TlsFiles(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
         tls.for_server()  # Files that cannot be used are reported before the port is bound.
     raise_descriptor_limit()
+    state_path = args.state or config.state_file
     with _story(args.story):
         listener = try_bind(host, port, is_host=True)
         assert listener is not None
         try:
             warn_if_open(listener, token, host)
-            _serve(args, config, host, listener, token, tls)
+            _serve(args, config, host, listener, token, tls, _open_state(state_path))
         finally:
             listener.close()
 
@@ -138,6 +150,14 @@ def _story(path: str) -> AbstractContextManager[object]:
     return StoryFile(named, source="--story" if path else STORY_ENV)
 
 
+def _open_state(path: str | None) -> StateFile | None:
+    if not path:
+        return None
+    from holdfast.coordinator.state_file import StateFile
+
+    return StateFile(path)
+
+
 def _config(args: argparse.Namespace) -> RendezvousConfig:
     from holdfast.rendezvous.config import RendezvousParameters, parse
 
@@ -152,6 +172,7 @@ def _serve(
     listener: socket.socket,
     token: bytes | None,
     tls: TlsFiles | None,
+    state: StateFile | None,
 ) -> None:
     import asyncio
     import signal
@@ -177,6 +198,8 @@ def _serve(
             token=token,
             tls=tls.for_server() if tls is not None else None,
             follows_another=True,
+            recover_s=config.recover_timeout,
+            state=state,
             on_change=lambda run_id, line: _print_line(f"job {run_id!r}: {line}"),
         )
         port = listener.getsockname()[1]

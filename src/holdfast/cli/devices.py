@@ -1,5 +1,7 @@
 """How many accelerators this machine has, without importing PyTorch in this process.
 
+A program that has imported it already gets PyTorch's own answer.
+
 NVIDIA GPUs are counted from what the driver shows in the file system and from
 `CUDA_VISIBLE_DEVICES`. PyTorch is asked, in a process of its own, only if there is a sign of another
 kind of accelerator. Whether a device works is not checked.
@@ -41,6 +43,8 @@ def cpu_count() -> int:
 
 def gpu_count() -> int:
     """Return how many GPUs workers will see: NVIDIA's, or else what PyTorch counts."""
+    if _is_torch_here():
+        return ask_torch("gpu")
     return nvidia_count() or (ask_torch("gpu") if _signs_of_other_accelerators() else 0)
 
 
@@ -55,6 +59,8 @@ def accelerator_count() -> int:
     NVIDIA GPUs count even if the installed PyTorch could not use them; `torchrun` would then count
     CPUs.
     """
+    if _is_torch_here():
+        return ask_torch("auto")
     found = nvidia_count()
     if found == 0 and (_signs_of_other_accelerators() or has_foreign_backend()):
         found = ask_torch("auto")
@@ -96,9 +102,11 @@ def has_foreign_backend() -> bool:
 
 def ask_torch(kind: str) -> int:
     """Return PyTorch's count of `kind` in the workers' interpreter; 0 without PyTorch."""
+    question = _TORCH_QUESTIONS.get(kind) or _TORCH_QUESTION_BY_NAME.format(name=kind)
+    if _is_torch_here():
+        return int(eval(question, {"torch": sys.modules["torch"]}))  # noqa: S307 (our own text)
     import subprocess
 
-    question = _TORCH_QUESTIONS.get(kind) or _TORCH_QUESTION_BY_NAME.format(name=kind)
     interpreter = os.environ.get("PYTHON_EXEC") or sys.executable
     try:
         done = subprocess.run(
@@ -114,6 +122,11 @@ def ask_torch(kind: str) -> int:
     # Libraries may print while they are imported: the answer is the last line.
     answer = done.stdout.decode(errors="replace").strip().rpartition("\n")[2]
     return int(answer) if done.returncode == 0 and answer.isdecimal() else 0
+
+
+def _is_torch_here() -> bool:
+    """Whether this program has imported PyTorch itself, and its workers have the same one."""
+    return "torch" in sys.modules and not os.environ.get("PYTHON_EXEC")
 
 
 def _signs_of_other_accelerators() -> bool:

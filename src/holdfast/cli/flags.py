@@ -81,8 +81,15 @@ def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
     except ValueError:
         bounds = (0, 0)
     if not 0 < bounds[0] <= bounds[1]:
-        reject(nnodes, "--nnodes", "is not a number of nodes", "N or MIN:MAX, from 1, MIN <= MAX")
+        raise InvalidNodeRange(
+            f"{source_of(nnodes, '--nnodes')}: {nnodes!r} is not a number of nodes; accepted: "
+            "N or MIN:MAX, from 1, MIN <= MAX"
+        )
     return bounds
+
+
+class InvalidNodeRange(UsageError, RuntimeError):
+    """`--nnodes` is no range; TorchElastic's callers catch it as a `RuntimeError`."""
 
 
 # A typo above this would exhaust the memory before the first worker is refused.

@@ -21,16 +21,19 @@ With `--exit-code-compat` every failure but an invalid command line is 1.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import gc
 import os
 import sys
 
-from holdfast.errors import HoldfastError, UsageError
+from holdfast.errors import HoldfastError, UsageError, shortage_behind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import NoReturn, TextIO
+
+    from holdfast.cli.flags import Arguments
 
 COMPAT_FAILURE = 1
 USAGE = 2
@@ -57,6 +60,50 @@ See holdfast COMMAND --help for the flags of a command.
 """
 
 
+class Stopped(KeyboardInterrupt):
+    """A signal ended this command before there was an agent to pass it on."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__()
+        self.signum = signum
+
+
+class EarlyAndLateSignals:
+    """What a signal does to a command while no agent watches for signals.
+
+    Before the agent, when the keeper alone is there, it ends the command, in order. After the
+    agent, while what it made is removed, it changes nothing; but a person who presses Ctrl-C
+    twice more is obeyed at once. What the agent was told not to handle has its default action.
+    """
+
+    SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGQUIT)
+
+    def __init__(self) -> None:
+        self.is_late = False
+        self._interrupts_left = 2
+
+    def begin(self) -> None:
+        for one in self.SIGNALS:
+            if _signal.getsignal(one) is not _signal.SIG_IGN:
+                _signal.signal(one, self._handle)
+
+    def _handle(self, signum: int, _frame: object) -> None:
+        watch = getattr(sys.modules.get("holdfast.processes.signals"), "SignalWatch", None)
+        if watch is not None and watch.entered:
+            _signal.signal(
+                signum,
+                _signal.default_int_handler if signum == _signal.SIGINT else _signal.SIG_DFL,
+            )
+            os.kill(os.getpid(), signum)
+        elif self.is_late or (watch is not None and watch.was_entered):
+            self._interrupts_left -= signum == _signal.SIGINT
+            if not self._interrupts_left:
+                os._exit(INTERRUPTED)
+        else:
+            self.is_late = True
+            raise Stopped(signum)
+
+
 def entry() -> NoReturn:
     """Be the command `holdfast`: end this process with its exit code."""
     be_command(lambda: dispatch(sys.argv[1:]))
@@ -64,11 +111,16 @@ def entry() -> NoReturn:
 
 def be_command(command: Callable[[], int]) -> NoReturn:
     """Let this process be nothing but a command of ours, and end with its exit code."""
-    from holdfast.processes.keeper import client
-
-    client.adopt_orphans()
+    signals = EarlyAndLateSignals()
     try:
+        signals.begin()
+        from holdfast.processes.keeper import client
+
+        client.adopt_orphans()
         code = command()
+        signals.is_late = True
+    except Stopped as end:
+        code = 128 + end.signum
     except KeyboardInterrupt:
         code = INTERRUPTED
     import atexit
@@ -100,8 +152,11 @@ def dispatch(argv: list[str]) -> int:
     return COMMANDS[name](rest)
 
 
-def run_command(argv: list[str]) -> int:
-    """Run `holdfast run` with these arguments and return its exit code; never raises."""
+def run_command(argv: list[str], parse: Callable[[Sequence[str]], Arguments] | None = None) -> int:
+    """Run `holdfast run` with these arguments and return its exit code; never raises.
+
+    `parse` may know more flags than `holdfast run` has.
+    """
     from holdfast.processes.keeper import client
 
     is_compat = False
@@ -110,14 +165,15 @@ def run_command(argv: list[str]) -> int:
         nonlocal is_compat
         if not {"-h", "--help"} & set(argv):
             client.Keeper.prestart()  # It gets ready while the rest is imported and checked.
-        gc.disable()  # Modules are no garbage: looking for some among them costs a start 3 %.
+        gc.disable()  # Modules are no garbage: looking for some among them costs a start 3 %,
         try:
             from holdfast.cli.run import execute, parse_command
 
-            args = parse_command(argv)
+            args = (parse or parse_command)(argv)
             is_compat = args.exit_code_compat
             import holdfast.launcher.launch  # noqa: F401
         finally:
+            gc.freeze()  # and looking through them again and again an agent's whole life.
             gc.enable()
         execute(args)
 
@@ -192,6 +248,11 @@ def _exit_code(
         return COMPAT_FAILURE
     except UsageError as error:
         return _report(error, name)
+    except Stopped as end:
+        from holdfast.processes.signals import in_words
+
+        _write(sys.stderr, f"holdfast {name}: stopped by {in_words(end.signum)}\n")
+        code = 128 + end.signum
     except KeyboardInterrupt:
         _write(sys.stderr, f"holdfast {name}: interrupted\n")
         code = INTERRUPTED
@@ -207,6 +268,9 @@ def _report(error: Exception, name: str) -> int:
     if isinstance(error, HoldfastError):
         _write(sys.stderr, f"holdfast {name}: error: {error}\n")
         return error.exit_code
+    shortage = shortage_behind(error)
+    if shortage is not None:
+        return _report(shortage, name)
     from holdfast.processes.failures.failure import ChildFailedError, exit_status
     from holdfast.processes.signals import SignalException, in_words
 

@@ -118,6 +118,7 @@ def config_from_args(args: Arguments) -> tuple[LaunchConfig, Callable[..., None]
         exit_barrier_timeout=getattr(args, "exit_barrier_timeout", EXIT_BARRIER_S),
         preload=parse_preload(args),
         worker_store=getattr(args, "worker_store", False),
+        standalone=args.standalone,
         story=getattr(args, "story", ""),
         metrics_port=getattr(args, "metrics_port", None),
         metrics_addr=getattr(args, "metrics_addr", ""),
@@ -178,6 +179,7 @@ def _with_rendezvous(args: Arguments) -> Arguments:
         args = type(args)(**vars(args))
         args.rdzv_backend = "c10d"
         args.rdzv_endpoint = "localhost:0"
+        args.standalone = True
         args.rdzv_id = _fresh_run_id()
     elif backend != "static":
         if args.node_rank:

@@ -27,7 +27,8 @@ PARAMS_MAX = 100
 FINISH_S = 1.0
 """How long `shutdown` waits for responses in progress; a handler that hangs is left."""
 
-PAGE = b'<h1>The control server of a worker</h1>\n<a href="/handler/">Handlers</a>\n'
+# Byte for byte what torch's server says of itself: clients recognize it by this.
+PAGE = b'<h1>torch.distributed.WorkerServer</h1>\n<a href="/handler/">Handler names</a>\n'
 
 
 class WorkerServer:
@@ -72,7 +73,9 @@ def _respond(request: HttpRequest) -> HttpResponse:
         return HttpResponse(404, "text/plain", b"not found\n")
     handler = find_handler(name)
     if handler is None:
-        return HttpResponse(404, "text/plain", f"Handler {name} not found\n".encode())
+        return HttpResponse(
+            404, "text/plain", f"Handler {name} not found: see /handler/\n".encode()
+        )
     response = Response()
     try:
         handler(Request(request.body, _params(request.query)), response)

@@ -16,6 +16,7 @@ import errno
 from typing import TYPE_CHECKING
 
 from holdfast.net import addresses
+from holdfast.net.peer_user import user_of
 
 if TYPE_CHECKING:
     import socket
@@ -118,6 +119,7 @@ class Acceptor:
                 connection.close()
                 continue
             peer = self._make_peer(addresses.unmapped(str(where[0])), here)
+            peer.user = user_of(connection)
             self._half_open[peer] = now
             self.spawn(self._connect(peer, connection))
 

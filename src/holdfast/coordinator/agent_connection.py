@@ -26,9 +26,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from holdfast import console
+from holdfast.coordinator.attendance import Attendance, StuckLoop
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore, StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
+from holdfast.core.liveness import STOP_SHARE
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
     NAME_CHARS_MAX,
@@ -52,6 +54,7 @@ from holdfast.core.session import (
     Disconnect,
     Disconnected,
     GiveUp,
+    PortsChanged,
     Rejoined,
     Send,
     Session,
@@ -74,6 +77,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.coordinator.server import CoordinatorServer
+    from holdfast.coordinator.state_file import StateFile
     from holdfast.net.addresses import Address
     from holdfast.net.tls import TlsFiles
     from holdfast.store.interface import RoundStore
@@ -128,6 +132,10 @@ class JobConnection(Protocol):
     def take(self) -> list[News]:
         """Return what arrived since the last call."""
 
+    @property
+    def attendance(self) -> Attendance:
+        """The promise of the loop that takes from here to go on doing so; it sets it, if ever."""
+
     def report(
         self,
         phase: NodePhase,
@@ -135,12 +143,25 @@ class JobConnection(Protocol):
         failure: Failure | None = None,
         report: bytes = b"",
         *,
+        clear: int = -1,
         cause: str = "",
     ) -> None:
-        """Report what this node does now, and which step of the agent's story is the cause."""
+        """Report what this node does now, and which step of the agent's story is the cause.
+
+        `clear` is that of `Status`.
+        """
+
+    def guard(self, renew: Callable[[float | None], None]) -> None:
+        """Have `renew` called with the time at which the workers must be gone, when it changes.
+
+        From any thread; None is no such time.
+        """
 
     def rejoin(self, *, cause: str = "") -> int:
         """Begin anew as another incarnation, after this one was fenced; return its number."""
+
+    def hold_ports(self, ports: tuple[int, ...]) -> None:
+        """Have the next status say that this node holds these ports for the workers' store."""
 
     def problem(self) -> str:
         """Return why there is no connection and since when, or nothing."""
@@ -174,6 +195,7 @@ class Mailbox:
     """
 
     def __init__(self) -> None:
+        self.attendance = Attendance()
         self._lock = threading.Lock()
         self._view: View | None = None
         self._losses: list[CoordinatorLost | JoinRefused] = []
@@ -204,6 +226,14 @@ class Mailbox:
             if self._eventfd >= 0:
                 os.eventfd_write(self._eventfd, 1)
 
+    def ask(self) -> None:
+        """Have the loop answer by taking, if it is expected to and was not asked before."""
+        with self._lock:
+            attendance = self.attendance
+            if self._eventfd >= 0 and attendance.is_promised and not attendance.is_asked:
+                attendance.is_asked = True
+                os.eventfd_write(self._eventfd, 1)
+
     def forget_view(self) -> None:
         """Drop a view that was not taken."""
         with self._lock:
@@ -211,6 +241,7 @@ class Mailbox:
 
     def take(self) -> list[News]:
         with self._lock:
+            self.attendance.is_asked = False
             if self._eventfd >= 0:
                 try:
                     os.eventfd_read(self._eventfd)
@@ -231,6 +262,8 @@ class Transport(Protocol):
     on_closed: Callable[[str], None] | None
     problem: ConnectFailed | None
     """Why it ended, once it has."""
+    heard_at: float | None
+    """When that was sent which the other side last heard of this node, if before it was ready."""
 
     def send(self, message: Status | Heartbeat | StoreCall) -> None: ...
 
@@ -268,16 +301,21 @@ class SessionDriver:
         connector: Connector,
         deliver: Callable[[News], None],
         on_outage: Callable[[str], None] | None = None,
+        supervision: StuckLoop | None = None,
     ) -> None:
         self.session = session
         self.store = StoreCalls(self._send)
         self.down_since: float | None = None
         """When the connection was lost, or first tried; None while it is up."""
         self.refused = ""
+        self.renew: Callable[[float | None], None] | None = None
+        """Gets the time at which the workers must be gone, when it changes."""
+        self._stop_at: float | None = None
         self._loop = asyncio.get_running_loop()
         self._connector = connector
         self._deliver = deliver
         self._on_outage = on_outage
+        self._supervision = supervision
         self._outage: asyncio.TimerHandle | None = None
         self._outage_noted = False
         self._transport: Transport | None = None
@@ -350,8 +388,21 @@ class SessionDriver:
             return
         for effect in self.session.handle(self._loop.time(), event, cause):
             self._perform(effect)
+        self._renew()
         if not self._closed:
             self._schedule()
+
+    def _renew(self) -> None:
+        stop_at = self.session.stop_at
+        if stop_at != self._stop_at:
+            self._stop_at = stop_at
+            if self.renew is not None:
+                self.renew(stop_at)
+
+    def guard(self, renew: Callable[[float | None], None]) -> None:
+        """Have `renew` called with the time at which the workers must be gone."""
+        self.renew = renew
+        renew(self._stop_at)
 
     def _perform(self, effect: SessionEffect) -> None:
         match effect:
@@ -378,6 +429,10 @@ class SessionDriver:
 
     def _tick(self) -> None:
         self._timer = None
+        if self._supervision is not None:
+            changed = self._supervision.look(self._loop.time())
+            if changed is not None:
+                self.handle(changed)
         self.handle(TICK)
 
     # The transport.
@@ -403,7 +458,7 @@ class SessionDriver:
         self.down_since = None
         if not self.session.is_refused:
             self._outage_over()
-        self.handle(Connected())
+        self.handle(Connected(transport.heard_at))
         self.store.connected()
 
     def _connect_failed(self, problem: ConnectFailed) -> None:
@@ -457,6 +512,7 @@ class SessionDriver:
             # What the coordinator sends never brings a deadline nearer than the timer that runs.
             for effect in self.session.handle(self._loop.time(), message):
                 self._perform(effect)
+            self._renew()
             if self._outage is not None and not self.session.is_refused:
                 self._outage_over()
             self._received_some.set()
@@ -465,7 +521,7 @@ class SessionDriver:
 
 
 def status_change(
-    phase: NodePhase, generation: int, failure: Failure | None, report: bytes
+    phase: NodePhase, generation: int, failure: Failure | None, report: bytes, clear: int = -1
 ) -> StatusChanged:
     """Return a change that the other side accepts, however long or odd a worker's message is."""
     if failure is not None:
@@ -475,7 +531,7 @@ def status_change(
             summary=clip(failure.summary, SUMMARY_CHARS_MAX),
             host="".join(one if one.isprintable() else "?" for one in host),
         )
-    return StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX])
+    return StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX], clear)
 
 
 class AgentConnection:
@@ -570,6 +626,10 @@ class AgentConnection:
     def take(self) -> list[News]:
         return self._mailbox.take()
 
+    @property
+    def attendance(self) -> Attendance:
+        return self._mailbox.attendance
+
     def report(
         self,
         phase: NodePhase,
@@ -577,11 +637,24 @@ class AgentConnection:
         failure: Failure | None = None,
         report: bytes = b"",
         *,
+        clear: int = -1,
         cause: str = "",
     ) -> None:
         if self._driver is not None and self._thread is not None:
-            change = status_change(phase, generation, failure, report)
+            change = status_change(phase, generation, failure, report, clear)
             self._thread.post(self._driver.handle, change, cause)
+
+    def guard(self, renew: Callable[[float | None], None]) -> None:
+        driver = self._driver
+        if driver is None:
+            return
+
+        def renew_unless_hosting(at: float | None) -> None:
+            # Nobody can take a place while the one who would decide it is stopped, too.
+            is_safe = self.hosting and not driver.session.status.stuck
+            renew(None if is_safe else at)
+
+        driver.guard(renew_unless_hosting)
 
     def rejoin(self, *, cause: str = "") -> int:
         with self._lock:
@@ -591,6 +664,10 @@ class AgentConnection:
         if self._driver is not None and self._thread is not None:
             self._thread.post(self._driver.handle, Rejoined(self._incarnation), cause)
         return self._incarnation
+
+    def hold_ports(self, ports: tuple[int, ...]) -> None:
+        if self._driver is not None and self._thread is not None:
+            self._thread.post(self._driver.handle, PortsChanged(ports))
 
     def problem(self) -> str:
         driver = self._driver
@@ -618,7 +695,10 @@ class AgentConnection:
             timeouts=self._timeouts,
             draw=random.random,
         )
-        self._driver = SessionDriver(session, connector, self._deliver, self._note_outage)
+        supervision = StuckLoop(loop.time(), self._mailbox, self._timeouts.silence_s)
+        self._driver = SessionDriver(
+            session, connector, self._deliver, self._note_outage, supervision
+        )
         self._driver.start()
         loop.call_later(REMIND_S, self._remind, loop)
 
@@ -646,10 +726,12 @@ class AgentConnection:
         if not why:
             console.notice(f"{self.decider} at {self.where} is back")
         elif not self._ending:
-            console.notice(
-                f"lost {self.decider} at {self.where} ({why}); workers go on without it for up "
-                f"to {self._timeouts.away_s:g} s"
-            )
+            timeouts = self._timeouts
+            then = f"workers go on without it for up to {timeouts.away_s:g} s"
+            if timeouts.needs_answers:
+                limit_s = STOP_SHARE * timeouts.silence_s
+                then = f"the workers are stopped unless it is back within {limit_s:g} s (on_lost)"
+            console.notice(f"lost {self.decider} at {self.where} ({why}); {then}")
 
 
 class CoordinatorConnection(AgentConnection):
@@ -673,11 +755,14 @@ class CoordinatorConnection(AgentConnection):
         token: bytes | None,
         tls: TlsFiles | None,
         reconnect_grace_s: float = 0.2,
+        recover_s: float | None = None,
+        state_file: str | None = None,
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
         self._host, self._port = endpoint_host, endpoint_port
         self._is_host, self._token, self._tls = is_host, token, tls
         self._grace_s = reconnect_grace_s
+        self._recover_s, self._state_file = recover_s, state_file
         # With TLS a coordinator needs a certificate.
         self._may_host = is_host is not False and (tls is None or tls.can_serve or bool(is_host))
         self._server_tls: ssl.SSLContext | None = None
@@ -737,7 +822,7 @@ class CoordinatorConnection(AgentConnection):
 
     async def _begin(self) -> Connector:
         if self._listener is not None:
-            self._serve(self._listener)
+            self._serve(self._listener, self._open_state())
         elif self._may_host:
             asyncio.get_running_loop().call_later(PREIMPORT_S, preimport_server)
         return CoordinatorConnector(
@@ -749,7 +834,16 @@ class CoordinatorConnection(AgentConnection):
             when_refused=self._take_over if self._may_host else None,
         )
 
-    def _serve(self, listener: socket.socket, *, follows_another: bool = False) -> None:
+    def _open_state(self) -> StateFile | None:
+        if self._state_file is None:
+            return None
+        from holdfast.coordinator.state_file import StateFile
+
+        return StateFile(self._state_file)
+
+    def _serve(
+        self, listener: socket.socket, state: StateFile | None, *, follows_another: bool = False
+    ) -> None:
         from holdfast.coordinator.server import CoordinatorServer
 
         warn_if_open(listener, self._token, self._host)
@@ -760,6 +854,9 @@ class CoordinatorConnection(AgentConnection):
             token=self._token,
             tls=self._server_tls,
             follows_another=follows_another,
+            host=self._info.node,
+            recover_s=self._recover_s,
+            state=state,
         )
         self.hosting = True
 
@@ -776,7 +873,12 @@ class CoordinatorConnection(AgentConnection):
         if listener is None:
             return False
         console.info(f"no coordinator at {self.where} any more: this node coordinates from now on")
-        self._serve(listener, follows_another=True)
+        try:
+            state = self._open_state()
+        except UsageError as error:
+            console.warning(f"{error}; coordinating without it")
+            state = None
+        self._serve(listener, state, follows_another=True)
         return True
 
     async def _end(self, drain_s: float) -> None:
@@ -799,6 +901,7 @@ def preimport_server() -> None:
     """Import what a node needs to coordinate."""
     try:
         __import__("holdfast.coordinator.server")
+        __import__("holdfast.coordinator.state_file")
     except Exception as problem:  # noqa: BLE001 (nothing has failed yet)
         console.warning(
             f"this node cannot take over from a coordinator: {console.describe(problem)}"

@@ -12,12 +12,14 @@ import asyncio
 import os
 from typing import TYPE_CHECKING
 
+from holdfast.core.protocol import Status
 from holdfast.net import addresses, tls
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError, quoted
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
-from holdfast.wire.messages import Goodbye, Message, decode, decode_handshake
+from holdfast.wire.messages import Goodbye, Message, Part, PartTaken, decode, decode_handshake
+from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
 from holdfast.wire.sniff import check_server_bytes, explain_silent_close
 
 if TYPE_CHECKING:
@@ -61,8 +63,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "_buffer", "_handshake", "_has_tls", "_heard", "_open", "_reader", "_transport", "ended",
-        "on_closed", "on_message", "problem", "ready",
+        "_buffer", "_handshake", "_has_tls", "_heard", "_incoming", "_open", "_outgoing", "_reader",
+        "_transport", "ended", "heard_at", "on_closed", "on_message", "problem", "ready",
     )  # fmt: skip
 
     def __init__(self, connector: CoordinatorConnector) -> None:
@@ -72,11 +74,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.on_message: Callable[[Message], None] | None = None
         self.on_closed: Callable[[str], None] | None = None
         self.problem: ConnectFailed | None = None
+        self.heard_at: float | None = None
         self._buffer = connector.read_buffer
         self._has_tls = connector.has_tls
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
         self._handshake: ClientHandshake | None = ClientHandshake(connector.token)
         self._transport: asyncio.Transport | None = None
+        self._incoming = IncomingParts()
+        self._outgoing = OutgoingParts(0)
         self._heard = False
         self._open = True
 
@@ -94,10 +99,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def send(self, message: Message) -> None:
         """Send a message; one that cannot be sent any more is lost, as its connection is."""
-        self.send_bytes(encode_frame(message))
+        kind = "status" if type(message) is Status else ""
+        self.send_bytes(self._outgoing.send(encode_frame(message), kind))
 
     def send_bytes(self, frames: bytes) -> None:
-        if self._open and self._transport is not None:
+        if frames and self._open and self._transport is not None:
             self._transport.write(frames)
 
     def abort(self) -> bool:
@@ -113,7 +119,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         if self.is_open:
-            self._transport.write(encode_frame(Goodbye(why=why)))
+            self._transport.write(self._outgoing.rest() + encode_frame(Goodbye(why=why)))
         self._open = False
         self._transport.close()
 
@@ -160,15 +166,27 @@ class ClientConnection(asyncio.BufferedProtocol):
         for body in bodies:
             if self._handshake is not None:
                 self._shake_hands(self._handshake, body)
-            elif type(message := decode(body)) is Goodbye:
-                why = quoted(message.why) or "the coordinator closed the connection"
-                self._end(ConnectFailed(why))
-            elif self.on_message is not None:
-                self.on_message(message)
+            else:
+                self._received(decode(body))
             if not self._open:
                 return
         if bodies and self._reader.buffered_bytes:
             self._take(self._reader.feed(b""))
+
+    def _received(self, message: Message) -> None:
+        if type(message) is Part:
+            self.send_bytes(TAKEN)
+            body = self._incoming.take(message)
+            if body is None:
+                return
+            message = decode(body)
+        if type(message) is PartTaken:
+            self.send_bytes(self._outgoing.taken())
+        elif type(message) is Goodbye:
+            why = quoted(message.why) or "the coordinator closed the connection"
+            self._end(ConnectFailed(why))
+        elif self.on_message is not None:
+            self.on_message(message)
 
     def _shake_hands(self, handshake: ClientHandshake, body: bytes) -> None:
         reply = handshake.receive(decode_handshake(body))
@@ -177,6 +195,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._transport.write(reply)
         if handshake.done:
             self._handshake = None
+            self._outgoing = OutgoingParts(handshake.version)
             self._reader.frame_bytes_max = FRAME_BYTES_MAX
             if not self.ready.done():
                 self.ready.set_result(None)
@@ -248,11 +267,11 @@ class CoordinatorConnector:
 
     async def _connect_first(self, found: list[Address]) -> socket.socket:
         try:
-            return await addresses.connect_first(found, CONNECT_S)
+            return await addresses.connect_first(found, CONNECT_S, addresses.use_small_segments)
         except ConnectionRefusedError:
             if self._when_refused is None or not self._when_refused(found):
                 raise
-            return await addresses.connect_first(found, CONNECT_S)
+            return await addresses.connect_first(found, CONNECT_S, addresses.use_small_segments)
 
     async def _shake_hands(self, connected: socket.socket) -> ClientConnection:
         loop = asyncio.get_running_loop()

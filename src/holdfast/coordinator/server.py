@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -26,7 +27,9 @@ from holdfast.core.coordinator import ConnectionClosed, CoordinatorMachine, Stat
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import WHY_CHARS_MAX, Ack, Heartbeat, NodePhase, NodeRole, Status, View
 from holdfast.core.rounds import JobPhase
+from holdfast.net import addresses
 from holdfast.net.listening import descriptor_limit
+from holdfast.net.peer_user import is_own_user
 from holdfast.wire.errors import BadMessage, quoted
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import refusal
@@ -36,7 +39,9 @@ from holdfast.wire.messages import Goodbye, Message, StatusRequest, StoreCall, S
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from holdfast.coordinator.state_file import StateFile, WriteAhead
 
 
 CONNECTIONS_MAX = 65_536
@@ -68,6 +73,9 @@ class CoordinatorServer:
         half_open_max: int = HALF_OPEN_MAX,
         handshake_s: float = HANDSHAKE_S,
         follows_another: bool = False,
+        host: str = "",
+        recover_s: float | None = None,
+        state: StateFile | None = None,
         on_change: Callable[[str, str], None] | None = None,
         warn: Callable[[str], None] = console.warning,
     ) -> None:
@@ -77,9 +85,18 @@ class CoordinatorServer:
             silence_s=silence_s,
             grace_s=grace_s,
             follows_another=follows_another,
+            memories=state.memories if state is not None else None,
+            recover_s=recover_s,
+            fence_floor=int(time.time() * 1000),  # Above those of all that were here before.
+            host=host,
             name=f"{os.uname().nodename}-{os.getpid()}",
         )
         self.read_buffer = memoryview(bytearray(READ_BYTES))
+        self._write_ahead: WriteAhead | None = None
+        if state is not None:
+            from holdfast.coordinator.state_file import WriteAhead
+
+            self._write_ahead = WriteAhead(state, self.machine, self._send_now, self._warn_rarely)
         self._stores = JobStores()
         self._failures: dict[NodeKey, tuple[ServerConnection, Status]] = {}
         self._token = token
@@ -105,6 +122,7 @@ class CoordinatorServer:
         self._warned_at = -WARNINGS_S
         self._not_shown = 0
         self._gone = asyncio.Event()
+        addresses.use_small_segments(listener)
         self._acceptor = Acceptor(
             listener,
             self._make_peer,
@@ -132,6 +150,13 @@ class CoordinatorServer:
     def admits(self, peer: ServerConnection) -> bool:
         """Count a connection whose handshake is done; return False if there are too many."""
         self._acceptor.finished(peer)
+        if self._token is None and not is_own_user(peer.user):
+            why = (
+                f"without a token the coordinator serves its own user alone (uid {os.geteuid()}, "
+                f"not {peer.user}): set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE to the same for both"
+            )
+            peer.reject(why, refusal(why))
+            return False
         if len(self._peers) - len(self._acceptor) > self._connections_max:
             peer.reject(self._no_more, refusal(self._no_more, permanent=False))
             return False
@@ -239,7 +264,13 @@ class CoordinatorServer:
         if rounds is not None and not rounds.job.coordinator_address:
             rounds.job.coordinator_address = peer.local_address
 
-    def _send(self, answers: Iterable[View | Ack]) -> None:
+    def _send(self, answers: Sequence[View | Ack]) -> None:
+        if self._write_ahead is not None:
+            self._write_ahead.send(answers)
+        else:
+            self._send_now(answers)
+
+    def _send_now(self, answers: Sequence[View | Ack]) -> None:
         by_key = self._by_key
         for answer in answers:
             peer = by_key.get((answer.run_id, answer.node, answer.incarnation))
@@ -249,7 +280,7 @@ class CoordinatorServer:
                     continue
                 if answer.role is NodeRole.CLOSED and answer.final:
                     peer.knows_end = True
-                peer.post(encode_frame(_sendable(answer)))
+                peer.post(encode_frame(_sendable(answer)), "view")
             elif peer is not None:
                 peer.post(encode_frame(answer))
 
@@ -401,6 +432,8 @@ class CoordinatorServer:
         for handle in (self._timer, self._batch):
             if handle is not None:
                 handle.cancel()
+        if self._write_ahead is not None:
+            self._write_ahead.close()
 
     def _make_peer(self, address: str, local_address: str) -> ServerConnection:
         return ServerConnection(self, self._token, address, local_address)

@@ -20,8 +20,9 @@ from holdfast.net.tls import explain_failure
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ServerHandshake, refusal
-from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
-from holdfast.wire.messages import Message, decode, decode_handshake
+from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, PART_BYTES
+from holdfast.wire.messages import Message, Part, PartTaken, decode, decode_handshake
+from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
 from holdfast.wire.sniff import check_client_bytes
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ class ServerConnection(asyncio.BufferedProtocol):
     """One connection; the server owns it."""
 
     __slots__ = (
-        "_handshake", "_out", "_out_bytes", "_owner", "_posted_bytes", "_raw", "_reader",
-        "_reply_end", "_started", "_transport", "address", "closed", "heard_at", "is_remote", "key",
-        "knows_end", "local_address",
+        "_handshake", "_incoming", "_out", "_out_bytes", "_outgoing", "_owner", "_posted_bytes",
+        "_raw", "_reader", "_reply_end", "_started", "_transport", "address", "closed", "heard_at", "is_remote", "key",
+        "knows_end", "local_address", "user",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.address = address
         self.is_remote = not addresses.is_loopback(address)
         self.local_address = local_address
+        self.user: int | None = None
+        """Whose process is at the other end, if it is on this host."""
         self.key: NodeKey | None = None
         self.heard_at = 0.0
         self.knows_end = False
@@ -87,6 +90,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
         self._handshake: ServerHandshake | None = ServerHandshake(token)
         self._started = False
+        self._incoming: IncomingParts | None = None  # Most connections never need one.
+        self._outgoing = OutgoingParts(0)
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._posted_bytes = 0  # All that ever were.
@@ -184,13 +189,20 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     # For the server.
 
-    def post(self, frame: bytes) -> None:
+    def post(self, frame: bytes, kind: str = "") -> None:
         """Send a frame, together with whatever else is sent in this turn of the loop.
 
-        More than a peer may leave unread is not collected: it is written at once, and the peer is
+        A large one goes in parts, of each `kind` the newest. More than a peer may leave unread is not collected: it is written at once, and the peer is
         dropped if the kernel does not take it either.
         """
-        if self.closed:
+        if len(frame) > PART_BYTES:
+            frame = self._outgoing.send(frame, kind)
+            if self._outgoing.unsent_bytes > WRITE_BYTES_MAX:
+                self.pause_writing()
+        self._post(frame)
+
+    def _post(self, frame: bytes) -> None:
+        if self.closed or not frame:
             return
         if not self._out:
             self._owner.wants_flush(self)
@@ -219,13 +231,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Send a frame that may be larger than what a peer may leave unread otherwise."""
         if self._transport is not None:
             self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX + len(frame))
-        self.post(frame)
+        self._post(frame)
         self._reply_end = self._posted_bytes
 
     def close(self, last_frame: bytes = b"") -> None:
         """Close once everything is sent."""
         if self.closed:
             return
+        self._post(self._outgoing.rest())
         self.flush()
         transport = self._transport
         self.closed = True
@@ -258,7 +271,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         received = self._owner.received
         for body in bodies:
             if handshake is None:
-                received(self, decode(body))
+                message = decode(body)
+                if type(message) is Part or type(message) is PartTaken:
+                    self._take_part(message)
+                else:
+                    received(self, message)
                 if self.closed:
                     return
                 continue
@@ -266,6 +283,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             if handshake.done:
                 if not self._owner.admits(self):
                     return
+                self._outgoing = OutgoingParts(handshake.version)
                 self._handshake = handshake = None
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX
             if reply:
@@ -273,6 +291,17 @@ class ServerConnection(asyncio.BufferedProtocol):
         if handshake is None and bodies and self._reader.buffered_bytes:
             # A frame that was too large before the handshake was done is judged anew.
             self._take(self._reader.feed(b""))
+
+    def _take_part(self, message: Part | PartTaken) -> None:
+        if type(message) is PartTaken:
+            self._post(self._outgoing.taken())
+            return
+        assert type(message) is Part
+        self._incoming = incoming = self._incoming or IncomingParts()
+        self._post(TAKEN)
+        body = incoming.take(message)
+        if body is not None:
+            self._owner.received(self, decode(body))
 
 
 def _duplicate(transport: asyncio.Transport) -> socket.socket | None:

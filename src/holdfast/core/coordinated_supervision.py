@@ -7,15 +7,19 @@ determines what to do next. The rules:
 1.  Only the newest view counts: it is kept whenever it arrives and applied as soon as the state of
     the workers allows it. Views that came in between are as if never sent.
 2.  A member runs the generation of its view, once. A higher one, or not being a member any more,
-    means to stop the workers first.
+    means to stop the workers first. While the view does not say to start, the node waits: workers
+    of an earlier generation are still there on another node.
 3.  A failure is reported at once, before the other workers are stopped, so that all nodes stop at
     the same time; and again when they are gone, with the whole report.
 4.  A node whose workers are all done waits for the job to close. Until then it may have to start
     them again.
 5.  A fenced node begins anew as another incarnation. A refused one ends; so does one whose
-    coordinator stayed away for too long.
+    coordinator stayed away for too long. How the job ended is then not known; a node whose workers
+    were done in the newest generation it heard of, fenced or not, ends as they did.
 6.  On a signal the node reports at once that it leaves. Then it stops its workers and ends.
-7.  When the job is closed, the node ends as the job did, once its view is final or no more views
+7.  Workers that were killed since others may take their place (`core.liveness.StopDeadline`) did
+    not fail: the node is ready for the next generation.
+8.  When the job is closed, the node ends as the job did, once its view is final or no more views
     come. Closed is final: a later coordinator that knows nothing of the end is left.
 """
 
@@ -59,11 +63,19 @@ class CoordinatorLost(Event):
     away_s: float = 0.0
 
 
+class WorkersExpired(Event):
+    """The workers are being killed: the node was not heard, or not awake, for too long."""
+
+    generation: int
+
+
 class ReportStatus(Effect):
     """Report this to the coordinator."""
 
     phase: NodePhase
     generation: int
+    clear: int = -1
+    """Of generations before this one no worker is left here, nor will one be started."""
 
 
 class Rejoin(Effect):
@@ -77,13 +89,16 @@ class CoordinatedSupervision(Supervision):
         super().__init__(local_world_size=local_world_size, max_restarts=max_restarts)
         self.view: View | None = None
         self._was_in = False
+        self._done = -1  # The generation in which its workers were done, while that still counts.
         self._coordinator_lost = False
+        self._has_workers = False
+        self._reported_clear = (0, -1)  # In the term of the view that was known then.
 
     # Handlers, in the order of a generation's life.
 
     def _begin(self, _event: Begun) -> list[Effect]:
         self.state = State.JOINING
-        return [ReportStatus(NodePhase.READY, self.generation)]
+        return [self._report(NodePhase.READY)]
 
     def _view_received(self, event: ViewReceived) -> list[Effect]:
         over = self.view is not None and self.view.role is NodeRole.CLOSED
@@ -105,7 +120,7 @@ class CoordinatedSupervision(Supervision):
         self.view = msgspec.structs.replace(self.view, final=True)
         effects = self._apply()
         left = self.state is State.DONE
-        return [ReportStatus(NodePhase.LEAVING, self.generation), *effects] if left else effects
+        return [self._report(NodePhase.LEAVING), *effects] if left else effects
 
     def _apply(self) -> list[Effect]:
         """Do what the newest view asks for, if the state of the workers allows it."""
@@ -117,8 +132,13 @@ class CoordinatedSupervision(Supervision):
             return [] if goes_on else self._stop(StopReason.COORDINATOR)
         if self.state not in (State.JOINING, State.LEAVING):
             return []
+        if view.role is NodeRole.WAITING or view.generation > self._done:
+            self._done = -1  # The job goes on, and workers are needed again.
         if view.role is NodeRole.MEMBER and view.generation > self.generation:
-            return self._start(view)
+            if view.start:
+                return self._start(view)
+            self.state = State.JOINING
+            return self._report_clear()
         if view.role is NodeRole.FENCED:
             self.view = None
             self.state = State.JOINING
@@ -127,19 +147,44 @@ class CoordinatedSupervision(Supervision):
             return self._finish(Outcome.REFUSED)
         if view.role is NodeRole.CLOSED and view.final:
             return self._end_with_job(view)
-        if view.role in (NodeRole.WAITING, NodeRole.STANDBY) and self.state is State.LEAVING:
-            self.state = State.JOINING
-            return [ReportStatus(NodePhase.READY, self.generation)]
+        if view.role in (NodeRole.WAITING, NodeRole.STANDBY):
+            if self.state is State.LEAVING:
+                self.state = State.JOINING
+                return [self._report(NodePhase.READY)]
+            return self._report_clear()
         return []
+
+    def _report_clear(self) -> list[Effect]:
+        """Report that no workers are here, if whoever decides may not know it."""
+        term = self.view.term if self.view is not None else 0
+        told = (term, self._clear()) <= self._reported_clear
+        return [] if told else [self._report(NodePhase.READY)]
+
+    def _report(self, phase: NodePhase) -> Effect:
+        clear = self._clear()
+        self._reported_clear = (self.view.term if self.view is not None else 0, clear)
+        return ReportStatus(phase, self.generation, clear)
+
+    def _clear(self) -> int:
+        """Return the first generation of which workers may be here, now or later."""
+        if self._has_workers:
+            return self.generation
+        told = -1
+        if self.view is not None:  # A member may be told to start, others only the next one.
+            told = self.view.generation + (self.view.role is not NodeRole.MEMBER)
+        return max(self.generation + 1, told)
 
     def _start(self, view: View) -> list[Effect]:
         self.generation = view.generation
+        self._done = -1
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
         self.first_failed = None
+        self.unhealthy = ""
         self.retryable = True
+        self._has_workers = True
         return [
-            ReportStatus(NodePhase.RUNNING, self.generation),
+            self._report(NodePhase.RUNNING),
             StartWorkers(self.generation, self.restart_count),
         ]
 
@@ -156,18 +201,19 @@ class CoordinatedSupervision(Supervision):
     def _exited(self, event: WorkerExited) -> list[Effect]:
         effects = super()._exited(event)
         if event.failed:
-            effects = [ReportStatus(NodePhase.FAILED, self.generation), *effects]
+            effects = [self._report(NodePhase.FAILED), *effects]
         return effects
 
     def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
-        return [ReportStatus(NodePhase.FAILED, self.generation), *super()._unhealthy(event)]
+        return [self._report(NodePhase.FAILED), *super()._unhealthy(event)]
 
     def _stopped(self, event: WorkersStopped) -> list[Effect]:
         self._expect_generation(event.generation)
         self.running = frozenset()
+        self._has_workers = event.unkillable > 0
         reason = self._after_stop
         if event.unkillable:  # No other worker may ever run beside those that remain.
-            return [ReportStatus(NodePhase.LEAVING, self.generation), *self._finish(Outcome.FAILED)]
+            return [self._report(NodePhase.LEAVING), *self._finish(Outcome.FAILED)]
         failed = reason in (StopReason.WORKER_FAILED, StopReason.UNHEALTHY)
         if self.signum:
             return self._end_by_signal(failed=failed)
@@ -175,34 +221,37 @@ class CoordinatedSupervision(Supervision):
             return self._end_without_coordinator()
         if reason is StopReason.SUCCEEDED:
             self.state = State.LEAVING
-            return [ReportStatus(NodePhase.SUCCEEDED, self.generation), *self._apply()]
+            self._done = self.generation
+            return [self._report(NodePhase.SUCCEEDED), *self._apply()]
         self.state = State.JOINING
-        report = ReportStatus(NodePhase.FAILED if failed else NodePhase.READY, self.generation)
+        # One that had failed before all were stopped may be why others failed.
+        failed = failed or (reason is StopReason.COORDINATOR and event.failed)
+        report = self._report(NodePhase.FAILED if failed else NodePhase.READY)
         return [report, *self._apply()]
 
     def _barrier_ended(self, _event: BarrierEnded) -> list[Effect]:
-        return [ReportStatus(NodePhase.LEAVING, self.generation), *self._finish(Outcome.SUCCEEDED)]
+        return [self._report(NodePhase.LEAVING), *self._finish(Outcome.SUCCEEDED)]
 
     # Signals, and a coordinator that is gone.
 
     def _signal_running(self, event: SignalReceived) -> list[Effect]:
-        return [ReportStatus(NodePhase.LEAVING, self.generation), *super()._signal_running(event)]
+        return [self._report(NodePhase.LEAVING), *super()._signal_running(event)]
 
     def _signal_starting(self, event: SignalReceived) -> list[Effect]:
-        return [ReportStatus(NodePhase.LEAVING, self.generation), *super()._signal_starting(event)]
+        return [self._report(NodePhase.LEAVING), *super()._signal_starting(event)]
 
     def _signal_stopping(self, event: SignalReceived) -> list[Effect]:
-        first = [] if self.signum else [ReportStatus(NodePhase.LEAVING, self.generation)]
+        first = [] if self.signum else [self._report(NodePhase.LEAVING)]
         if (
             first and self._after_stop is StopReason.SUCCEEDED
         ):  # So that its workers are not missed.
-            first.insert(0, ReportStatus(NodePhase.SUCCEEDED, self.generation))
+            first.insert(0, self._report(NodePhase.SUCCEEDED))
         return [*first, *super()._signal_stopping(event)]
 
     def _signal_idle(self, event: SignalReceived) -> list[Effect]:
         self._note_signal(event)
         return [
-            ReportStatus(NodePhase.LEAVING, self.generation),
+            self._report(NodePhase.LEAVING),
             *self._end_by_signal(failed=False),
         ]
 
@@ -213,6 +262,10 @@ class CoordinatedSupervision(Supervision):
         if failed and judge(self.budget, retryable=self.retryable) is Verdict.GIVE_UP:
             return self._finish(Outcome.FAILED)
         return self._finish(Outcome.SIGNALLED)
+
+    def _expired(self, event: WorkersExpired) -> list[Effect]:
+        self._expect_generation(event.generation)
+        return self._stop(StopReason.CUT_OFF, SIGKILL)
 
     def _lost_running(self, _event: CoordinatorLost) -> list[Effect]:
         self._coordinator_lost = True
@@ -237,7 +290,7 @@ class CoordinatedSupervision(Supervision):
         if self.view is not None and self.view.role is NodeRole.CLOSED:
             return self._end_with_job(self.view)
         cleared = self.state is State.STOPPING and self._after_stop is StopReason.SUCCEEDED
-        done = cleared or self.state is State.LEAVING
+        done = cleared or self._done >= 0
         return self._finish(Outcome.SUCCEEDED if done else Outcome.COORDINATOR_LOST)
 
     def _end_with_job(self, view: View) -> list[Effect]:
@@ -261,6 +314,7 @@ _T._handlers = {
     (_S.RUNNING, ViewReceived): _T._view_received,
     (_S.RUNNING, CoordinatorLost): _T._lost_running,
     (_S.RUNNING, WorkerExited): _T._exited,
+    (_S.RUNNING, WorkersExpired): _T._expired,
     (_S.RUNNING, WorkersUnhealthy): _T._unhealthy,
     (_S.RUNNING, SignalReceived): _T._signal_running,
     (_S.STOPPING, ViewReceived): _T._view_received,
@@ -274,13 +328,14 @@ _T._handlers = {
     (_S.LEAVING, SignalReceived): _T._signal_idle,
 }
 _T._ignored = {
-    _S.JOINING: (WorkerExited, WorkersUnhealthy, BarrierEnded),
-    _S.STOPPING: (WorkersUnhealthy, BarrierEnded),
+    _S.JOINING: (WorkerExited, WorkersUnhealthy, WorkersExpired, BarrierEnded),
+    _S.STOPPING: (WorkersUnhealthy, WorkersExpired, BarrierEnded),
     _S.RUNNING: (BarrierEnded,),
     _S.STARTING: (BarrierEnded,),
-    _S.LEAVING: (WorkerExited,),
+    _S.LEAVING: (WorkerExited, WorkersExpired),
     _S.DONE: (
         WorkerExited,
+        WorkersExpired,
         WorkersUnhealthy,
         SignalReceived,
         ViewReceived,

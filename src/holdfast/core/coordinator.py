@@ -11,6 +11,12 @@ effects are messages: send each over the newest connection of the node and incar
 names; one without a connection is dropped, because whatever a node lacks is sent again at its next
 heartbeat.
 
+**Roll calls.** When a machine dies without a word, workers elsewhere fail of it, often sooner than
+its silence tells. So a failure is held back until all other members have shown that they are
+there: each is sent the number of a roll call, and answers at once with a heartbeat that has it. A
+member that does not answer is soon lost, and that is then the reason. If all are there, which is
+the rule, it costs one exchange, while the node that failed stops its workers.
+
 A job that breaks an invariant is closed as failed, and the other jobs go on; with `strict` the
 error is raised instead, so that a test sees it.
 """
@@ -19,12 +25,14 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.core.liveness import STEPS_PER_SILENCE, AttendedClock, Liveness
+from holdfast.core.liveness import CLOSED, STEPS_PER_SILENCE, AttendedClock, Liveness
 from holdfast.core.machine import Event, InvalidEvent, Story, Tick
+from holdfast.core.memory import JobMemory, recall, remember
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,
     JobOutcome,
+    NodeInfo,
     NodePhase,
     NodeRole,
     RefusalReason,
@@ -32,19 +40,22 @@ from holdfast.core.protocol import (
     View,
 )
 from holdfast.core.rounds import (
+    RECOVER_S_MAX,
     CloseRequested,
     Job,
     JobPhase,
     NodeLost,
     NodesLost,
     Rounds,
-    WaitEnded,
+    WaitTimers,
     close_broken,
+    dated,
+    likeliest_first,
 )
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from holdfast.core.rounds import JobEvent
 
@@ -52,8 +63,8 @@ if TYPE_CHECKING:
     Peer = tuple[str, str, int]
 
 JOBS_MAX = 1_000
+MEMORIES_MAX = 10_000  # Jobs that nobody was in for long, of which only the numbers are kept.
 SUCCESSOR_WAIT_S = 1.2  # Nodes that lost their coordinator look for it at least every second.
-NO_WAIT = (-1, 0.0, "")
 CLOSED_JOB_KEEP_S = 600.0  # Late nodes can learn for so long how a job ended.
 
 
@@ -80,6 +91,18 @@ class JobCloseRequested(Event):
     why: str
 
 
+class RollCall:
+    """The members that were asked to show that they are there, and have not."""
+
+    def __init__(
+        self, number: int, generation: int, begun_at: float, members: list[NodeInfo]
+    ) -> None:
+        self.number = number
+        self.generation = generation
+        self.begun_at = begun_at
+        self.awaited = {info.node: info.incarnation for info in members}
+
+
 CoordinatorEvent = StatusReceived | Heartbeat | ConnectionClosed | JobCloseRequested | Tick
 
 
@@ -96,6 +119,10 @@ class CoordinatorMachine:
         jobs_max: int = JOBS_MAX,
         coordinator_address: str = "",
         follows_another: bool = False,
+        memories: Iterable[JobMemory] | None = None,
+        recover_s: float | None = None,
+        fence_floor: int = 0,
+        host: str = "",
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
         name: str = "coordinator",
@@ -104,18 +131,35 @@ class CoordinatorMachine:
         self.jobs: dict[str, Rounds] = {}
         self.broken: dict[str, str] = {}
         """The jobs that were closed because they broke an invariant, and which."""
+        self.decisions: list[tuple[JobEvent, Job]] | None = None
+        """Events and the job after each, for an observer that empties it; None without one."""
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=silence_s, grace_s=grace_s)
         self._clock = AttendedClock(now, silence_s / STEPS_PER_SILENCE)
-        self._waits: dict[str, tuple[int, float, str]] = {}  # Number, end (attended), cause.
+        self._waits: dict[str, WaitTimers] = {}  # By the attended clock; of jobs that wait.
         self._empty_since: dict[str, float] = {}  # The longest first.
         self._held: dict[str, dict[str, Status]] = {}  # Failures by job and node.
+        self._ends: dict[str, list[Status]] = {}  # Of nodes whose failure is held: what came after.
+        self._calls: dict[str, RollCall] = {}  # By job, while failures are held.
+        self._call_number = 0
         self._keep_s = closed_job_keep_s
         self._silence_s = silence_s
         self._young_until = now + SUCCESSOR_WAIT_S if follows_another else now
+        self._recover_s = recover_s
+        # With memories, even none, it is known which jobs there were.
+        self._recover_until = now + (recover_s or 0.0) if memories is None else now
+        self._fence_floor = fence_floor
+        self._host = host
         self._jobs_max = jobs_max
         self._address = coordinator_address
         self._strict = strict
         self._rounds = rounds
+        self._memories: dict[str, JobMemory] = {}  # Of jobs that are not in `jobs`.
+        for memory in memories or ():
+            if memory.outcome is None:
+                self._memories[memory.run_id] = memory
+            else:
+                self._take_up(recall(memory, patience_s=0.0))
+                self._empty_since[memory.run_id] = now
 
     def handle(self, now: float, event: CoordinatorEvent, cause: str = "") -> list[Answer]:
         """Take in one fact; return the messages to send.
@@ -128,10 +172,20 @@ class CoordinatorMachine:
             case Tick():
                 return self._tick(now)
             case StatusReceived(status, address):
-                answer = self._answer_without_job(now, status)
-                if answer is None:
-                    return self._status(now, status, address, cause or status.id)
-                answers, cause = [answer], cause or status.id
+                cause = cause or status.id
+                status = dated(now, status)
+                answer = self._answer_without_job(status)
+                rounds = self.jobs.get(status.run_id)
+                if rounds is not None and self._may_be_due_to_a_loss(rounds, status):
+                    answers = self._hold(now, rounds, status)
+                elif self._ends_after_a_failure(status):
+                    # What came first is judged first, or it would have no say.
+                    self._ends.setdefault(status.run_id, []).append(status)
+                    answers = [_ack(status, status.seq)]
+                elif answer is None:
+                    return self._status(now, status, address, cause)
+                else:
+                    answers = [answer]
                 event = StatusReceived(msgspec.structs.replace(status, report=b""), address)
             case ConnectionClosed(run_id, node, incarnation):
                 self._liveness.cut((run_id, node, incarnation), now)
@@ -145,17 +199,11 @@ class CoordinatorMachine:
         self.story.record(now, None, event, answers, cause)
         return answers
 
-    def _answer_without_job(self, now: float, status: Status) -> Answer | None:
-        """Answer a status that no job gets to see, or not yet."""
-        info, run_id = status.info, status.run_id
-        rounds = self.jobs.get(run_id)
-        if rounds is not None:
-            if not self._may_be_due_to_a_loss(rounds, status):
-                return None
-            self._held.setdefault(run_id, {})[info.node] = status
-            self._liveness.heard((run_id, info.node, info.incarnation), now)
-            return _ack(status, status.seq)
-        if status.phase is NodePhase.LEAVING:  # Nobody misses it.
+    def _answer_without_job(self, status: Status) -> Answer | None:
+        """Answer a status that no job gets to see."""
+        if status.run_id in self.jobs:
+            return None
+        if status.phase is NodePhase.LEAVING or status.stuck:  # Nobody misses it.
             return _ack(status, status.seq)
         return None if self._make_room() else self._no_room(status)
 
@@ -175,16 +223,40 @@ class CoordinatorMachine:
         if not any((view.node, view.incarnation) == peer[1:] for view in answers):
             leaves = status.phase is NodePhase.LEAVING
             answers.append(_ack(status, status.seq if leaves else seq))
-        return answers + self._release(now) if self._held else answers
+        if run_id in self._calls:
+            self._answered(now, run_id, info.node, status.call)
+            answers += self._call(rounds, info)
+        return _newest(answers + self._release(now)) if self._held else answers
 
     def _new_job(self, now: float, run_id: str) -> Rounds:
-        job = Job(run_id=run_id, coordinator_address=self._address, silence_s=self._silence_s)
-        if now < self._young_until:
+        memory = self._memories.pop(run_id, None)
+        if memory is not None:
+            return self._take_up(recall(memory, patience_s=self._recover_s or RECOVER_S_MAX))
+        job = Job(run_id=run_id)
+        if now < max(self._young_until, self._recover_until):
             # It may be a job that another coordinator had, whose nodes are still to come.
             job.phase, job.waiting, job.wait_seq = JobPhase.RECOVERING, True, 1
-        rounds = self.jobs[run_id] = self._rounds(job)
-        rounds.story.node = f"{self.story.node}/{run_id}"
+        if now < self._recover_until:
+            job.patience_s = self._recover_until - now
+            job.why = (
+                f"nothing is known of an earlier coordinator: waiting up to {job.patience_s:.0f} s "
+                "for its nodes"
+            )
+        return self._take_up(job)
+
+    def _take_up(self, job: Job) -> Rounds:
+        job.coordinator_address, job.silence_s = self._address, self._silence_s
+        job.fence_floor = self._fence_floor
+        rounds = self.jobs[job.run_id] = self._rounds(job)
+        rounds.story.node = f"{self.story.node}/{job.run_id}"
+        if job.why:
+            rounds.history.append(f"{job.phase.value}: {job.why}")
         return rounds
+
+    def memory(self) -> list[JobMemory]:
+        """Return all that must outlast this coordinator."""
+        jobs = (remember(rounds.job, self._host) for rounds in self.jobs.values())
+        return [*self._memories.values(), *jobs]
 
     def _heartbeat(self, now: float, beat: Heartbeat) -> list[Answer]:
         run_id, node, incarnation = beat.run_id, beat.node, beat.incarnation
@@ -199,25 +271,42 @@ class CoordinatorMachine:
             held = self._held.get(run_id, {}).get(node)
             if held is not None and held.info.incarnation == incarnation:
                 seq = max(seq, held.seq)
-        if not answers or seq < beat.seq:
-            answers.append(Ack(run_id=run_id, node=node, incarnation=incarnation, seq=seq))
-        return answers + self._release(now) if self._held else answers
+        call = self._calls.get(run_id)
+        if call is not None:
+            self._answered(now, run_id, node, beat.call)
+        number = call.number if call is not None and node in call.awaited else 0
+        if not answers or seq < beat.seq or number:
+            ack = Ack(
+                run_id=run_id,
+                node=node,
+                incarnation=incarnation,
+                seq=seq,
+                call=number,
+                sent_at=beat.sent_at,
+            )
+            answers.append(ack)
+        return _newest(answers + self._release(now)) if self._held else answers
 
     def _tick(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         lost: dict[str, list[NodeLost]] = {}
         for (run_id, node, incarnation), why in self._liveness.overdue(now).items():
-            lost.setdefault(run_id, []).append(NodeLost(node, incarnation, why))
+            one = NodeLost(node, incarnation, why, is_silent=why is not CLOSED)
+            lost.setdefault(run_id, []).append(one)
         for run_id, those in lost.items():
-            if run_id in self.jobs:
+            rounds = self.jobs.get(run_id)
+            if rounds is not None:
                 event = NodesLost(tuple(those))
-                answers += self._decide(now, self.jobs[run_id], event, self._cause_of(event))
+                answers += self._decide(now, rounds, event, self._cause_of(event))
+            for one in those:
+                if rounds is None or rounds.seq_of(one.node, one.incarnation) < 0:
+                    self._liveness.forget((run_id, one.node, one.incarnation))
         answers += self._release(now)
         if self._waits:
             attended = self._clock.look(now)
-            ended = [one for one in self._waits.items() if one[1][1] <= attended]
-            for run_id, (seq, _at, cause) in ended:
-                answers += self._decide(now, self.jobs[run_id], WaitEnded(seq), cause)
+            for run_id, timers in [*self._waits.items()]:
+                for ended, cause in timers.ended(attended):
+                    answers += self._decide(now, self.jobs[run_id], ended, cause)
         while self._empty_since:
             run_id, since = next(iter(self._empty_since.items()))
             if now - since < self._keep_s:
@@ -240,7 +329,8 @@ class CoordinatorMachine:
         deadline = self._liveness.next_deadline(now)
         if self._waits:
             attended = self._clock.look(now)
-            rest = min(at for _seq, at, _cause in self._waits.values()) - attended
+            ends = [at for one in self._waits.values() if (at := one.next_end) is not None]
+            rest = min(ends) - attended
             # Looking at least every step is what makes the whole of the time count.
             at = now + max(0.0, min(rest, self._clock.step_s))
             deadline = at if deadline is None else min(deadline, at)
@@ -252,38 +342,92 @@ class CoordinatorMachine:
     # Failures that may be another's.
 
     def _may_be_due_to_a_loss(self, rounds: Rounds, status: Status) -> bool:
-        """Whether workers failed while another member's link is cut.
-
-        Workers see the end of a machine before its node counts as lost, and fail of it. What they
-        failed of is known when the other node is back, or is not: until then they are not blamed.
-        """
-        if status.phase is not NodePhase.FAILED or status.generation != rounds.job.generation:
-            return False
-        node = status.info.node
-        if rounds.seq_of(node, status.info.incarnation) < 0:
-            return False
-        return any(
-            run_id == rounds.job.run_id
-            and other != node
-            and rounds.rank_table.incarnation_of(other) == incarnation
-            and other not in rounds.job.succeeded
-            for run_id, other, incarnation in self._liveness.cuts()
+        """Whether a failure is news of a round in which another member's workers are missed."""
+        job, info = rounds.job, status.info
+        return (
+            status.phase is NodePhase.FAILED
+            and job.phase is JobPhase.ACTIVE
+            and status.generation == job.generation
+            and rounds.rank_table.incarnation_of(info.node) == info.incarnation
+            and 0 <= rounds.seq_of(info.node, info.incarnation) < status.seq
+            and len(job.members) - len(job.succeeded) > 1
         )
+
+    def _ends_after_a_failure(self, status: Status) -> bool:
+        """Whether a node leaves, or closes the job, while its failure is held back."""
+        if status.phase not in (NodePhase.LEAVING, NodePhase.CLOSING):
+            return False
+        held = self._held.get(status.run_id, {}).get(status.info.node)
+        return held is not None and held.info.incarnation == status.info.incarnation
+
+    def _hold(self, now: float, rounds: Rounds, status: Status) -> list[Answer]:
+        """Keep a failure until the roll is called; the first one of a generation begins the call."""
+        job, info = rounds.job, status.info
+        run_id = job.run_id
+        answers: list[Answer] = [_ack(status, status.seq)]
+        self._liveness.heard((run_id, info.node, info.incarnation), now)
+        self._held.setdefault(run_id, {})[info.node] = status
+        call = self._calls.get(run_id)
+        if call is None or call.generation != job.generation:
+            self._call_number += 1
+            missed = [one for one in job.members if one.node not in job.succeeded]
+            call = RollCall(self._call_number, job.generation, self._clock.look(now), missed)
+            self._calls[run_id] = call
+            call.awaited.pop(info.node, None)
+            for one in missed:
+                answers += self._call(rounds, one)
+        call.awaited.pop(info.node, None)  # Who fails is there.
+        return answers + self._release(now)
+
+    def _call(self, rounds: Rounds, info: NodeInfo) -> list[Answer]:
+        """Call one member, if its answer is missing."""
+        call = self._calls[rounds.job.run_id]
+        if info.node not in call.awaited:
+            return []
+        ack = Ack(
+            run_id=rounds.job.run_id,
+            node=info.node,
+            incarnation=info.incarnation,
+            seq=rounds.seq_of(info.node, info.incarnation),
+            call=call.number,
+        )
+        return [ack]
+
+    def _answered(self, now: float, run_id: str, node: str, number: int) -> None:
+        """Note what a message shows about a member that was called.
+
+        One without the number may have been on its way; not, however, for half of the silence
+        after which a node is lost.
+        """
+        call = self._calls[run_id]
+        if number == call.number or self._clock.look(now) - call.begun_at >= self._silence_s / 2:
+            call.awaited.pop(node, None)
 
     def _release(self, now: float) -> list[Answer]:
         """Give the jobs the failures that are held back for no reason any more."""
         answers: list[Answer] = []
         for run_id, held in [*self._held.items()]:
             rounds = self.jobs.get(run_id)
-            for node, status in [*held.items()]:
-                if rounds is None or rounds.seq_of(node, status.info.incarnation) < 0:
-                    del held[node]  # It has left itself.
-                elif not self._may_be_due_to_a_loss(rounds, status):
-                    del held[node]
+            call = self._calls[run_id]
+            if rounds is not None and self._awaits_answers(rounds, call):
+                continue
+            del self._held[run_id], self._calls[run_id]
+            for status in likeliest_first([*held.values()]):
+                # One that has left, or was lost itself, has no say.
+                info = status.info
+                if rounds is not None and rounds.seq_of(info.node, info.incarnation) >= 0:
                     answers += self._decide(now, rounds, status)
-            if not held:
-                del self._held[run_id]
+            for status in self._ends.pop(run_id, ()):
+                if rounds is not None:
+                    answers += self._status(now, status, "", status.id)
         return answers
+
+    def _awaits_answers(self, rounds: Rounds, call: RollCall) -> bool:
+        """Whether a member may be lost, of the generation for which the roll was called."""
+        job = rounds.job
+        if job.phase is not JobPhase.ACTIVE or job.generation != call.generation:
+            return False
+        return any(node not in job.succeeded for node in call.awaited)
 
     # One job.
 
@@ -303,16 +447,17 @@ class CoordinatorMachine:
             views, rounds = close_broken(now, rounds, what, self._rounds)
             self.jobs[run_id] = rounds
             job = rounds.job
-        wait = rounds.wait if job.waiting else None
-        if wait is None:
+        if rounds.waits:
+            timers = self._waits.setdefault(run_id, WaitTimers())
+            timers.observe(self._clock.look(now), rounds)
+        else:
             self._waits.pop(run_id, None)
-        elif self._waits.get(run_id, NO_WAIT)[0] != wait.seq:
-            at = self._clock.look(now) + wait.delay_s
-            self._waits[run_id] = (wait.seq, at, rounds.story.last)
         if job.nodes:
             self._empty_since.pop(run_id, None)
         else:
             self._empty_since.setdefault(run_id, now)
+        if self.decisions is not None:
+            self.decisions.append((event, msgspec.structs.replace(job, nodes=dict(job.nodes))))
         return [*views]
 
     # How many jobs there are.
@@ -325,7 +470,13 @@ class CoordinatorMachine:
         return len(self.jobs) < self._jobs_max
 
     def _drop(self, run_id: str) -> None:
-        del self.jobs[run_id], self._empty_since[run_id]
+        job = self.jobs.pop(run_id).job
+        del self._empty_since[run_id]
+        self._fence_floor = max(self._fence_floor, job.fence)
+        if job.outcome is None:
+            self._memories[run_id] = remember(job)
+            if len(self._memories) > MEMORIES_MAX:
+                del self._memories[next(iter(self._memories))]
         self._waits.pop(run_id, None)
         self.broken.pop(run_id, None)
 
@@ -340,6 +491,16 @@ class CoordinatorMachine:
             refusal=RefusalReason.TOO_MANY_JOBS,
             why=f"the coordinator has {self._jobs_max} jobs already; use another, or end some",
         )
+
+
+def _newest(answers: list[Answer]) -> list[Answer]:
+    """Return the answers without views that a later one for the same node has replaced."""
+    last = {(one.run_id, one.node, one.incarnation): one for one in answers if type(one) is View}
+    return [
+        one
+        for one in answers
+        if type(one) is not View or last[one.run_id, one.node, one.incarnation] is one
+    ]
 
 
 def _ack(status: Status, seq: int) -> Ack:

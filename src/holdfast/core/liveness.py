@@ -13,6 +13,11 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 STEPS_PER_SILENCE = 5
+CLOSED = "its connection closed"
+EXPIRED_S = 1e6
+STOP_SHARE = 0.8
+"""A node's workers are gone after this share of the time after which it counts as lost. The rest is
+for what killing them takes, and for clocks that do not run alike."""
 
 Peer = TypeVar("Peer")  # Whatever its watcher knows a peer by.
 
@@ -32,6 +37,29 @@ class AttendedClock:
             self._attended += min(gap, self.step_s)
         self._looked_at = now
         return self._attended
+
+
+class LoopWatch:
+    """Whether a loop still turns, as a thread beside it can tell: it asks, and the loop answers.
+
+    `look` at least every `step_s`, and ask again after each answer. A process that was stopped or
+    starved as a whole is not taken for a loop that hangs.
+    """
+
+    def __init__(self, now: float, limit_s: float) -> None:
+        self.limit_s = limit_s
+        self.is_stuck = False
+        self.step_s = limit_s / STEPS_PER_SILENCE
+        self._clock = AttendedClock(now, self.step_s)
+        self._answered_at = 0.0
+
+    def look(self, now: float, *, answered: bool) -> bool:
+        """Take note whether the last question was answered; return whether `is_stuck` changed."""
+        at = self._clock.look(now)
+        if answered:
+            self._answered_at = at
+        was_stuck, self.is_stuck = self.is_stuck, at - self._answered_at >= self.limit_s
+        return self.is_stuck != was_stuck
 
 
 class Liveness(Generic[Peer]):
@@ -64,29 +92,32 @@ class Liveness(Generic[Peer]):
         if peer in self._heard and peer not in self._cut:
             self._cut[peer] = self._clock.look(now)
 
-    def cuts(self) -> list[Peer]:
-        """Return those whose connections closed and who may still come back, the longest first."""
-        return [*self._cut]
-
     def forget(self, peer: Peer) -> None:
         """Stop watching a peer."""
         self._heard.pop(peer, None)
         self._cut.pop(peer, None)
 
     def overdue(self, now: float) -> dict[Peer, str]:
-        """Return those who are lost and why, and forget them."""
+        """Return those who are lost and why, and forget them.
+
+        One whose connection closed is returned again when it was silent for long enough, unless
+        it is heard of or forgotten before: only then is it certain what it must have done by itself.
+        """
         attended = self._clock.look(now)
         lost: dict[Peer, str] = {}
         for peer, at in self._cut.items():
             if attended - at < self.grace_s:
                 break
-            lost[peer] = "its connection closed"
+            lost[peer] = CLOSED
         for peer, at in self._heard.items():
             if attended - at < self.silence_s:
                 break
             lost.setdefault(peer, f"no sign of life for {self.silence_s:g} s")
-        for peer in lost:
-            self.forget(peer)
+        for peer, why in lost.items():
+            if why is CLOSED:
+                del self._cut[peer]
+            else:
+                self.forget(peer)
         return lost
 
     def next_deadline(self, now: float) -> float | None:
@@ -99,3 +130,36 @@ class Liveness(Generic[Peer]):
             rest = min(rest, next(iter(self._cut.values())) + self.grace_s - attended)
         # Looking at least every step is what makes the whole of the time count.
         return now + max(0.0, min(rest, self._clock.step_s))
+
+
+class StopDeadline:
+    """Until when a node's workers may run, by its own clock: later others may take their place.
+
+    A node that is silent for `silence_s` is lost. It cannot know whether it is heard unless it gets
+    an answer. With `needs_answers` each answer renews the deadline, counted from when that was sent
+    which it answers; so a node that is cut off stops its workers before it is lost. Without, it is
+    enough that the node is awake: one that was stopped may have been silent without knowing it.
+    """
+
+    def __init__(self, *, needs_answers: bool) -> None:
+        self._needs_answers = needs_answers
+        self._renewed_at: float | None = None
+
+    def answered(self, now: float, sent_at: float) -> None:
+        """Take note of an answer to what was sent then."""
+        if self._needs_answers:
+            sent_at = min(sent_at, now)
+            self._renewed_at = max(sent_at, self._renewed_at or sent_at)
+
+    def expire(self, now: float) -> None:
+        """Take note that nobody supervises the workers any more: the time is over."""
+        self._renewed_at = now - EXPIRED_S
+
+    def awake(self, now: float) -> None:
+        """Take note that the node is awake, and sends what it must."""
+        if not self._needs_answers:
+            self._renewed_at = now
+
+    def at(self, silence_s: float) -> float | None:
+        """Return when the workers must be gone, or None if that was not renewed yet."""
+        return None if self._renewed_at is None else self._renewed_at + STOP_SHARE * silence_s

@@ -22,6 +22,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from holdfast.core.blame import Trace
 from holdfast.core.ranks import RankOrder
 
 NODE_ID_CHARS_MAX = 200
@@ -38,6 +39,8 @@ REPORT_BYTES_MAX = 256 * 1024
 NODES_MAX = 1_000_000
 LOCAL_WORLD_SIZE_MAX = 100_000
 WORLD_SIZE_MAX = NODES_MAX * LOCAL_WORLD_SIZE_MAX
+RIVALS_MAX = 64
+"""How many ranks are named besides the one that failed first, if that is not certain."""
 PORT_MAX = 65_535
 PORTS_MAX = 16
 """How many ports a node may hold for the workers' store."""
@@ -66,7 +69,9 @@ ReportedNumber = Annotated[int, Meta(ge=-1, le=REPORTED_COUNTER_MAX)]
 NodeRank = Annotated[int, Meta(ge=-1, le=NODES_MAX - 1)]
 NodeCount = Annotated[int, Meta(ge=0, le=NODES_MAX)]
 WorkerCount = Annotated[int, Meta(ge=0, le=WORLD_SIZE_MAX)]
+WorkerRank = Annotated[int, Meta(ge=-1, le=WORLD_SIZE_MAX - 1)]
 Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
+ClockTime = Annotated[float, Meta(ge=0.0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=AWAY_S_MAX)]
 
 
@@ -150,9 +155,12 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     address: Name = ""
     """Where other nodes reach it: as configured, else as the coordinator sees it."""
     ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=PORTS_MAX)] = (0,)
-    """Ports it holds for the workers' store; each generation takes the next, round and round."""
+    """Ports it holds for the workers' store that no generation was given yet. The node replaces one
+    that was given, so this alone may change."""
     fixed_rank: NodeRank = -1
     """The rank that the node was started with (`static`), or -1."""
+    stops_alone: bool = False
+    """Whether its workers are gone by the time it counts as silent, also if it is only cut off."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,7 +168,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
 
     node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)]
     host: Name = ""
-    rank: Annotated[int, Meta(ge=-1, le=WORLD_SIZE_MAX - 1)] = -1
+    rank: WorkerRank = -1
     pid: Annotated[int, Meta(ge=0, le=PID_MAX)] = 0
     exitcode: Annotated[int, Meta(ge=-EXITCODE_MAX, le=EXITCODE_MAX)] = 0
     summary: Annotated[str, Meta(max_length=SUMMARY_CHARS_MAX)] = ""
@@ -169,6 +177,19 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     """It died by a signal that Holdfast did not send: more likely a cause than a consequence."""
     retryable: bool = True
     """False for what a new start would only repeat."""
+    trace: Trace = Trace.SILENT
+    """What it shows of its reason."""
+    stopped: bool = False
+    """It came after the stop of its group had begun."""
+    ended_ago_s: Seconds = 0.0
+    """How long ago it ended when this was sent."""
+    spoke_ago_s: Seconds = 0.0
+    """How long ago it began to say why; 0 if it said nothing."""
+    rivals: Annotated[tuple[WorkerRank, ...], Meta(max_length=RIVALS_MAX)] = ()
+    """Ranks that may just as well have failed first."""
+    ended_ns: Count = 0
+    """When it ended, by the clock of whoever decides, who alone sets this; 0 if it is not known."""
+    spoke_ns: Count = 0
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
@@ -182,6 +203,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     phase: NodePhase = NodePhase.READY
     generation: ReportedNumber = -1
     """The last generation the node started, or -1."""
+    clear: ReportedNumber = -1
+    """Of generations before this one no worker is left on the node, nor will one be started; -1 of
+    an agent that does not say."""
     term: ReportedNumber = 0
     """The highest term it heard of."""
     round_term: ReportedNumber = 0
@@ -193,12 +217,30 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, tag="status"):
     """The generation of its view as a member of that round; it may not have started it."""
     rank: NodeRank = -1
     size: NodeCount = 0
+    heard_generation: ReportedNumber = -1
+    """The highest generation of the job that it heard of, in a round or not."""
+    master_port: Port = 0
+    """Where the workers of that generation meet."""
     restarts: ReportedCount = 0
+    """The most restarts of the job that it heard of."""
+    fence: ReportedCount = 0
+    """The highest fence that it heard of."""
     away_s: Seconds = 0.0
     """How long it was without a coordinator before it found this one."""
     failure: Failure | None = None
     report: Report = b""
     """The whole failure report for every node's console, once it is known."""
+    stuck: Why = ""
+    """Why the node counts as lost though it can still speak: its agent does not supervise."""
+    call: Count = 0
+    """The newest roll call that it has heard."""
+
+    @property
+    def clear_of(self) -> int:
+        """Return the first generation of which workers may be on the node."""
+        if self.clear >= 0:
+            return self.clear
+        return self.generation + (self.phase is not NodePhase.RUNNING)
 
     @property
     def id(self) -> str:
@@ -218,6 +260,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     seq: Number
     term: Number
     revision: Number
+    call: Count = 0
+    """The newest roll call that it has heard."""
+    sent_at: ClockTime = 0.0
+    """When it was sent, by the node's own clock: of meaning to the node alone."""
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
@@ -230,6 +276,10 @@ class Ack(msgspec.Struct, frozen=True, kw_only=True, tag="ack"):
     node: NodeId
     incarnation: Incarnation
     seq: Number
+    call: Count = 0
+    """The number of a roll call, to be answered at once by a heartbeat; 0 if there is none."""
+    sent_at: ClockTime = 0.0
+    """That of the heartbeat which it answers, if it answers one."""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
@@ -248,13 +298,22 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
     """Nodes that are there, standbys included."""
     needed: NodeCount = 0
     """Nodes that must be there before a round can form."""
+    held_back: Why = ""
+    """Who came and went too often to be let in at once, and for how long, if this node waits for it."""
     silence_s: Seconds = 0.0
     """This coordinator takes nodes for lost that are silent for so long; 0 if it does not say."""
     round_term: Number = 0
     round: Number = -1
     round_key: Incarnation = 0
     generation: Number = -1
+    start: bool = True
+    """Whether a member may start its workers: of earlier generations none is left on any node."""
+    slow: Why = ""
+    """Whose workers it waits for already long, in words for a person."""
     restarts: Count = 0
+    fence: Count = 0
+    """Grows with every generation of the run id, whoever decides: what is written with it can be
+    told from what a worker of an earlier generation writes late."""
     rank: NodeRank = -1
     size: NodeCount = 0
     first_rank: WorkerCount = 0
@@ -279,6 +338,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
             what = f" of round {self.round_term}.{self.round}, rank {self.rank} of {self.size}"
         else:
             what = f", {self.outcome.value}" if self.outcome is not None else ""
+        if not self.start:
+            what += ", not to start yet"
         end = ", final" if self.final else ""
         return (
             f"{self.id}[{self.role.value}{what}, generation {self.generation}, restarts "

@@ -12,26 +12,39 @@
 The rules:
 
 1.  A round has between min and max nodes. It forms at once when no more could join, or when min
-    are there and none has joined for the settle time. `spares` of them are kept back.
+    are there and none has joined for the settle time; at the latest after `SETTLES_MAX` settle
+    times, so that one that comes and goes starves nobody. `spares` of them are kept back.
 2.  A node that joins a round with room brings about one regroup after the settle time, so that
-    several joiners cost one restart. Above that it is a standby.
+    several joiners cost one restart; the same limit applies. Above that it is a standby.
 3.  A member that is lost or leaves breaks the round. A standby takes its ranks at once; else the
     others regroup if min are left; else they wait. One whose workers are all done is not missed.
 4.  Members that stay keep their order and, where the size allows, their ranks (`core.ranks`).
 5.  A worker's failure is answered by the next generation for all members, in the same round.
-6.  Generation and restart budget belong to the job. Only a worker's failure is charged.
+6.  Generation, fence and restart budget belong to the job and never go back, whoever decides.
+    Only a worker's failure is charged. A job that all nodes left on request has its whole budget
+    again.
 7.  The job succeeds when all members' workers are done. Until then a failure restarts them too.
 8.  Closed is final, and follows only from success, a failure without a restart left, or a
     request. Losing nodes, even all of them, closes nothing.
 9.  A node is known by its id and incarnation. A new incarnation replaces the old one; a status of
-    an incarnation that is out of the job is answered with why, and changes nothing.
+    an incarnation that is out of the job is answered with why, or with the job's end, and changes
+    nothing.
 10. Decisions carry a term and a revision, and nodes ignore what is older than what they have.
     A coordinator that finds nodes of an earlier one takes a higher term than any they heard of,
     and carries their round on, unchanged, if all of its members are back.
 11. One machine is one job. Run ids keep jobs apart.
+12. No worker of a generation starts on any node before all nodes that may have workers of an
+    earlier one said that these are gone (`Status.clear`), or are lost and, if they stop their
+    workers by themselves, past the time by which they have. Until then views say to
+    stop and not yet to start; a node that joins meanwhile is taken in at once, and those who are
+    slow to stop are named to all. A node that leaves is waited for like the others.
+13. A member that goes costs all others a restart, and so does its return. One that comes back again
+    and again is held back before it counts as there: not the first time, then longer each time
+    (`held_back_s`), until it has stayed for `QUIET_S`. It is known by its node id, or else takes the
+    place of one that went from its host, of those the one that went most often.
 
-Use: send each `View` that `handle` returns to its node; while `wait` is not None, give it `WaitEnded`
-once that has lasted. Whatever is lost on the way is repaired by `behind`, which must be asked at
+Use: send each `View` that `handle` returns to its node; give it the `ended` of each of `waits` once
+that has lasted (`WaitTimers` measures). Whatever is lost on the way is repaired by `behind`, which must be asked at
 every `Heartbeat`. `now` is kept for the story alone: the state has no times in it. How long
 something has lasted is measured by whoever watches, on a clock of its own, from when it first saw
 the state that asks for a wait. So the same state may be handed from one coordinator to the next.
@@ -47,8 +60,10 @@ from enum import Enum
 
 import msgspec
 
+from holdfast.core.blame import Suspect, Trace, blame
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.protocol import (
+    RIVALS_MAX,
     Failure,
     Heartbeat,
     JobOutcome,
@@ -76,8 +91,21 @@ RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
 """How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
 as long as any was without a coordinator. They try to reconnect ever more rarely (`core.session`),
 so those who lost it for a moment only are back in a moment."""
+SETTLES_MAX = 5
+"""A round that nodes keep coming to is waited for no longer than so many settle times: more would
+make it form with more of those that come one by one, and later where one comes and goes."""
+HELD_BACK_FIRST_S = 6.0
+"""Longer than a death goes unnoticed by default, or those would be let in that are gone again."""
+HELD_BACK_MAX_S = 30.0
+"""Raising it spares a job more restarts by a node that comes and goes; a job that needs that node
+stands still for as long."""
+QUIET_S = 60.0
+"""That a node went is forgotten after one to two of these."""
+VACANCIES_MAX = 1_024  # Nodes that come and go on more places than this come in at once.
 PRESENT_CHANGE_MIN = 0.1  # Waiting nodes get a new view when the number of nodes changed by this.
 REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
+SLOW_STOP_S = 2.0  # A generation that has to wait longer for the end of another says for whom.
+NODES_CLOSE_NS = 10_000_000  # Failures of two nodes this close may have come in the other order.
 BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
 NO_RANKS = NodeRanks(0, 0, 0, 0)
 NAMES_MAX = 3
@@ -111,11 +139,17 @@ class Node(msgspec.Struct):
     """`(round_term, round, round_key)` of an earlier coordinator's round, while recovering."""
     claimed_rank: int = -1
     claimed_size: int = 0
+    claimed_generation: int = -1
     sent_revision: int = 0
     """The revision of the last view that was made for it."""
     sent_present: int = 0
+    workers: int = -1
+    """The generation of which it may have workers, or -1."""
     heartbeats: int = 0
     """Counts up while the node is alive; used where nodes share this state, without a coordinator."""
+    departures: int = 0
+    """How often whoever had its place went and broke a round, until `Job.quiet` is `forgotten_at`."""
+    forgotten_at: int = 0
 
 
 class RetiredNode(msgspec.Struct, frozen=True):
@@ -124,6 +158,15 @@ class RetiredNode(msgspec.Struct, frozen=True):
     why: str
     superseded: bool = False
     """Another agent with the same node id took its place: it must not come back."""
+
+
+class Vacancy(msgspec.Struct, frozen=True):
+    """The place of a node that went, for whoever comes in its stead."""
+
+    node: str
+    host: str
+    departures: int
+    forgotten_at: int
 
 
 class Job(msgspec.Struct, kw_only=True):
@@ -137,20 +180,50 @@ class Job(msgspec.Struct, kw_only=True):
     round_term: int = 0
     round: int = -1
     generation: int = -1
+    released: int = -1
+    """The last generation whose workers might start."""
+    slow: str = ""
+    """Who keeps the current generation from starting, once that has taken long."""
     restarts: int = 0
+    fence: int = 0
+    """Of the current generation: it grows with each, whoever decides."""
+    fence_floor: int = 0
+    """The next is above this, whatever is known of those before: a number that nobody can have had
+    who decided earlier."""
     why: str = ""
     members: list[NodeInfo] = []
     """The nodes of the current round by rank; of the last one while there is none."""
+    master_port: int = 0
+    """Where the workers of this generation meet, on the first member's host: of no other one."""
     succeeded: set[str] = set()
     """Members whose workers of this generation are all done."""
     nodes: dict[str, Node] = {}
     """All that are there, in the order in which they came; earlier ones run first."""
+    departed: dict[int, Node] = {}
+    """Incarnations that are out of the job, but whose workers may not be gone yet."""
     retired: dict[int, RetiredNode] = {}
+    vacancies: list[Vacancy] = []
+    held_back: dict[str, int] = {}
+    """Nodes that are there and do not count yet, each with the number of its wait."""
+    held_back_seq: int = 0
+    quiet: int = 0
+    """Counts quiet times, as long as there are departures to forget."""
+    forgotten_at: int = 0
+    """When `quiet` is this, no departure is remembered."""
     recover_s: float = 0.0
     """How long to wait for nodes of an earlier coordinator's round, by how long they were away."""
+    patience_s: float = 0.0
+    """How long to wait at least while nodes are missing that are expected: as many as could join,
+    or those `awaited`."""
+    awaited: int = 0
+    """So many members of an earlier coordinator's round are known to run."""
+    claimed: int = 0
+    """So many nodes have come back from a round."""
     wait_seq: int = 0
     waiting: bool = False
     """Whether the wait number `wait_seq` is on."""
+    settle_seq: int = 0
+    """The wait with which this settling began."""
     coordinator_address: str = ""
     """How nodes of other hosts reach this one's coordinator; for members that came by loopback."""
     silence_s: float = 0.0
@@ -159,13 +232,6 @@ class Job(msgspec.Struct, kw_only=True):
     failure: Failure | None = None
     report: bytes = b""
     final: bool = False
-
-
-class Wait(Value):
-    """A `WaitEnded(seq)` is wanted once this number has stood for so long."""
-
-    seq: int
-    delay_s: float
 
 
 # Events; a node's `Status` is one too.
@@ -177,6 +243,8 @@ class NodeLost(Event):
     node: str
     incarnation: int
     why: str
+    is_silent: bool = True
+    """Whether it was silent for as long as a node takes to stop its workers by itself, if it does."""
 
 
 class NodesLost(Event):
@@ -185,10 +253,26 @@ class NodesLost(Event):
     lost: tuple[NodeLost, ...]
 
 
+class WaitKind(Enum):
+    """What a job waits for."""
+
+    STEP = "step"
+    """More nodes, those of an earlier coordinator's round, or a report: whatever comes next."""
+    SETTLING = "settling"
+    """That no more nodes come, at most; its number is that of the first wait."""
+    STOPPING = "stopping"
+    """The end of the workers of earlier generations; its number is the generation that waits."""
+    HELD_BACK = "held back"
+    """That a node has been there for long enough to count."""
+    QUIET = "quiet"
+    """That departures can be forgotten."""
+
+
 class WaitEnded(Event):
-    """The wait of this number lasted long enough."""
+    """The wait of this kind and number lasted long enough."""
 
     seq: int
+    kind: WaitKind = WaitKind.STEP
 
 
 class CloseRequested(Event):
@@ -201,6 +285,38 @@ class CloseRequested(Event):
 JobEvent = Status | NodeLost | NodesLost | WaitEnded | CloseRequested
 
 
+class Wait(Value):
+    """This event is wanted once it has been for so long among `Rounds.waits`."""
+
+    ended: WaitEnded
+    delay_s: float
+
+
+class WaitTimers:
+    """When the waits of a job end, by the clock of whoever watches it, from when it saw each first."""
+
+    def __init__(self) -> None:
+        self._ends: dict[WaitEnded, tuple[float, str]] = {}  # With the step that led to it.
+
+    def observe(self, now: float, rounds: Rounds) -> None:
+        """Take in what the job waits for now."""
+        waits = rounds.waits
+        if waits or self._ends:
+            known, cause = self._ends, rounds.story.last
+            self._ends = {
+                wait.ended: known.get(wait.ended) or (now + wait.delay_s, cause) for wait in waits
+            }
+
+    def ended(self, now: float) -> list[tuple[WaitEnded, str]]:
+        """Return what has lasted long enough by now, the longest first, each with its cause."""
+        over = [(at, ended, cause) for ended, (at, cause) in self._ends.items() if at <= now]
+        return [(ended, cause) for _at, ended, cause in sorted(over, key=lambda one: one[0])]
+
+    @property
+    def next_end(self) -> float | None:
+        return min((at for at, _cause in self._ends.values()), default=None)
+
+
 # The machine.
 
 
@@ -210,6 +326,8 @@ class Rounds:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.rank_table = RankTable(job)
+        there = (*job.nodes.values(), *job.departed.values())
+        self._with_workers = {one.info.incarnation for one in there if one.workers >= 0}
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
         self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
 
@@ -226,26 +344,47 @@ class Rounds:
                 views = self._lose((event,))
             case NodesLost(lost):
                 views = self._lose(lost)
-            case WaitEnded(seq):
-                views = self._wait_ended() if self.wait and seq == self.job.wait_seq else []
+            case WaitEnded():
+                awaited = any(event == wait.ended for wait in self.waits)
+                views = self._wait_ended(event) if awaited else []
             case CloseRequested(outcome, why):
                 views = [] if phase is JobPhase.CLOSED else self._close(outcome, why)
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a job")
+        if self._release():
+            self._changed(self.job.why)
+            views += self._send_members()
         self.story.record(now, phase, event, views, cause)
         return views
 
     @property
-    def wait(self) -> Wait | None:
-        """The one thing that is being waited for, if any."""
+    def waits(self) -> list[Wait]:
+        """All that is being waited for."""
         job = self.job
-        if not job.waiting:
-            return None
-        if job.phase is JobPhase.RECOVERING:
-            return Wait(job.wait_seq, min(max(RECOVER_S_MIN, job.recover_s), RECOVER_S_MAX))
+        waits: list[Wait] = []
+        if job.waiting:
+            step = WaitEnded(job.wait_seq)
+            if job.phase is JobPhase.RECOVERING:
+                short_s = min(max(RECOVER_S_MIN, job.recover_s), RECOVER_S_MAX)
+                if any(one.info.stops_alone for one in job.nodes.values()):
+                    short_s = max(short_s, job.silence_s)  # Those who do not come have stopped.
+                long_s = max(short_s, job.patience_s)
+                return [Wait(step, short_s if self._all_expected() else long_s)]
+            if job.phase is JobPhase.CLOSED:
+                return [Wait(step, BLAME_S if job.report else REPORT_S)]
+            settle_s = self._settings.settle_s
+            settling = WaitEnded(job.settle_seq, WaitKind.SETTLING)
+            waits = [Wait(step, settle_s), Wait(settling, SETTLES_MAX * settle_s)]
         if job.phase is JobPhase.CLOSED:
-            return Wait(job.wait_seq, BLAME_S if job.report else REPORT_S)
-        return Wait(job.wait_seq, job.settings.settle_s if job.settings else 0.0)
+            return []
+        if is_held(job) and not job.slow:
+            waits.append(Wait(WaitEnded(job.generation, WaitKind.STOPPING), SLOW_STOP_S))
+        for node, seq in job.held_back.items():
+            delay_s = held_back_s(job.nodes[node].departures)
+            waits.append(Wait(WaitEnded(seq, WaitKind.HELD_BACK), delay_s))
+        if job.quiet < job.forgotten_at:
+            waits.append(Wait(WaitEnded(job.quiet, WaitKind.QUIET), QUIET_S))
+        return waits
 
     def behind(self, heartbeat: Heartbeat) -> View | None:
         """Return the view a node lacks, by what its heartbeat says it has."""
@@ -260,8 +399,11 @@ class Rounds:
         return None
 
     def seq_of(self, node: str, incarnation: int) -> int:
-        """Return the number of the newest status of an incarnation, or -1."""
-        known = self._known(node, incarnation)
+        """Return the number of the newest status of an incarnation, or -1.
+
+        One that is out counts for as long as its workers may be there.
+        """
+        known = self._known(node, incarnation) or self.job.departed.get(incarnation)
         return known.seq if known else -1
 
     def check(self) -> None:
@@ -269,6 +411,7 @@ class Rounds:
         job = self.job
         settings = job.settings
         assert len(job.succeeded) <= len(job.members)
+        assert job.released <= job.generation
         if settings is not None:
             assert 0 <= job.restarts <= max(0, settings.max_restarts), "the budget is exceeded"
             if job.phase is JobPhase.ACTIVE:
@@ -282,7 +425,14 @@ class Rounds:
         job, info = self.job, status.info
         if status.run_id != job.run_id:
             raise InvalidEvent(f"a status of {status.run_id!r} came to {job.run_id!r}")
+        departed = job.departed.get(info.incarnation)
+        if departed is not None and status.seq > departed.seq:
+            departed.seq = status.seq
+            self._note_clear(departed, status)
         fate = job.retired.get(info.incarnation)
+        if fate is not None and job.phase is JobPhase.CLOSED and not fate.superseded:
+            # There is nothing left to begin anew for, and perhaps no time to ask again.
+            return [self._send_outsider(info, NodeRole.CLOSED, job.why, heard=status.term)]
         if fate is not None:
             role, refusal = NodeRole.FENCED, None
             if fate.superseded:
@@ -292,7 +442,7 @@ class Rounds:
         known = job.nodes.get(info.node)
         if known is not None and known.info.incarnation == info.incarnation:
             return self._update(known, status) if status.seq > known.seq else []
-        if status.phase is NodePhase.LEAVING:
+        if status.phase is NodePhase.LEAVING or status.stuck:
             return []
         if job.phase is JobPhase.CLOSED:
             return [self._send_outsider(info, NodeRole.CLOSED, job.why, heard=status.term)]
@@ -300,7 +450,8 @@ class Rounds:
         if wrong:
             refusal = RefusalReason.SETTINGS
             return [self._send_outsider(info, NodeRole.REFUSED, wrong, refusal, heard=status.term)]
-        if job.round_term and claims(status) and not self._outranked(status):
+        outlived = not self._outranked(status) and not self._is_ahead(status)
+        if job.round_term and claims(status) and outlived:
             why = f"the job went on without {info.node}"
             self._retire(info, why)
             return [self._send_outsider(info, NodeRole.FENCED, why)]
@@ -317,12 +468,20 @@ class Rounds:
 
     def _update(self, known: Node, status: Status) -> list[View]:
         known.seq = status.seq
+        self._note_clear(known, status)
         if status.phase is NodePhase.LEAVING:
             why = f"{known.info.node} left"
             views = self._repair(why) if self._take_out(known, why) else []
             if not self.job.nodes:  # Nobody failed: they were all asked to leave.
                 self.job.restarts = 0
             return views
+        self._note_ports(known, status.info.ports)
+        if status.stuck:
+            lost = NodeLost(known.info.node, known.info.incarnation, status.stuck)
+            return [
+                *self._lose((lost,)),
+                self._send_outsider(known.info, NodeRole.FENCED, status.stuck),
+            ]
         known.phase, known.generation = status.phase, status.generation
         known.failure = status.failure
         if self.job.phase is JobPhase.CLOSED:
@@ -333,6 +492,15 @@ class Rounds:
         if status.away_s and not views and self.job.phase is not JobPhase.RECOVERING:
             views.append(self._send(known, anew=True))  # It was disconnected, and waits for a view.
         return views
+
+    def _note_ports(self, known: Node, ports: tuple[int, ...]) -> None:
+        """Take note of the ports that a node holds now, for generations to come."""
+        if ports == known.info.ports:
+            return
+        known.info = msgspec.structs.replace(known.info, ports=ports)
+        node = known.info.node
+        if self.rank_table.incarnation_of(node) == known.info.incarnation:
+            self.job.members[self.rank_table.rank_of[node]] = known.info
 
     def _apply(self, known: Node, status: Status) -> list[View]:
         """Act on what a member reports of the current generation."""
@@ -357,11 +525,28 @@ class Rounds:
         job = self.job
         if job.final or status.failure is None or job.failure is None:
             return []
-        likelier = status.failure.sudden and not job.failure.sudden
-        if likelier or (status.report and status.failure.node == job.failure.node):
-            job.failure, job.report = status.failure, status.report
-            self._begin_wait()
+        known, told = job.failure, status.failure
+        if told.node == known.node:
+            if status.report:
+                rivals = known.rivals if told.rank == known.rank else ()
+                self._blame(with_rivals(told, *rivals), status.report)
+            return []
+        first, certain = first_of(known, told)
+        other = told if first is known else known
+        rivals = () if certain else (other.rank,)
+        if first.trace is Trace.PEER:  # It tells of a peer: of any that had no time to speak.
+            rivals += other.rivals
+        if first is told:
+            self._blame(with_rivals(told, *rivals), status.report)
+        else:
+            job.failure = with_rivals(known, *rivals)
         return []
+
+    def _blame(self, failure: Failure, report: bytes) -> None:
+        """Take a failure for the one that ended the job; others may still be likelier."""
+        job = self.job
+        job.failure, job.report, job.why = failure, report, failure.summary
+        self._begin_wait()
 
     # Nodes that join, and waits that end.
 
@@ -373,20 +558,25 @@ class Rounds:
             job.restarts = min(job.restarts, max(0, status.settings.max_restarts))
         node = Node(info, status.seq, status.phase, status.generation, status.failure)
         job.nodes[info.node] = node
+        if status.clear_of <= status.generation:
+            self._set_workers(node, status.generation)
+        self._take_place(node)
         after_another = self._outranked(status)
         if after_another:
             job.term = status.term + 1
+        if after_another or claims(status):
             job.recover_s = max(job.recover_s, 2 * status.away_s)
-        if not job.round_term:
-            job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
-        seen = max(status.generation, status.assigned_generation)
+        ahead = self._is_ahead(status)
+        job.generation = max(job.generation, heard_generation(status))
+        job.fence = max(job.fence, status.fence)
+        job.restarts = max(job.restarts, min(status.restarts, job.settings.max_restarts))
         if claims(status) and not job.round_term:
-            job.generation = max(job.generation, seen)
+            if status.assigned_generation == job.generation:
+                job.master_port = status.master_port
             return self._claimed(node, status)
-        if seen > job.generation:  # Another branch of the same job: neither may go on as it was.
-            job.generation = seen
-            if job.phase is JobPhase.ACTIVE:
-                return self._repair(f"{info.node} came from another coordinator's round")
+        if ahead and job.phase is JobPhase.ACTIVE:
+            # Another branch of the same job: neither may go on as it was.
+            return self._repair(f"{info.node} came from another coordinator's round")
         if after_another and job.phase is JobPhase.FORMING and not job.round_term:
             # It waited beside an earlier coordinator's round, whose members may be coming back.
             job.phase = JobPhase.RECOVERING
@@ -397,23 +587,54 @@ class Rounds:
         """Return whether a new node may have heard another coordinator in this term or a later one."""
         return status.term >= self.job.term
 
+    def _is_ahead(self, status: Status) -> bool:
+        """Return whether a node heard of what this job has yet to get to."""
+        return heard_generation(status) > self.job.generation or status.fence > self.job.fence
+
+    def _all_expected(self) -> bool:
+        """Return whether nobody is missing who may still come, to a job that is recovering."""
+        job = self.job
+        most = job.settings.max_nodes if job.settings else 1
+        return len(job.nodes) >= most or 0 < job.awaited <= job.claimed
+
     def _review(self, newcomer: Node) -> list[View]:
         """See whether a newcomer completes a round, or begins a wait for more."""
         job = self.job
+        here, most = self._here, self._settings.max_nodes
         if job.phase is JobPhase.RECOVERING:
-            return []
-        here, most = len(job.nodes), self._settings.max_nodes
+            if not job.patience_s:
+                return []
+            if here == most:
+                self._begin_wait()
+            return [self._send(newcomer, anew=True)]  # It is to know what is waited for.
+        if newcomer.info.node in job.held_back:
+            if job.phase is JobPhase.ACTIVE:
+                return [self._send(newcomer, anew=True)]
+            self._changed(waits_for(job))
+            return self._send_all()
         if job.phase is JobPhase.FORMING:
             if here >= self._settings.min_nodes:
                 if self._size(here) == most:
                     return self._form(why_formed(job))
-                self._begin_wait()
+                self._settle(anew=here == self._settings.min_nodes)
         elif self._size(here) > len(job.members):
-            self._begin_wait()
+            if is_held(job):  # No worker is running that would have to stop for it.
+                return self._form(why_formed(job))
+            self._settle(anew=self._size(here - 1) <= len(job.members))
         return [self._send(newcomer, anew=True)]
 
-    def _wait_ended(self) -> list[View]:
+    def _wait_ended(self, event: WaitEnded) -> list[View]:
         job = self.job
+        if event.kind is WaitKind.STOPPING:
+            return self._name_slow()
+        if event.kind is WaitKind.QUIET:
+            job.quiet += 1
+            job.vacancies = [one for one in job.vacancies if job.quiet < one.forgotten_at]
+            return []
+        if event.kind is WaitKind.HELD_BACK:
+            name = next(node for node, seq in job.held_back.items() if seq == event.seq)
+            del job.held_back[name]
+            return self._review(job.nodes[name])
         job.waiting = False
         if job.phase is JobPhase.CLOSED:
             return self._finalize()
@@ -422,7 +643,7 @@ class Rounds:
             return self._repair(missing if claimants(job) else why_formed(job))
         if job.phase is JobPhase.FORMING:
             return self._form(why_formed(job))
-        joined = self._size(len(job.nodes)) > len(job.members)
+        joined = self._size(self._here) > len(job.members)
         if joined:
             return self._form(why_formed(job))
         outside = [node for name, node in job.nodes.items() if name not in self.rank_table.rank_of]
@@ -433,19 +654,30 @@ class Rounds:
         job = self.job
         node.claim = (status.round_term, status.round, status.round_key)
         node.claimed_rank, node.claimed_size = status.rank, status.size
+        node.claimed_generation = max(status.generation, status.assigned_generation)
+        job.claimed += 1
         job.phase = JobPhase.RECOVERING
         job.round = max(job.round, status.round)
         self._begin_wait()
         back = claimants(job) if len(job.nodes) >= status.size else []
         if not back or [one.claimed_rank for one in back] != list(range(back[0].claimed_size)):
             return []
+        if max(one.claimed_generation for one in back) < job.generation:
+            return []  # Somebody heard of a later one, so this round was over.
         job.members = [one.info for one in back]
         job.round_term, job.round, _key = back[0].claim
         job.phase, job.waiting = JobPhase.ACTIVE, False
+        if any(one.generation == job.generation for one in back):
+            job.released = job.generation
+            for one in back:  # The others may have been told to start, too.
+                if one.generation < job.generation:
+                    self._set_workers(one, job.generation)
         self.rank_table = RankTable(job)
+        for one in job.nodes.values():
+            one.claim = NO_CLAIM  # From now on the round says who has which rank.
         self._changed("the coordinator is back, and all nodes with it")
-        if self._size(len(job.nodes)) > len(back):
-            self._begin_wait()
+        if self._size(self._here) > len(back):
+            self._settle(anew=True)
         for one in back:  # What they could not report while there was no coordinator.
             if one.generation == job.generation and one.phase is NodePhase.SUCCEEDED:
                 job.succeeded.add(one.info.node)
@@ -467,6 +699,11 @@ class Rounds:
 
     # Rounds and generations.
 
+    @property
+    def _here(self) -> int:
+        """How many nodes are there and count."""
+        return len(self.job.nodes) - len(self.job.held_back)
+
     def _size(self, here: int) -> int:
         """Return how many of so many nodes are to run; spares are kept back where possible."""
         settings = self._settings
@@ -475,7 +712,7 @@ class Rounds:
 
     def _form(self, why: str) -> list[View]:
         job = self.job
-        here = list(job.nodes.values())
+        here = [node for name, node in job.nodes.items() if name not in job.held_back]
         previous, previous_size = previous_ranks(job, self.rank_table)
         # A lost node is replaced by a spare before the round is made smaller.
         size = max(self._size(len(here)), min(previous_size, len(here), self._settings.max_nodes))
@@ -494,23 +731,65 @@ class Rounds:
         """Restart all workers; in a new round if nodes wait, or members that were done are gone."""
         job = self.job
         here = all(self._known(info.node, info.incarnation) for info in job.members)
-        if not here or self._size(len(job.nodes)) > len(job.members):
+        if not here or self._size(self._here) > len(job.members):
             return self._repair(why)
         self._begin_generation(why)
-        return [self._send(job.nodes[info.node]) for info in job.members]
+        return self._send_all()  # Also to standbys: they may have to tell the next coordinator.
 
     def _begin_generation(self, why: str) -> None:
         job = self.job
         job.generation += 1
+        job.fence = max(job.fence, job.fence_floor) + 1
         job.succeeded = set()
+        job.slow = ""
+        self._release()
+        ports = job.members[0].ports
+        job.master_port = ports[job.generation % len(ports)]
         self.rank_table = RankTable(job)
         self._changed(why)
+
+    def _release(self) -> bool:
+        """Let the current generation start, if it may and has not; return whether it does now."""
+        job = self.job
+        if not is_held(job) or self._with_workers:
+            return False
+        job.released = job.generation
+        job.slow = ""
+        self._expect_workers()
+        return True
+
+    def _name_slow(self) -> list[View]:
+        """Tell everybody whom the current generation waits for."""
+        self.job.slow = who_is_slow(self.job)
+        self._changed(self.job.why)
+        return self._send_all()
+
+    def _expect_workers(self) -> None:
+        for info in self.job.members:
+            known = self._known(info.node, info.incarnation)
+            if known is not None:
+                self._set_workers(known, self.job.generation)
+
+    def _note_clear(self, node: Node, status: Status) -> None:
+        """Take in which workers are gone; one that leaves starts no others."""
+        ended = status.phase is NodePhase.LEAVING and status.clear_of > status.generation
+        if ended or status.clear_of > node.workers:
+            self._set_workers(node, -1)
+
+    def _set_workers(self, node: Node, generation: int) -> None:
+        incarnation = node.info.incarnation
+        node.workers = generation
+        if generation >= 0:
+            self._with_workers.add(incarnation)
+        else:
+            self._with_workers.discard(incarnation)
+            self.job.departed.pop(incarnation, None)
 
     def _repair(self, why: str) -> list[View]:
         """Go on after the round lost a member: smaller, with a replacement, or waiting for one."""
         if self.job.phase is JobPhase.CLOSED:
             return self._finalize()
-        if len(self.job.nodes) >= self._settings.min_nodes:
+        if self._here >= self._settings.min_nodes:
             return self._form(why)
         self.job.phase = JobPhase.FORMING
         self.job.waiting = False
@@ -524,6 +803,9 @@ class Rounds:
         broken = ""
         for one in lost:
             known = self._known(one.node, one.incarnation)
+            gone = known or self.job.departed.get(one.incarnation)
+            if gone is not None and (one.is_silent or not gone.info.stops_alone):
+                self._set_workers(gone, -1)
             why = f"{one.node} was lost: {one.why}"
             if known is not None and self._take_out(known, why):
                 broken = broken or why
@@ -533,14 +815,65 @@ class Rounds:
         """Remove a node; return whether the job cannot go on as it is without it."""
         job, info = self.job, known.info
         was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
+        broken = job.phase is JobPhase.ACTIVE and was_member and info.node not in job.succeeded
         del job.nodes[info.node]
         self._retire(info, why, superseded=superseded)
+        self._vacate(known, broken=broken)
         if job.phase is JobPhase.CLOSED:
             awaited = job.failure is not None and job.failure.node == info.node
             return awaited and not job.report and not job.final
-        if job.phase is JobPhase.FORMING and len(job.nodes) < self._settings.min_nodes:
+        if known.workers >= 0:
+            job.departed[info.incarnation] = known
+        if job.phase is JobPhase.FORMING and self._here < self._settings.min_nodes:
             job.waiting = False
-        return job.phase is JobPhase.ACTIVE and was_member and info.node not in job.succeeded
+        return broken
+
+    # Nodes that come and go.
+
+    def _vacate(self, known: Node, *, broken: bool) -> None:
+        """Keep the place of a node that went, if it has gone before or did harm."""
+        job, info = self.job, known.info
+        job.held_back.pop(info.node, None)
+        departures = known.departures if job.quiet < known.forgotten_at else 0
+        forgotten_at = known.forgotten_at
+        if broken:
+            departures += 1
+            job.forgotten_at = forgotten_at = job.quiet + 2
+        if not job.nodes:  # There is nobody whom its return would cost anything.
+            job.vacancies, job.forgotten_at = [], job.quiet
+        elif departures:
+            heir = self._heir(info) if broken else None
+            if heir is not None:
+                self._give_place(heir, departures, forgotten_at)
+                return
+            job.vacancies.append(Vacancy(info.node, info.host, departures, forgotten_at))
+            del job.vacancies[:-VACANCIES_MAX]
+
+    def _heir(self, gone: NodeInfo) -> Node | None:
+        """Return who came in the stead of a node before it was known to be gone."""
+        job = self.job
+        if not job.waiting or not job.nodes:
+            return None
+        newest = next(reversed(job.nodes.values()))
+        is_new = newest.info.node not in self.rank_table.rank_of and not newest.departures
+        return newest if is_new and gone.host and newest.info.host == gone.host else None
+
+    def _take_place(self, node: Node) -> None:
+        """Give a newcomer the place of one that went, and hold it back if that went often."""
+        job, info = self.job, node.info
+        own = [one for one in job.vacancies if one.node == info.node]
+        there = own or [one for one in job.vacancies if info.host and one.host == info.host]
+        if not there:
+            return
+        place = max(there, key=lambda one: one.departures)
+        job.vacancies.remove(place)
+        self._give_place(node, place.departures, place.forgotten_at)
+
+    def _give_place(self, node: Node, departures: int, forgotten_at: int) -> None:
+        node.departures, node.forgotten_at = departures, forgotten_at
+        if held_back_s(departures):
+            self.job.held_back_seq += 1
+            self.job.held_back[node.info.node] = self.job.held_back_seq
 
     def _worker_failed(self, node: Node, report: bytes) -> list[View]:
         job, failure = self.job, node.failure
@@ -593,6 +926,12 @@ class Rounds:
         self.job.waiting = True
         self.job.wait_seq += 1
 
+    def _settle(self, *, anew: bool) -> None:
+        """Wait for more nodes; `anew` if nobody has waited for them before this one came."""
+        self._begin_wait()
+        if anew:
+            self.job.settle_seq = self.job.wait_seq
+
     def _changed(self, why: str) -> None:
         job = self.job
         job.revision += 1
@@ -625,8 +964,19 @@ class Rounds:
             return view
         return msgspec.structs.replace(view, term=heard + 1)  # Else it would be ignored.
 
+    def _send_members(self) -> list[View]:
+        here = (self._known(info.node, info.incarnation) for info in self.job.members)
+        return [self._send(node) for node in here if node is not None]
+
     def _send_all(self) -> list[View]:
         return [self._send(node) for node in self.job.nodes.values()]
+
+
+def held_back_s(departures: int) -> float:
+    """Return how long a node does not count when it is back after so many departures."""
+    if departures < 2:
+        return 0.0
+    return min(HELD_BACK_MAX_S, HELD_BACK_FIRST_S * 2.0 ** min(departures - 2, 20))
 
 
 def close_broken(
@@ -652,11 +1002,63 @@ def close_broken(
                 round=job.round,
                 generation=job.generation,
                 restarts=job.restarts,
+                fence=job.fence,
                 outcome=JobOutcome.FAILED,
                 why=why,
                 final=True,
             )
         )
+
+
+# Which of several failures was first.
+
+
+def first_of(known: Failure, told: Failure) -> tuple[Failure, bool]:
+    """Return which failure of two nodes came first, and whether that is certain."""
+    timed = known.ended_ns > 0 and told.ended_ns > 0
+    suspects = [
+        Suspect(
+            rank=order,
+            trace=Trace.KILLED if one.sudden and one.trace is Trace.SILENT else one.trace,
+            ended_ns=one.ended_ns if timed else 0,
+            spoke_ns=one.spoke_ns if timed else 0,
+            order=order,
+            stopped=one.stopped,
+        )
+        for order, one in enumerate((known, told))
+    ]
+    verdict = blame(suspects, NODES_CLOSE_NS)
+    return (known, told)[verdict.first.rank], not verdict.rivals
+
+
+def with_rivals(failure: Failure, *ranks: int) -> Failure:
+    """Return a failure with more ranks that may have failed before it."""
+    rivals = sorted({*failure.rivals, *ranks} - {failure.rank})[:RIVALS_MAX]
+    return msgspec.structs.replace(failure, rivals=tuple(rivals))
+
+
+def dated(now: float, status: Status) -> Status:
+    """Return a status whose failure has its times by the clock of whoever received it."""
+    failure = status.failure
+    if failure is None:
+        return status
+    failure = msgspec.structs.replace(
+        failure,
+        ended_ns=max(1, int((now - failure.ended_ago_s) * 1e9)),
+        spoke_ns=max(1, int((now - failure.spoke_ago_s) * 1e9)) if failure.spoke_ago_s else 0,
+    )
+    return msgspec.structs.replace(status, failure=failure)
+
+
+def likeliest_first(statuses: list[Status]) -> list[Status]:
+    """Return statuses of failed nodes, with the one that failed first before the others."""
+    best = statuses[0]
+    for one in statuses[1:]:
+        if best.failure is None or one.failure is None:
+            continue
+        if first_of(best.failure, one.failure)[0] is one.failure:
+            best = one
+    return [best, *(one for one in statuses if one is not best)]
 
 
 # Views.
@@ -675,7 +1077,7 @@ class RankTable:
         if members:
             first = members[0]
             self.master_addr = first.address
-            self.master_port = first.ports[max(0, job.generation) % len(first.ports)]
+            self.master_port = job.master_port
             local = is_loopback(first.address) and bool(job.coordinator_address)
             if local and not all(is_loopback(info.address) for info in members):
                 self.master_addr = job.coordinator_address
@@ -706,7 +1108,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
     if job.phase is JobPhase.ACTIVE:
         if rank_table.incarnation_of(info.node) == info.incarnation:
             role, rank = NodeRole.MEMBER, rank_table.rank_of[info.node]
-        elif not job.waiting:
+        elif not job.waiting and info.node not in job.held_back:
             role = NodeRole.STANDBY
     member = role is NodeRole.MEMBER
     ranks = rank_table.ranks[rank] if member else NO_RANKS
@@ -720,12 +1122,16 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         why=job.why,
         present=len(job.nodes),
         needed=job.settings.min_nodes if job.settings else 0,
+        held_back=waits_for(job, info.node) if role is NodeRole.WAITING else "",
         silence_s=job.silence_s,
         round_term=job.round_term if member else 0,
         round=job.round if member else -1,
         round_key=rank_table.key if member else 0,
         generation=job.generation,
+        start=not (member and is_held(job)),
+        slow=job.slow,
         restarts=job.restarts,
+        fence=job.fence,
         rank=rank,
         size=len(job.members) if member else 0,
         first_rank=ranks.first_rank,
@@ -753,11 +1159,30 @@ def view_for_outsider(
         refusal=refusal,
         generation=job.generation,
         restarts=job.restarts,
+        fence=job.fence,
         outcome=job.outcome,
         failure=job.failure,
         report=job.report if job.final else b"",
         final=job.final,
     )
+
+
+def is_held(job: Job) -> bool:
+    """Return whether a round waits for the workers of earlier generations to be gone."""
+    return job.phase is JobPhase.ACTIVE and job.released < job.generation
+
+
+def who_is_slow(job: Job) -> str:
+    """Return whose workers a generation waits for."""
+    there = (*job.nodes.values(), *job.departed.values())
+    names = [one.info.node for one in there if one.workers >= 0]
+    return f"the workers of {names_of(names)} have not stopped yet"
+
+
+def names_of(names: list[str]) -> str:
+    """Return some names, the first few in full."""
+    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return ", ".join(names[:NAMES_MAX]) + more
 
 
 def objection(job: Job, status: Status) -> str:
@@ -803,15 +1228,36 @@ def claims(status: Status) -> bool:
     return status.round_term > 0 and status.rank >= 0
 
 
+def heard_generation(status: Status) -> int:
+    """Return the highest generation that a node knows of."""
+    return max(status.generation, status.assigned_generation, status.heard_generation)
+
+
 def why_formed(job: Job) -> str:
     """Return the reason for a round that was waited for."""
     if job.round < 0:
         most = job.settings.max_nodes if job.settings else 0
         return "all nodes are here" if len(job.nodes) >= most else "enough nodes are here"
     members = {info.node for info in job.members}
-    names = [node for node in job.nodes if node not in members]
-    more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-    return f"{', '.join(names[:NAMES_MAX])}{more} joined" if names else "enough nodes are here"
+    names = [node for node in job.nodes if node not in members and node not in job.held_back]
+    return f"{names_of(names)} joined" if names else "enough nodes are here"
+
+
+def waits_for(job: Job, node: str = "") -> str:
+    """Return who is held back and for how long: this node, or else all that a round waits for."""
+    whom = [node] if node in job.held_back else [*job.held_back]
+    if not whom or (node not in job.held_back and job.phase is not JobPhase.FORMING):
+        return ""
+    texts = []
+    for name in whom[:NAMES_MAX]:
+        departures = job.nodes[name].departures
+        texts.append(
+            f"{name} comes back after it went {departures} times in the last minutes, "
+            f"so it is held back for {held_back_s(departures):g} s"
+        )
+    if len(whom) > NAMES_MAX:
+        texts.append(f"and so are {len(whom) - NAMES_MAX} more")
+    return "; ".join(texts)
 
 
 def claimants(job: Job) -> list[Node]:

@@ -13,6 +13,9 @@ what a node does about a view is for `core.coordinated_supervision`.
 Use: perform the effects of each `handle` in order; call it with `TICK` at `next_deadline`. While
 the connection is down nothing is queued: when it is up again the newest status has everything.
 Times are by the node's own clock, and only time it was awake for counts against the coordinator.
+
+A heartbeat means that the node's workers are supervised. Whoever drives the session watches the
+loop that does so (`core.liveness.LoopWatch`); while that is stuck the node says so and is mute.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from enum import Enum
 
 import msgspec
 
-from holdfast.core.liveness import AttendedClock
+from holdfast.core.liveness import AttendedClock, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
 from holdfast.core.protocol import (
     Ack,
@@ -70,6 +73,8 @@ class SessionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
     """A coordinator that was there is waited for so long; workers go on meanwhile."""
     first_contact_s: float = 600.0
     """A coordinator that was never there is waited for so long."""
+    needs_answers: bool = False
+    """Whether workers are stopped before others may take their place, if the node is cut off."""
 
 
 # Events; a `View` and an `Ack` of the coordinator are events too.
@@ -77,6 +82,10 @@ class SessionTimeouts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Connected(Event):
     """The connection asked for is there, and both sides have proven what they must."""
+
+    heard_at: float | None = None
+    """When that was sent which the other side last heard of the node, if it was before; 0 if
+    nobody may have heard of it."""
 
 
 class Disconnected(Event):
@@ -94,6 +103,8 @@ class StatusChanged(Event):
     generation: int
     failure: Failure | None = None
     report: bytes = b""
+    clear: int = -1
+    """As in `Status`."""
 
 
 class Rejoined(Event):
@@ -102,7 +113,34 @@ class Rejoined(Event):
     incarnation: int
 
 
-SessionEvent = Tick | Connected | Disconnected | StatusChanged | Rejoined | View | Ack
+class PortsChanged(Event):
+    """The node holds other ports for the workers' store; the next status says so."""
+
+    ports: tuple[int, ...]
+
+
+class LoopStuck(Event):
+    """The loop that supervises the workers has not turned for too long."""
+
+    why: str
+
+
+class LoopTurned(Event):
+    """The loop that was stuck turns again."""
+
+
+SessionEvent = (
+    Tick
+    | Connected
+    | Disconnected
+    | StatusChanged
+    | Rejoined
+    | PortsChanged
+    | LoopStuck
+    | LoopTurned
+    | View
+    | Ack
+)
 
 # Effects.
 
@@ -172,10 +210,22 @@ class Session:
         self._away_since: float | None = None  # Until there is a view again, not just a connection.
         self._heartbeat_at = 0.0
         self._sent_at = 0.0
+        self._failed_at = 0.0  # When the ages in the failure it reports were true.
         self._retry_at = 0.0
         self._retries = 0
         self._term = self._revision = 0
         self._given_up = False
+        self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
+        self._now = now
+        self._heard_at = now  # Nothing sent before has reached this connection's other side.
+
+    @property
+    def stop_at(self) -> float | None:
+        """When the workers must be gone, unless it is put off; None before there is a view."""
+        view = self.view
+        if view is None:
+            return None
+        return self._stop.at(view.silence_s or self._timeouts.silence_s)
 
     @property
     def status(self) -> Status:
@@ -185,6 +235,7 @@ class Session:
     def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
         at = self._clock.look(now)
         state = self.connection
+        self._now = now
         if isinstance(event, (Tick, Ack)):  # Nearly all events are.
             effects = self._tick(at) if isinstance(event, Tick) else self._acked(at, event)
             if effects and not _is_heartbeat(effects[0]):
@@ -194,12 +245,22 @@ class Session:
             case View():
                 effects = self._viewed(at, event)
                 cause = cause or event.id
-            case StatusChanged(phase, generation, failure, report):
-                self._restate(phase=phase, generation=generation, failure=failure, report=report)
+            case StatusChanged(phase, generation, failure, report, clear):
+                # Whoever reports turns, even if nobody has noticed yet.
+                self._restate(
+                    phase=phase,
+                    generation=generation,
+                    failure=failure,
+                    report=report,
+                    clear=clear,
+                    stuck="",
+                )
+                self._failed_at = at
                 effects = self._send(at)
             case Connected():
                 self.connection = ConnectionState.UP
-                self._opened_at = at
+                self._opened_at = self._heartbeat_at = at
+                self._heard_at = now if event.heard_at is None else event.heard_at
                 if not self.is_refused:
                     self._retries = 0
                 away_s = 0.0 if self._away_since is None else at - self._away_since
@@ -214,7 +275,18 @@ class Session:
                 info = msgspec.structs.replace(self._status.info, incarnation=incarnation)
                 self.view = None
                 self.acked_seq = -1
-                self._restate(info=info, phase=NodePhase.READY, failure=None, report=b"")
+                self._restate(info=info, phase=NodePhase.READY, failure=None, report=b"", stuck="")
+                effects = self._send(at)
+            case PortsChanged(ports):
+                info = msgspec.structs.replace(self._status.info, ports=ports)
+                self._restate(info=info)
+                effects = []
+            case LoopStuck(why):
+                self._stop.expire(now)
+                self._restate(stuck=why)
+                effects = self._send(at)
+            case LoopTurned():
+                self._restate(stuck="")
                 effects = self._send(at)
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a session")
@@ -226,7 +298,7 @@ class Session:
         rest = (
             self._received_at + self._limit_s() - at if self._may_give_up() else self._clock.step_s
         )
-        if self.connection is ConnectionState.UP:
+        if self.connection is ConnectionState.UP and not self._is_mute():
             rest = min(rest, self._heartbeat_at + self._heartbeat_s - at)
         elif self.connection is ConnectionState.DOWN:
             rest = min(rest, self._retry_at - at)
@@ -236,6 +308,7 @@ class Session:
 
     def _viewed(self, at: float, view: View) -> list[SessionEffect]:
         self._received(at)
+        self._answered(self._heard_at)
         if view.incarnation != self._status.info.incarnation:
             return []
         if (view.term, view.revision) <= (self._term, self._revision):
@@ -255,7 +328,8 @@ class Session:
             assigned_generation=view.generation if member else -1,
             rank=view.rank if member else -1,
             size=view.size if member else 0,
-            restarts=view.restarts if view.round_term else self._status.restarts,
+            master_port=view.master_port if member else 0,
+            **what_is_heard(self._status, view),
         )
         effects: list[SessionEffect] = [DeliverView(view)]
         if view.role is NodeRole.CLOSED and not view.final and self._status.report:
@@ -264,12 +338,24 @@ class Session:
 
     def _acked(self, at: float, ack: Ack) -> list[SessionEffect]:
         self._received(at)
+        self._answered(ack.sent_at)
         if ack.incarnation != self._status.info.incarnation:
             return []
         self.acked_seq = max(self.acked_seq, ack.seq)
+        called = ack.call != 0 and ack.call != self._status.call
+        if called:
+            self._restate(call=ack.call)
         if ack.seq < self._status.seq and at - self._sent_at >= self._timeouts.heartbeat_s / 2:
-            return self._send(at)
+            # The same again, unless it has changed: it may still be on its way.
+            return self._send(at, anew=called)
+        if called and self.connection is ConnectionState.UP and not self._is_mute():
+            self._heartbeat_at = at
+            return [Send(self._heartbeat())]
         return []
+
+    def _answered(self, sent_at: float) -> None:
+        if sent_at and not self._status.stuck:
+            self._stop.answered(self._now, sent_at)
 
     def _received(self, at: float) -> None:
         self.had_contact = True
@@ -304,6 +390,8 @@ class Session:
     def _tick(self, at: float) -> list[SessionEffect]:
         timeouts = self._timeouts
         effects: list[SessionEffect] = []
+        if not self._status.stuck:
+            self._stop.awake(self._now)
         # A connection may open and stay silent, to something else that listens there.
         if (
             self.connection is ConnectionState.UP
@@ -319,10 +407,16 @@ class Session:
         if self.connection is ConnectionState.DOWN and at >= self._retry_at:
             self.connection = ConnectionState.CONNECTING
             return [*effects, Connect()]
-        if self.connection is ConnectionState.UP and at - self._heartbeat_at >= self._heartbeat_s:
+        is_due = at - self._heartbeat_at >= self._heartbeat_s
+        if is_due and self.connection is ConnectionState.UP and not self._is_mute():
             self._heartbeat_at = at
             return [*effects, Send(self._heartbeat())]
         return effects
+
+    def _is_mute(self) -> bool:
+        """Whether heartbeats would say more than is true: the job still counts on this node."""
+        fenced = self.view is not None and self.view.role is NodeRole.FENCED
+        return bool(self._status.stuck) and not fenced
 
     def _may_give_up(self) -> bool:
         # A connection that opened after refusals is given its time to prove itself.
@@ -338,12 +432,22 @@ class Session:
     def _restate(self, **changes: object) -> None:
         self._status = msgspec.structs.replace(self._status, **changes)
 
-    def _send(self, at: float) -> list[SessionEffect]:
-        self._restate(seq=self._status.seq + 1)
+    def _send(self, at: float, *, anew: bool = True) -> list[SessionEffect]:
+        """Send the status; one with a report, which may take long, after the same without it."""
+        has_report = bool(self._status.report)
+        if anew:
+            self._restate(seq=self._status.seq + 1 + has_report)
+        if self._status.failure is not None and at > self._failed_at:
+            self._restate(failure=older(self._status.failure, at - self._failed_at))
+            self._failed_at = at
         if self.connection is not ConnectionState.UP:
             return []
-        self._sent_at = self._heartbeat_at = at
-        return [Send(self._status)]
+        self._sent_at = at
+        status = self._status
+        if not has_report:
+            return [Send(status)]
+        short = msgspec.structs.replace(status, seq=status.seq - 1, report=b"")
+        return [Send(short), Send(status)]
 
     def _heartbeat(self) -> Heartbeat:
         status = self._status
@@ -354,7 +458,26 @@ class Session:
             seq=status.seq,
             term=self._term,
             revision=self._revision,
+            call=status.call,
+            sent_at=self._now,
         )
+
+
+def what_is_heard(status: Status, view: View) -> dict[str, object]:
+    """Return what a node remembers of its job for whoever decides next: none of it goes back."""
+    return {
+        "heard_generation": max(status.heard_generation, view.generation),
+        "restarts": max(status.restarts, view.restarts),
+        "fence": max(status.fence, view.fence),
+    }
+
+
+def older(failure: Failure, by_s: float) -> Failure:
+    """Return a failure as it is told a while later."""
+    spoke_ago_s = failure.spoke_ago_s + by_s if failure.spoke_ago_s else 0.0
+    return msgspec.structs.replace(
+        failure, ended_ago_s=failure.ended_ago_s + by_s, spoke_ago_s=spoke_ago_s
+    )
 
 
 def _is_heartbeat(effect: SessionEffect) -> bool:

@@ -30,8 +30,8 @@ The rules:
 6.  A store that fails or does not answer for `away_s` is given up, once; it is still tried. Only
     time this process was awake for counts. State that cannot be read at the first contact is not
     this job's: the node gives up at once.
-7.  A member that is alive but does not start a generation is put out by those that have, after
-    `absent_s`; only where the agents ask for rounds, and may forget to.
+7.  A member that is alive but does not start a generation, or stop its workers for one, is put
+    out by those that have, after `absent_s`; only where the agents ask for rounds, and may forget to.
 
 Use: perform each effect of `handle` and bring its outcome back as one event; there is one call to
 the store at a time, and it may hang. Call `handle` with `Tick` at `next_deadline`. A node joins
@@ -46,7 +46,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.liveness import AttendedClock, Liveness
+from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
 from holdfast.core.protocol import (
     JobOutcome,
@@ -54,6 +54,7 @@ from holdfast.core.protocol import (
     NodeInfo,
     NodePhase,
     NodeRole,
+    RefusalReason,
     Status,
     View,
 )
@@ -66,15 +67,21 @@ from holdfast.core.rounds import (
     NodeLost,
     NodesLost,
     Rounds,
-    WaitEnded,
+    WaitTimers,
+    is_held,
     view_for_node,
+    view_for_outsider,
 )
 from holdfast.core.session import (
     CLOSED_AWAY_S,
     DeliverView,
     GiveUp,
+    LoopStuck,
+    LoopTurned,
+    PortsChanged,
     Rejoined,
     StatusChanged,
+    what_is_heard,
 )
 
 TYPE_CHECKING = False
@@ -117,6 +124,8 @@ class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
     """A store that fails or hangs is waited for so long."""
     absent_s: float | None = None
     """A member that is alive but does not start a generation is put out after so long, if ever."""
+    needs_answers: bool = False
+    """Whether workers are stopped before others may take their place, if the node is cut off."""
     read_s: float = READ_S_MAX
     """The time between two reads while nothing is about to happen."""
 
@@ -129,7 +138,7 @@ class CallState(Enum):
     WRITING = "writing"
 
 
-# Events, beside `Tick`, `StatusChanged` and `Rejoined` of `core.session`.
+# Events, beside `Tick` and those of `core.session` that a node has for whoever decides.
 
 
 class RefreshRequested(Event):
@@ -166,6 +175,9 @@ SessionEvent = (
     Tick
     | StatusChanged
     | Rejoined
+    | PortsChanged
+    | LoopStuck
+    | LoopTurned
     | RefreshRequested
     | StateRead
     | StateWritten
@@ -213,6 +225,7 @@ class SharedStateSession:
         settings: JobSettings,
         timeouts: Timeouts,
         draw: Callable[[], float],
+        fence_floor: int = 0,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
         self.call = CallState.IDLE
@@ -231,6 +244,7 @@ class SharedStateSession:
         self.ever_read = False
         self._timeouts = timeouts
         self._draw = draw
+        self._fence_floor = fence_floor
         self._make_rounds = rounds
         self._joins = False
         self._present = 0
@@ -245,6 +259,8 @@ class SharedStateSession:
         self._changes: tuple[JobEvent, ...] = ()
         self._answer: View | None = None
         self._peers = PeerLiveness(now, info.node, timeouts)
+        self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
+        self._write_at = now
         self._attending = (-1, now)  # A generation, and since when it is waited for.
         # When to read. Pauses grow while nothing happens, and after each conflict.
         self._read_at: float | None = None
@@ -273,11 +289,13 @@ class SharedStateSession:
             self._contact_at = self._at  # Nobody was asked since, so nobody was away.
         match event:
             case Tick():
+                if not self.status.stuck:
+                    self._stop.awake(now)
                 effects = self._overdue()
                 if self.call is CallState.IDLE and self._read_at is not None:
                     effects += self._read() if now >= self._read_at else []
                 return effects
-            case StatusChanged(phase, generation, failure, report):
+            case StatusChanged(phase, generation, failure, report, clear):
                 self._joins = True
                 self._restate(
                     seq=self.status.seq + 1,
@@ -285,6 +303,8 @@ class SharedStateSession:
                     generation=generation,
                     failure=failure,
                     report=report,
+                    clear=clear,
+                    stuck="",
                 )
                 self._unstored.append(self.status)
                 return self._read_soon()
@@ -297,10 +317,22 @@ class SharedStateSession:
                     phase=NodePhase.READY,
                     failure=None,
                     report=b"",
+                    stuck="",
                 )
                 self._unstored.clear()
                 self._unstored.append(self.status)
                 self.view = None
+                return self._read_soon()
+            case PortsChanged(ports):
+                self._restate(info=msgspec.structs.replace(self.status.info, ports=ports))
+                return []
+            case LoopStuck() | LoopTurned():
+                why = event.why if isinstance(event, LoopStuck) else ""
+                if why:
+                    self._stop.expire(now)
+                self._restate(seq=self.status.seq + 1, stuck=why)
+                if self._joins:
+                    self._unstored.append(self.status)
                 return self._read_soon()
             case RefreshRequested():
                 return self._read_soon()
@@ -310,6 +342,8 @@ class SharedStateSession:
             case StateWritten():
                 self._expect(CallState.WRITING, event)
                 assert self._offer is not None
+                if not self.status.stuck:
+                    self._stop.answered(now, self._write_at)
                 self._state, self._rounds = self._offer
                 self._peers.observe(now, self._rounds)
                 return self._after_call(self._keep(now, self._rounds))
@@ -333,6 +367,11 @@ class SharedStateSession:
             # Looking at least every step is what makes the whole of the time count.
             times.append(now + max(0.0, min(rest, self._clock.step_s)))
         return min(times, default=None)
+
+    @property
+    def stop_at(self) -> float | None:
+        """When the workers must be gone, unless it is put off; None before there is a view."""
+        return None if self.view is None else self._stop.at(self._peers.silence_s)
 
     def away_s(self, now: float) -> float:
         """Return for how long the store has failed or not answered."""
@@ -413,17 +452,20 @@ class SharedStateSession:
             state = encode(job)
         except ValueError as problem:
             return self._failed(now, str(problem), invalid=False)
-        self._offer = (state, rounds)
+        self._offer, self._write_at = (state, rounds), now
         return [WriteState(state, token, self._changes)]
 
     def _current(self, state: bytes | None) -> Rounds:
         """Return the machine of a state; making one takes a while, so it is kept."""
         if self._rounds is None or state != self._state:
-            job = Job(run_id=self.status.run_id) if state is None else decode(state)
+            job = self._new_job() if state is None else decode(state)
             if job.run_id != self.status.run_id:
                 raise ValueError(f"it is the state of the job {job.run_id!r}")
             self._state, self._rounds = state, self._make_rounds(job)
         return self._rounds
+
+    def _new_job(self) -> Job:
+        return Job(run_id=self.status.run_id, fence_floor=self._fence_floor)
 
     def _join(self, now: float, rounds: Rounds) -> bool:
         """Introduce a node that the job does not know; return whether there is anything to store.
@@ -486,18 +528,21 @@ class SharedStateSession:
         if absent_s is None or job.phase is not JobPhase.ACTIVE:
             return []
         status, generation = self.status, job.generation
+        held = is_held(job)
         attends = status.phase is NodePhase.RUNNING and status.generation == generation
+        attends = attends or (held and status.phase is NodePhase.READY)
         if not attends or self._attending[0] != generation:
             self._attending = (generation, now)
             return []
         if now - self._attending[1] < absent_s:
             return []
-        why = f"it did not start generation {generation} within {absent_s:g} s"
+        do = "stop its workers for" if held else "start"
+        why = f"it did not {do} generation {generation} within {absent_s:g} s"
         absent = tuple(
             NodeLost(info.node, info.incarnation, why)
             for info in job.members
             if (known := known_as(job, info.node, info.incarnation)) is not None
-            and known.generation < generation
+            and (known.workers >= 0 if held else known.generation < generation)
         )
         return [NodesLost(absent)] if absent else []
 
@@ -516,8 +561,7 @@ class SharedStateSession:
             self._peers.note_own(now, me)
             if not job.final:
                 self.stored_seq = me.seq
-            recovering = job.phase is JobPhase.RECOVERING  # All keep on until it is decided.
-            view = None if recovering else view_for_node(job, rounds.rank_table, me.info)
+            view = self._view_of(rounds, me)
         while self._unstored and self._unstored[0].seq <= self.stored_seq:
             self._unstored.popleft()
         self.in_job = me is not None
@@ -527,6 +571,15 @@ class SharedStateSession:
         effects = self._take(view) if view is not None else []
         self._plan(now, hurried=bool(effects))
         return effects
+
+    def _view_of(self, rounds: Rounds, me: Node) -> View | None:
+        job, info = rounds.job, me.info
+        if info.incarnation in job.departed:  # It leaves, or was replaced.
+            fate = job.retired[info.incarnation]
+            refused = (NodeRole.REFUSED, fate.why, RefusalReason.REPLACED)
+            return view_for_outsider(job, info, *refused) if fate.superseded else None
+        recovering = job.phase is JobPhase.RECOVERING  # All keep on until it is decided.
+        return None if recovering else view_for_node(job, rounds.rank_table, info)
 
     def _take(self, view: View) -> list[SessionEffect]:
         if (view.term, view.revision) < self._seen:
@@ -541,7 +594,8 @@ class SharedStateSession:
             assigned_generation=view.generation if member else -1,
             rank=view.rank if member else -1,
             size=view.size if member else 0,
-            restarts=max(view.restarts, self.status.restarts),
+            master_port=view.master_port if member else 0,
+            **what_is_heard(self.status, view),
         )
         if self.view is not None and _content(view) == _content(self.view):
             return []
@@ -560,6 +614,7 @@ class SharedStateSession:
         expects = (
             view is None
             or view.role is NodeRole.WAITING
+            or not view.start
             or (view.role is NodeRole.CLOSED and not view.final)
         )
         pause_s = min(self._pause_s, longest_s) if expects else longest_s
@@ -572,7 +627,8 @@ class SharedStateSession:
         return self._timeouts.read_s + READ_S_PER_NODE * self._present
 
     def _me(self, job: Job) -> Node | None:
-        return known_as(job, self.status.info.node, self.status.info.incarnation)
+        info = self.status.info
+        return known_as(job, info.node, info.incarnation) or job.departed.get(info.incarnation)
 
     def _restate(self, **changes: object) -> None:
         self.status = msgspec.structs.replace(self.status, **changes)
@@ -580,7 +636,7 @@ class SharedStateSession:
 
 def is_news(event: SessionEvent, effects: list[SessionEffect]) -> bool:
     """Return whether a step belongs in the story: not a read or a heartbeat that changed nothing."""
-    if isinstance(event, StatusChanged | Rejoined | CallFailed):
+    if isinstance(event, StatusChanged | Rejoined | LoopStuck | LoopTurned | CallFailed):
         return True
     return any(
         effect.changes != () if isinstance(effect, WriteState) else type(effect) is not ReadState
@@ -604,8 +660,8 @@ class PeerLiveness:
         self._beats: dict[Peer, int] = {}
         self._lost: dict[Peer, str] = {}
         self._liveness: Liveness[Peer] = Liveness(now, silence_s=lost_after_s, grace_s=lost_after_s)
-        self._wait: tuple[object, float] = (None, now)
-        self._wait_ends: float | None = None
+        self._waits = WaitTimers()
+        self._term = 0  # Whose waits these are: a store that lost its state counts them anew.
         self._my_beat, self._beat_at, self._beat_s = 0, now, timeouts.interval_s
 
     def observe(self, now: float, rounds: Rounds) -> None:
@@ -616,9 +672,7 @@ class PeerLiveness:
         lost_after_s = self._timeouts.lost_after_s
         self._liveness.silence_s = max(lost_after_s, BEATS_PER_SILENCE_MIN * crowd_s)
         there = set()
-        for node in job.nodes.values():
-            if node.info.node == self._node:
-                continue
+        for node in self._others(job):
             peer = (node.info.node, node.info.incarnation)
             there.add(peer)
             if self._beats.get(peer) != node.heartbeats:
@@ -630,11 +684,26 @@ class PeerLiveness:
             self._lost.pop(peer, None)
             self._liveness.forget(peer)
         self._lost |= self._liveness.overdue(now)
-        wait = rounds.wait
-        key = wait and (job.term, job.phase, wait.seq)
-        if key != self._wait[0]:
-            self._wait = (key, now)
-        self._wait_ends = self._wait[1] + wait.delay_s if wait else None
+        if job.term != self._term:
+            self._term, self._waits = job.term, WaitTimers()
+        self._waits.observe(now, rounds)
+
+    @property
+    def silence_s(self) -> float:
+        """How long a counter may stand still."""
+        return self._liveness.silence_s
+
+    def _others(self, job: Job) -> list[Node]:
+        """Return the other nodes, those that are out and may have workers too."""
+        mine = job.nodes.get(self._node)
+        others = [node for node in job.nodes.values() if node is not mine]
+        if job.departed:
+            others += [
+                node
+                for node in job.departed.values()
+                if mine is not None or node.info.node != self._node
+            ]
+        return others
 
     def judge(self, now: float, rounds: Rounds) -> list[JobEvent]:
         """Return what has come of time, as of the last `observe`; nothing once all is over."""
@@ -644,15 +713,12 @@ class PeerLiveness:
             return events
         lost = tuple(
             NodeLost(node.info.node, node.info.incarnation, why)
-            for node in (job.nodes.values() if self._lost else ())
+            for node in (self._others(job) if self._lost else ())
             if (why := self._lost.get((node.info.node, node.info.incarnation)))
         )
         if lost:
             events.append(NodesLost(lost))
-        wait = rounds.wait
-        if wait is not None and self._wait_ends is not None and now >= self._wait_ends:
-            events.append(WaitEnded(wait.seq))
-        return events
+        return events + [ended for ended, _cause in self._waits.ended(now)]
 
     def is_beat_due(self, now: float) -> bool:
         """Return whether this node's counter must move, though there is nothing else to store."""
@@ -665,7 +731,11 @@ class PeerLiveness:
 
     def next_deadline(self, now: float) -> float:
         """Return when to read again at the latest."""
-        times = [self._beat_at + self._beat_s, self._wait_ends, self._liveness.next_deadline(now)]
+        times = [
+            self._beat_at + self._beat_s,
+            self._waits.next_end,
+            self._liveness.next_deadline(now),
+        ]
         return min(one for one in times if one is not None)
 
 

@@ -63,6 +63,7 @@ class StopReason(Enum):
     REGROUP = "nodes are waiting to join"
     COORDINATOR = "the coordinator decided so"
     COORDINATOR_LOST = "the coordinator was lost"
+    CUT_OFF = "others may have taken their place"
 
 
 class Outcome(Enum):
@@ -139,7 +140,7 @@ class WorkerExited(Event):
 
 
 class WorkersUnhealthy(Event):
-    """The workers run but make no progress any more."""
+    """The workers run but make no progress any more, or what they need is gone."""
 
     generation: int
     why: str
@@ -163,6 +164,8 @@ class WorkersStopped(Event):
 
     generation: int
     unkillable: int = 0
+    failed: bool = False
+    """Whether a worker had failed before the stop began, though that was seen only later."""
 
 
 class BarrierEnded(Event):
@@ -225,6 +228,7 @@ class Supervision(TableMachine):
         self.budget = Budget(max_restarts)
         self.running: frozenset[int] = frozenset()
         self.first_failed: int | None = None
+        self.unhealthy = ""  # Why this generation was stopped, if no worker failed.
         self._local_world_size = local_world_size
         self._after_stop = StopReason.SUCCEEDED
         self._alone = True
@@ -272,6 +276,7 @@ class Supervision(TableMachine):
         self.state = State.STARTING
         self.running = frozenset(range(self._local_world_size))
         self.first_failed = None
+        self.unhealthy = ""
         self.retryable = True
         return [StartWorkers(self.generation, self.restart_count)]
 
@@ -301,7 +306,7 @@ class Supervision(TableMachine):
 
     def _unhealthy(self, event: WorkersUnhealthy) -> list[Effect]:
         self._expect_generation(event.generation)
-        self.retryable = event.retryable
+        self.retryable, self.unhealthy = event.retryable, event.why
         return self._stop(StopReason.UNHEALTHY)
 
     def _nodes_wait(self, event: NodesWaiting) -> list[Effect]:

@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch import elastic_launch, launch_agent
+from holdfast.launcher.launch import entrypoint_name as _get_entrypoint_name
 
-__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+__all__ = ["LaunchConfig", "_get_entrypoint_name", "elastic_launch", "launch_agent"]

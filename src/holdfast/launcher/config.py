@@ -7,7 +7,6 @@ know, such as whether the rendezvous can be reached.
 
 from __future__ import annotations
 
-import math
 import os
 
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
@@ -58,6 +57,9 @@ class LaunchConfig:
     metrics_port, metrics_addr
         Where Prometheus finds the figures of the job on this node; any free port for 0, and
         loopback unless an address is given. `None` for nowhere.
+    standalone
+        Whether no other machine has any business with this job on one node. Otherwise, if a
+        rendezvous endpoint is named, its workers' store is at this host's name, as with torchrun.
     story
         The file that every step of this node's agent is appended to, with its cause; `-` for
         standard error. Without it the variable `HOLDFAST_DEBUG` may name one.
@@ -96,6 +98,7 @@ class LaunchConfig:
     worker_store: bool = keyword_field(default=False, kw_only=True)
     metrics_port: int | None = keyword_field(default=None, kw_only=True)
     metrics_addr: str = keyword_field(default="", kw_only=True)
+    standalone: bool = keyword_field(default=False, kw_only=True)
     story: str = keyword_field(default="", kw_only=True)
 
     def __post_init__(self) -> None:
@@ -121,7 +124,7 @@ def check_seconds(value: float, *, source: str, given: object = None) -> None:
 
     `given` is the text as it was written, if that differs.
     """
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value < float("inf"):  # What is not a number is not in between either.
         shown = value if given is None else given
         raise UsageError(
             f"{source}: {shown!r} is not a number of seconds; accepted: from 0, e.g. 30 or 2.5"
@@ -136,7 +139,7 @@ def parse_seconds(text: str, *, source: str) -> int | float:
         try:
             value = float(text)
         except ValueError:
-            value = math.nan
+            value = float("nan")
     check_seconds(value, source=source, given=text)
     return value
 

@@ -9,12 +9,17 @@ import sys
 from holdfast import console
 from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import WorkerSpec, run_script_path
-from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
+from holdfast.errors import (
+    EnvironmentProblem,
+    HoldfastError,
+    UsageError,
+    shortage_behind,
+    shortage_hint,
+)
 from holdfast.launcher.config import STORY_ENV
 from holdfast.launcher.observers import LaunchObservers
 from holdfast.processes.logs.specs import DefaultLogsSpecs
 from holdfast.processes.signals import SIGNALS_ENV, parse_signal
-from holdfast.processes.workers.group import SHORTAGE_HINTS
 from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
@@ -33,24 +38,28 @@ if TYPE_CHECKING:
 
 
 # Hints by the error number.
-OS_ERROR_HINTS = SHORTAGE_HINTS | {
+OS_ERROR_HINTS = {
     errno.ENOSPC: "free space on the disk, or choose another directory with --log-dir",
     errno.EDQUOT: "free space on the disk, or choose another directory with --log-dir",
     errno.EROFS: "choose a writable directory with --log-dir",
 }
 
 
-def os_error_problem(problem: OSError) -> EnvironmentProblem | None:
+def refusal_behind(problem: Exception) -> EnvironmentProblem | None:
     """Return what the machine refused, or None for an error that is not about its limits."""
-    remedy = OS_ERROR_HINTS.get(problem.errno or 0)
-    if remedy is None:
+    if not isinstance(problem, OSError):
+        return shortage_behind(problem)
+    remedy = OS_ERROR_HINTS.get(problem.errno or 0) or shortage_hint(problem.errno)
+    if not remedy:
         return None
     where = f"{problem.filename}: " if problem.filename else ""
     return EnvironmentProblem(f"cannot run the workers: {where}{problem.strerror}", hint=remedy)
 
 
 REPORT_FILE = "failure.json"
+REPORT_S = 5.0  # How long it may take to be written: the job's end does not wait for a file system.
 BUILT_IN = ("static", "c10d", "holdfast", "etcd", "etcd-v2")
+COORDINATED = ("c10d", "holdfast")  # Of these, those whose endpoint names a host.
 
 
 class elastic_launch:  # noqa: N801 (TorchElastic's name)
@@ -116,6 +125,7 @@ def _launch(
     agent = make_agent(config, logs_specs, entrypoint, args, handler, health_check_server)
     looking_on = LaunchObservers(config, logs_specs)
     failure: Exception | None = None
+    result: RunResult | None = None
     try:
         looking_on.begin(agent)
         result = agent.run()
@@ -129,9 +139,9 @@ def _launch(
             raise
         console.notice(str(end))  # A standby that was not needed.
         return {}
-    except OSError as problem:
+    except (OSError, RuntimeError, ImportError) as problem:
         # Workers' own errors are results, so this is one of starting or watching them.
-        refused = os_error_problem(problem)
+        refused = refusal_behind(problem)
         if refused is None:
             raise
         raise refused from problem
@@ -141,7 +151,9 @@ def _launch(
         finally:
             looking_on.end()
         if failure is None:  # Also after a signal: only a failure needs its logs.
-            discard_logs(logs_specs)
+            discard_logs(logs_specs, ran=result is not None)
+        elif type(logs_specs) is DefaultLogsSpecs:
+            logs_specs.keep()
     if failure is not None:
         raise failure
     return result.return_values
@@ -170,6 +182,12 @@ def check_binding(config: LaunchConfig) -> None:
 
 def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
     """Return how this node meets the others; a node that can have none needs no network."""
+    if not 1 <= config.min_nodes <= config.max_nodes:
+        raise UsageError(
+            f"--nnodes: {config.min_nodes}:{config.max_nodes} is no range of nodes; accepted: from 1, "
+            "the maximum not below the minimum"
+        )
+    local_addr = config.local_addr or own_address_if_named(config)
     if needs_no_others(config):
         addr, port = None, None
         if config.rdzv_backend == "static" and config.rdzv_endpoint:
@@ -177,7 +195,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
         return SingleNodeHandler(
             run_id,
             backend=config.rdzv_backend,
-            master_addr=addr or config.local_addr,
+            master_addr=addr or local_addr,
             master_port=port,
             worker_store=config.worker_store or workers_serve_by_environment(),
         )
@@ -194,10 +212,24 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             run_id=run_id,
             min_nodes=config.min_nodes,
             max_nodes=config.max_nodes,
-            local_addr=config.local_addr,
+            local_addr=local_addr,
             **settings,
         )
     )
+
+
+def own_address_if_named(config: LaunchConfig) -> str | None:
+    """Return the address at which others find the workers' store of a job on one node, if they may.
+
+    Jobs of other machines may have business with such a job, as the replica groups of one training
+    have with each other. Who names an endpoint for a single node gets what torchrun would give.
+    """
+    alone = config.standalone or config.max_nodes > 1 or config.rdzv_backend not in COORDINATED
+    if alone or not config.rdzv_endpoint:
+        return None
+    from holdfast.net.addresses import own_address
+
+    return own_address()
 
 
 def needs_no_others(config: LaunchConfig) -> bool:
@@ -335,25 +367,32 @@ def write_report(
     """
     try:
         from holdfast.processes.failures import report
+        from holdfast.side_thread import SideThread
 
-        report.FailureReport.from_error(
+        written = report.FailureReport.from_error(
             error,
             run_id=run_id,
             generation=generation,
             max_restarts=config.max_restarts,
             log_dir=error.log_dir,
-        ).write(path)
+        )
+        SideThread("holdfast-report", REPORT_S).call(written.write, path)
         error.report_file = path
     except Exception as problem:  # noqa: BLE001
         what = getattr(problem, "strerror", None) or console.describe(problem)
         console.warning(f"cannot write the failure report to {path}: {what}")
 
 
-def discard_logs(specs: Any) -> None:
-    """Remove a temporary log folder that holds nothing anyone asked to keep."""
+def discard_logs(specs: Any, *, ran: bool) -> None:
+    """Remove a temporary log folder that holds nothing anyone asked to keep.
+
+    Where the job could not be run, that may be so although streams were to go there.
+    """
     if getattr(specs, "keeps_nothing", False):
         specs.discard_if_temporary()
-    elif getattr(specs, "is_temporary", False):
+    elif getattr(specs, "is_temporary", False) and not (
+        isinstance(specs, DefaultLogsSpecs) and not ran and specs.discard_if_empty()
+    ):
         console.warning(
             f"worker output kept in {specs.run_dir}; use --log-dir to choose the directory"
         )

@@ -9,6 +9,10 @@ An import counts if a worker runs it for sure, or may well: a statement of the m
 nor fallbacks (`except`), nor what is inside a function or a class. Below `if __name__ ==
 "__main__"` it depends on whether the source is a worker's program or the module of a function.
 
+A script that sets a variable which modules read as they are imported (`HF_HOME`, `OMP_NUM_THREADS`,
+`TORCH_LOGS`, …) prepares for what it imports after that. None of it that is not of the standard
+library is imported ahead then: each such module may bring in the one that the variable is for.
+
 A module is installed if the folder where Python finds it first holds the standard library or is
 called `site-packages` (`dist-packages` on Debian). Everything else (beside the script, in the
 working directory, on PYTHONPATH, an editable install) is being worked on: it may change between two
@@ -29,11 +33,19 @@ from holdfast.processes.zygote.client import parse_command
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
     Import = tuple[str, tuple[str, ...]]
     """A module, and the names that `from` takes out of it."""
+
+
+class Setting(Value):
+    """A statement that sets a variable of the environment; `value` is None if it is computed."""
+
+    variable: str
+    value: str | None
+    line: int
 
 
 def top_level_imports(source: bytes | str, *, as_main: bool) -> list[Import]:
@@ -41,6 +53,12 @@ def top_level_imports(source: bytes | str, *, as_main: bool) -> list[Import]:
 
     `as_main`: the source runs as `__main__`.
     """
+    steps = top_level_steps(source, as_main=as_main)
+    return [step for step in steps if not isinstance(step, Setting)]
+
+
+def top_level_steps(source: bytes | str, *, as_main: bool) -> list[Import | Setting]:
+    """Return the imports, as `top_level_imports` does, and what is set before and after them."""
     import ast
     import warnings
 
@@ -53,10 +71,10 @@ def top_level_imports(source: bytes | str, *, as_main: bool) -> list[Import]:
         raise ValueError(f"{error.msg}{where}") from None
     except (RecursionError, MemoryError):
         raise ValueError("it is nested too deeply") from None
-    return list(_imports_of(tree.body, as_main=as_main))
+    return list(_steps_of(tree.body, as_main=as_main))
 
 
-def _imports_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Import]:
+def _steps_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Import | Setting]:
     import ast
 
     for statement in statements:
@@ -73,7 +91,46 @@ def _imports_of(statements: Sequence[ast.stmt], *, as_main: bool) -> Iterator[Im
                 run = [*statement.body, *statement.orelse, *statement.finalbody]
             case ast.With(body=body):
                 run = body
-        yield from _imports_of(run, as_main=as_main)
+            case ast.Assign() | ast.Expr():
+                yield from _settings_of(statement)
+        yield from _steps_of(run, as_main=as_main)
+
+
+def _settings_of(statement: ast.Assign | ast.Expr) -> Iterator[Setting]:
+    """Return what `os.environ[...] = ...`, `setdefault` or `update` sets, as far as it is written."""
+    import ast
+
+    given: list[tuple[ast.expr | None, ast.expr]] = []
+    match statement:
+        case ast.Assign(targets=targets, value=value):
+            given = [
+                (target.slice, value)
+                for target in targets
+                if isinstance(target, ast.Subscript) and _is_environ(target.value)
+            ]
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=environ, attr=method)) as call):
+            match method, call.args:
+                case "setdefault", [name, value] if _is_environ(environ):
+                    given = [(name, value)]
+                case "update", [ast.Dict(keys=names, values=values)] if _is_environ(environ):
+                    given = [*zip(names, values, strict=True)]
+            if method == "update" and _is_environ(environ):
+                given += [(ast.Constant(word.arg), word.value) for word in call.keywords]
+    for one in given:
+        match one:
+            case ast.Constant(value=str(variable)), ast.Constant(value=str(text)):
+                yield Setting(variable, text, statement.lineno)
+            case ast.Constant(value=str(variable)), _:
+                yield Setting(variable, None, statement.lineno)
+
+
+def _is_environ(value: ast.expr) -> bool:
+    import ast
+
+    match value:
+        case ast.Name(id="environ") | ast.Attribute(value=ast.Name(id="os"), attr="environ"):
+            return True
+    return False
 
 
 def _truth(test: ast.expr, *, as_main: bool) -> bool | None:
@@ -232,7 +289,7 @@ def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
     foreign = isinstance(entrypoint, str) and not is_this_python(entrypoint)
     try:
         source = source_of(entrypoint, [str(arg) for arg in args], foreign=foreign)
-        imports = _read_imports(source)
+        imports, left_out = _read_imports(source, foreign=foreign)
     except NoSource as reason:
         console.notice(f"--preload auto finds no modules: {reason}")
         return []
@@ -240,7 +297,7 @@ def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
     found = installed_among(imports, source.places, missing_counts=foreign)
     if found:
         console.info(f"--preload auto finds in {source.name}: {', '.join(found)}")
-    else:
+    elif not left_out:
         console.notice(
             f"--preload auto finds no modules: {source.name} imports none at its top level that "
             "are installed"
@@ -248,14 +305,58 @@ def modules_of_auto(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -
     return found
 
 
-def _read_imports(source: Source) -> list[Import]:
+# How variables begin that well-known packages, and the libraries below them, read at import.
+READ_AT_IMPORT = (
+    "DATASETS_", "GOMP_", "HF_", "HUGGINGFACE_", "JAX_", "KMP_", "MKL_", "NUMEXPR_", "OMP_",
+    "OPENBLAS_", "PYTORCH_", "TF_", "TORCH", "TRANSFORMERS_", "XLA_",
+)  # fmt: skip
+
+
+def prepares_imports(setting: Setting, later: Iterable[Import], environ: Mapping[str, str]) -> bool:
+    """Whether a statement sets, to another value than it has, what a module reads at import.
+
+    The modules of a package are taken to read variables that begin with its name.
+    """
+    variable = setting.variable
+    if variable in environ and setting.value in (None, environ[variable]):
+        return False
+    packages = {module.partition(".")[0].upper() for module, _ in later}
+    return variable.startswith(READ_AT_IMPORT) or variable.partition("_")[0] in packages
+
+
+def split_at_preparation(
+    steps: Sequence[Import | Setting], environ: Mapping[str, str]
+) -> tuple[list[Import], list[Import], Setting | None]:
+    """Return the imports that may be done ahead, those that are prepared for, and by what."""
+    imports: list[Import] = []
+    for at, step in enumerate(steps):
+        if not isinstance(step, Setting):
+            imports.append(step)
+            continue
+        later = [one for one in steps[at + 1 :] if not isinstance(one, Setting)]
+        if not prepares_imports(step, later, environ):
+            continue
+        standard = [one for one in later if one[0].partition(".")[0] in sys.stdlib_module_names]
+        return imports + standard, [one for one in later if one not in standard], step
+    return imports, [], None
+
+
+def _read_imports(source: Source, *, foreign: bool) -> tuple[list[Import], list[str]]:
+    """Return the imports to do ahead, and the modules that are left out."""
     try:
-        imports = top_level_imports(source.text, as_main=source.as_main)
+        steps = top_level_steps(source.text, as_main=source.as_main)
     except ValueError as problem:
         raise NoSource(f"{source.name} is not Python source: {problem}") from None
+    imports, prepared, by = split_at_preparation(steps, os.environ)
+    left_out = installed_among(prepared, source.places, missing_counts=foreign)
+    if by is not None and left_out:
+        console.notice(
+            f"--preload auto leaves out {', '.join(left_out)}: {source.name} sets {by.variable} in "
+            f"line {by.line}, before it imports them; export {by.variable} to have them preloaded"
+        )
     if ITS_WORD in source.text and any(name.partition(".")[0] == OF_TORCH for name, _ in imports):
         imports.append((LATE_IMPORT, ()))
-    return imports
+    return imports, left_out
 
 
 def is_this_python(program: str) -> bool:

@@ -17,12 +17,17 @@ import os
 from holdfast import console
 from holdfast.core.machine import Step, Story, brief
 from holdfast.errors import UsageError
+from holdfast.side_thread import SideThread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Self
 
 STDERR = "-"
+
+
+WRITE_S = 0.5
+"""How long a step may take to be written. Machines take their steps in the loops that they drive."""
 
 
 class StoryFile:
@@ -38,20 +43,23 @@ class StoryFile:
                 "- for standard error"
             ) from None
 
+        self._writer = SideThread("holdfast-story", WRITE_S)
+
     def __enter__(self) -> Self:
         Story.sink = self._write
         return self
 
     def __exit__(self, *problem: object) -> None:
         Story.sink = None
-        os.close(self._fd)
+        if not self._writer.is_hanging:  # Else the descriptor is still in use.
+            os.close(self._fd)
 
     def _write(self, step: Step) -> None:
         try:
-            os.write(self._fd, line_of(step).encode(errors="replace"))
+            self._writer.call(os.write, self._fd, line_of(step).encode(errors="replace"))
         except OSError as problem:
             Story.sink = None
-            console.warning(f"the story ends here: {problem.strerror}")
+            console.warning(f"the story ends here: {problem.strerror or problem}")
 
 
 def line_of(step: Step) -> str:

@@ -1,12 +1,13 @@
 """Addresses: resolved from a host and a port, classified, and connected to.
 
-Names are only ever resolved forwards: an address is not looked up, and a host's own name is not
-taken for where it can be reached.
+Names are only ever resolved forwards: an address is not looked up, and a host's own name is taken
+for where it can be reached only where somebody else may need it (`own_address`).
 """
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 from functools import lru_cache
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 LOCALHOST = "localhost"
+LOOPBACK = "127.0.0.1"
+OWN_NAME_S = 2.0
+"""How long a machine may take to resolve its own name."""
+_SOMEWHERE = ("192.0.2.1", 9)  # An address for documentation, which nobody has.
 
 # This machine has no way to such an address, as to an IPv6 one where there is only IPv4.
 _NO_ROUTE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.ENETUNREACH)
@@ -109,6 +114,30 @@ def _resolve_in_thread(
     return thread
 
 
+def own_address() -> str:
+    """Return what other machines may know this one by: its name, or its address if it has none.
+
+    The name has to mean something here, since processes of this machine use it too. A machine that
+    is known to itself as nothing but `localhost` has loopback.
+    """
+    name = os.uname().nodename
+    try:
+        found = resolve_within(name, 0, OWN_NAME_S)
+    except OSError:
+        return _address_on_the_way_out() or LOOPBACK
+    return LOOPBACK if all(one.ip in (LOOPBACK, "::1") for one in found) else name
+
+
+def _address_on_the_way_out() -> str:
+    """Return the address with which this machine would speak to the world, if it could."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_SOMEWHERE)  # Only chooses a route: nothing is sent.
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
+
+
 # Classifying.
 
 
@@ -166,6 +195,20 @@ def _packed(host: str) -> bytes | None:
 
 
 # Connecting.
+
+
+SEGMENT_BYTES_MAX = 1220
+"""What fits through every path that IPv6 may take, tunnels included. Where larger packets vanish
+without a word (a firewall drops the ICMP that should say so), a connection with the usual segments
+stands still at the first large message, and everything after that waits behind it."""
+
+
+def use_small_segments(one: socket.socket) -> None:
+    """Keep the segments of a connection, or of all that a listener takes, small in both directions."""
+    try:
+        one.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, SEGMENT_BYTES_MAX)
+    except OSError:
+        pass  # Without it only such a path is worse off.
 
 
 async def connect_first(

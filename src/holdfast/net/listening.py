@@ -15,7 +15,7 @@ import _socket  # The wrapper around it costs start-up time; see `listen`.
 import errno
 import os
 
-from holdfast.errors import EnvironmentProblem
+from holdfast.errors import EnvironmentProblem, shortage_hint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,7 +113,8 @@ class ReservedPort:
                 ) from None
             what = f"port {number} cannot be bound" if number else "no TCP port can be reserved"
             raise EnvironmentProblem(
-                f"{what} for the workers: {problem}", hint="give another one with --master-port"
+                f"{what} for the workers: {problem.strerror}",
+                hint=shortage_hint(problem.errno) or "give another one with --master-port",
             ) from None
         self.number: int = self._socket.getsockname()[1]
 
@@ -289,6 +290,21 @@ def descriptor_limit() -> int:
 
     soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return DESCRIPTORS_MAX if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS_MAX)
+
+
+def require_descriptors(count: int) -> None:
+    """Raise `OSError` unless so many more descriptors can be opened.
+
+    For where a lack of them would not fail but wait: a coordinator that cannot accept.
+    """
+    opened: list[int] = []
+    try:
+        opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+        while len(opened) < count:
+            opened.append(os.dup(opened[0]))
+    finally:
+        for fd in opened:
+            os.close(fd)
 
 
 def raise_descriptor_limit() -> bool:

@@ -35,7 +35,11 @@ class LoopThread:
         return self._thread.is_alive() and not self.loop.is_closed()
 
     def start(self) -> None:
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.loop.close()
+            raise
 
     def post(self, call: Callable[..., object], *args: Any) -> bool:
         """Call something in the loop, soon; return False if the loop has ended."""

@@ -156,6 +156,8 @@ class RunEnded(LifecycleEvent):
     group_world_size: int | None
     outcomes: tuple[WorkerOutcome, ...] = ()
     error: str = ""
+    workers_recorded: bool = False
+    """Whether a hook of the agent has recorded how the workers ended."""
 
 
 class WatchdogEvent(LifecycleEvent):

@@ -103,6 +103,10 @@ class SignalWatch:
     the watch begins stays so: `nohup`, or a shell for its background, has decided that.
     """
 
+    # In the main thread of this process: how many watches are entered, and whether any ever was.
+    entered = 0
+    was_entered = False
+
     def __init__(self, signals: tuple[signal.Signals, ...]) -> None:
         self._signals = signals
         self._pending: deque[signal.Signals] = deque(maxlen=PENDING_MAX)
@@ -120,6 +124,8 @@ class SignalWatch:
         for one in self._signals:
             if signal.getsignal(one) is not signal.SIG_IGN:
                 self._previous[one] = signal.signal(one, self._note)
+        SignalWatch.entered += 1
+        SignalWatch.was_entered = True
         self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 
@@ -130,6 +136,7 @@ class SignalWatch:
         traceback: TracebackType | None,
     ) -> None:
         if threading.current_thread() is threading.main_thread():
+            SignalWatch.entered -= 1
             signal.set_wakeup_fd(self._previous_wakeup)
             for one, handler in self._previous.items():
                 # None means a handler that was not set from Python and cannot be put back.
@@ -188,8 +195,10 @@ class Raising:
         self._watch = watch
 
     def __enter__(self) -> None:
+        self._before = self._watch.raises
         self._watch.raises = True  # First: a signal that came in between would be waited out.
         self._watch.raise_pending()
 
-    def __exit__(self, *_: object) -> None:
-        self._watch.raises = False
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # One inside another ends alone, unless a signal has raised: that ends both.
+        self._watch.raises = self._before and kind is not SignalException

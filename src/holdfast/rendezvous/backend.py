@@ -31,6 +31,7 @@ from holdfast.coordinator.agent_connection import (
     draw_incarnation,
     status_change,
 )
+from holdfast.coordinator.attendance import StuckLoop
 from holdfast.core.coordinated_supervision import CoordinatorLost
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
@@ -42,7 +43,7 @@ from holdfast.core.protocol import (
     View,
 )
 from holdfast.core.ranks import RankOrder
-from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
+from holdfast.core.session import DeliverView, GiveUp, PortsChanged, Rejoined, StatusChanged
 from holdfast.core.shared_state import (
     NO_ANSWER,
     CallFailed,
@@ -71,7 +72,10 @@ from holdfast.rendezvous.polled import PolledHandler
 from holdfast.store.prefix import PrefixStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.coordinator.agent_connection import JobConnection
+    from holdfast.coordinator.attendance import Attendance
     from holdfast.rendezvous.config import RendezvousParameters
 
 AWAY_S = 60.0
@@ -146,10 +150,13 @@ class BackendConnection:
             settings=settings,
             timeouts=timeouts,
             draw=random.random,
+            fence_floor=int(time.time() * 1000),  # Where the state is lost and nobody remembers.
         )
         self._mailbox = Mailbox()
+        self._supervision = StuckLoop(time.monotonic(), self._mailbox, timeouts.lost_after_s)
         self._changed = threading.Condition()  # Guards the session and all below.
         self._request: tuple[ReadState | WriteState, str] | None = None
+        self._renew: Callable[[float | None], None] | None = None
         self._is_closed = False
         self._threads = [
             threading.Thread(target=target, name=f"{name}-{info.node}", daemon=True)
@@ -207,6 +214,11 @@ class BackendConnection:
         """Return what arrived since the last call."""
         return self._mailbox.take()
 
+    @property
+    def attendance(self) -> Attendance:
+        """The promise of the agent's loop to go on taking."""
+        return self._mailbox.attendance
+
     def report(
         self,
         phase: NodePhase,
@@ -214,10 +226,17 @@ class BackendConnection:
         failure: Failure | None = None,
         report: bytes = b"",
         *,
+        clear: int = -1,
         cause: str = "",
     ) -> None:
         """Report what this node does now, to all nodes."""
-        self._feed(status_change(phase, generation, failure, report), cause)
+        self._feed(status_change(phase, generation, failure, report, clear), cause)
+
+    def guard(self, renew: Callable[[float | None], None]) -> None:
+        """Have `renew` called with the time at which the workers must be gone."""
+        with self._changed:
+            self._renew = renew
+            renew(self._session.stop_at)
 
     def rejoin(self, *, cause: str = "") -> int:
         """Begin anew as another incarnation, after this one was fenced; return its number."""
@@ -228,6 +247,10 @@ class BackendConnection:
             self.view = None
             self._feed(Rejoined(incarnation), cause)
         return incarnation
+
+    def hold_ports(self, ports: tuple[int, ...]) -> None:
+        """Have the next status say that this node holds these ports for the workers' store."""
+        self._feed(PortsChanged(ports))
 
     @property
     def is_unreached(self) -> bool:
@@ -293,6 +316,8 @@ class BackendConnection:
                 console.warning(f"{problem}; trying again")
             for effect in effects:
                 self._perform(effect)
+            if self._renew is not None:
+                self._renew(self._session.stop_at)
             self._changed.notify_all()
 
     def _perform(self, effect: SessionEffect) -> None:
@@ -320,11 +345,15 @@ class BackendConnection:
         with self._changed:
             while not self._is_closed:
                 now = time.monotonic()
+                changed = self._supervision.look(now)
+                if changed is not None:
+                    self._feed(changed)
                 deadline = self._session.next_deadline(now)
                 if deadline is not None and deadline <= now:
                     self._feed(TICK)
                 else:
-                    self._changed.wait(None if deadline is None else deadline - now)
+                    wait_s = self._supervision.step_s
+                    self._changed.wait(wait_s if deadline is None else min(wait_s, deadline - now))
 
     def _call_backend(self) -> None:
         while True:
@@ -387,6 +416,7 @@ class DynamicRendezvousHandler(PolledHandler):
         *,
         job_settings: JobSettings | None = None,
         away_s: float = AWAY_S,
+        stops_alone: bool = False,
         endpoint: str = "",
         worker_store: bool = False,
     ) -> None:
@@ -406,6 +436,7 @@ class DynamicRendezvousHandler(PolledHandler):
         self._store = store
         self._job_settings = job_settings or job_settings_of(settings)
         self._away_s = away_s
+        self._stops_alone = stops_alone
         self._endpoint = endpoint or f"the rendezvous backend {backend_name!r}"
         self._has_joined = self._is_shut = False
         self._release: weakref.finalize[..., DynamicRendezvousHandler] | None = None
@@ -517,6 +548,7 @@ class DynamicRendezvousHandler(PolledHandler):
                 interval_s=interval_s,
                 lost_after_s=interval_s * self._settings.keep_alive_max_attempt,
                 away_s=self._away_s,
+                needs_answers=self._stops_alone and not self._is_polled,
                 absent_s=min(ABSENT_S, self.join_timeout_s / 2) if self._is_polled else None,
             ),
         )
@@ -571,6 +603,7 @@ def create_handler(
             settings, spares=conf.spares, order=RankOrder(conf.rank_order)
         ),
         away_s=conf.coordinator_timeout,
+        stops_alone=conf.on_lost == "stop",
         endpoint=params.endpoint,
         worker_store=conf.worker_store,
     )

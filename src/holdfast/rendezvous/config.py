@@ -221,11 +221,18 @@ KEYS = (
     Key("is_host", "switch", None, ("c10d",),
         "whether this node serves the coordinator; else whoever can bind the endpoint does"),
     Key("store_type", "tcp|file", "tcp", ("c10d",),
-        "with file, the endpoint is a folder that all nodes see"),
+        "with file, the endpoint is a folder, or a file, that all nodes see"),
     Key("reconnect_grace", "seconds or 0", 0.2, COORDINATED,
         "how long a node whose connection broke may take to come back"),
     Key("coordinator_timeout", "seconds", 60.0, MEETING,
         "how long agents go on without the coordinator, etcd or the backend"),
+    Key("recover_timeout", "seconds", None, COORDINATED,
+        "how long a new coordinator waits for nodes that one before it may have had"),
+    Key("state_file", "path", None, COORDINATED,
+        "a file in which the coordinator keeps where its jobs are, for the next one"),
+    Key("on_lost", "stop|run", None, MEETING,
+        "what a node does that is cut off: stop its workers before others may take their place "
+        "(the default with etcd), or let them run (with all others)"),
     Key("token_file", "path", None, COORDINATED,
         "a file with the secret that nodes and coordinator share"),
     Key("tls_cert", "path", None, COORDINATED, "the certificate to show, in PEM"),
@@ -283,6 +290,9 @@ class RendezvousConfig:
     store_type: str
     reconnect_grace: float
     coordinator_timeout: float
+    recover_timeout: float | None
+    state_file: str | None
+    on_lost: str | None
     token_file: str | None
     tls_cert: str | None
     tls_key: str | None

@@ -47,6 +47,9 @@ def create_static_handler(params: RendezvousParameters) -> CoordinatorHandler:
 class CoordinatorHandler(PolledHandler):
     """A node's rendezvous with a coordinator, which may be in this very process."""
 
+    on_lost = "run"
+    """What a node does that is cut off, unless the user says otherwise."""
+
     def __init__(self, params: RendezvousParameters, *, fixed_rank: int = -1) -> None:
         self._params = params
         self._config = conf = config.parse(params)
@@ -91,8 +94,14 @@ class CoordinatorHandler(PolledHandler):
             address=params.local_addr or "",
             ports=ports,
             fixed_rank=self._fixed_rank,
+            stops_alone=self._stops_alone,
         )
         return self._connect(info, settings)
+
+    @property
+    def _stops_alone(self) -> bool:
+        """Whether the workers are stopped if this node is cut off; other agents may not do so."""
+        return (self._config.on_lost or self.on_lost) == "stop" and not self._is_polled
 
     def _connect(self, info: NodeInfo, settings: JobSettings) -> JobConnection:
         """Return a connection that is started."""
@@ -103,6 +112,7 @@ class CoordinatorHandler(PolledHandler):
             silence_s=conf.lost_after_s,
             away_s=conf.coordinator_timeout,
             first_contact_s=conf.read_timeout or conf.join_timeout,
+            needs_answers=self._stops_alone,
         )
         tls = None
         if conf.tls_cert or conf.tls_key or conf.tls_ca:
@@ -122,6 +132,8 @@ class CoordinatorHandler(PolledHandler):
             token=token,
             tls=tls,
             reconnect_grace_s=conf.reconnect_grace,
+            recover_s=conf.recover_timeout,
+            state_file=conf.state_file,
         )
         connection.start()
         return connection

@@ -228,6 +228,7 @@ class EtcdTransport:
         self.on_message: Callable[[Ack | View], None] | None = None
         self.on_closed: Callable[[str], None] | None = None
         self.problem: ConnectFailed | None = None
+        self.heard_at: float | None = None
         self._connector = connector
 
     def send(self, message: Status | Heartbeat | StoreCall) -> None:
@@ -333,9 +334,10 @@ class EtcdConnector:
                         watch.cancel()
                 case DeliverMessage(message):
                     self._deliver(message)
-                case ReportOpened():
+                case ReportOpened(heard_at):
                     session.address = self._etcd.local_address
                     if self._transport is not None and not self._transport.ready.done():
+                        self._transport.heard_at = heard_at
                         self._transport.ready.set_result(None)
                 case ReportClosed(why, permanent):
                     self._closed(why, permanent=permanent)
@@ -497,6 +499,7 @@ class EtcdHandler(CoordinatorHandler):
     """A node's rendezvous with the others on etcd."""
 
     decider = "etcd"
+    on_lost = "stop"
 
     def __init__(self, params: RendezvousParameters, *, etcd: EtcdSettings | None = None) -> None:
         self._etcd = etcd or etcd_settings_of(params)
@@ -525,6 +528,7 @@ class EtcdHandler(CoordinatorHandler):
             silence_s=lease_s,
             away_s=conf.coordinator_timeout,
             first_contact_s=conf.read_timeout or FIRST_CONTACT_S,
+            needs_answers=self._stops_alone,
         )
         connection = EtcdConnection(
             self._etcd,

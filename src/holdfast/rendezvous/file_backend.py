@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.handler import RendezvousHandler
 
+BESIDE = ".holdfast"
 MAGIC = b"holdfast rendezvous 1\n"
 TOKEN_BYTES = 16
 CHECKSUM_BYTES = 16
@@ -113,14 +114,19 @@ def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
 
 
 def job_folder(params: RendezvousParameters) -> str:
-    """Return the folder of one job below the endpoint; create it if necessary."""
+    """Return the folder of one job below the endpoint; create it if necessary.
+
+    Where the endpoint is a file, as TorchElastic has it, the folder is beside that file.
+    """
     if not params.run_id:
         raise UsageError("--rdzv-id: the id of the job is empty")
     endpoint = params.endpoint.strip()
     if not endpoint:
         raise UsageError("--rdzv-endpoint: missing; name a folder that all nodes can write to")
+    if os.path.isfile(endpoint):
+        endpoint += BESIDE
     folder = os.path.join(endpoint, file_name(params.run_id))
-    was_there = os.path.isdir(endpoint)
+    was_there = os.path.isdir(endpoint) or endpoint.endswith(BESIDE)
     make_folder(folder)
     if not was_there:
         console.warning(

@@ -119,6 +119,15 @@ class RendezvousHandler(ABC):
         """
         return True
 
+    @property
+    def store_alarm(self) -> int:
+        """A descriptor that is readable once the workers' store has failed here; -1 without one."""
+        return -1
+
+    def take_store_failure(self) -> str:
+        """Return why the workers' store of this generation failed here, once, or nothing."""
+        return ""
+
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until this node is in a round that has formed, and return it."""

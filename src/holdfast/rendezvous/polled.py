@@ -81,6 +81,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         self._connection: JobConnection | None = None
         self._stood_by = False
         self._has_left = True  # Whether the others know of its leaving, or need not.
+        self._clear = (0, 0)  # As last reported, and in the term of which view.
         self._is_polled = False  # Whether the agent asks for rounds.
 
     @abstractmethod
@@ -100,6 +101,15 @@ class PolledHandler(CoordinatedRendezvousHandler):
     def serves_workers(self) -> bool:
         """Whether workers of the job depend on this process."""
         return self._worker_store is not None and self._worker_store.is_serving
+
+    @property
+    def store_alarm(self) -> int:
+        """A descriptor that is readable once the workers' store has failed here."""
+        return self._worker_store.fileno() if self._worker_store is not None else -1
+
+    def take_store_failure(self) -> str:
+        """Return why the workers' store of this generation failed here, once, or nothing."""
+        return self._worker_store.take_failure() if self._worker_store is not None else ""
 
     @property
     def join_timeout_s(self) -> float:
@@ -126,8 +136,13 @@ class PolledHandler(CoordinatedRendezvousHandler):
 
     def serve_workers(self, view: View) -> None:
         """Serve the store of the workers of a member's view, if this node is the first."""
-        assert self._worker_store is not None
-        self._worker_store.begin(view.generation, is_first=view.rank == 0)
+        store = self._worker_store
+        assert store is not None
+        assert self._connection is not None
+        held = store.numbers
+        store.begin(view.generation, is_first=view.rank == 0, number=view.master_port)
+        if store.numbers != held:
+            self._connection.hold_ports(store.numbers)
 
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's agents know rounds."""
@@ -253,7 +268,8 @@ class PolledHandler(CoordinatedRendezvousHandler):
 
     def _next_round(self, connection: JobConnection) -> View:
         """Wait for a round that this node was not in before, and report that it runs."""
-        connection.report(NodePhase.READY, self._generation)
+        self._clear = (self.round.term if self.round is not None else 0, self._generation + 1)
+        connection.report(NodePhase.READY, self._generation, clear=self._generation + 1)
         deadline = time.monotonic() + self.join_timeout_s
         while (view := connection.view) is None or not self._is_new(connection, view):
             if not self._stood_by and time.monotonic() >= deadline:
@@ -272,11 +288,17 @@ class PolledHandler(CoordinatedRendezvousHandler):
         match view.role:
             case NodeRole.MEMBER:
                 self._stood_by = False
+                if view.generation > self._generation and not view.start:
+                    self._report_clear(connection, view.term, view.generation)
+                    return False
                 return view.generation > self._generation
+            case NodeRole.WAITING:
+                self._report_clear(connection, view.term, view.generation + 1)
             case NodeRole.STANDBY:
                 if not self._stood_by:
                     self.announce("the round is full: standing by to replace a node")
                 self._stood_by = True
+                self._report_clear(connection, view.term, view.generation + 1)
             case NodeRole.FENCED:
                 connection.rejoin()
             case NodeRole.REFUSED:
@@ -289,6 +311,12 @@ class PolledHandler(CoordinatedRendezvousHandler):
                     hint="a new job needs another --rdzv-id",
                 )
         return False
+
+    def _report_clear(self, connection: JobConnection, term: int, generation: int) -> None:
+        """Report that no workers are here of what came before a generation."""
+        if (term, generation) > self._clear:
+            self._clear = (term, generation)
+            connection.report(NodePhase.READY, self._generation, clear=generation)
 
     def _await_members(self, connection: JobConnection, view: View) -> None:
         """Wait until every member of a round is here; raise `RoundOver` if that cannot be any more.

@@ -48,6 +48,15 @@ class SingleNodeHandler(RendezvousHandler):
         """Nobody else can come."""
         return False
 
+    @property
+    def store_alarm(self) -> int:
+        """A descriptor that is readable once the workers' store has failed here."""
+        return self._store.fileno() if self._store is not None else -1
+
+    def take_store_failure(self) -> str:
+        """Return why the workers' store of this generation failed here, once, or nothing."""
+        return self._store.take_failure() if self._store is not None else ""
+
     def get_backend(self) -> str:
         """Return the name of the backend."""
         return self._backend

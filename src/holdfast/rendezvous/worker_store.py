@@ -1,9 +1,11 @@
 """The store of a job's workers (`MASTER_ADDR`, `MASTER_PORT`), served by the agent of the first node.
 
-Every generation gets an empty store on a port of its own. A late worker of an earlier generation has
-the old port in its environment and cannot touch the keys of the new one; a port is used again after
-`PORTS` generations. All ports listen from the beginning, on every node: workers of other nodes may
-be faster than the first node's agent, and then wait for it to answer instead of being refused.
+Every generation gets an empty store on a port of its own, which no other generation of the job is
+ever given. A late worker of an earlier one, in whatever process it survived and on whatever node,
+has the old port in its environment and cannot touch the keys of the new one. A node holds `PORTS`
+ports for generations to come, and replaces one that was given. All listen from the beginning, on
+every node: workers of other nodes may be faster than the first node's agent, and then wait for it to
+answer instead of being refused.
 
 With `served` False the ports are only reserved, and the worker of rank 0 serves the store itself.
 The protocol is PyTorch's and has no authentication, so a store for one host's workers is `local`.
@@ -20,25 +22,40 @@ if TYPE_CHECKING:
     from holdfast.store.tcp.embedded import TcpStoreServer
 
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-PORTS = 8
+PORTS = 4
+"""More than one, since generations may follow each other before a node could tell of a new port."""
+DRAWS_MAX = 100
+"""So many ports are drawn at most to find one that was not given before: after very many generations
+there may be none."""
 KEPT = 2
 """How many generations' stores are kept: the newest, and the one before for workers that other nodes
 have yet to stop, so that they end by their agent's signal and not by a lost store."""
 
 
 class WorkerStore:
-    """This node's ports for the workers' store, and the stores behind them."""
+    """This node's ports for the workers' store, and the stores behind those that were given.
+
+    A `number` that a person chose is the one port of all generations: theirs to answer for.
+    """
 
     def __init__(
         self, *, ports: int = 1, number: int = 0, served: bool = True, local: bool = False
     ) -> None:
+        self._kept = KEPT if ports > 1 else 1  # A node alone has stopped the old workers itself.
+        self._number = number
         self._served = served
-        self._ports: list[ReservedPort] = []
-        self._servers: dict[int, TcpStoreServer] = {}  # by generation
+        self._local = local
+        self._ports: list[ReservedPort] = []  # For generations to come.
+        self._given: dict[int, ReservedPort] = {}  # By generation, as the servers.
+        self._servers: dict[int, TcpStoreServer] = {}
+        self._past: set[int] = set()  # The numbers of ports that are given back.
         self._newest = -1
+        self._failures: dict[int, str] = {}  # by generation
+        self._alarm = -1
         try:
+            self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
             for _ in range(ports):
-                self._ports.append(ReservedPort(number, listening=served, local=local))
+                self._ports.append(self._reserve())
         except BaseException:
             self.close()
             raise
@@ -53,41 +70,97 @@ class WorkerStore:
         """Whether the workers of the newest generation depend on this process."""
         return self._newest in self._servers
 
-    def begin(self, generation: int, *, is_first: bool) -> None:
-        """Begin a generation; serve its store if this node is the first."""
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once a store has failed, until that is taken."""
+        return self._alarm
+
+    def take_failure(self) -> str:
+        """Return why the store of the newest generation failed, once; nothing while it serves."""
+        try:
+            os.eventfd_read(self._alarm)
+        except BlockingIOError:
+            return ""
+        why = self._failures.pop(self._newest, "")
+        return f"the workers' store on this node failed: {why}" if why else ""
+
+    def begin(self, generation: int, *, is_first: bool, number: int = 0) -> None:
+        """Begin a generation; serve its store, at the port it was given, if this node is the first."""
         if is_first:
-            self.open(generation)
+            self.open(generation, number)
         else:
             self._newest = generation
-            self._retire(KEPT - 1)
+            self._retire(self._kept - 1)
 
-    def open(self, generation: int) -> int:
-        """Serve a generation's store, once; return its port."""
+    def open(self, generation: int, number: int = 0) -> int:
+        """Serve a generation's store, once; return its port: the next one, unless it has a number."""
         self._newest = generation
-        port = self._ports[generation % len(self._ports)]
-        if self._served and generation not in self._servers:
-            # With one port there can be no store before this one.
-            self._retire(min(KEPT, len(self._ports)) - 1)
-            from holdfast.store.tcp.embedded import TcpStoreServer
+        if generation not in self._given:
+            self._retire(self._kept - 1)
+            port = self._give(generation, number)
+            self._given[generation] = port
+            if self._served:
+                from holdfast.store.tcp.embedded import TcpStoreServer
 
-            server = TcpStoreServer(port.listener())
-            server.start()
-            self._servers[generation] = server
-        return port.number
+                server = TcpStoreServer(port.listener(), lambda why: self._failed(generation, why))
+                server.start()
+                self._servers[generation] = server
+        return self._given[generation].number
 
     def close(self) -> None:
         """Close all stores and release the ports."""
         for server in self._servers.values():
             server.close()
         self._servers.clear()
-        for port in self._ports:
+        for port in (*self._ports, *self._given.values()):
             port.release()
         self._ports.clear()
+        self._given.clear()
+        if self._alarm >= 0:
+            os.close(self._alarm)
+            self._alarm = -1
+
+    def _give(self, generation: int, number: int) -> ReservedPort:
+        """Return the port of a generation, and hold another one in its place."""
+        if not self._ports:
+            self._ports.append(self._reserve())
+        numbers = self.numbers
+        if number and number not in numbers:  # Whoever chose it has not heard of the newer ones.
+            return ReservedPort(number, listening=self._served, local=self._local)
+        place = numbers.index(number) if number else generation % len(numbers)
+        port = self._ports[place]
+        if len(numbers) > 1:
+            self._ports[place] = self._reserve()
+        elif not self._number:
+            self._ports.clear()  # Nobody asks for the next one before it is needed.
+        return port
+
+    def _reserve(self) -> ReservedPort:
+        """Reserve a port that no generation was given before."""
+        drawn: list[ReservedPort] = []
+        try:
+            while True:
+                port = ReservedPort(self._number, listening=self._served, local=self._local)
+                if port.number not in self._past or len(drawn) >= DRAWS_MAX:
+                    return port
+                drawn.append(port)  # Held meanwhile, or the kernel might give the same again.
+        finally:
+            for other in drawn:
+                other.release()
+
+    def _failed(self, generation: int, why: str) -> None:
+        """Sound the alarm; in the thread of the store, which is joined before the alarm is closed."""
+        self._failures[generation] = why
+        os.eventfd_write(self._alarm, 1)
 
     def _retire(self, kept: int) -> None:
         """Close all stores but those of so many generations before the newest."""
-        for old in [old for old in self._servers if old < self._newest - kept]:
-            self._servers.pop(old).close()
+        for old in [old for old in self._given if old < self._newest - kept]:
+            if old in self._servers:
+                self._servers.pop(old).close()
+            port = self._given.pop(old)
+            if not self._number:
+                self._past.add(port.number)
+                port.release()
 
 
 def workers_serve_by_environment() -> bool:

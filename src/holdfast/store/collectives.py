@@ -1,7 +1,8 @@
 """Collectives over a store: ranks exchange data, or wait for each other.
 
 They work on any store, torch's included, and use TorchElastic's keys, so that ranks with torch's
-functions and ranks with these meet. Better here: a timeout names the missing ranks on every rank,
+functions and ranks with these meet. A store need not have more than TorchElastic's functions use:
+one without `check`, or whose `wait` takes no timeout, will do. Better here: a timeout names the missing ranks on every rank,
 without further waiting; a rank that gives up is not counted any more; and a barrier can be reused
 by the same number of ranks.
 """
@@ -14,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from holdfast.store.errors import DistNetworkError, StoreTimeoutError
+from holdfast.store.memory import as_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +43,15 @@ def store_timeout(store: Any, timeout: float) -> Iterator[None]:
         yield
     finally:
         store.set_timeout(before)
+
+
+def wait_for_keys(store: Any, keys: Sequence[str], timeout_s: float) -> None:
+    """Wait until all keys have values; raises what the store raises on timeout."""
+    try:
+        store.wait(keys, timedelta(seconds=timeout_s))
+    except TypeError:  # Its `wait` takes keys alone.
+        with store_timeout(store, timeout_s):
+            store.wait(keys)
 
 
 def get_all(store: Any, rank: int, prefix: str, world_size: int) -> list[bytes]:
@@ -95,8 +106,8 @@ def barrier(
             return
         until = time.monotonic() + trace_timeout
         reason = _describe_missing(turn, rank_tracing_decoder or str, until)
-        raise StoreTimeoutError(
-            f"the barrier {key_prefix} timed out after {barrier_timeout:g} s: {reason}"
+        raise _timed_out(
+            f"the barrier {key_prefix} timed out after {barrier_timeout:g} s: {reason}", problem
         ) from problem
 
 
@@ -123,12 +134,12 @@ class _Turn:
 
     def wait(self, timeout_s: float) -> None:
         """Wait until all have come; raises what the store raises on timeout."""
-        self.store.wait([self._all_came], timedelta(seconds=timeout_s))
+        wait_for_keys(self.store, [self._all_came], timeout_s)
 
     def give_up(self) -> bool:
         """Stop being counted; return whether all have come just now after all."""
         self.came = self.store.add(self.prefix + _CAME, -1) + 1 - self._before
-        if self.store.check([self._all_came]):
+        if _has(self.store, [self._all_came]):
             self.store.add(self.prefix + _CAME, 1)
             return True
         return False
@@ -153,15 +164,16 @@ def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: flo
     deadline = time.monotonic() + timeout_s
     keys = [f"{prefix}{one}" for one in range(world_size)]
     try:
-        store.wait(keys, timedelta(seconds=timeout_s))
+        wait_for_keys(store, keys, timeout_s)
     except (RuntimeError, TimeoutError) as problem:
         missing = [] if _is_loss(problem) else _absent(store, keys, _soon())
         if not missing:
             raise
-        raise StoreTimeoutError(
-            f"no data under {prefix} within {timeout_s:g} s from {_ranks(missing, str)} of {world_size}"
+        raise _timed_out(
+            f"no data under {prefix} within {timeout_s:g} s from {_ranks(missing, str)} of {world_size}",
+            problem,
         ) from problem
-    values = [bytes(value) for value in store.multi_get(keys)]
+    values = [as_bytes(value) for value in store.multi_get(keys)]
     end = _Turn(store, world_size, f"{prefix}/finished", rank)
     end.come()
     if rank != 0:
@@ -172,9 +184,10 @@ def _get_all(store: Any, rank: int, prefix: str, world_size: int, timeout_s: flo
         missing = [] if _is_loss(problem) else end.missing(_soon())
         if not missing:
             raise
-        raise StoreTimeoutError(
+        raise _timed_out(
             f"the data under {prefix} was not read within {timeout_s:g} s by "
-            f"{_ranks(missing, str)} of {world_size}"
+            f"{_ranks(missing, str)} of {world_size}",
+            problem,
         ) from problem
     return values
 
@@ -217,7 +230,7 @@ def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
         if time.monotonic() > until:
             raise StoreTimeoutError("checking each key took too long")
         part = parts.pop()
-        if store.check([keys[place] for place in part]):
+        if _has(store, [keys[place] for place in part]):
             continue
         middle = len(part) // 2
         if middle:
@@ -225,6 +238,32 @@ def _absent(store: Any, keys: Sequence[str], until: float) -> list[int]:
         else:
             found += part
     return found
+
+
+def _has(store: Any, keys: Sequence[str]) -> bool:
+    """Return whether all keys have values; a store that cannot be asked is waited for shortly."""
+    try:
+        return bool(store.check(keys))
+    except (AttributeError, NotImplementedError, RuntimeError) as problem:
+        if _is_loss(problem):
+            raise
+    try:
+        wait_for_keys(store, keys, LAST_WAIT_S_MIN)
+    except (RuntimeError, TimeoutError) as problem:
+        if _is_loss(problem):
+            raise
+        return False
+    return True
+
+
+def _timed_out(text: str, problem: Exception) -> StoreTimeoutError:
+    """Return the error of a timeout, which is of the type that the store itself raised, too."""
+    theirs = type(problem)
+    if issubclass(theirs, StoreTimeoutError) or issubclass(StoreTimeoutError, theirs):
+        return StoreTimeoutError(text)
+    kind = type(StoreTimeoutError.__name__, (StoreTimeoutError, theirs), {})
+    error: StoreTimeoutError = kind(text)
+    return error
 
 
 def _is_loss(problem: Exception) -> bool:

@@ -6,6 +6,7 @@ RuntimeError
     ├── DistNetworkError         the store is unreachable, or the connection was lost
     └── DistStoreError           the store was reached, but the operation failed
         ├── StoreTimeoutError    a wait timed out (also a TimeoutError)
+        │   └── SilentServerError    nobody answers at the other end (also a DistNetworkError)
         └── QueueEmptyError      a queue was empty
 ```
 """
@@ -27,6 +28,10 @@ class DistStoreError(DistError):
 
 class StoreTimeoutError(DistStoreError, TimeoutError):
     """A wait timed out."""
+
+
+class SilentServerError(DistNetworkError, StoreTimeoutError):
+    """Something accepted the connection and never said a word; torch has it as a network error."""
 
 
 class QueueEmptyError(DistStoreError):

@@ -13,6 +13,10 @@ KIB = 1024
 FRAME_BYTES_MAX = 1024 * KIB
 """The body of one frame. Raising it lets each connection hold that much more memory."""
 
+PART_BYTES = 8 * KIB
+"""A message above this is sent in parts of this size. A heartbeat may have to wait for one of them:
+raising it makes slow links look dead sooner."""
+
 HANDSHAKE_FRAME_BYTES_MAX = 4 * KIB
 """The same for a peer that has not yet proven who it is."""
 

@@ -35,7 +35,7 @@ from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage, quoted
 
 MAGIC = "holdfast"
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """The newest version spoken here."""
 PROTOCOL_VERSION_MIN = 2
 """The oldest one."""
@@ -93,6 +93,20 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """Whoever sends this closes the connection on purpose."""
 
     why: Why = ""
+
+
+# Large messages.
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True, tag="part"):
+    """A piece of the body of a large message; `last` completes it."""
+
+    data: Annotated[bytes, Meta(max_length=limits.PART_BYTES)]
+    last: bool = False
+
+
+class PartTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
+    """The last part has arrived: the next one may be sent."""
 
 
 HandshakeMessage = Hello | Challenge | Proof | Welcome | Refusal | Goodbye
@@ -178,7 +192,7 @@ class StatusReply(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
 Message = (
     Status | Heartbeat | Ack | View
     | Hello | Challenge | Proof | Welcome | Refusal | Goodbye
-    | StoreCall | StoreResult | StatusRequest | StatusReply
+    | StoreCall | StoreResult | StatusRequest | StatusReply | Part | PartTaken
 )  # fmt: skip
 
 # One of each for the whole program: they are made to be shared, and making one is not cheap.

@@ -16,6 +16,8 @@ from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.rendezvous.errors import RendezvousTimeoutError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.core.machine import Event
 
 JOIN_S, BARRIER_S = 600.0, 300.0
@@ -46,7 +48,10 @@ class FakeConnection:
                 self.view = one
         return taken
 
-    def report(self, phase: NodePhase, *_: object) -> None:
+    def guard(self, renew: Callable[[float | None], None]) -> None:
+        renew(None)
+
+    def report(self, phase: NodePhase, *_: object, **_more: object) -> None:
         self.said.append(phase)
 
     def problem(self) -> str:
@@ -206,3 +211,21 @@ def test_the_failure_of_another_node_comes_first(node: Node) -> None:
     merged = node.job.failures({0: mine})
     assert ChildFailedError("", merged).get_first_failure()[0] == 3
     assert (mine.consequence, mine.order) == (True, 1)
+
+
+def test_what_made_workers_unhealthy_is_what_the_others_are_told(node: Node) -> None:
+    reported: list[Any] = []
+
+    def report(
+        phase: NodePhase, _generation: int, failure: object = None, *_: object, **__: object
+    ) -> None:
+        reported.append((phase, failure))
+
+    node.connection.report = report  # type: ignore[method-assign, assignment]
+    run(node, 0.0)
+    for effect in node.machine.handle(1.0, supervision.WorkersUnhealthy(0, "the store is gone")):
+        if isinstance(effect, coordinated_supervision.ReportStatus):
+            node.job.perform(effect, "")
+    (phase, failure) = reported[0]
+    assert phase is NodePhase.FAILED
+    assert (failure.summary, failure.sudden, failure.retryable) == ("the store is gone", True, True)

@@ -15,7 +15,9 @@ from holdfast.agent.local_agent import LocalElasticAgent
 from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.store.memory import MemoryStore
+from holdfast.store.tcp.server import ServingLoop
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.handler import RendezvousHandler
@@ -191,7 +193,9 @@ def test_a_signal_is_passed_on_and_ends_the_run(kind: type[LocalElasticAgent]) -
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", [LocalElasticAgent, Hooked])
-def test_a_second_interrupt_kills_also_while_a_hook_waits(kind: type[LocalElasticAgent]) -> None:
+def test_a_second_interrupt_kills_also_while_a_hook_waits(
+    kind: type[LocalElasticAgent], caplog: pytest.LogCaptureFixture
+) -> None:
     """With the grace of 30 s this test would run into its own timeout."""
     for name in ("ready", "stopping"):
         os.mkfifo(name)
@@ -202,9 +206,10 @@ def test_a_second_interrupt_kills_also_while_a_hook_waits(kind: type[LocalElasti
 
     def interrupt() -> None:
         Path("stopping").read_text()
-        for _ in range(2):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not any("SIGINT" in text for text in caplog.messages):  # Two at once would be one.
+            time.sleep(0.005)
+        os.kill(os.getpid(), signal.SIGINT)
 
     agent = local(script, local_world_size=2, kind=kind)
     with ThreadPoolExecutor(1) as pool:
@@ -288,3 +293,25 @@ def test_a_hook_may_close_the_context_itself(stops_before: bool) -> None:
 
 
 # Events rather than polling.
+
+
+def test_a_workers_store_that_fails_is_the_reason_of_a_new_generation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    serve = ServingLoop.run
+
+    def fail(_loop: ServingLoop) -> None:
+        monkeypatch.setattr(ServingLoop, "run", serve)  # The next one is whole.
+        raise RuntimeError("the tape is torn")
+
+    monkeypatch.setattr(ServingLoop, "run", fail)
+    connect = "exec 3<>/dev/tcp/$MASTER_ADDR/$MASTER_PORT; sleep 3600"
+    script = f"if [ $HOLDFAST_GENERATION = 0 ]; then {connect}; fi"
+    handler = SingleNodeHandler("job")
+    agent = local(script, handler=handler, entrypoint="/bin/bash", max_restarts=1)
+    try:
+        assert agent.run().state is WorkerState.SUCCEEDED
+    finally:
+        handler.shutdown()
+    warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert any("the tape is torn" in one for one in warnings), warnings

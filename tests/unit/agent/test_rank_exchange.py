@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,46 @@ def test_agents_of_torch_and_ours_understand_each_other(first_is_torch: bool) ->
         mixed = list(pool.map(lambda rank: turns[rank % 2](rank), range(len(NODES))))
     alone = HashStore()
     assert mixed == ranks_of(lambda: alone, NODES)
+
+
+class KnowingStore:
+    """A store of a scheduler that has given out the ranks by itself, and keeps nothing."""
+
+    def __init__(self, *ranks: int) -> None:
+        self.ranks = ranks
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def multi_set(self, keys: list[str], values: list[str]) -> None: ...
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return []
+
+    def get(self, key: str) -> bytes:
+        return json.dumps(self.ranks).encode()
+
+
+def knowing_store_of_torch(*ranks: int) -> Any:
+    """The same, derived from torch's: it inherits a `check` that only raises."""
+    from torch.distributed import Store
+
+    class Derived(KnowingStore, Store):  # type: ignore[misc]
+        def __init__(self) -> None:
+            Store.__init__(self)
+            self.ranks = ranks
+
+    return Derived()
+
+
+@pytest.mark.parametrize(
+    "kind", [KnowingStore, pytest.param(knowing_store_of_torch, marks=pytest.mark.torch)]
+)
+def test_a_store_that_does_only_what_torch_asks_of_it(kind: Callable[..., Any]) -> None:
+    for rank in (0, 1):
+        store = kind(4 * rank, 8, 2 * rank, 4)
+        found = rank_exchange.node_ranks(store, rank, 2, spec("trainer", 4), lambda: False)
+        assert found == NodeRanks(4 * rank, 8, 2 * rank, 4)
+        rank_exchange.exit_barrier(node(store, rank, 2), SOON_S)
 
 
 def test_a_node_that_never_comes_breaks_the_round() -> None:

@@ -9,17 +9,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 import holdfast
 from holdfast.agent import side_services
 from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.side_services import HEALTH_PORT_ENV, PREIMPORT_AFTER_S, SideServices
 from holdfast.observe.health.loop_probe import FRESH_S
 from observed_jobs import fetch
-from real_jobs import News
+from real_jobs import News, children
 
 if TYPE_CHECKING:
-    import pytest
-
     from holdfast.agent.agent import SimpleElasticAgent
 
 
@@ -69,6 +69,55 @@ def test_what_a_failure_needs_is_imported_once_after_a_while(
     assert made.next_deadline(None) is None
 
 
+# What modules that are loaded may import, but not for a failure: what is chosen at a start.
+NOT_FOR_FAILURES = {
+    "holdfast.agent.coordinated_job",
+    "holdfast.agent.stuck_workers",
+    "holdfast.coordinator",  # Is in use with the rendezvous that needs it.
+    "holdfast.core",
+    "holdfast.launcher",
+    "holdfast.numa.binding",
+    "holdfast.observe.events.destinations",
+    "holdfast.observe.health",
+    "holdfast.observe.metrics",
+    "holdfast.observe.standalone",
+    "holdfast.processes.workers.function_workers",
+    "holdfast.processes.zygote",
+    "holdfast.rendezvous",
+    "holdfast.timers.server",
+}
+LOOKS = """
+import ast, os, sys
+from holdfast.agent.side_services import preimport
+from holdfast.cli.main import dispatch
+assert dispatch(["run", "--no-python", "true"]) == 0
+preimport()
+rooms = ("agent", "console", "net", "observe", "processes", "rendezvous", "store")
+for name in [name for name in sys.modules if name.startswith("holdfast.")]:
+    if name.split(".")[1] not in rooms:
+        continue
+    with open(sys.modules[name].__file__) as source:
+        functions = [
+            one for one in ast.walk(ast.parse(source.read())) if isinstance(one, ast.FunctionDef)
+        ]
+    for one in [one for function in functions for one in ast.walk(function)]:
+        if isinstance(one, ast.ImportFrom) and one.module.startswith("holdfast"):
+            if one.module not in sys.modules:
+                print(one.module)
+"""
+
+
+def test_what_is_imported_late_is_imported_before_a_failure_or_for_none() -> None:
+    done = subprocess.run([sys.executable, "-c", LOOKS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    missing = {
+        name
+        for name in done.stdout.split()
+        if not any(f"{name}.".startswith(f"{one}.") for one in NOT_FOR_FAILURES)
+    }
+    assert not missing
+
+
 WORKER = """
 import os, signal
 with open(os.environ["NEWS"], "w") as news:
@@ -77,8 +126,9 @@ signal.pause()
 """
 
 
-def test_an_agent_outlives_its_installation(tmp_path: Path) -> None:
-    """It restarts its workers, and reports in the end why they failed."""
+@pytest.mark.parametrize("fate", ["removed", "replaced"])
+def test_an_agent_outlives_its_installation(tmp_path: Path, fate: str) -> None:
+    """It restarts its workers, starts another keeper, and reports in the end why they failed."""
     package = tmp_path / "lib" / "holdfast"
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(Path(holdfast.__file__).parent, package, ignore=ignored)
@@ -87,7 +137,7 @@ def test_an_agent_outlives_its_installation(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(package.parent), *sys.path])
     changed = {"PYTHONPATH": paths, "LOGLEVEL": "DEBUG", "NEWS": str(news.path)}
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast.run", "--max-restarts=1", str(tmp_path / "train.py")],
+        [sys.executable, "-m", "holdfast.run", "--max-restarts=2", str(tmp_path / "train.py")],
         env={**os.environ, **changed},
         stderr=subprocess.PIPE,
         text=True,
@@ -99,12 +149,19 @@ def test_an_agent_outlives_its_installation(tmp_path: Path) -> None:
                 if "ready for failures" in line:
                     break
             package.rename(tmp_path / "gone")
+            if fate == "replaced":
+                shutil.copytree(tmp_path / "gone", package, ignore=ignored)
+                for path in package.rglob("*.py"):
+                    path.write_text("raise RuntimeError('another version')\n")
             os.kill(worker, signal.SIGKILL)
+            news.take(1)
+            [keeper] = children(agent.pid)
+            os.kill(keeper, signal.SIGKILL)
             os.kill(news.take(1)["worker"], signal.SIGKILL)
             _, errors = agent.communicate(timeout=60)
         finally:
             agent.kill()
             news.close()
     assert agent.returncode == 128 + signal.SIGKILL, errors
-    assert "after 1 of 1 restarts" in errors
+    assert "after 2 of 2 restarts" in errors
     assert "Traceback" not in errors

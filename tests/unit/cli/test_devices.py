@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -10,6 +11,12 @@ from holdfast.cli import devices
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test of this process may have imported it."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
 
 
 @pytest.fixture
@@ -121,3 +128,15 @@ def test_the_questions_are_ones_that_torch_answers(
     monkeypatch.setenv("PYTHON_EXEC", interpreter(tmp_path, body))
     devices.ask_torch(kind)
     assert asked.read_text().strip() == "0"
+
+
+def test_a_program_that_has_imported_torch_asks_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def has(count: int) -> Any:
+        return SimpleNamespace(is_available=lambda: count > 0, device_count=lambda: count)
+
+    torch = SimpleNamespace(cuda=has(3), xpu=has(2), accelerator=has(4))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.delenv("PYTHON_EXEC", raising=False)
+    assert (devices.gpu_count(), devices.xpu_count(), devices.accelerator_count()) == (3, 2, 4)
+    torch.cuda = torch.accelerator = has(0)
+    assert (devices.gpu_count(), devices.accelerator_count()) == (0, 0)

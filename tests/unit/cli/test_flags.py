@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zipfile
 from typing import TYPE_CHECKING, Any
 
@@ -184,6 +185,7 @@ def test_streams_and_modules() -> None:
 
 
 def test_devices_are_counted_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)  # It would be asked.
     monkeypatch.setattr(devices, "nvidia_count", lambda: 3)
     monkeypatch.setattr(devices, "named_backend_count", {"npu": 8}.__getitem__)
     monkeypatch.setattr(devices, "xpu_count", lambda: 0)

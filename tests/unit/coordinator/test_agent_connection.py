@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 class Node:
     """A driver, and all that it delivered."""
 
-    def __init__(self, connector: CoordinatorConnector, name: str = "a", **timeouts: float) -> None:
+    def __init__(self, connector: CoordinatorConnector, name: str = "a", **timeouts: Any) -> None:
         self.delivered: list[agent_connection.News] = []
         self.driver = SessionDriver(
             Session(

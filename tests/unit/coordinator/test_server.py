@@ -119,6 +119,18 @@ async def test_any_other_failure_ends_the_job_even_if_its_node_has_gone(is_gone:
         first.send(failed(view))
         if is_gone:
             sudden_end(first)
+        call = await second.until(lambda message: getattr(message, "call", 0) > 0)
+        second.send(
+            Heartbeat(
+                run_id="job",
+                node="b",
+                incarnation=call.incarnation,
+                seq=1,
+                term=view.term,
+                revision=view.revision,
+                call=call.call,
+            )
+        )
         await second.until(lambda message: getattr(message, "outcome", None) is not None)
 
 

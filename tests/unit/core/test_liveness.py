@@ -6,7 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.liveness import STEPS_PER_SILENCE, Liveness
+from holdfast.core.liveness import (
+    CLOSED,
+    STEPS_PER_SILENCE,
+    Liveness,
+    LoopWatch,
+    StopDeadline,
+)
 
 SILENCE_S, GRACE_S = 5.0, 0.25
 STEP_S = SILENCE_S / STEPS_PER_SILENCE
@@ -114,3 +120,53 @@ def test_it_agrees_with_a_simple_account(story: list[tuple[str, str, float]]) ->
         assert (deadline is None) == (not heard)
         if deadline is not None:
             assert now <= deadline <= now + STEP_S
+
+
+def test_a_loop_that_does_not_answer_is_stuck_until_it_does() -> None:
+    watch = LoopWatch(START, SILENCE_S)
+    at = START
+    while not watch.look(at, answered=False):
+        assert not watch.is_stuck
+        at += watch.step_s
+    assert at == START + SILENCE_S
+    assert not watch.look(at + 1, answered=False)
+    assert watch.look(at + 2, answered=True)
+    assert not watch.is_stuck
+
+
+def test_a_process_that_was_stopped_as_a_whole_has_no_stuck_loop() -> None:
+    watch = LoopWatch(START, SILENCE_S)
+    assert not watch.look(START + 1, answered=False)
+    assert not watch.look(START + 86_400, answered=False)
+    assert not watch.look(START + 86_401, answered=True)
+
+
+def test_a_closed_connection_is_one_loss_and_the_silence_after_it_another() -> None:
+    liveness = watch()
+    liveness.heard("a", START)
+    liveness.cut("a", START)
+    assert attend(liveness, START + 99, START) == {"a": CLOSED}
+    (silent,) = attend(liveness, START + 99, START + GRACE_S).values()
+    assert silent != CLOSED
+    assert "a" not in liveness
+
+
+def test_the_deadline_counts_from_what_was_answered_when_it_was_sent() -> None:
+    deadline = StopDeadline(needs_answers=True)
+    assert deadline.at(5.0) is None
+    deadline.awake(START)
+    assert deadline.at(5.0) is None
+    deadline.answered(START + 3, START + 1)
+    assert deadline.at(5.0) == START + 1 + 4.0
+    deadline.answered(START + 3, START)  # A late answer takes nothing back.
+    deadline.answered(START + 3, START + 99)  # Nor does one that cannot be promise anything.
+    assert deadline.at(5.0) == START + 3 + 4.0
+
+
+def test_who_needs_no_answers_must_be_awake() -> None:
+    deadline = StopDeadline(needs_answers=False)
+    deadline.awake(START)
+    deadline.answered(START + 2, START + 2)
+    assert deadline.at(5.0) == START + 4.0
+    deadline.expire(START + 1)
+    assert (deadline.at(5.0) or START) < START

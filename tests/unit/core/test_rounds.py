@@ -45,8 +45,7 @@ def apply(nodes: list[FakeNode], views: list[View]) -> None:
 
 
 def delay_s(rounds: Rounds) -> float:
-    assert rounds.wait is not None
-    return rounds.wait.delay_s
+    return rounds.waits[0].delay_s
 
 
 def test_what_does_not_concern_the_job_changes_nothing() -> None:
@@ -167,3 +166,29 @@ def test_a_node_that_was_started_otherwise_is_refused(other: dict[str, object]) 
     (view,) = rounds.handle(0.0, a_node("b", settings, 2, **about).status())
     assert (view.role, view.refusal) == (NodeRole.REFUSED, RefusalReason.SETTINGS)
     assert list(rounds.job.nodes) == ["a"]
+
+
+def test_a_port_that_was_given_is_replaced_and_the_generation_that_has_it_keeps_it() -> None:
+    settings = a_job_of(1, 1, max_restarts=3)
+    rounds, node = Rounds(Job(run_id=RUN)), a_node("a", settings, 1, ports=(11, 12))
+    given: list[int] = []
+    for fresh in ((21, 12), (21, 22), (31, 22)):
+        views = rounds.handle(0.0, node.fail() if given else node.status())
+        given.append(views[-1].master_port)
+        apply([node], views)
+        node.info = msgspec.structs.replace(node.info, ports=fresh)
+        rounds.handle(0.0, node.status())
+        # Whoever reads the state from now on sees the same.
+        assert Rounds(rounds.job).rank_table.master_port == given[-1]
+    assert given == [11, 12, 21]
+
+
+def test_a_new_coordinator_knows_where_the_workers_of_a_round_meet() -> None:
+    rounds, nodes = active()
+    port = rounds.job.master_port
+    later = Rounds(Job(run_id=RUN))
+    for node in nodes:
+        info = msgspec.structs.replace(node.info, ports=(7, 8))
+        status = msgspec.structs.replace(node.status(), info=info, master_port=port)
+        views = later.handle(0.0, status)
+    assert {view.master_port for view in views} == {port}

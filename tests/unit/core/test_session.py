@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ ACK = Ack(run_id=RUN, node="a", incarnation=1, seq=99)
 REFUSED = Disconnected("refused")
 
 
-def a_session(draw: float = 1.0, **times: float) -> Session:
+def a_session(draw: float = 1.0, **times: Any) -> Session:
     return Session(
         0.0,
         run_id=RUN,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from base64 import b64encode
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,6 +14,9 @@ from holdfast.rendezvous.config import RendezvousParameters
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from holdfast.store.memory import MemoryStore
 from holdfast.store.tcp.client import TCPStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KEY = "torch.rendezvous.job"
 
@@ -112,3 +116,23 @@ def test_a_port_that_another_serves_makes_a_client() -> None:
             assert theirs.get(KEY) == NO_STATE
         with pytest.raises(RendezvousConnectionError, match=f"port {theirs.port} is in use"):
             create_backend(tcp_params(theirs.port, is_host="yes"))
+        with pytest.raises(RendezvousConnectionError, match=r"nowhere\.invalid"):
+            create_backend(
+                RendezvousParameters("c10d", "nowhere.invalid:1", "job", 1, 2, is_host="yes")
+            )
+
+
+def test_a_file_as_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for endpoint in (tmp_path / "file", tmp_path / "folder", ""):
+        params = RendezvousParameters("c10d", str(endpoint), "job", 1, 2, store_type="fIlE")
+        backend, store = create_backend(params)
+        backend.set_state(b"one")
+        assert store.get(KEY) != NO_STATE
+        assert store.timeout == timedelta(seconds=300)
+        assert store.folder.startswith(str(endpoint or tmp_path))
+        assert params.endpoint == str(endpoint)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    with pytest.raises(RendezvousConnectionError):
+        create_backend(RendezvousParameters("c10d", "", "job", 1, 2, store_type="file"))

@@ -99,3 +99,11 @@ def test_an_etcd_that_goes_away_and_comes_back(tmp_path: Path) -> None:
             etcd.start()
             assert backend.get_state() == (b"one", token)
             won(backend, b"two", token)
+
+
+def test_the_client_of_the_store_has_the_read_timeout(etcd: Etcd) -> None:
+    endpoint = f"127.0.0.1:{etcd.port}"
+    for given, expected in (({"read_timeout": "10"}, 10), ({}, 60)):
+        params = RendezvousParameters("etcd-v2", endpoint, "timed", 1, 1, **given)
+        with create_backend(params)[1] as store:
+            assert store.client.read_timeout == expected  # type: ignore[attr-defined]

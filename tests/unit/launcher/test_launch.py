@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch import elastic_launch
+from holdfast.net.addresses import own_address
 from holdfast.processes.failures.failure import ChildFailedError
 from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 
@@ -157,8 +158,13 @@ def environment_of_a_worker(**settings: Any) -> dict[str, str]:
             ("head", "1"),
         ),
         ({"rdzv_backend": "static", "rdzv_endpoint": "head:0"}, ("head", None)),
-        ({"rdzv_backend": "c10d", "rdzv_endpoint": "head:0"}, ("127.0.0.1", None)),
-        ({"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}, ("127.0.0.1", None)),
+        ({"rdzv_backend": "c10d"}, ("127.0.0.1", None)),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "head:0"}, (own_address(), None)),
+        ({"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0"}, (own_address(), None)),
+        (
+            {"rdzv_backend": "c10d", "rdzv_endpoint": "localhost:0", "standalone": True},
+            ("127.0.0.1", None),
+        ),
         ({"rdzv_backend": "c10d", "local_addr": "10.0.0.7"}, ("10.0.0.7", None)),
     ],
 )

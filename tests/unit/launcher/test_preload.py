@@ -16,7 +16,9 @@ from holdfast.launcher.preload import (
     is_this_python,
     modules_to_preload,
     path_entries,
+    split_at_preparation,
     top_level_imports,
+    top_level_steps,
 )
 from holdfast.run import run_script_path
 
@@ -92,6 +94,32 @@ def test_conditions(test: str, as_main: list[str], otherwise: list[str]) -> None
     source = f"if {test}:\n import a\nelse:\n import b"
     assert modules(source, as_main=True) == as_main
     assert modules(source, as_main=False) == otherwise
+
+
+@pytest.mark.parametrize(
+    ("setting", "ahead"),
+    [
+        ('os.environ["HF_HOME"] = "/here"', False),
+        ('os.environ.setdefault("OMP_NUM_THREADS", "4")', False),
+        ('environ.update({"TORCH_LOGS": name}, X="1")', False),
+        ('os.environ.update(PACKAGE_MODE="off")', False),
+        ('if rank:\n os.environ["TRANSFORMERS_OFFLINE"] = "1"', False),
+        ('os.environ["MY_MODE"] = "1"', True),
+        ('os.environ["CUDA_VISIBLE_DEVICES"] = "1"', True),
+        ('os.environ["HF_EXPORTED"] = "this"', True),
+        ('os.environ["HF_EXPORTED"] = "that"', False),
+        ('os.environ.setdefault("HF_EXPORTED", computed())', True),
+        ('x["HF_HOME"] = "/here"', True),
+    ],
+)
+def test_what_a_script_prepares_for_is_not_imported_ahead(setting: str, ahead: bool) -> None:
+    source = f"import os, before\n{setting}\nimport json, package\nfrom torch import nn\n"
+    steps = top_level_steps(source, as_main=True)
+    now, prepared, by = split_at_preparation(steps, {"HF_EXPORTED": "this"})
+    rest: list[Any] = [("package", ()), ("torch", ("nn",))]
+    first: list[Any] = [("os", ()), ("before", ()), ("json", ())]
+    assert (now, prepared) == ((first + rest, []) if ahead else (first, rest))
+    assert by is None if ahead else by is not None
 
 
 @pytest.mark.parametrize(

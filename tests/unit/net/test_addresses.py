@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 import threading
 from pathlib import Path
@@ -59,6 +60,27 @@ def test_a_name_that_is_unknown_or_takes_too_long(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(TimeoutError):
         addresses.resolve_within("slow", 80, 0.02)
     over.set()
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [("10.0.0.7", "name"), ("127.0.1.1", "name"), ("127.0.0.1", "127.0.0.1"), (None, "address")],
+)
+def test_what_others_know_this_machine_by(
+    own: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def look_up(host: str, port: int, **_: Any) -> list[Any]:
+        assert host == os.uname().nodename
+        if own is None:
+            raise socket.gaierror
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (own, port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    found = addresses.own_address()
+    if expected == "address":  # Of the way out, or loopback where there is none.
+        assert addresses.is_ip(found)
+    else:
+        assert found == (os.uname().nodename if expected == "name" else expected)
 
 
 @pytest.mark.parametrize("call", ["getfqdn(", "gethostbyaddr(", "getnameinfo("])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
+
+from holdfast.processes.workers import function_signals
 
 if TYPE_CHECKING:
     from typing import Any
@@ -32,10 +36,10 @@ def leave_at_once(code: int) -> None:
 
 
 def signal_actions() -> tuple[bool, bool, set[int]]:
-    """Return whether SIGINT and SIGTERM are as in any Python, and the blocked signals."""
+    """Return whether SIGINT and SIGUSR1 are as in any Python, and the blocked signals."""
     return (
         signal.getsignal(signal.SIGINT) is signal.default_int_handler,
-        signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+        signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL,
         set(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     )
 
@@ -55,3 +59,34 @@ def put_and_return(queue: Any, items: list[Any]) -> int:
     for item in items:
         queue.put(item)
     return len(items)
+
+
+def wait_and_tidy_up(news: str, path: str) -> None:
+    """Wait until something raises, and leave a file then."""
+    try:
+        with open(news, "w") as stream:
+            stream.write(f"waits {os.getpid()}\n")
+        while True:
+            time.sleep(0.1)
+    finally:
+        with open(path, "w") as stream:
+            stream.write("tidy")
+
+
+def wait_in_native_code(news: str) -> None:
+    """Wait in a call that never comes back to Python: for a lock that this thread has itself."""
+    function_signals.NATIVE_CALL_S_MAX = 0.1
+    lock = ctypes.byref((ctypes.c_long * 8)())
+    with open(news, "w") as stream:
+        stream.write(f"waits {os.getpid()}\n")
+    while True:
+        ctypes.CDLL(None).pthread_mutex_lock(lock)
+
+
+def signals_of_a_child() -> int:
+    """Return 0 if signals do nothing to this process in one that is forked from it."""
+    pid = os.fork()
+    if pid == 0:
+        is_default = signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        os._exit(0 if is_default and signal.set_wakeup_fd(-1) == -1 else 1)
+    return os.waitpid(pid, 0)[1]

@@ -186,3 +186,20 @@ def test_a_file_that_cannot_be_replaced_stays_whole(
         errors.write_whole(str(path), b"new")
     assert files(tmp_path) == ["error.json"]
     assert path.read_bytes() == b"old"
+
+
+def test_a_fatal_signal_shows_the_stacks(capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where somebody had enabled it before, or `sys.stderr` is no file."""
+
+    script = """if 1:
+        import faulthandler, io, os, signal, sys
+        from holdfast.processes.failures.error_file import ErrorHandler
+        faulthandler.enable(open(os.devnull, "w"))
+        if len(sys.argv) > 1:
+            sys.stderr = io.StringIO()
+        ErrorHandler().initialize()
+        os.kill(os.getpid(), signal.SIGSEGV)
+    """
+    for args in ([], ["captured"]):
+        subprocess.run([sys.executable, "-c", script, *args], check=False)
+        assert "Segmentation fault" in capfd.readouterr().err

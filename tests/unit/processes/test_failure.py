@@ -11,12 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.processes.failures.failure import (
-    KILLED_NOTICE_NS_MAX,
-    ChildFailedError,
-    ProcessFailure,
-    exit_status,
-)
+from holdfast.core.blame import KILLED_NOTICE_NS_MAX
+from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure, exit_status
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +21,7 @@ S = 1_000_000_000
 
 
 def failure(path: Path | str = "", exitcode: int = 1, **known: Any) -> ProcessFailure:
-    return ProcessFailure(0, 42, exitcode, str(path), **known)
+    return ProcessFailure(0, 42, exitcode, str(path), tolerant=True, **known)
 
 
 def recorded(folder: Path, extra: dict[str, Any], **known: Any) -> ProcessFailure:
@@ -147,3 +143,16 @@ def test_the_error_survives_pickling(tmp_path: Path) -> None:
     error.log_dir = "/logs"
     again = pickle.loads(pickle.dumps(error))
     assert (again.name, again.failures, str(again)) == (error.name, error.failures, str(error))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [("{", ValueError), ("[]", ValueError), ('{"other": 1}', KeyError)]
+)
+def test_one_that_a_program_makes_itself_is_not_tolerant(
+    tmp_path: Path, content: str, problem: type[Exception]
+) -> None:
+    path = tmp_path / "error.json"
+    path.write_text(content)
+    with pytest.raises(problem):
+        ProcessFailure(0, 42, 1, str(path))
+    assert "could not be read" in failure(path).detail

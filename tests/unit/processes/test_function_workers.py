@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 import signal
 import subprocess
@@ -176,13 +177,38 @@ def test_a_queue_is_flushed_before_the_worker_ends(callers: Callers) -> None:
 
 def test_signals_are_as_in_any_python(callers: Callers) -> None:
     handlers = {
-        number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGUSR1)
     }
     try:
         assert callers.value(fns.signal_actions) == (True, True, set())
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_raises_in_the_function(
+    callers: Callers, tmp_path: Path, signum: signal.Signals
+) -> None:
+    """So it is with torch's functions by `fork`; then the worker dies of the signal."""
+    news = News(tmp_path)
+    started = callers.start(fns.wait_and_tidy_up, (str(news.path), str(tmp_path / "left")))
+    os.kill(news.take(1)["waits"], signum)
+    assert finished(started).failures[0].exitcode == -signum
+    assert (tmp_path / "left").read_text() == "tidy"
+    news.close()
+
+
+def test_a_function_in_native_code_dies_of_the_signal(callers: Callers, tmp_path: Path) -> None:
+    news = News(tmp_path)
+    started = callers.start(fns.wait_in_native_code, (str(news.path),))
+    os.kill(news.take(1)["waits"], signal.SIGTERM)
+    assert finished(started).failures[0].exitcode == -signal.SIGTERM
+    news.close()
+
+
+def test_what_a_function_forks_has_the_default_actions(callers: Callers) -> None:
+    assert callers.value(fns.signals_of_a_child) == 0
 
 
 START = """

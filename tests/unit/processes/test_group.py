@@ -250,6 +250,20 @@ def test_a_stopped_keeper_leaves_nobody_behind(
     assert context.result().failures[0].detail == detail
 
 
+def test_workers_of_a_stopped_keeper_that_do_not_end_are_killed_all_the_same(
+    group: Group,
+) -> None:
+    context = group.start(IGNORES, ready=1)
+    context.reap_s = 600  # It is not for want of a sign of life that they are killed.
+    assert context._keeper is not None
+    keeper = context._keeper.pid
+    everyone = Watched(*descendants_of(keeper), keeper)
+    os.kill(keeper, signal.SIGSTOP)
+    context.close(timeout=0.01)
+    everyone.gone_already()
+    assert context.left_behind == []
+
+
 def test_a_keeper_that_is_lost_before_the_start(group: Group) -> None:
     keeper = Keeper.start()
     os.kill(keeper.pid, signal.SIGKILL)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 from _socket import MSG_PEEK
 from typing import TYPE_CHECKING
 
@@ -20,11 +21,13 @@ from holdfast.processes.keeper.client import (
     Empty,
     Event,
     Exited,
+    Expired,
     Keeper,
     KeeperLost,
     Spawned,
     SpawnFailed,
 )
+from holdfast.processes.keeper.deadline import WorkersDeadline
 from holdfast.processes.keeper.main import children_of
 from holdfast.processes.procfs import has_ended
 from real_jobs import News, Watched
@@ -176,6 +179,23 @@ def test_many_at_once_whose_events_are_read_only_afterwards(kept: Kept) -> None:
             kept.keeper.spawn(key, ["true"], env=env, cwd="/", fds=fds)
     assert {event.key for event in kept.until(Exited, 350)} == set(range(350))
     assert {event.exitcode for event in kept.until(Exited)} == {0}
+
+
+def test_exits_are_reported_in_their_order_even_if_they_are_read_late(kept: Kept) -> None:
+    keys = range(5)
+    for key in keys:
+        kept.spawn(key, ["sleep", "1000"])
+    pids = kept.pids(len(keys))
+    os.kill(kept.keeper.pid, signal.SIGSTOP)
+    order = [3, 0, 4, 1, 2]
+    for key in order:
+        worker = Watched(pids[key])
+        os.kill(pids[key], signal.SIGKILL)
+        worker.all_gone()
+    os.kill(kept.keeper.pid, signal.SIGCONT)
+    exits = kept.until(Exited, len(keys))
+    assert [one.key for one in exits] == order
+    assert sorted(one.at_ns for one in exits) == [one.at_ns for one in exits]
 
 
 def test_a_worker_that_cannot_be_started_says_why(kept: Kept, tmp_path: Path) -> None:
@@ -479,3 +499,40 @@ def test_children_of_every_thread_are_found(
         os.kill(pid, signal.SIGKILL)
     parent.wait()
     news.close()
+
+
+def test_workers_are_killed_when_their_deadline_passes_and_helpers_are_not(kept: Kept) -> None:
+    deadline = WorkersDeadline()
+    deadline.begin()
+    try:
+        kept.keeper.watch(deadline.fileno())
+        kept.spawn(0, FAMILY)
+        kept.python(-1, WAITS)
+        family = Watched(kept.number(), kept.pids(2)[0])
+        deadline.renew(time.monotonic() + 60)
+        deadline.renew(time.monotonic())
+        deadline.renew(time.monotonic() + 60)  # Too late.
+        kept.until(Expired)
+        family.all_gone()
+        assert kept.outcome() == (-signal.SIGKILL, None)
+        os.kill(kept.pids(2)[-1], 0)
+    finally:
+        deadline.close()
+
+
+def test_the_deadline_of_an_earlier_generation_says_nothing_of_the_next(kept: Kept) -> None:
+    deadline = WorkersDeadline()
+    deadline.renew(time.monotonic())
+    deadline.begin()
+    try:
+        kept.keeper.watch(deadline.fileno())
+        select.select([kept.keeper.fileno()], [], [], PATIENCE_S)  # That it has passed.
+        deadline.end()
+        deadline.renew(None)
+        deadline.begin()
+        kept.keeper.watch(deadline.fileno())
+        kept.python(0, "")
+        assert kept.outcome() == (0, None)
+        assert not any(isinstance(event, Expired) for event in kept.events)
+    finally:
+        deadline.close()

@@ -10,7 +10,7 @@ WHEN: dict[str, Any] = {"observed_ns": 1_700_000_000_000_000_000, "host": "node-
 
 
 def failure(rank: int, exitcode: int = 1, **known: Any) -> ProcessFailure:
-    return ProcessFailure(rank, 40 + rank, exitcode, known.pop("error_file", ""), **WHEN, **known)
+    return ProcessFailure(rank, 40 + rank, exitcode, known.pop("error_file", ""), **(WHEN | known))
 
 
 def text_of(*failures: ProcessFailure) -> str:
@@ -25,8 +25,9 @@ def test_the_whole_text() -> None:
         "KeyError: 'lr'\n"
     )
     first = failure(1, stderr_tail=stderr, stdout_file="/logs/1/out", stderr_file="/logs/1/err")
+    later = failure(2, order=2, observed_ns=first.observed_ns + 1_000_000_000)
     error = ChildFailedError(
-        "train.py", {8: failure(0, -15, consequence=True, order=1), 9: first, 10: failure(2)}
+        "train.py", {8: failure(0, -15, consequence=True, order=1), 9: first, 10: later}
     )
     error.log_dir = "/logs"
     error.report_file = "/logs/failure.json"
@@ -79,3 +80,9 @@ def test_a_long_traceback_loses_its_middle() -> None:
     assert f"[... {left_out} lines left out ...]" in text
     assert "line 0, in f" in text
     assert "RecursionError: too deep" in text
+
+
+def test_those_that_cannot_be_told_apart_are_all_named() -> None:
+    text = text_of(failure(0), failure(1, order=1), failure(2, order=2, observed_ns=1 << 62))
+    assert "one of ranks 0, 1 failed first" in text
+    assert "failed first" not in text_of(failure(0))

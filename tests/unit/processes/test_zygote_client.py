@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from typing import TYPE_CHECKING
 
@@ -74,6 +75,26 @@ def test_one_that_is_lost_three_times_is_not_started_again(
     said = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1
     assert harness.run(warm=False).out == "cold\n"
+
+
+def test_one_whose_keeper_is_gone_is_not_waited_for() -> None:
+    """The keeper ended before it was asked for the zygote, and nobody has read of that yet."""
+    unprepared = Harness("-c", TELLS)
+    gone = Watched(unprepared.keeper.pid)
+    os.kill(unprepared.keeper.pid, signal.SIGKILL)
+    gone.all_gone()
+    with unprepared:
+        assert not unprepared.warm.takes(unprepared.argv, unprepared.env, {})
+
+
+def test_one_that_cannot_be_started_is_given_up(harness: Harness) -> None:
+    """The keeper has no descriptor left for it."""
+    killed(harness)
+    full = max(int(name) for name in os.listdir(f"/proc/{harness.keeper.pid}/fd")) + 1
+    resource.prlimit(harness.keeper.pid, resource.RLIMIT_NOFILE, (full, full))
+    revived(harness)
+    assert not harness.warm.takes(harness.argv, harness.env, {})
+    assert harness.warm.fileno() == -1
 
 
 def test_a_frozen_zygote_is_given_up(

@@ -22,8 +22,13 @@ from holdfast.core.rounds import Job, JobPhase
 from holdfast.core.shared_state import decode
 from holdfast.elastic._impl.c10d_backend import C10dRendezvousBackend
 from holdfast.errors import UsageError
-from holdfast.rendezvous.backend import BackendConnection, DynamicRendezvousHandler
-from holdfast.rendezvous.config import RendezvousTimeout
+from holdfast.rendezvous.backend import (
+    BackendConnection,
+    DynamicRendezvousHandler,
+    RendezvousBackend,
+    create_handler,
+)
+from holdfast.rendezvous.config import RendezvousParameters, RendezvousTimeout
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -325,3 +330,38 @@ def test_what_no_job_can_have_is_refused(run_id: str, least: int, most: int, int
         DynamicRendezvousHandler.from_backend(
             run_id, None, Fickle(MemoryStore()), least, most, keep_alive_interval=interval
         )
+
+
+class Kept(RendezvousBackend):
+    """A state in this process: all that a backend of one's own has to do."""
+
+    name = "mine"
+
+    def __init__(self) -> None:
+        self.stored: tuple[bytes, int] | None = None
+
+    def get_state(self) -> tuple[bytes, int] | None:
+        return self.stored
+
+    def set_state(self, state: bytes, token: int | None = None) -> tuple[bytes, int, bool]:
+        now = self.stored[1] if self.stored else None
+        if now != token:
+            assert self.stored is not None
+            return (*self.stored, False)
+        self.stored = state, (now or 0) + 1
+        return (*self.stored, True)
+
+
+def test_a_handler_on_a_backend_of_ones_own_has_the_local_address() -> None:
+    params = RendezvousParameters(
+        "mine", "", "job", 1, 1, local_addr="127.0.0.2", join_timeout="50", close_timeout="70"
+    )
+    handler = create_handler(MemoryStore(), Kept(), params)
+    info = handler.next_rendezvous()
+    assert info.bootstrap_store_info.master_addr == "127.0.0.2"
+    assert (info.rank, info.world_size) == (0, 1)
+    assert (handler.get_backend(), handler.get_run_id()) == ("mine", "job")
+    assert handler.settings.timeout.join == timedelta(seconds=50)
+    assert handler.settings.timeout.close == timedelta(seconds=70)
+    handler.set_closed()
+    handler.shutdown()

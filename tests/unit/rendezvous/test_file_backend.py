@@ -137,4 +137,11 @@ def test_endpoints_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
         job_folder(params(tmp_path, ""))
     (tmp_path / "file").touch()
     with pytest.raises(EnvironmentProblem, match=r"(File exists|Not a directory)"):
-        job_folder(params(tmp_path / "file"))
+        job_folder(params(tmp_path / "file" / "below"))
+
+
+def test_an_endpoint_may_be_a_file_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    job_store(params(tmp_path / "file")).set("key", "value")
+    assert job_store(params(tmp_path / "file")).get("key") == b"value"
+    assert (tmp_path / "file").stat().st_size == 0

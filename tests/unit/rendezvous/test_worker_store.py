@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -31,7 +32,8 @@ def test_every_generation_has_an_empty_store_at_a_port_of_its_own(stores: Worker
     with TCPStore("127.0.0.1", first) as before:
         before.set("key", "old")
         second = stores.open(1)
-        assert (first, second) == stores.numbers[:2]
+        assert first != second
+        assert not {first, second} & {*stores.numbers}
         with TCPStore("127.0.0.1", second) as after:
             assert not after.check(["key"])
             after.set("key", "new")
@@ -42,9 +44,10 @@ def test_every_generation_has_an_empty_store_at_a_port_of_its_own(stores: Worker
 def test_a_node_that_is_no_longer_the_first_keeps_its_store_for_one_generation(
     stores: WorkerStore,
 ) -> None:
-    stores.begin(0, is_first=True)
+    port = stores.numbers[0]
+    stores.begin(0, is_first=True, number=port)
     assert stores.is_serving
-    with TCPStore("127.0.0.1", stores.numbers[0]) as store:
+    with TCPStore("127.0.0.1", port) as store:
         store.set("key", "value")
         stores.begin(1, is_first=False)
         assert not stores.is_serving
@@ -61,14 +64,48 @@ def test_a_worker_that_is_faster_than_the_agent_waits_for_it(stores: WorkerStore
         assert early.recv(4) == b"\x07\x00\x00\x00"
 
 
-def test_one_port_serves_one_generation_after_the_other() -> None:
-    stores = WorkerStore()
-    ports = set()
+def test_a_port_is_never_given_twice(stores: WorkerStore) -> None:
+    given = []
+    for generation in range(40):
+        port = stores.numbers[generation % 3]
+        stores.begin(generation, is_first=True, number=port)
+        given.append(port)
+    assert len({*given}) == 40
+    for port in given[:-2]:
+        with socket.socket() as late:
+            assert late.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+
+def test_a_port_that_was_drawn_before_is_drawn_again() -> None:
+    stores = WorkerStore(ports=2)
+    first = stores.open(0)
+    stores.open(1)
+    held = [ReservedPort() for _ in range(3)]
+    stores._past |= {one.number for one in held}
+    for one in held:
+        one.release()
+    stores.open(2)
+    assert not {*stores.numbers} & {first, *(one.number for one in held)}
+    stores.close()
+
+
+def test_whoever_does_not_know_of_newer_ports_gets_what_it_asks_for(stores: WorkerStore) -> None:
+    first = stores.open(0)
+    for generation in (1, 2):
+        stores.open(generation)
+    stores.begin(3, is_first=True, number=first)
+    with TCPStore("127.0.0.1", first) as store:
+        assert store.add("count", 1) == 1
+
+
+def test_a_port_of_the_users_serves_one_generation_after_the_other() -> None:
+    with ReservedPort() as chosen:
+        number = chosen.number
+    stores = WorkerStore(number=number)
     for generation in range(3):
-        ports.add(stores.open(generation))
-        with TCPStore("127.0.0.1", max(ports)) as store:
+        assert stores.open(generation) == number
+        with TCPStore("127.0.0.1", number) as store:
             assert store.add("count", 1) == 1
-    assert len(ports) == 1
     assert stores.is_serving
     stores.close()
     assert not stores.is_serving
@@ -108,15 +145,16 @@ def test_torchelastics_variable(
 # The handler of one node, which serves such a store.
 
 
-def test_every_round_of_one_node_has_a_store_of_its_own_and_the_same_port() -> None:
+def test_every_round_of_one_node_has_a_store_and_a_port_of_its_own() -> None:
     handler = SingleNodeHandler("job")
     one, other = handler.next_rendezvous(), handler.next_rendezvous()
     assert (one.rank, one.world_size, handler.num_nodes_waiting()) == (0, 1, 0)
     assert one.store is not other.store
-    assert one.bootstrap_store_info == other.bootstrap_store_info
+    ports = [info.bootstrap_store_info.master_port for info in (one, other)]
+    assert ports[0] != ports[1]
     assert one.bootstrap_store_info.master_addr == "127.0.0.1"
     with socket.socket() as taken:
-        address = ("127.0.0.1", one.bootstrap_store_info.master_port)
+        address = ("127.0.0.1", other.bootstrap_store_info.master_port)
         with pytest.raises(OSError, match="in use"):
             taken.bind(address)
         assert handler.shutdown()

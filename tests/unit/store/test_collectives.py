@@ -216,3 +216,43 @@ def test_torchs_function_sees_our_ranks_as_come() -> None:
     theirs, ours, _ = all_ranks(3, come)
     assert "missing_ranks=[2]" in str(theirs)
     assert isinstance(ours, StoreTimeoutError)
+
+
+class SmallStore:
+    """What torch's own functions use of a store, and no more."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+        self.timeout = timedelta(seconds=1)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self.timeout = timeout
+
+    def set(self, key: str, value: Any) -> None:
+        self.kept[key] = value
+
+    def add(self, key: str, amount: int) -> int:
+        self.kept[key] = self.kept.get(key, 0) + amount
+        return int(self.kept[key])
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return [self.kept[key] for key in keys]
+
+    def wait(self, keys: list[str]) -> None:
+        if not all(key in self.kept for key in keys):
+            raise LateError
+
+
+class LateError(RuntimeError):
+    """How a store of somebody's says that a wait timed out."""
+
+
+def test_a_store_without_check_and_with_a_plain_wait() -> None:
+    store = SmallStore()
+    assert synchronize(store, b"a", 0, 1, "data", timeout=0.1) == [b"a"]
+    with pytest.raises(StoreTimeoutError) as caught:
+        barrier(store, 3, "it", barrier_timeout=0.1, rank=1, rank_tracing_decoder="<{}>".format)
+    assert isinstance(caught.value, LateError)
+    assert "<0>, <2>" in str(caught.value)
+    assert "<1>" not in str(caught.value)
+    assert store.timeout == timedelta(seconds=1)

@@ -85,6 +85,7 @@ from holdfast.core.etcd.keys import (
 )
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.machine import TICK, Event, Story, Tick
+from holdfast.core.memory import recall, remember
 from holdfast.core.protocol import Heartbeat, NodeInfo, NodePhase, Status, View
 from holdfast.core.rounds import (
     Job,
@@ -93,8 +94,10 @@ from holdfast.core.rounds import (
     NodeLost,
     NodesLost,
     Rounds,
-    WaitEnded,
+    WaitTimers,
     close_broken,
+    dated,
+    likeliest_first,
 )
 
 TYPE_CHECKING = False
@@ -151,14 +154,14 @@ class LedJob:
         self._strict = strict
         self._make = rounds
         self._clock = AttendedClock(now, step_s)
-        self._wait: tuple[int, float, str] | None = None  # Number, end (attended), cause.
+        self._waits = WaitTimers()  # By the attended clock.
         self._held: dict[str, Status] = {}  # Failures that may be due to a loss, by node.
         self._called_for = -1  # The generation that the newest roll call was for.
         self._answered: dict[int, int] = {}  # The newest roll call answered, by incarnation.
         self._awaited: set[int] = set()  # Incarnations that have not answered,
         self._awaited_as: object = None  # valid as long as this does not change.
         self._late: dict[int, Status] = {}  # Came when all was over but for the report.
-        self._note_wait(now)
+        self._waits.observe(self._clock.look(now), self.rounds)
 
     @property
     def job(self) -> Job:
@@ -184,7 +187,7 @@ class LedJob:
             _merge(views, self.handle(now, report))
         lost = tuple(
             NodeLost(node.info.node, node.info.incarnation, lost_why)
-            for node in self.job.nodes.values()
+            for node in (*self.job.nodes.values(), *self.job.departed.values())
             if (node.info.node, node.info.incarnation) not in peers
         )
         _merge(views, self.handle(now, NodesLost(lost)))
@@ -215,20 +218,22 @@ class LedJob:
             case NodesLost(lost):
                 return self._lost(now, lost, cause)
             case Tick():
-                if self._wait is None or self._clock.look(now) < self._wait[1]:
-                    return []
-                return self._decide(now, WaitEnded(self._wait[0]), self._wait[2])
+                views: dict[Peer, View] = {}
+                for ended, cause in self._waits.ended(self._clock.look(now)):
+                    _merge(views, self._decide(now, ended, cause))
+                return [*views.values()]
 
     def next_deadline(self, now: float) -> float | None:
         """Return when `Tick` is wanted next, or None while there is nothing to wait for."""
-        if self._wait is None:
+        end = self._waits.next_end
+        if end is None:
             return None
-        rest = self._wait[1] - self._clock.look(now)
+        rest = end - self._clock.look(now)
         # Looking at least every step is what makes the whole of the time count.
         return now + max(0.0, min(rest, self._clock.step_s))
 
     def _reported(self, now: float, status: Status, roll_call: int) -> list[View]:
-        info = status.info
+        status, info = dated(now, status), status.info
         self._answered[info.incarnation] = roll_call
         # The stored number may have gone with the lease of the job.
         self.roll_call = max(self.roll_call, roll_call)
@@ -298,8 +303,9 @@ class LedJob:
         held, self._held = self._held, {}
         self._awaited_as = None
         views: dict[Peer, View] = {}
-        for node, status in held.items():
-            if self.rounds.seq_of(node, status.info.incarnation) >= 0:  # Else it is gone itself.
+        for status in likeliest_first([*held.values()]):
+            info = status.info
+            if self.rounds.seq_of(info.node, info.incarnation) >= 0:  # Else it is gone itself.
                 _merge(views, self._decide(now, status))
         return [*views.values()]
 
@@ -320,7 +326,7 @@ class LedJob:
             late, self._late = self._late, {}
             for status in late.values():
                 views += self.rounds.handle(now, status)
-        self._note_wait(now)
+        self._waits.observe(self._clock.look(now), self.rounds)
         self.is_changed = self.is_changed or self._mark() != before
         if self.decisions is not None:
             job = self.job
@@ -330,15 +336,9 @@ class LedJob:
     def _mark(self) -> object:
         """Return what differs after a change that must outlast this leader."""
         job = self.job
-        return job.revision, job.wait_seq, job.phase, len(job.succeeded), *job.nodes
-
-    def _note_wait(self, now: float) -> None:
-        wait = self.rounds.wait
-        if wait is None:
-            self._wait = None
-        elif self._wait is None or self._wait[0] != wait.seq:
-            at = self._clock.look(now) + wait.delay_s
-            self._wait = (wait.seq, at, self.rounds.story.last)
+        sizes = len(job.succeeded), len(job.departed)
+        waits = job.wait_seq, job.quiet, *job.held_back.values()
+        return job.revision, job.phase, sizes, waits, *job.nodes
 
 
 def _merge(views: dict[Peer, View], newer: list[View]) -> None:
@@ -429,18 +429,24 @@ class PendingWrites:
 def inherit(
     record: JobRecord | None, alive: set[Peer], term: int, run_id: str, lease_s: float
 ) -> Job:
-    """Return the job to go on with: the stored one, unless it is unfinished and no node is left.
+    """Return the job to go on with: the stored one, without its nodes if none of them is left.
 
     Its nodes may be there as other incarnations: all leases end if etcd or all machines were
-    stopped for long. They report which round they were in, and the job is rebuilt from that.
+    stopped for long. They report which round they were in, and the job is rebuilt from that. Nodes
+    that are cut off may still run what they ran, so no number is used again.
     """
-    if record is not None:
-        job = record.job
-        known = ((node.info.node, node.info.incarnation) for node in job.nodes.values())
-        if job.outcome is not None or any(peer in alive for peer in known):
-            job.term = max(term, job.term + 1)
-            return job
-    return Job(run_id=run_id, term=term, silence_s=lease_s)
+    if record is None:
+        return Job(run_id=run_id, term=term, silence_s=lease_s, fence_floor=term)
+    job, before = record.job, record.job.term
+    known = ((node.info.node, node.info.incarnation) for node in job.nodes.values())
+    if job.outcome is None and not any(peer in alive for peer in known):
+        job = recall(remember(job), patience_s=0.0)
+        job.silence_s, job.retired = lease_s, record.job.retired
+    job.term = max(term, before + 1)
+    if job.failure is not None:  # Its times are by the clock of another leader.
+        job.failure = msgspec.structs.replace(job.failure, ended_ns=0, spoke_ns=0)
+    job.fence_floor = term  # etcd's revision: it only grows.
+    return job
 
 
 class TakeoverRollCall:

@@ -136,6 +136,9 @@ SessionEvent = OpenRequested | DropRequested | MessageSubmitted | LeaveRequested
 class ReportOpened(Effect):
     """Tell the node that the session is up."""
 
+    heard_at: float
+    """Since when at least the lease lasts that others know the node by; 0 if they may not."""
+
 
 class ReportClosed(Effect):
     """Tell the node that the session is lost, or could not be opened."""
@@ -173,6 +176,7 @@ class _Renew(msgspec.Struct, frozen=True):
     """Renew the lease of an open session."""
 
     lease: int
+    asked_at: float
 
 
 class _ReplaceLease(msgspec.Struct, frozen=True):
@@ -198,14 +202,10 @@ class _Sweep(msgspec.Struct, frozen=True):
     """Delete what the job does not need any more."""
 
     lease: int
-    job_lease: int
-    """To be revoked too, 0 if the job stays."""
 
 
 class _Revoke(msgspec.Struct, frozen=True):
-    """Revoke leases, one after the other."""
-
-    rest: tuple[int, ...]
+    """Revoke the node's lease."""
 
 
 _Purpose = _OpenLease | _Snapshot | _Renew | _ReplaceLease | _Store | _Remove | _Sweep | _Revoke
@@ -235,7 +235,9 @@ class EtcdSession:
         self._requests: dict[int, _Purpose] = {}
         self._views_watch = self._shared_watch = 0
         self._lease = 0
-        self._renewed_at = 0.0
+        self._renewed_at = self._asked_at = 0.0
+        self._lease_at = 0.0  # From when on its lease lasts at least.
+        self._stored_lease = 0  # Of the stored status, by which others know the node.
         self._unsent: deque[Status] = deque(maxlen=UNSENT_MAX)
         self._stored: Status | None = None
         self._key = b""  # Of the stored status, and the revision that made it.
@@ -296,7 +298,7 @@ class EtcdSession:
             case OpenRequested():
                 if self.state in (SessionState.OPENING, SessionState.UP):
                     raise InvalidEvent(f"{event!r} cannot happen while {self.state.value}")
-                return self._open()
+                return self._open(now)
             case DropRequested():
                 return self._drop(now)
             case WatchEnded(number, problem):
@@ -312,8 +314,8 @@ class EtcdSession:
         match purpose:
             case _Store():
                 return self._store_answered(now, purpose, answer)
-            case _Renew(lease):
-                return self._renewed(now, lease, answer)
+            case _Renew():
+                return self._renewed(now, purpose, answer)
             case _OpenLease():
                 return self._leased(now, answer)
             case _Snapshot():
@@ -322,11 +324,10 @@ class EtcdSession:
                 return self._lease_replaced(now, answer)
             case _Remove(lease):
                 return self._removed(lease, answer)
-            case _Sweep(lease, job_lease):
-                swept = isinstance(answer, TxnDone) and answer.succeeded
-                return self._revoke(job_lease if swept else 0, lease)
-            case _Revoke(rest):
-                return self._revoke(*rest)
+            case _Sweep(lease):
+                return self._revoke(lease)
+            case _Revoke():
+                return self._revoke(0)
 
     def _lead(self, now: float, event: LeaderEvent) -> list[SessionEffect]:
         effects: list[SessionEffect] = []
@@ -339,10 +340,11 @@ class EtcdSession:
 
     # Opening.
 
-    def _open(self) -> list[SessionEffect]:
+    def _open(self, now: float) -> list[SessionEffect]:
         if self.state in (SessionState.LEAVING, SessionState.GONE):
             return [ReportClosed("this node leaves the job")]
         self.state = SessionState.OPENING
+        self._asked_at = now
         lease = KeepAlive(self._lease) if self._lease else Grant(self._ttl_s)
         return [self._send(_OpenLease(), lease)]
 
@@ -350,11 +352,12 @@ class EtcdSession:
         self._renewed_at = now
         if isinstance(answer, KeptAlive) and answer.ttl_s <= 0:
             self._lease = 0
-            return self._open()
+            return self._open(now)
         if isinstance(answer, Problem):
             return self._fail(now, answer)
         if isinstance(answer, Granted):
             self._lease = answer.lease
+        self._lease_at = self._asked_at
         return [self._store(self._refused) if self._refused is not None else self._read()]
 
     def _read(self) -> SendRequest:
@@ -372,7 +375,7 @@ class EtcdSession:
         effects: list[SessionEffect] = [
             StartWatch(self._views_watch, views, end_of_prefix(views), after),
             StartWatch(self._shared_watch, shared, end_of_prefix(shared), after),
-            ReportOpened(),
+            ReportOpened(self._heard_at()),
         ]
         leader = None
         for one in answer.results[0]:
@@ -430,6 +433,7 @@ class EtcdSession:
             self._key_revision = answer.results[0][0].mod_revision if answer.results[0] else 0
             return self._store_again(store.status)
         self._stored, self._key_revision = store.status, answer.revision
+        self._stored_lease = store.lease
         self._refused = None
         if store.lease != self._lease:  # It went with its lease, whose end was noticed first.
             self._requeue(store.status)
@@ -454,7 +458,7 @@ class EtcdSession:
             return self._fail(now, problem)
         if not self.is_up:
             self._lease = 0
-            return self._open()
+            return self._open(now)
         self._requeue(store.status)
         return self._replace_lease(now) if store.lease == self._lease else self._store_next()
 
@@ -469,6 +473,9 @@ class EtcdSession:
         info = msgspec.structs.replace(status.info, address=self.address)
         return msgspec.structs.replace(status, info=info)
 
+    def _heard_at(self) -> float:
+        return self._lease_at if self._stored_lease == self._lease else 0.0
+
     def _ack(self) -> Ack:
         stored = self._stored
         return Ack(
@@ -476,6 +483,7 @@ class EtcdSession:
             node=self._node,
             incarnation=stored.info.incarnation if stored is not None else 0,
             seq=stored.seq if stored is not None else -1,
+            sent_at=self._heard_at(),
         )
 
     # The lease.
@@ -484,15 +492,17 @@ class EtcdSession:
         if self._awaits(_Renew) or not self._lease:
             return []
         self._renewed_at = now
-        return [self._send(_Renew(self._lease), KeepAlive(self._lease))]
+        return [self._send(_Renew(self._lease, now), KeepAlive(self._lease))]
 
-    def _renewed(self, now: float, lease: int, answer: Answer) -> list[SessionEffect]:
+    def _renewed(self, now: float, renewal: _Renew, answer: Answer) -> list[SessionEffect]:
         if isinstance(answer, Problem):
             return self._fail(now, answer)
         assert isinstance(answer, KeptAlive)
         if answer.ttl_s > 0:
+            if renewal.lease == self._lease:
+                self._lease_at = max(self._lease_at, renewal.asked_at)
             return [DeliverMessage(self._ack())]
-        if lease != self._lease:
+        if renewal.lease != self._lease:
             return []  # Its end was noticed before.
         if not self._unsent and not self._awaits(_Store) and self._stored is not None:
             self._unsent.append(self._stored)
@@ -500,7 +510,7 @@ class EtcdSession:
 
     def _replace_lease(self, now: float) -> list[SessionEffect]:
         """Get another lease for one that ended: the node lives, whatever others had to conclude."""
-        self._lease = 0
+        self._lease, self._asked_at = 0, now
         effects = self._lead(now, SessionLost())
         return [*effects, self._send(_ReplaceLease(), Grant(self._ttl_s))]
 
@@ -508,7 +518,7 @@ class EtcdSession:
         if isinstance(answer, Problem):
             return self._fail(now, answer)
         assert isinstance(answer, Granted)
-        self._lease = answer.lease
+        self._lease, self._lease_at = answer.lease, self._asked_at
         return self._lead(now, LeaseReplaced(self._lease)) + self._store_next()
 
     # Views and roll calls.
@@ -556,10 +566,10 @@ class EtcdSession:
 
     # Leaving. Nodes may leave at the same moment, and each would think that another is still
     # there. So each removes its keys and looks in one transaction: exactly one finds nobody else.
-    # That one removes what the job does not need any more, unless there is a leader by then: a new
-    # job may have begun. A job that has come to its end stays on its own lease, so that late nodes
-    # can look it up; one that has not, and has no node left, is nothing a later job should find.
-    # Whatever goes wrong on the way, the leases see to the rest.
+    # That one removes what the job does not need any more, unless there is a leader by then: the job
+    # may have begun anew. The job itself stays on its own lease. One that has come to its end can be
+    # looked up by late nodes; one that all were asked to leave goes on where it was if it is started
+    # again, with its whole budget. Whatever goes wrong on the way, the leases see to the rest.
 
     def _leave_if_resigned(self, now: float) -> list[SessionEffect]:
         if not self._leave_requested or not self.leadership.is_resigned:
@@ -585,20 +595,18 @@ class EtcdSession:
         unneeded: list[Op] = [
             Delete(one, end_of_prefix(one)) for one in (keys.views, keys.store, keys.shared)
         ]
-        job_lease = 0
         if record is not None and record.job.outcome is None:
-            job_lease = record.lease
-            unneeded.append(Delete(keys.job))
+            left = msgspec.structs.replace(record.job, nodes={}, restarts=0)
+            unneeded.append(Put(keys.job, pack(JobRecord(left, record.lease)), record.lease))
         fence = (
             Compare(keys.leader, Field.CREATE, 0),
             Compare(keys.job, Field.MOD, job[0].mod_revision if job else 0),
         )
-        return [self._send(_Sweep(lease, job_lease), Txn(fence, tuple(unneeded)))]
+        return [self._send(_Sweep(lease), Txn(fence, tuple(unneeded)))]
 
-    def _revoke(self, *leases: int) -> list[SessionEffect]:
-        rest = [one for one in leases if one]
-        if rest:
-            return [self._send(_Revoke(tuple(rest[1:])), Revoke(rest[0]))]
+    def _revoke(self, lease: int) -> list[SessionEffect]:
+        if lease:
+            return [self._send(_Revoke(), Revoke(lease))]
         self.state = SessionState.GONE
         return [ReportLeft()]
 

@@ -18,6 +18,7 @@ from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStat
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.config import RendezvousParameters
+    from holdfast.store.file import FileStore
     from holdfast.store.interface import ComparingStore
     from holdfast.store.tcp.client import TCPStore
 
@@ -101,15 +102,14 @@ class C10dRendezvousBackend(RendezvousBackend):
 def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend, Any]:
     """Return a backend on a store made from the parameters, and that store.
 
+    With `store_type=file`, it is in files at the endpoint, or at a temporary place if there is none.
     With `store_type=tcp`, the store speaks the protocol of torch's TCPStore. It is served from here
     if the endpoint is this machine's and nobody else here was quicker; `is_host` may say otherwise.
     The node that serves it must live as long as the job: unlike the coordinator, it is not replaced.
     """
     store_type = str(params.get("store_type", "tcp")).strip().lower()
     if store_type == "file":
-        from holdfast.rendezvous.file_backend import job_store
-
-        store: Any = job_store(params)
+        store: Any = _file_store(params)
     elif store_type == "tcp":
         store = _tcp_store(params)
     else:
@@ -117,9 +117,29 @@ def create_backend(params: RendezvousParameters) -> tuple[C10dRendezvousBackend,
     return C10dRendezvousBackend(store, params.run_id), store
 
 
+def _file_store(params: RendezvousParameters) -> FileStore:
+    """Return a store at the endpoint; without one, in a temporary folder of this node alone."""
+    import tempfile
+    from copy import copy
+
+    from holdfast.errors import EnvironmentProblem
+    from holdfast.rendezvous.file_backend import job_store
+
+    try:
+        if not params.endpoint.strip():
+            params = copy(params)
+            params.endpoint = tempfile.mkdtemp(prefix="holdfast-store-")
+        return job_store(params)
+    except (EnvironmentProblem, OSError) as problem:
+        raise RendezvousConnectionError(
+            f"no file can be the rendezvous store: {problem}"
+        ) from problem
+
+
 def _tcp_store(params: RendezvousParameters) -> TCPStore:
     from datetime import timedelta
 
+    from holdfast.net import addresses
     from holdfast.net.endpoints import parse_rendezvous_endpoint
     from holdfast.store.errors import DistError
     from holdfast.store.tcp.client import TCPStore
@@ -129,6 +149,8 @@ def _tcp_store(params: RendezvousParameters) -> TCPStore:
     timeout = timedelta(seconds=seconds or DEFAULT_READ_TIMEOUT_S)
     is_host = params.get_as_bool("is_host")
     try:
+        if is_host:
+            addresses.resolve(host, port)  # The others have to find it by this name.
         if is_host or (is_host is None and _is_here(host, port)):
             try:
                 return TCPStore(host, port, is_master=True, timeout=timeout, multi_tenant=True)
@@ -136,8 +158,10 @@ def _tcp_store(params: RendezvousParameters) -> TCPStore:
                 if is_host:
                     raise
         return TCPStore(host, port, timeout=timeout)
-    except DistError as problem:
-        raise RendezvousConnectionError(str(problem)) from None
+    except (DistError, OSError) as problem:
+        raise RendezvousConnectionError(
+            f"the rendezvous store at {params.endpoint}: {problem}"
+        ) from problem
 
 
 def _is_here(host: str, port: int) -> bool:

@@ -7,9 +7,13 @@ lasts. The value begins with a mark, which tells a state from another program's 
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from holdfast.core.etcd.calls import Compare, Field, Get, KeyValue, Put, Txn, TxnDone
+from holdfast.elastic._impl.etcd_v2_client import DEFAULT_READ_TIMEOUT_S, EtcdV2Client, adapted
 from holdfast.errors import UsageError
 from holdfast.etcd.lease import WriteLease, transact
 from holdfast.etcd.sync_client import EtcdError
@@ -34,7 +38,10 @@ REVISION_MAX = (1 << 63) - 1
 
 
 class EtcdRendezvousBackend(RendezvousBackend):
-    """Keeps the state of one job at `<key_prefix>/<run_id>`, for `ttl` seconds after a write."""
+    """Keeps the state of one job at `<key_prefix>/<run_id>`, for `ttl` seconds after a write.
+
+    The client may be one of python-etcd, of which endpoint and certificates are taken.
+    """
 
     def __init__(
         self,
@@ -45,9 +52,11 @@ class EtcdRendezvousBackend(RendezvousBackend):
     ) -> None:
         if not run_id:
             raise UsageError("--rdzv-id: the run id is empty")
-        self._client = client
+        self._client = adapted(client)
+        if self._client is not client:
+            weakref.finalize(self, self._client.close)
         self._key = (f"{key_prefix}/{run_id}" if key_prefix else run_id).encode()
-        self._lease = WriteLease(client, ttl if ttl and ttl > 0 else DEFAULT_TTL_S)
+        self._lease = WriteLease(self._client, ttl if ttl and ttl > 0 else DEFAULT_TTL_S)
 
     @property
     def name(self) -> str:
@@ -108,10 +117,12 @@ def create_backend(params: RendezvousParameters) -> tuple[EtcdRendezvousBackend,
     lasts longer for as long as the store is open, or the state is written.
     """
     from holdfast.etcd.store import EtcdStore
-    from holdfast.etcd.sync_client import EtcdClient
     from holdfast.rendezvous.etcd import etcd_settings_of
 
-    client = EtcdClient(etcd_settings_of(params))
+    settings = etcd_settings_of(params)
+    if params.get("read_timeout") is None:
+        settings = replace(settings, call_s=DEFAULT_READ_TIMEOUT_S)
+    client = EtcdV2Client(settings)
     try:
         backend = EtcdRendezvousBackend(client, params.run_id, KEY_PREFIX)
         backend.get_state()  # Here a wrong endpoint is noticed.

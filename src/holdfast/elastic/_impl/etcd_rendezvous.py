@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.core.etcd.calls import ProblemKind
 from holdfast.core.etcd.keys import JobKeys, JobRecord, unpack
 from holdfast.core.rounds import JobPhase
+from holdfast.elastic._impl.etcd_v2_client import adapted
 from holdfast.etcd.sync_client import EtcdError
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import RendezvousParameters
@@ -115,7 +116,8 @@ class EtcdRendezvous:
     """A job on etcd as one node takes part in it. Times are in seconds.
 
     `settings` are further keys of `--rdzv-conf`. The client is the caller's to close, unless
-    `closes_client` says that it goes with this.
+    `closes_client` says that it goes with this. It may be one of python-etcd, of which endpoint and
+    certificates are taken.
     """
 
     def __init__(
@@ -131,13 +133,14 @@ class EtcdRendezvous:
         settings: Mapping[str, Any] | None = None,
         closes_client: bool = False,
     ) -> None:
-        self.client = client
+        run_id = str(run_id)  # Some count their jobs.
+        self.client = adapted(client)
         self.node: EtcdRendezvousHandler | None = None
         """What takes part for this node; made when it is needed first."""
         self._places = JobKeys(prefix, run_id)
         self._timeout_s = timeout
-        self._stores = GenerationStores(client, self._places.store)
-        self._closes_client = closes_client
+        self._stores = GenerationStores(self.client, self._places.store)
+        self._closes_client = closes_client or self.client is not client
         self._run_id, self._nodes = run_id, (num_min_workers, num_max_workers)
         self._settings = {
             **(settings or {}),

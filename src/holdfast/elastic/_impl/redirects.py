@@ -11,7 +11,7 @@ import sys
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
-from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,11 +55,7 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
     """Redirect `std` ("stdout" or "stderr") to `to_file`, which is truncated first."""
     if std not in _FDS:
         raise UsageError(f"{std!r} cannot be redirected; accepted: stdout, stderr")
-    try:
-        target = os.open(to_file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-    except OSError as problem:
-        message = f"cannot redirect {std} to {to_file}: {problem.strerror}"
-        raise EnvironmentProblem(message) from problem
+    target = os.open(to_file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
     saved: dict[int, tuple[int, bool]] = {}
     try:
         _flush(std)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
-from holdfast import console
 from holdfast.agent.worker_env import substitute_local_rank
+from holdfast.elastic._impl.torch_types import torchs_store_errors
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.listening import bind
 from holdfast.processes.procfs import state_of
@@ -77,33 +77,43 @@ def create_c10d_store(
     wait_for_workers: bool = True,
     retries: int = 3,  # noqa: ARG001 (torch's signature)
     use_libuv: bool | None = None,
-) -> TCPStore:
+) -> C10dStore:
     """Return a store at an endpoint, or serve one there; port -1 is any free one.
 
     With `wait_for_workers`, all `world_size` of them have connected when this returns. `retries`
-    has no effect: the kernel chooses a free port.
+    has no effect: the kernel chooses a free port. Nor has `use_libuv`, or the variable `USE_LIBUV`
+    in its place: there is one kind of server. Where torch is loaded, errors are of its types too.
     """
-    if use_libuv is not None:
-        console.warning("create_c10d_store: use_libuv has no effect")
     if server_port == -1 and world_size > 1:
         raise UsageError(f"server_port: missing; required for {world_size} processes")
     if server_port == -1 and not is_server:
         raise UsageError("server_port: missing; required for a client")
-    store = TCPStore(
-        server_addr,
-        0 if server_port == -1 else server_port,
-        world_size,
-        is_server,
-        timedelta(seconds=timeout),
-        wait_for_workers,
-    )
-    try:
-        if wait_for_workers:
-            _meet(store, world_size)
-    except BaseException:
-        store.close()
-        raise
+    with torchs_store_errors():
+        store = C10dStore(
+            server_addr,
+            0 if server_port == -1 else server_port,
+            world_size,
+            is_server,
+            timedelta(seconds=timeout),
+            wait_for_workers,
+        )
+        store.libuvBackend = (
+            os.environ.get("USE_LIBUV", "1") == "1" if use_libuv is None else use_libuv
+        )
+        try:
+            if wait_for_workers:
+                _meet(store, world_size)
+        except BaseException:
+            store.close()
+            raise
     return store
+
+
+class C10dStore(TCPStore):
+    """A store that `create_c10d_store` made."""
+
+    libuvBackend = True  # noqa: N815 (torch's name)
+    """What was asked for; it makes no difference."""
 
 
 def _meet(store: TCPStore, world_size: int) -> None:

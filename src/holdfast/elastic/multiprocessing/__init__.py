@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.elastic._impl.processes import start_processes
 from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as attributes)
     api,
     errors,
@@ -15,7 +16,7 @@ from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs,
 from holdfast.processes.signals import SignalException
 from holdfast.processes.workers.command_workers import SubprocessContext
 from holdfast.processes.workers.function_workers import MultiprocessContext
-from holdfast.processes.workers.group import PContext, start_processes
+from holdfast.processes.workers.group import PContext
 
 __all__ = [
     "DefaultLogsSpecs",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from holdfast.elastic._impl.etcd_server import EtcdServer
 from holdfast.etcd.process import hold_port as find_free_port
-from holdfast.etcd.server import EtcdServer, stop_etcd
+from holdfast.etcd.server import stop_etcd
 
 __all__ = ["EtcdServer", "find_free_port", "stop_etcd"]

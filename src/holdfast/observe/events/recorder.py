@@ -16,9 +16,9 @@ import os
 import sys
 
 from holdfast.observe import events_wanted, lifecycle
+from holdfast.observe.background import BackgroundHandler
 from holdfast.observe.events.event import Event, EventSource, json_text
 from holdfast.observe.events.handlers import JsonLinesEventHandler
-from holdfast.observe.safe_handler import SafeHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from holdfast.observe.events.event import EventMetadataValue, NodeState
+    from holdfast.observe.safe_handler import SafeHandler
 
 
 PREFIX = "torchelastic.worker.status."
@@ -92,7 +93,7 @@ class EventRecorder:
         if event.group_rank is not None:
             self._group_rank = event.group_rank
             self._group_world_size = event.group_world_size
-        for end in event.outcomes:
+        for end in () if event.workers_recorded else event.outcomes:
             state, worker = end.state.upper(), end.worker
             self._record(self.worker_event(state, event.wall, worker, end.error, end.exit_code))
         raised = bool(event.error) or not event.state
@@ -251,7 +252,8 @@ class JobEvents:
         self._shared: list[SafeHandler] = []
         is_configured = _is_configured(JSON_LINES)
         if folder is not None and not is_configured:
-            self._own.append(SafeHandler(JsonLinesEventHandler(folder), JSON_LINES))
+            # In a thread of its own: the log directory's file system may not answer.
+            self._own.append(BackgroundHandler(JsonLinesEventHandler(folder), JSON_LINES))
         if name not in ("null", JSON_LINES) or (name == JSON_LINES and is_configured):
             self._share(name)
         if events_wanted("null"):

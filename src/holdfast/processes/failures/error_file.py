@@ -50,20 +50,11 @@ class ErrorHandler:
     """
 
     def initialize(self) -> None:
-        """Have Python print the stacks of all threads when a fatal signal arrives.
-
-        A program that has set up `faulthandler` already keeps its own setting.
-        """
+        """Have Python print the stacks of all threads when a fatal signal arrives."""
         import faulthandler
 
-        if faulthandler.is_enabled():
-            return
         try:
-            try:
-                faulthandler.enable(all_threads=True)
-            except (AttributeError, RuntimeError, OSError, ValueError):
-                # `sys.stderr` is not a real file (notebooks, captured output); descriptor 2 is.
-                faulthandler.enable(file=2, all_threads=True)
+            faulthandler.enable(file=_real_stderr(), all_threads=True)
         except Exception as problem:  # noqa: BLE001 (a comfort, never a reason to fail)
             _complain(f"cannot enable the fault handler: {describe(problem)}")
 
@@ -121,6 +112,15 @@ class ErrorHandler:
 
     def _get_error_file_path(self) -> str | None:
         return os.environ.get(ERROR_FILE_VARIABLE)
+
+
+def _real_stderr() -> Any:
+    """Return `sys.stderr` if it is a real file, else (notebooks, captured output) descriptor 2."""
+    try:
+        sys.stderr.fileno()
+    except (AttributeError, OSError, ValueError):
+        return 2
+    return sys.stderr
 
 
 def get_error_handler() -> ErrorHandler:
@@ -231,8 +231,9 @@ def _shortened(text: str) -> str:
 def read_error_file(path: str) -> dict[str, Any]:
     """Return the object in an error file.
 
-    Raises OSError when the file cannot be read and ValueError, with one line that says why, when
-    it holds something else than one JSON object of at most `ERROR_FILE_BYTES_MAX`.
+    Raises OSError when the file cannot be read and ValueError (of `json` itself for what it refuses),
+    with one line that says why, when it holds something else than one JSON object of at most
+    `ERROR_FILE_BYTES_MAX`.
     """
     import json
 
@@ -241,13 +242,13 @@ def read_error_file(path: str) -> dict[str, Any]:
     if len(content) > ERROR_FILE_BYTES_MAX:
         raise ValueError(f"it is larger than {ERROR_FILE_BYTES_MAX} bytes")
     if not content.strip():
-        raise ValueError("it is empty")
+        raise json.JSONDecodeError("it is empty", "", 0)
     try:
         data = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as e:
         raise ValueError(f"it is not UTF-8 (byte {e.start})") from None
     except json.JSONDecodeError as e:
-        raise ValueError(f"it is not JSON ({e.msg} at character {e.pos})") from None
+        raise json.JSONDecodeError(f"it is not JSON ({e.msg})", e.doc, e.pos) from None
     except RecursionError:
         raise ValueError("its JSON is nested too deeply") from None
     if not isinstance(data, dict):

@@ -15,6 +15,7 @@ import time
 
 from holdfast import console
 from holdfast.core.values import Value
+from holdfast.errors import shortage_hint
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 
 TYPE_CHECKING = False
@@ -123,7 +124,9 @@ def start_error(error: tuple[int, str] | None) -> str:
     if error is None:
         return ""
     number, step = error
-    return f"could not be started: {step}" + (f": {os.strerror(number)}" if number else "")
+    hint = shortage_hint(number)
+    why = f": {os.strerror(number)}" if number else ""
+    return f"could not be started: {step}{why}" + (f" ({hint})" if hint else "")
 
 
 def unkillable(pid: int, reap_s: float) -> str:
@@ -157,8 +160,13 @@ def exit_of_unkillable(rank: int, pid: int, reap_s: float) -> WorkerExit:
     )
 
 
-def failure_of(exited: WorkerExit, *, stop_began_ns: int, **known: Any) -> ProcessFailure:
-    """Return the failure of a worker that exited so; `known` are values of further fields."""
+def failure_of(
+    exited: WorkerExit, *, stop_began_ns: int, spoke_before_stop: bool = False, **known: Any
+) -> ProcessFailure:
+    """Return the failure of a worker that exited so; `known` are values of further fields.
+
+    `spoke_before_stop` says that a traceback was on its standard error when the stop began.
+    """
     from holdfast.processes.failures.failure import ProcessFailure
 
     failure = ProcessFailure(
@@ -168,12 +176,16 @@ def failure_of(exited: WorkerExit, *, stop_began_ns: int, **known: Any) -> Proce
         detail=exited.detail,
         order=exited.order,
         observed_ns=exited.when_ns,
+        tolerant=True,
         **known,
     )
     failure.stopped = exited.after_stop and exited.exitcode < 0 and not exited.stray_signal
-    # Who recorded an exception before the stop began is no consequence, however late it ended,
-    # nor is who died of something that the stop has not done.
+    # Who recorded or printed an exception before the stop began is no consequence, however late it
+    # ended, nor is who died of something that the stop has not done.
     failure.consequence = (
-        exited.after_stop and not exited.stray_signal and failure.came_after(stop_began_ns)
+        exited.after_stop
+        and not exited.stray_signal
+        and not spoke_before_stop
+        and failure.came_after(stop_began_ns)
     )
     return failure

@@ -1,31 +1,26 @@
 """What is known of a worker that failed, and the error that carries all of them.
 
-Making a `ProcessFailure` never raises, whatever a dying worker left in its error file. What cannot
-be read is said in `detail`.
+Making a tolerant `ProcessFailure` never raises, whatever a dying worker left in its error file: what
+cannot be read is said in `detail`. The agent's are tolerant. One that a program makes by itself
+raises, as TorchElastic's does.
 
-The first failure is the one that counts. It is found by the precise time in the error file where
-there is one, and by the order in which the agent saw the exits; a failure that the stop of the
-group brought about (`consequence`) is never first as long as there is another.
+The first failure is the one that counts. `core.blame` finds it, by what the workers said, when they
+began to say it, and when they ended; here is what each shows (`ProcessFailure.trace`).
 """
 
 from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Any
 
+from holdfast.core.blame import Blame, Suspect, Trace, blame
 from holdfast.processes import signals
-from holdfast.processes.failures import tracebacks
+from holdfast.processes.failures import complaints, tracebacks
 from holdfast.processes.failures.error_file import read_error_file
 
 NOT_AVAILABLE = "<N/A>"
-
-# A worker killed by the kernel is seen dead only once the kernel has taken it apart; by then its
-# peers may have recorded their broken connections, or even ended. This is how much older than the
-# exit such a record or end may be, in nanoseconds. Raising it blames the killed worker for what
-# went wrong before.
-KILLED_NOTICE_NS_MAX = 250_000_000
 
 _TIMESTAMP_S_MAX = 253_402_300_799  # The end of the year 9999: what `time.localtime` can show.
 
@@ -62,19 +57,27 @@ class ProcessFailure:
     stderr_file: str = field(default="", kw_only=True)
     # The name of the machine, by default of this one.
     host: str = field(default="", kw_only=True)
-    # When the agent saw the exit, in nanoseconds since the epoch; by default now.
+    # When it ended, in nanoseconds since the epoch; by default now.
     observed_ns: int = field(default=0, kw_only=True, repr=False)
+    # When the traceback on its standard error began to come; 0 if that is not known.
+    words_ns: int = field(default=0, kw_only=True, repr=False)
+    # Its place among all, from 0, where that was judged already; else -1.
+    place: int = field(default=-1, kw_only=True, repr=False)
+    # Ranks that may just as well have failed first, where it was judged to be the first.
+    rivals: tuple[int, ...] = field(default=(), kw_only=True, repr=False)
     # Until when the exception had happened, by the error file; 0 if that does not say.
     recorded_ns: int = field(init=False, default=0, repr=False)
+    # Whether an error file that cannot be read is said in `detail` instead of raised.
+    tolerant: InitVar[bool] = field(default=False, kw_only=True)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, tolerant: bool) -> None:
         self.observed_ns = self.observed_ns or time.time_ns()
         self.host = self.host or os.uname().nodename  # `getfqdn` could wait for a name server.
         self.error_file_data = {"message": "<NONE>"}
         self.message = ""
         self.timestamp = self.observed_ns // 1_000_000_000
         if os.path.isfile(self.error_file):
-            self._read()
+            self._read(tolerant)
         else:
             self.error_file = NOT_AVAILABLE
         if self.message:
@@ -90,15 +93,19 @@ class ProcessFailure:
                 "retryability": "False",
             }
 
-    def _read(self) -> None:
+    def _read(self, tolerant: bool) -> None:
         """Take what the error file says; what it does not say stays as it is."""
         try:
             data = read_error_file(self.error_file)
-            message = data.get("message")
+            message = data["message"]
             if not isinstance(message, (str, dict)):
-                raise ValueError("it has no message")
-        except (OSError, ValueError, MemoryError) as e:
+                raise KeyError("message")
+        except (OSError, ValueError, KeyError, MemoryError) as e:
+            if not tolerant:
+                raise
             reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
+            if isinstance(e, KeyError):
+                reason = "it has no message"
             problem = f"the error file {self.error_file} could not be read: {reason}"
             self.detail = f"{self.detail}; {problem}" if self.detail else problem
             return
@@ -128,9 +135,14 @@ class ProcessFailure:
         seconds = self.timestamp or self.observed_ns // 1_000_000_000
         return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(seconds))
 
+    def spoke_ns(self) -> int:
+        """Return when it had begun to say why at the latest, or 0 if it said nothing."""
+        said = [moment for moment in (self.recorded_ns, self.words_ns) if moment]
+        return min(*said, self.observed_ns) if said else 0
+
     def happened_ns(self) -> int:
         """Return the moment by which it had happened, in nanoseconds since the epoch."""
-        return self.recorded_ns or self.observed_ns
+        return self.spoke_ns() or self.observed_ns
 
     def came_after(self, moment_ns: int) -> bool:
         """Say whether the worker failed after a moment, such as the start of the stop.
@@ -144,13 +156,26 @@ class ProcessFailure:
         """Say whether a signal ended the worker before it could say anything."""
         return self.signal_name() in _SUDDEN and not self.recorded_ns
 
-    def may_have_noticed(self, dead: ProcessFailure) -> bool:
-        """Say whether a worker that fell silent may be why this one failed, though it came first.
+    def trace(self) -> Trace:
+        """Return what the failure shows of its reason."""
+        if self.died_suddenly() and not self.stopped:
+            aborted = self.signal_name() == "SIGABRT"
+            by_peer = aborted and complaints.aborts_about_a_peer(self.stderr_tail)
+            return Trace.PEER if by_peer else Trace.KILLED
+        if self.detail:
+            return Trace.OWN  # The agent knows why.
+        traceback = self.traceback_text()
+        said = complaints.first_exception(traceback) if traceback else self.recorded_message()
+        if said:
+            return Trace.PEER if complaints.is_about_a_peer(said) else Trace.OWN
+        if self.stopped:
+            return Trace.STOPPED
+        by_peer = self.signal_name() == "SIGPIPE" or complaints.ends_about_a_peer(self.stderr_tail)
+        return Trace.PEER if by_peer else Trace.SILENT
 
-        Native code that finds a closed connection just exits, and may be seen dead before the
-        one that closed it. An exception takes so long to record that the order seen counts.
-        """
-        return dead.order < self.order if self.recorded_ns else self.exitcode > 0
+    def failed_by_itself(self) -> bool:
+        """Say whether it may have failed of something else than the stop of its group."""
+        return not self.consequence or self.trace() is not Trace.STOPPED
 
     def recorded_message(self) -> str:
         message: Any = self.error_file_data.get("message")
@@ -215,27 +240,35 @@ class ChildFailedError(Exception):
 
     def in_order(self) -> list[tuple[int, ProcessFailure]]:
         """Return all failures from the first to the last, consequences at the end."""
-        later = self._seen_after()
-        moments = {
-            rank: failure.recorded_ns or min(failure.observed_ns, later[failure.order])
-            for rank, failure in self.failures.items()
-        }
-        ordered = sorted(
-            self.failures.items(),
-            key=lambda item: (item[1].consequence, moments[item[0]], item[1].order),
+        judged = [item for item in self.failures.items() if item[1].place >= 0]
+        if judged:
+            unjudged = [item for item in self.failures.items() if item[1].place < 0]
+            unjudged.sort(key=lambda item: item[1].order)
+            return sorted(judged, key=lambda item: item[1].place) + unjudged
+        return [(one.rank, self.failures[one.rank]) for one in self._judge().order]
+
+    def rivals(self) -> list[int]:
+        """Return the ranks that may just as well have failed first, in order."""
+        _rank, first = self.get_first_failure()
+        return sorted(
+            first.rivals if first.place >= 0 else [one.rank for one in self._judge().rivals]
         )
-        first_rank, first = ordered[0]
-        for place, (rank, failure) in enumerate(ordered):
-            if (
-                failure.died_suddenly()
-                and not failure.consequence
-                and moments[rank] - moments[first_rank] <= KILLED_NOTICE_NS_MAX
-                and first.may_have_noticed(failure)
-            ):
-                # The kernel was still taking this one apart while the other noticed its end.
-                ordered.insert(0, ordered.pop(place))
-                break
-        return ordered
+
+    def _judge(self) -> Blame:
+        later = self._seen_after()
+        return blame(
+            [
+                Suspect(
+                    rank,
+                    failure.trace(),
+                    min(failure.observed_ns, later[failure.order]),
+                    failure.spoke_ns(),
+                    failure.order,
+                    failure.consequence,
+                )
+                for rank, failure in self.failures.items()
+            ]
+        )
 
     def _seen_after(self) -> dict[int, int]:
         """Return, for each position, the earliest moment at which a later exit was seen.

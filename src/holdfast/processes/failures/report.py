@@ -13,6 +13,7 @@ Version 1 is one object. Every key is always there; a text that is not known is 
 `host`                  where it was written
 `log_dir`               where the logs of all workers are
 `first`                 the failure that came first
+`first_is_one_of`       ranks, if it cannot be told which of these workers failed first; else empty
 `others`                the other failures, from the first to the last
 ======================  ======================================================================
 
@@ -113,6 +114,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     log_dir: str
     first: FailedWorker
+    first_is_one_of: list[int]
     others: list[FailedWorker]
 
     @classmethod
@@ -126,6 +128,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
         log_dir: str,
     ) -> FailureReport:
         first, *others = [FailedWorker.from_failure(*item) for item in error.in_order()]
+        rivals = error.rivals()
         return cls(
             name=_text(error.name),
             run_id=_text(run_id),
@@ -136,6 +139,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
             host=_text(os.uname().nodename),
             log_dir=_text(log_dir),
             first=first,
+            first_is_one_of=sorted([first.rank, *rivals]) if rivals else [],
             others=others,
         )
 
@@ -171,6 +175,9 @@ TRACEBACK_CHARS_MAX = 64_000
 STDERR_CHARS_MAX = 32_000
 LINE_CHARS_MAX = 2_000
 OTHERS_MAX = 64
+PACKED_BYTES_MAX = 64 * 1024
+"""All of it, as it goes to the other nodes. A slow link must carry it to each of them in time."""
+PART_MAX = 64  # What is left of the texts then is short, in whatever alphabet.
 
 
 class BadReport(Exception):
@@ -180,11 +187,14 @@ class BadReport(Exception):
 def pack(failures: dict[int, ProcessFailure]) -> bytes:
     """Return a node's failures as bytes, the first one first."""
     ordered = ChildFailedError("", failures).in_order()[: OTHERS_MAX + 1]
-    workers = [
-        _cut(FailedWorker.from_failure(rank, failure), whole=place == 0)
-        for place, (rank, failure) in enumerate(ordered)
-    ]
-    return msgspec.msgpack.encode(workers)
+    workers = [FailedWorker.from_failure(rank, failure) for rank, failure in ordered]
+    part = 1
+    while True:
+        cut = [_cut(worker, part, whole=place == 0) for place, worker in enumerate(workers)]
+        packed = msgspec.msgpack.encode(cut)
+        if len(packed) <= PACKED_BYTES_MAX or part >= PART_MAX:
+            return packed
+        part *= 2
 
 
 def unpack(packed: bytes) -> dict[int, ProcessFailure]:
@@ -201,14 +211,15 @@ def unpack(packed: bytes) -> dict[int, ProcessFailure]:
     }
 
 
-def _cut(worker: FailedWorker, *, whole: bool) -> FailedWorker:
-    traceback_max = TRACEBACK_CHARS_MAX if whole else 0
+def _cut(worker: FailedWorker, part: int, *, whole: bool) -> FailedWorker:
+    """Return a worker with its texts cut to the limits, or to a half, a quarter ... of them."""
+    traceback_max, line_max = TRACEBACK_CHARS_MAX // part, LINE_CHARS_MAX // part
     return msgspec.structs.replace(
         worker,
-        detail=worker.detail[:LINE_CHARS_MAX],
-        message=worker.message[: TRACEBACK_CHARS_MAX if whole else LINE_CHARS_MAX],
+        detail=worker.detail[:line_max],
+        message=worker.message[: traceback_max if whole else line_max],
         traceback=worker.traceback[-traceback_max:] if whole else "",
-        stderr_tail=worker.stderr_tail[-STDERR_CHARS_MAX:] if whole else "",
+        stderr_tail=worker.stderr_tail[-STDERR_CHARS_MAX // part :] if whole else "",
     )
 
 
@@ -222,6 +233,7 @@ def _restored(worker: FailedWorker, order: int) -> ProcessFailure:
         consequence=worker.consequence and order > 0,
         detail=worker.detail,
         order=order,
+        place=order,
         stdout_file=worker.stdout_file,
         stderr_file=worker.stderr_file,
         host=worker.host,

@@ -31,6 +31,12 @@ def lay_out(error: ChildFailedError, border: str = "=", section: str = "-") -> s
     (rank, first), *others = error.in_order()
     title = f"{error.name} FAILED {error.restarts}".rstrip()
     root = _first_failure(rank, first)
+    rivals = error.rivals()
+    if rivals:
+        ranks = ", ".join(map(str, sorted([rank, *rivals])[:OTHERS_MAX]))
+        root.insert(
+            0, f"  uncertain : one of ranks {ranks} failed first; they were too close to tell"
+        )
     more = [_one_line(rank, failure, first.host) for rank, failure in others[:OTHERS_MAX]]
     if len(others) > OTHERS_MAX:
         more.append(f"  ... and {len(others) - OTHERS_MAX} more")

@@ -77,6 +77,13 @@ def last_traceback(text: str) -> str:
     return "\n".join(block)
 
 
+def first_of_chain(traceback: str) -> str:
+    """Return the traceback that others in `traceback` followed from."""
+    lines = traceback.split("\n")
+    ends = (at for at, line in enumerate(lines) if line in _CONNECTORS)
+    return "\n".join(lines[: next(ends, len(lines))]).rstrip("\n")
+
+
 def exception_line(traceback: str) -> str:
     """Return the line of a traceback that names its last exception, or ""."""
     lines = traceback.split("\n")

@@ -18,16 +18,18 @@ import os
 import select
 import sys
 import time
+from _thread import get_ident
 from collections import deque
+from errno import EBADF, EMFILE
 
 from holdfast.core.values import Value
-from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.errors import EnvironmentProblem, UsageError, shortage_hint
 from holdfast.processes.keeper import main as keeper_program
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Any
+    from typing import Any, ClassVar
 
 SIGKILL = 9
 # How long a killed process may take to go before it is passed over.
@@ -35,6 +37,8 @@ REAP_MS_MAX = 10_000
 # Each round kills one more layer of what was forked while the round before it ran.
 SWEEP_ROUNDS_MAX = 100
 RECEIVE_BYTES = 1 << 18
+# How long all that was killed with a keeper may take to go before it is passed over.
+KILLED_MS_MAX = 1_000
 # How long a keeper may take to kill all that is below it; after that it is stuck itself.
 CLOSE_MS_MAX = keeper_program.SHUTDOWN_MS_MAX + 5_000
 # How long a keeper may take to respond at all. It is waited for only where all else took too long.
@@ -69,6 +73,12 @@ class Exited(Value):
     exitcode: int
     error: tuple[int, str] | None
     """Error number and step, if the child could not become the worker."""
+    at_ns: int = 0
+    """When it was reaped, on the monotonic clock."""
+
+
+class Expired(Value):
+    """The time passed that was set by `Keeper.watch`: all workers are being killed."""
 
 
 class Empty(Value):
@@ -79,7 +89,7 @@ class KeeperLost(Value):
     """The keeper is gone; the kernel has killed its workers."""
 
 
-Event = Spawned | SpawnFailed | Exited | Empty | KeeperLost
+Event = Spawned | SpawnFailed | Exited | Expired | Empty | KeeperLost
 
 
 def decode(event: tuple[Any, ...]) -> Event:
@@ -89,9 +99,11 @@ def decode(event: tuple[Any, ...]) -> Event:
             return Spawned(key, pid)
         case ("spawn_failed", key, errno, text):
             return SpawnFailed(key, errno, text)
-        case ("exited", key, pid, code, status, error):
+        case ("exited", key, pid, code, status, error, at_ns):
             exitcode = status if code == os.CLD_EXITED else -status
-            return Exited(key, pid, exitcode, error)
+            return Exited(key, pid, exitcode, error, at_ns)
+        case ("expired", _number):
+            return Expired()
         case ("empty", _number):
             return Empty()
     raise EnvironmentProblem(f"the keeper sent an unknown event: {event!r}")
@@ -101,6 +113,9 @@ class Keeper:
     """A running keeper. Single-threaded use; close it when done."""
 
     _prestarted: Keeper | None = None
+    _program = b""
+    _running: ClassVar[set[Keeper]] = set()
+    _bequeathed: ClassVar[dict[str, int]] = {}  # Folders, each with the thread that made it.
 
     def __init__(self, pid: int, control: socket.socket) -> None:
         self.pid = pid
@@ -108,17 +123,24 @@ class Keeper:
         self._control = control
         self._received = bytearray()
         self._events: deque[Event] = deque()
+        self._deadlines_set = 0
         self._clearings_requested = 0
         self._clearings_confirmed = 0
         self.lost = False
         self._loss_reported = False
+        self._thread = get_ident()
+        Keeper._running.add(self)
+        self._announce_bequest()
 
     @classmethod
     def start(cls) -> Keeper:
         prestarted, Keeper._prestarted = Keeper._prestarted, None
         if prestarted is not None and prestarted._owner == os.getpid():  # not a forked copy's
             return prestarted
-        script = os.open(_program_path(), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            script = cls._open_program()
+        except OSError as error:
+            raise _cannot_start(_program_path(), error) from None
         # Running it from a descriptor keeps this project's name off its command line:
         # whoever kills by name must not hit the agent and its keeper at once.
         argv = [sys.executable, "-I", "-S", "/dev/fd/4", "keeper of agent", str(os.getpid())]
@@ -133,7 +155,10 @@ class Keeper:
         """Return a keeper that is another program: it has the control socket as descriptor 3
         and `payload_fd` as descriptor 4.
         """
-        ours, its = socket.socketpair()
+        try:
+            ours, its = socket.socketpair()
+        except OSError as error:
+            raise _cannot_start(argv[0], error) from None
         try:
             pid = os.posix_spawn(
                 argv[0],
@@ -146,12 +171,25 @@ class Keeper:
             )
         except OSError as error:
             ours.close()
-            raise EnvironmentProblem(
-                f"could not start {argv[0]} as the keeper of the workers: {error.strerror}"
-            ) from None
+            raise _cannot_start(argv[0], error) from None
         finally:
             its.close()
         return cls(pid, ours)
+
+    @classmethod
+    def remember_program(cls) -> None:
+        """Have later keepers run this very program, even if its file is removed or replaced."""
+        if not cls._program:
+            with open(_program_path(), "rb") as stream:
+                Keeper._program = stream.read()
+
+    @classmethod
+    def _open_program(cls) -> int:
+        if not cls._program:
+            return os.open(_program_path(), os.O_RDONLY | os.O_CLOEXEC)
+        script = os.memfd_create("keeper")
+        os.write(script, cls._program)
+        return script
 
     @classmethod
     def prestart(cls) -> None:
@@ -166,14 +204,45 @@ class Keeper:
             Keeper._prestarted = None
 
     @classmethod
+    def bequeath(cls, folder: str) -> None:
+        """Have a folder removed if this process is killed; for one that is about to be made."""
+        cls._bequeathed[folder] = get_ident()
+        cls._announce_all()
+
+    @classmethod
+    def withhold(cls, folder: str) -> None:
+        """Take that back: the folder is gone, or is to stay."""
+        if cls._bequeathed.pop(folder, None) is not None:
+            cls._announce_all()
+
+    @classmethod
+    def _announce_all(cls) -> None:
+        for keeper in [*cls._running]:
+            if keeper._owner == os.getpid() and keeper._thread == get_ident():
+                keeper._announce_bequest(withheld=True)
+
+    def _announce_bequest(self, *, withheld: bool = False) -> None:
+        folders = [one for one, thread in self._bequeathed.items() if thread == self._thread]
+        if folders or withheld:
+            self._send(("inherit", folders))
+
+    @classmethod
     def fork(cls, run_call: Callable[[Any], int]) -> Keeper:
         """Return a keeper that is a fork of this process and runs calls with its memory."""
-        ours, its = socket.socketpair()
+        try:
+            ours, its = socket.socketpair()
+        except OSError as error:
+            raise _cannot_start("a fork", error) from None
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # As it is where the console is closed.
                 stream.flush()
         keeper_program.load_prctl()  # Another thread may be importing while we fork.
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            ours.close()
+            its.close()
+            raise _cannot_start("a fork", error) from None
         if pid == 0:
             try:
                 ours.close()
@@ -226,6 +295,11 @@ class Keeper:
     def kill_tree(self, key: int) -> None:
         self._send(("kill", key))
 
+    def watch(self, timer_fd: int) -> None:
+        """Have all workers killed when a timer expires; an earlier one does not count any more."""
+        self._deadlines_set += 1
+        self._send(("deadline", self._deadlines_set), [timer_fd])
+
     def signal_leftovers(self, signum: int) -> None:
         """Signal all that ended workers left; `Empty` follows when it is gone."""
         # Numbered, so that the response to an earlier one is not taken for that to the next.
@@ -264,9 +338,13 @@ class Keeper:
     def kill(self) -> None:
         """SIGKILL the keeper and all below it, for when it does nothing of that itself."""
         if self._owner == os.getpid() and not self.lost:
-            for pid in [*keeper_program.descendants_of(self.pid), self.pid]:
+            below = keeper_program.descendants_of(self.pid)
+            for pid in [*below, self.pid]:
                 keeper_program.send_signal(pid, SIGKILL)
             ended_soon(self.pid)  # Until `close` reaps it, its number stays its own.
+            deadline = time.monotonic() + KILLED_MS_MAX / 1000
+            for pid in below:
+                ended_soon(pid, max(0, int((deadline - time.monotonic()) * 1000)))
 
     def _receive_events(self) -> None:
         while not self.lost:
@@ -288,6 +366,8 @@ class Keeper:
     def _add_event(self, event: tuple[Any, ...]) -> None:
         if event[0] == "clearing":
             self._clearings_confirmed = event[1]
+        elif event[0] == "expired" and event[1] != self._deadlines_set:
+            pass  # It was that of an earlier generation.
         elif event[0] != "empty" or event[1] == self._clearings_requested:
             self._events.append(decode(event))
 
@@ -299,7 +379,9 @@ class Keeper:
         if self._control.fileno() < 0:
             return
         ours = self._owner == os.getpid()
+        Keeper._running.discard(self)
         if ours:
+            self._send(("inherit", []))  # This process lives, and looks after what it made.
             # Closing alone says nothing while a process forked from this one has a copy.
             self._control.shutdown(socket.SHUT_RDWR)
         self._control.close()
@@ -375,6 +457,15 @@ def _is_current(cached: str, source: str) -> bool:
         return True
     made_of = (int(about.st_mtime) & 0xFFFFFFFF, about.st_size & 0xFFFFFFFF)
     return header[4:16] == bytes(4) + b"".join(part.to_bytes(4, "little") for part in made_of)
+
+
+def _cannot_start(what: str, error: OSError) -> EnvironmentProblem:
+    # A place for a descriptor that is beyond the limit is a bad one to the kernel.
+    number = EMFILE if error.errno == EBADF else error.errno
+    return EnvironmentProblem(
+        f"could not start {what} as the keeper of the workers: {os.strerror(number or 0)}",
+        hint=shortage_hint(number),
+    )
 
 
 def _moved_to(first: int, first_target: int, second: int, second_target: int) -> list[Any]:

@@ -23,13 +23,18 @@ private socket pair between two processes of one interpreter. Requests, by their
     its start error, and one that it waits at: it begins when it reads the keeper's process id.
 ``signal key signum``      Signal one worker's leader.
 ``kill key``               SIGKILL one worker's whole tree.
+``deadline number``        Kill all workers when the timer expires that the message carries, which
+                           the agent puts off: ``expired number`` is sent before.
 ``clear signum number``    Signal all that ended workers left: ``clearing number`` at once, and
                            ``empty number`` when it is gone.
+``inherit folders``        The folders to remove, with all in them, if the agent is killed; the
+                           last such request counts.
 
 Further events: ``spawned key pid``, ``spawn_failed key errno text`` and ``exited key pid code
-status error``; ``error`` is None, or ``(errno, step)`` if the child could not become the worker.
+status error ns``, in the order of the exits; ``error`` is None, or ``(errno, step)`` if the child
+could not become the worker, and ``ns`` the monotonic clock.
 
-It decides nothing: no deadline and no retry is its own. `keeper/client.py` is the agent's side.
+It decides nothing: no time and no retry is its own. `keeper/client.py` is the agent's side.
 """
 
 from __future__ import annotations
@@ -42,7 +47,8 @@ import marshal
 import os
 import select
 import sys
-from errno import EACCES, EMFILE, ENOEXEC, EPERM
+import time
+from errno import EACCES, EINVAL, EMFILE, ENOEXEC, EPERM
 
 TYPE_CHECKING = False  # `typing` itself would double the keeper's start-up.
 if TYPE_CHECKING:
@@ -59,17 +65,24 @@ RECEIVE_BYTES = 1 << 18
 SHUTDOWN_MS_MAX = 10_000
 NOT_EXECUTABLE = (EACCES, ENOEXEC, EPERM)  # Exit status 126, as in a shell; all else is 127.
 
-_prctl: Callable[..., int] | None = None
+_functions: dict[str, Callable[..., int]] = {}
+
+
+def load_function(name: str) -> Callable[..., int]:
+    """Return a function of libc."""
+    if name not in _functions:
+        import _ctypes  # Without the classes of `ctypes`, which take longer than all the rest.
+
+        class Function(_ctypes.CFuncPtr):
+            _flags_ = _ctypes.FUNCFLAG_CDECL
+
+        _functions[name] = Function(_ctypes.dlsym(_ctypes.dlopen(None, 0), name))  # type: ignore[arg-type]
+    return _functions[name]
 
 
 def load_prctl() -> Callable[..., int]:
     """Return libc's `prctl`. Load it before a fork: the child must not run the import system."""
-    global _prctl  # noqa: PLW0603 (the same for the whole process)
-    if _prctl is None:
-        import ctypes
-
-        _prctl = ctypes.CDLL(None, use_errno=True).prctl
-    return _prctl
+    return load_function("prctl")
 
 
 def children_of(pid: int) -> list[int]:
@@ -124,15 +137,30 @@ def send_signal(pid: int, signum: int) -> None:
         pass
 
 
+def remove_tree(path: str) -> None:
+    """Remove a folder with all in it."""
+    try:
+        for name in os.listdir(path):
+            inner = os.path.join(path, name)
+            if os.path.isdir(inner) and not os.path.islink(inner):
+                remove_tree(inner)
+            else:
+                os.unlink(inner)
+        os.rmdir(path)
+    except OSError:
+        pass  # It is gone already, or somebody has put something in it.
+
+
 class Worker:
     """What the keeper knows of one worker's leader."""
 
-    __slots__ = ("error_fd", "key", "pid")
+    __slots__ = ("error_fd", "exit_fd", "key", "pid")
 
     def __init__(self, key: int, pid: int, error_fd: int) -> None:
         self.key = key
         self.pid = pid
         self.error_fd = error_fd
+        self.exit_fd = -1
         os.set_blocking(error_fd, False)  # Others may have the other end for a moment longer.
 
     def start_error(self) -> tuple[int, str] | None:
@@ -159,11 +187,16 @@ class Keeper:
         self.prctl = load_prctl()
         self.pid = os.getpid()
         self.workers: dict[int, Worker] = {}  # by pid
+        self.exits = select.epoll()  # Of their pidfds: it reports them in the order of the exits.
         self.clearing = 0  # The signal that leftovers get; 0 while none is requested.
         self.clearing_number = 0
+        self.deadline_fd = -1
+        self.deadline_number = 0
+        self.poll = select.poll()
         self.received = bytearray()
         self.received_fds: list[int] = []
         self.unsent = bytearray()
+        self.inherited: list[str] = []
         self.agent_fd = self.watch_agent()
         self.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         # Ignored dispositions survive an exec, so the workers need to get the old ones back.
@@ -195,7 +228,7 @@ class Keeper:
 
     def serve(self) -> None:
         """Serve until the agent is gone or hangs up."""
-        poll = select.poll()
+        poll = self.poll
         poll.register(self.wake_in, select.POLLIN)
         poll.register(self.control.fileno(), select.POLLIN)
         if self.agent_fd >= 0:
@@ -208,6 +241,9 @@ class Keeper:
                     return
                 if fd == self.wake_in:
                     self.reap()
+                    continue
+                if fd == self.deadline_fd:
+                    self.expire()
                     continue
                 if events & select.POLLOUT:
                     self.send()
@@ -251,11 +287,15 @@ class Keeper:
         elif kind == "kill":
             for worker in self.leaders(request[1]):
                 self.kill_tree(worker.pid)
+        elif kind == "deadline":
+            self.watch_deadline(request[1])
         elif kind == "clear":
             self.clearing, self.clearing_number = request[1:]
             self.send_event("clearing", self.clearing_number)
             self.clear_leftovers()
             self.reap()
+        elif kind == "inherit":
+            self.inherited = request[1]
 
     def leaders(self, key: int) -> list[Worker]:
         """Return the worker with this key, if its leader still runs."""
@@ -280,7 +320,7 @@ class Keeper:
                 os.close(error_in)
                 self.become_worker(dict(zip(targets, fds, strict=True)), error_out, *how)
             os.close(error_out)
-            self.workers[pid] = Worker(key, pid, error_in)
+            self.watch_worker(Worker(key, pid, error_in))
             self.send_event("spawned", key, pid)
         finally:
             for fd in fds:
@@ -294,7 +334,7 @@ class Keeper:
                 raise OSError(EMFILE, os.strerror(EMFILE))
             # One that ended meanwhile is reported like any other, unless it was reaped before.
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            self.workers[pid] = Worker(key, pid, fds.pop(0))
+            self.watch_worker(Worker(key, pid, fds.pop(0)))
             self.send_event("spawned", key, pid)
             os.write(fds[0], self.pid.to_bytes(8, "little"))
         except BrokenPipeError:
@@ -306,6 +346,38 @@ class Keeper:
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def watch_worker(self, worker: Worker) -> None:
+        self.workers[worker.pid] = worker
+        try:
+            exit_fd = os.pidfd_open(worker.pid)
+        except (AttributeError, OSError):
+            return  # It is reaped all the same, only not in order.
+        worker.exit_fd = exit_fd
+        self.exits.register(exit_fd, select.EPOLLIN)
+
+    def watch_deadline(self, number: int) -> None:
+        if self.deadline_fd >= 0:
+            self.poll.unregister(self.deadline_fd)
+            os.close(self.deadline_fd)
+            self.deadline_fd = -1
+        if self.received_fds:  # The kernel drops what we have no room for.
+            self.deadline_fd = self.received_fds.pop(0)
+            self.deadline_number = number
+            self.poll.register(self.deadline_fd, select.POLLIN)
+
+    def expire(self) -> None:
+        """Kill the workers and all they left, unless the time was put off just now."""
+        try:
+            os.read(self.deadline_fd, 8)
+        except BlockingIOError:
+            return
+        self.send_event("expired", self.deadline_number)
+        helpers = [pid for pid, worker in self.workers.items() if worker.key < 0]
+        kept = {*helpers, *(pid for one in helpers for pid in descendants_of(one))}
+        for pid in descendants_of(self.pid):
+            if pid not in kept:
+                send_signal(pid, signal.SIGKILL)
 
     def fork(self) -> int:
         """Fork with all signals held back: one for the worker must not meet our own actions."""
@@ -358,6 +430,8 @@ class Keeper:
                 os.execvpe(argv[0], argv, env)  # noqa: S606 (no shell is the point)
         except BaseException as error:  # noqa: BLE001 (nobody else can report it)
             errno = error.errno or 0 if isinstance(error, OSError) else 0
+            if errno == EINVAL and step == "prepare":
+                errno = EMFILE  # No number is left above those that are taken.
             if argv and step == argv[0] and errno in NOT_EXECUTABLE:
                 status = 126
             if error_out >= 0:
@@ -369,8 +443,11 @@ class Keeper:
     def drop_own_fds(self) -> None:
         """Close what is the keeper's own; a child that runs a call closes nothing by an exec."""
         self.control.close()
-        own = (self.wake_in, self.wake_out, self.agent_fd)
-        for fd in (*own, *(worker.error_fd for worker in self.workers.values())):
+        self.exits.close()
+        own = [self.wake_in, self.wake_out, self.agent_fd, self.deadline_fd]
+        for worker in self.workers.values():
+            own += [worker.error_fd, worker.exit_fd]
+        for fd in own:
             if fd >= 0:
                 os.close(fd)
 
@@ -423,17 +500,10 @@ class Keeper:
                 pass
         except BlockingIOError:
             pass
-        while True:
-            try:
-                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG)
-            except ChildProcessError:
-                break
-            if ended is None:
-                break
-            worker = self.workers.pop(ended.si_pid, None)
-            if worker is not None:
-                how = (ended.si_code, ended.si_status, worker.start_error())
-                self.send_event("exited", worker.key, worker.pid, *how)
+        for exit_fd, _ in self.exits.poll(0):  # `P_ALL` would have them in the order of birth.
+            self.reap_one(os.P_PIDFD, exit_fd)
+        while self.reap_one(os.P_ALL, 0):
+            pass
         helpers = {pid for pid, worker in self.workers.items() if worker.key < 0}
         if self.clearing and len(self.workers) == len(helpers):
             if helpers.issuperset(children_of(self.pid)):
@@ -441,6 +511,22 @@ class Keeper:
                 self.send_event("empty", self.clearing_number)
             elif self.clearing == signal.SIGKILL:
                 self.clear_leftovers()  # What a killed process left has come to us by now.
+
+    def reap_one(self, which: int, number: int) -> bool:
+        try:
+            ended = os.waitid(which, number, os.WEXITED | os.WNOHANG)
+        except OSError:  # There is no such child, or the kernel knows no pidfds here.
+            return False
+        if ended is None:
+            return False
+        worker = self.workers.pop(ended.si_pid, None)
+        if worker is not None:
+            if worker.exit_fd >= 0:
+                self.exits.unregister(worker.exit_fd)  # A child of a moment may have a copy.
+                os.close(worker.exit_fd)
+            how = (ended.si_code, ended.si_status, worker.start_error(), time.monotonic_ns())
+            self.send_event("exited", worker.key, worker.pid, *how)
+        return True
 
     def clear_leftovers(self) -> None:
         """Signal all below the keeper, but for running workers and their own."""
@@ -466,6 +552,8 @@ class Keeper:
             self.reap()
             if children_of(self.pid) and not poll.poll(SHUTDOWN_MS_MAX):
                 break
+        for folder in self.inherited:
+            remove_tree(folder)
 
     # Events.
 
@@ -488,7 +576,10 @@ class Keeper:
 
 def serve(control_fd: int, run_call: Callable[[Any], int] | None = None) -> None:
     """Be the keeper behind this control socket; returns when its work is done."""
-    keeper = Keeper(control_fd, run_call)
+    try:
+        keeper = Keeper(control_fd, run_call)
+    except OSError:
+        os._exit(1)  # Too few descriptors; the agent has even fewer left, and says so.
     try:
         keeper.serve()
     finally:

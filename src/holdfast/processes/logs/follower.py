@@ -22,7 +22,7 @@ import time
 from collections import deque
 
 from holdfast import console
-from holdfast.errors import EnvironmentProblem, InternalError
+from holdfast.errors import EnvironmentProblem, InternalError, shortage_hint
 from holdfast.processes.logs.lines import LINE_BYTES_MAX, PrefixedLines, RawBytes, Sink
 
 TYPE_CHECKING = False
@@ -107,6 +107,9 @@ TAIL_BYTES_MAX = 1 << 14
 # The room asked for in a pipe, so that a noisy worker waits less often for its reader.
 PIPE_ROOM_BYTES = 1 << 18
 _F_SETPIPE_SZ = 1031
+
+# Of how many reads of a pipe it is kept when they were: a traceback comes in some dozen.
+MARKS_MAX = 256
 
 # No pipe holds more than this (fs.pipe-max-size), so once this much was read after the wish to
 # finish, all that was written before it has come. What a survivor writes later is not waited for.
@@ -241,7 +244,7 @@ class FileStream(Stream):
 class PipeStream(Stream):
     """The read end of a pipe, or the master of a pseudo-terminal, with its last bytes kept."""
 
-    __slots__ = ("_has_read", "_left", "_ring", "_ring_lock", "_tail_bytes_max")
+    __slots__ = ("_has_read", "_left", "_marks", "_ring", "_ring_lock", "_tail_bytes_max")
 
     def __init__(
         self,
@@ -257,6 +260,7 @@ class PipeStream(Stream):
         self._ring_lock = threading.Lock()
         self._has_read = threading.Condition(self._ring_lock)
         self._tail_bytes_max = tail_bytes_max
+        self._marks: deque[tuple[int, int]] = deque(maxlen=MARKS_MAX)
         self._left = HELD_BYTES_MAX
         os.set_blocking(fd, False)
         if os.isatty(fd):
@@ -291,17 +295,23 @@ class PipeStream(Stream):
         return True
 
     def catch_up(self, limit_s: float) -> bool:
-        import fcntl
-        import termios
-
         with self._ring_lock:
             if self._fd < 0:
                 return True
-            unread = fcntl.ioctl(self._fd, termios.FIONREAD, bytes(4))
-            wanted = self.bytes_read + int.from_bytes(unread, sys.byteorder)
+            wanted = self.bytes_read + _unread(self._fd)
             return self._has_read.wait_for(
                 lambda: self.bytes_read >= wanted or self._fd < 0, limit_s
             )
+
+    def written(self) -> int:
+        """Return how many bytes were written so far, read or not. Any thread."""
+        with self._ring_lock:
+            return self.bytes_read + (_unread(self._fd) if self._fd >= 0 else 0)
+
+    def came_ns(self, position: int) -> int:
+        """Return when a byte was read, on the monotonic clock; 0 if that is long ago. Any thread."""
+        with self._ring_lock:
+            return next((at for first, at in reversed(self._marks) if first <= position), 0)
 
     def end(self) -> None:
         with self._ring_lock:
@@ -316,6 +326,7 @@ class PipeStream(Stream):
     def _read(self) -> bytes:
         with self._ring_lock:  # Whatever is no longer in the pipe is in the ring.
             data = os.read(self._fd, CHUNK_BYTES)
+            self._marks.append((self.bytes_read, time.monotonic_ns()))
             self._keep(data)
             self.bytes_read += len(data)
             self._has_read.notify_all()
@@ -329,6 +340,13 @@ class PipeStream(Stream):
         # Cut only now and then: cutting at each read would copy the whole ring each time.
         if len(self._ring) > 2 * limit:
             del self._ring[:-limit]
+
+
+def _unread(fd: int) -> int:
+    import fcntl
+    import termios
+
+    return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def _ask_for_room(fd: int) -> None:
@@ -406,7 +424,9 @@ class LogFollower:
             # Non-blocking has no effect on a file, and keeps a named pipe from holding us up.
             fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NONBLOCK, 0o666)
         except OSError as problem:
-            raise EnvironmentProblem(f"cannot follow {path}: {problem.strerror}") from problem
+            raise EnvironmentProblem(
+                f"cannot follow {path}: {problem.strerror}", hint=shortage_hint(problem.errno)
+            ) from problem
         stream = FileStream(path, fd, lines, _sinks(to, filtered_to))
         with self._lock:
             self._admit(stream)
@@ -426,7 +446,7 @@ class LogFollower:
         accept: Callable[[bytes], bool] | None = None,
         tail_bytes_max: int = TAIL_BYTES_MAX,
         raw: bool = False,
-    ) -> Stream:
+    ) -> PipeStream:
         """Follow the read end of a pipe, or a terminal's master, which is ours from now on.
 
         It is made non-blocking, and closed when it ends or is finished. The rest is as with
@@ -443,15 +463,18 @@ class LogFollower:
             except OSError as problem:
                 self._streams.discard(stream)
                 stream.end()
-                raise EnvironmentProblem(f"cannot follow fd {fd}: {problem.strerror}") from problem
+                raise EnvironmentProblem(
+                    f"cannot follow fd {fd}: {problem.strerror}", hint=shortage_hint(problem.errno)
+                ) from problem
             self._by_fd[fd] = stream
         return stream
 
     def start(self) -> None:
         with self._lock:
             if self._thread is None and not self._released:
-                self._thread = threading.Thread(target=self._run, name="holdfast-logs", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="holdfast-logs", daemon=True)
+                thread.start()
+                self._thread = thread
 
     # Finishing, from any thread but our own.
 

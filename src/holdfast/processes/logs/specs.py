@@ -24,6 +24,7 @@ from enum import IntFlag
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
+from holdfast.processes.keeper.client import Keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,6 +86,23 @@ def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int,
     if isinstance(val_or_map, int):
         return dict.fromkeys(range(local_world_size), Std(int(val_or_map)))
     return {rank: Std(int(val_or_map.get(rank, 0))) for rank in range(local_world_size)}
+
+
+class LogDirectoryTaken(UsageError, NotADirectoryError):
+    """A file is where the log directory should be.
+
+    It is a `NotADirectoryError` too, since that is what callers of the TorchElastic API catch.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the log directory {path} cannot be made: a file is in the way",
+            hint="name a directory with --log-dir",
+        )
+        self.errno, self.strerror, self.filename = errno.ENOTDIR, os.strerror(errno.ENOTDIR), path
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # An `OSError` would make a text of its fields.
 
 
 # File systems allow 255 bytes in a name; the random suffix needs a few of them.
@@ -164,6 +182,7 @@ class DefaultLogsSpecs(LogsSpecs):
         super().__init__(root, redirects, tee, local_ranks_filter)
         self._is_temporary = False
         self._is_shared = False
+        self._is_for_one_launch = False
         self._run_dir: str | None = None
 
     @property
@@ -172,6 +191,8 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir is None:
             self._root_log_dir = _make_temporary_dir()
             self._is_temporary = True
+            if self._is_for_one_launch and self.keeps_nothing:
+                Keeper.bequeath(self._root_log_dir)
         elif self._root_log_dir != os.devnull:
             _make_dirs(self._root_log_dir)
         return self._root_log_dir
@@ -221,6 +242,7 @@ class DefaultLogsSpecs(LogsSpecs):
         it before: what one run removes must not be another's.
         """
         other = DefaultLogsSpecs(None, self._redirects, self._tee, self._local_ranks_filter)
+        other._is_for_one_launch = True
         if self._root_log_dir is not None or not self.keeps_nothing:
             other._root_log_dir = self._root_log_dir or self.root_log_dir
             other._is_temporary, other._is_shared = self._is_temporary, True
@@ -242,8 +264,30 @@ class DefaultLogsSpecs(LogsSpecs):
         """Remove the root directory with all in it, if it is one that we made up ourselves."""
         if self._is_temporary and not self._is_shared and self._root_log_dir is not None:
             _remove_tree(self._root_log_dir)
+            Keeper.withhold(self._root_log_dir)
             self._root_log_dir = self._run_dir = None
             self._is_temporary = False
+
+    def discard_if_empty(self) -> bool:
+        """Remove a directory that we made up ourselves if nothing was written; return whether."""
+        if not self._is_temporary or self._root_log_dir is None:
+            return False
+        if self._run_dir is not None:
+            for folder, _, names in os.walk(self._run_dir):
+                if any(os.path.getsize(os.path.join(folder, name)) for name in names):
+                    return False
+            _remove_tree(self._run_dir)
+            self._run_dir = None
+        try:
+            os.rmdir(self._root_log_dir)
+        except OSError:
+            pass  # Another run has something in it.
+        return True
+
+    def keep(self) -> None:
+        """Have the directory stay from now on, even if this process is killed."""
+        if self._root_log_dir is not None:
+            Keeper.withhold(self._root_log_dir)
 
     def _discard(
         self, envs: dict[int, dict[str, str]], redirects: dict[int, Std], tees: dict[int, Std]
@@ -279,6 +323,7 @@ class DefaultLogsSpecs(LogsSpecs):
         assert self._run_dir is not None
         console.warning(f"the log directory {self._run_dir} was removed while the job ran")
         if self._is_temporary:
+            self.keep()
             # Under a new name: in a directory for everyone the old one may be someone else's by now.
             self._root_log_dir = self._run_dir = None
             self._is_shared = False
@@ -395,10 +440,7 @@ def _make_dirs(path: str) -> None:
 
 def _cannot_make(path: str, problem: OSError) -> NoReturn:
     if problem.errno in (errno.EEXIST, errno.ENOTDIR):
-        raise UsageError(
-            f"the log directory {path} cannot be made: a file is in the way",
-            hint="name a directory with --log-dir",
-        ) from problem
+        raise LogDirectoryTaken(path) from problem
     raise EnvironmentProblem(
         f"the log directory {path} cannot be made: {problem.strerror}",
         hint="name a writable directory with --log-dir",

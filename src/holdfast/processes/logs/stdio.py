@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 
-from holdfast.errors import EnvironmentProblem
+from holdfast.errors import EnvironmentProblem, shortage_hint
 from holdfast.processes.logs.specs import usable_filters
 
 TYPE_CHECKING = False
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TextIO
 
-    from holdfast.processes.logs.follower import LogFollower, Stream
+    from holdfast.processes.logs.follower import LogFollower, PipeStream
     from holdfast.processes.logs.lines import Sink
     from holdfast.processes.logs.specs import LogsDest
 
@@ -80,13 +81,15 @@ class WorkerStdio:
         self._capture_stderr = capture_stderr
         self._follower: LogFollower | None = None
         self._console_stuck = False
+        self._closed = False
         self._is_behind = False
         self._pipes: dict[tuple[int, int], int] = {}
         self._hidden: set[tuple[int, int]] = set()
         self._files: list[tuple[int, int, str]] = []
-        self._captured: dict[tuple[int, int], Stream] = {}
+        self._captured: dict[tuple[int, int], PipeStream] = {}
         self._sinks: dict[int, Sink] = {}
         self._filtered: dict[int, Sink] = {}
+        self._filtered_files: dict[int, TextIO] = {}
 
     def open(self, rank: int) -> dict[int, int]:
         """Return fresh descriptors for a worker's streams 0, 1 and 2; close them once it runs."""
@@ -139,6 +142,24 @@ class WorkerStdio:
             self._follower = None
         for sink in self._filtered.values():
             sink.close()
+        for file in self._filtered_files.values():
+            file.close()
+        self._closed = True
+
+    def filtered_file(self, which: int) -> TextIO | None:
+        """Return the file of a stream's filtered lines, open for appending; None without filters.
+
+        It is for callers who want to know its name or add to it. It is closed with the rest.
+        """
+        if not self._filters[which]:
+            return None
+        if which not in self._filtered_files:
+            self._filtered_files[which] = open(  # noqa: SIM115 (closed by `close`)
+                self._filtered_path(which), "a", errors="replace", buffering=1
+            )
+            if self._closed:
+                self._filtered_files[which].close()
+        return self._filtered_files[which]
 
     def stderr_tail(self, rank: int) -> str:
         """Return the end of a worker's standard error, empty where it is not kept."""
@@ -157,6 +178,31 @@ class WorkerStdio:
                 return stream.read(TAIL_BYTES_MAX).decode(errors="replace")
         except OSError:
             return ""
+
+    def stderr_written(self, rank: int) -> int:
+        """Return how many bytes came through the pipe of a worker's standard error, if it has one."""
+        captured = self._captured.get((rank, STDERR))
+        return captured.written() if captured is not None else 0
+
+    def last_words(self, rank: int, tail: str) -> tuple[int, int]:
+        """Return where the last traceback in the end of a worker's standard error begins, in bytes
+        from the start, and when it came, in nanoseconds since the epoch; -1 and 0 if unknown.
+        """
+        from holdfast.processes.failures import tracebacks
+
+        found = tracebacks.find_last_traceback(tracebacks.readable_lines(tail))
+        if found is None:
+            return -1, 0
+        captured = self._captured.get((rank, STDERR))
+        if captured is None:
+            try:  # A file that only the worker writes: no later than its last write.
+                return -1, os.stat(self._dest.stderrs[rank]).st_mtime_ns
+            except (OSError, KeyError):
+                return -1, 0
+        after = sum(len(line.encode()) + 1 for line in tail.split("\n")[found[0] :]) - 1
+        position = max(0, captured.written() - after)
+        came_ns = captured.came_ns(position)
+        return position, time.time_ns() - time.monotonic_ns() + came_ns if came_ns else 0
 
     def _open_stdin(self) -> int:
         # Where it is closed, descriptor 0 may by now be something else of this process.
@@ -188,7 +234,9 @@ class WorkerStdio:
         try:
             return os.open(path, flags, 0o666)
         except OSError as problem:
-            raise EnvironmentProblem(f"cannot write {path}: {problem.strerror}") from None
+            raise EnvironmentProblem(
+                f"cannot write {path}: {problem.strerror}", hint=shortage_hint(problem.errno)
+            ) from None
 
     def _follow_file(self, rank: int, which: int, path: str) -> None:
         teed = rank in (self._dest.tee_stdouts if which == STDOUT else self._dest.tee_stderrs)
@@ -238,6 +286,8 @@ class WorkerStdio:
         if which not in self._filtered:
             from holdfast.processes.logs.lines import Sink
 
-            path = self._dest.filtered_stdout if which == STDOUT else self._dest.filtered_stderr
-            self._filtered[which] = Sink.to_file(path)
+            self._filtered[which] = Sink.to_file(self._filtered_path(which))
         return self._filtered[which]
+
+    def _filtered_path(self, which: int) -> str:
+        return self._dest.filtered_stdout if which == STDOUT else self._dest.filtered_stderr

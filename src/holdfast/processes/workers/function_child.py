@@ -8,6 +8,8 @@ The first two use `multiprocessing`'s preparation of a new interpreter (`__main_
 and its pickler, so queues, locks and pipes can be arguments as they can for `Process`. Pickles
 travel only between the agent and its own children, over private pipes.
 
+A signal that stops a worker raises in the function (`function_signals.py`).
+
 A value comes back as one pickle on a pipe. A worker that ends with code 0 but without a value
 did not return; the agent calls that a failure.
 """
@@ -23,6 +25,8 @@ import sys
 
 from holdfast.errors import UsageError
 from holdfast.processes.failures.error_file import record, users_part
+from holdfast.processes.signals import SignalException
+from holdfast.processes.workers.function_signals import RaisedSignals, die_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -172,23 +176,24 @@ def pack_value(value: object, name: str) -> bytes:
 
 def call_in_fork(call: Callable[[], None]) -> int:
     """Call in a forked child and return its exit status, as the interpreter would end it."""
-    status = 0
-    interrupted = False
+    status = died_of = 0
     _part_from_the_parent()
+    RaisedSignals().begin()
     try:
         call()
     except SystemExit as leaving:
         status = _exit_status(leaving.code)
+    except SignalException as stop:
+        died_of = stop.sigval
     except BaseException as error:  # noqa: BLE001 (we are the last to see it, as the interpreter is)
         import traceback
 
         traceback.print_exception(type(error), error, users_part(error.__traceback__))
         status = 1
-        interrupted = isinstance(error, KeyboardInterrupt)
+        died_of = signal.SIGINT if isinstance(error, KeyboardInterrupt) else 0
     _end_like_an_interpreter()
-    if interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+    if died_of:
+        die_of(died_of)
     return status
 
 
@@ -265,9 +270,14 @@ def main() -> None:
         preparation, data, has_tracker = pickle.load(stream)  # noqa: S301 (our agent's)
     if has_tracker:
         use_tracker(TRACKER_FD)
-    record(prepare)(preparation)
-    fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
-    call_and_return(fn, args, RESULT_FD)
+    RaisedSignals().begin()
+    try:
+        record(prepare)(preparation)
+        fn, args = pickle.loads(data)  # noqa: S301 (our agent's)
+        call_and_return(fn, args, RESULT_FD)
+    except SignalException as stop:
+        _end_like_an_interpreter()
+        die_of(stop.sigval)
 
 
 def _show_users_part(kind: type[BaseException], error: BaseException, tb: Any) -> None:

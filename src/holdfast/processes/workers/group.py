@@ -17,7 +17,6 @@ here, and the agent gets it from `poll_events`.
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import signal
@@ -29,7 +28,7 @@ from holdfast.core import stopping
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
-from holdfast.errors import EnvironmentProblem
+from holdfast.errors import SHORTAGES, EnvironmentProblem, shortage_hint
 from holdfast.processes.failures.exits import (
     OomKills,
     RunProcsResult,
@@ -48,27 +47,20 @@ from holdfast.processes.poll import min_of, wait_for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Any
+    from typing import Any, TextIO
 
     from holdfast.core.machine import Effect, Event
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.client import Keeper
+    from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.zygote.client import WarmStart
+    from holdfast.side_thread import SideThread
 
+# How long the agent waits for what a failed worker has written: its file system may not answer.
+READ_S_MAX = 2.0
 # How long a worker that was given up may still take once the keeper is gone too.
 LAST_MS_MAX = 1_000
-# What the kernel says where a limit of this machine or user is reached, and what to do then.
-# Descriptors on their way to the keeper count like open ones (ETOOMANYREFS).
-_MORE_FILES = "raise the limit of open files, see `ulimit -n`, or start fewer workers"
-_MORE_PROCESSES = "raise the limit of processes, see `ulimit -u`, or start fewer workers"
-SHORTAGE_HINTS = {
-    errno.EMFILE: _MORE_FILES,
-    errno.ENFILE: _MORE_FILES,
-    errno.ETOOMANYREFS: _MORE_FILES,
-    errno.EAGAIN: _MORE_PROCESSES,
-    errno.ENOMEM: "free some memory, or start fewer workers",
-}
 
 
 class StopEnded(Value):
@@ -79,7 +71,11 @@ class StopEnded(Value):
     left_behind: tuple[int, ...]
 
 
-GroupEvent = WorkerExit | StopEnded
+class WorkersKilled(Value):
+    """The keeper kills all workers, since their deadline has passed."""
+
+
+GroupEvent = WorkerExit | WorkersKilled | StopEnded
 
 
 def _require_every_rank(mapping: Mapping[int, object], nprocs: int, what: str) -> None:
@@ -109,6 +105,7 @@ class PContext(ABC):
         keeper: Keeper | None = None,
         warm: WarmStart | None = None,
         capture_stderr: bool = True,
+        deadline: WorkersDeadline | None = None,
     ) -> None:
         self.name = name
         self.entrypoint = entrypoint
@@ -122,8 +119,6 @@ class PContext(ABC):
         self.stdouts = dest.stdouts
         self.stderrs = dest.stderrs
         self.error_files = dest.error_files
-        self.filtered_stdout = dest.filtered_stdout
-        self.filtered_stderr = dest.filtered_stderr
         _require_every_rank(self.stdouts, self.nprocs, "stdouts")
         _require_every_rank(self.stderrs, self.nprocs, "stderrs")
         self._stdio = WorkerStdio(
@@ -137,17 +132,21 @@ class PContext(ABC):
         self.reap_s: float = stopping.REAP_S
         self.stop_signal: int = signal.SIGTERM
         self._keeper = keeper
+        self._deadline = deadline
         self._owns_keeper = keeper is None
         self._warm = warm
         self._zygote_fd = -1
         self._cpus: dict[int, list[int]] = {}  # Of each worker that is to be bound to some.
         self._oom_kills = OomKills()
+        self._shortage: OSError | None = None  # Why a worker could not be forked.
+        self._failure_reader: SideThread | None = None
         self._started: dict[int, int] = {}  # rank -> pid
         self._running: set[int] = set()
         self._exits: dict[int, WorkerExit] = {}
         self._pending: list[GroupEvent] = []
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
+        self._said_before_stop: dict[int, int] = {}  # Bytes on standard error.
         self._stop_reported = False
         self._leftovers: list[int] = []  # What workers left and SIGKILL does not end.
         self._epoll = select.epoll()
@@ -192,6 +191,16 @@ class PContext(ABC):
 
     def pids(self) -> dict[int, int]:
         return dict(self._started)
+
+    @property
+    def filtered_stdout(self) -> TextIO | None:
+        """The file of the lines of standard output that pass the filters, if there are any."""
+        return self._stdio.filtered_file(1)
+
+    @property
+    def filtered_stderr(self) -> TextIO | None:
+        """The file of the lines of standard error that pass the filters, if there are any."""
+        return self._stdio.filtered_file(2)
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = SHUTDOWN_S) -> None:
         """Bring all workers down: `death_sig`, up to `timeout` seconds, then SIGKILL.
@@ -249,6 +258,9 @@ class PContext(ABC):
         """
         if self._stop is None:
             self._stop_began_ns = time.time_ns()
+            self._said_before_stop = {
+                rank: self._stdio.stderr_written(rank) for rank in self._running
+            }
             self._stop = stopping.Stop(
                 self._running,
                 signum=int(signum),
@@ -303,8 +315,12 @@ class PContext(ABC):
         for rank, pid in self.given_up.items():
             outcome.failures[rank] = self._failure(exit_of_unkillable(rank, pid, self.reap_s))
         if not outcome.failures:
-            outcome.return_values = {rank: self._value_of(rank) for rank in range(self.nprocs)}
+            outcome.return_values = self.return_values()
         return outcome
+
+    def return_values(self) -> dict[int, Any]:
+        """Return what workers that have all succeeded returned, by local rank."""
+        return {rank: self._value_of(rank) for rank in range(self.nprocs)}
 
     def release(self) -> None:
         """Let go of descriptors, and of the keeper if it is this group's own."""
@@ -342,6 +358,8 @@ class PContext(ABC):
 
     def _use_keeper(self, keeper: Keeper) -> None:
         self._keeper = keeper
+        if self._deadline is not None:
+            keeper.watch(self._deadline.fileno())
         self._watch(keeper.fileno(), self._receive_keeper_events)
         if self._warm is not None:
             self._watch_zygote()
@@ -387,10 +405,12 @@ class PContext(ABC):
         while True:
             self._receive_keeper_events()
             if self._started.keys() | self._exits.keys() >= ranks:
-                return
+                break
             self._block(warm.next_deadline() if warm is not None else None)
             if warm is not None:
                 self._receive_zygote_events()
+        if self._shortage is not None:
+            raise self._shortage
 
     # What the keeper and the zygote report.
 
@@ -406,12 +426,20 @@ class PContext(ABC):
                     pass  # Not a worker but the zygote, whose own connection reports all.
                 case keeper_client.Spawned(rank, pid):
                     self._worker_started(rank, pid)
-                case keeper_client.SpawnFailed(rank, _errno, text):
+                case keeper_client.SpawnFailed(rank, errno, text):
+                    if errno in SHORTAGES:
+                        self._shortage = OSError(errno, text)
                     self._worker_exited(rank, 0, 127, f"could not be started: {text}")
-                case keeper_client.Exited(rank, pid, exitcode, error):
+                case keeper_client.Exited(rank, pid, exitcode, error, at_ns):
                     if self._started.get(rank) == pid:  # not one given up by an earlier start
                         detail, retryable = start_error(error), is_retryable(error)
-                        self._worker_exited(rank, pid, exitcode, detail, retryable=retryable)
+                        if error is not None and error[0] in SHORTAGES:
+                            exitcode = EnvironmentProblem.exit_code
+                        self._worker_exited(
+                            rank, pid, exitcode, detail, retryable=retryable, at_ns=at_ns
+                        )
+                case keeper_client.Expired():
+                    self._pending.append(WorkersKilled())
                 case keeper_client.Empty():
                     self._stop_event(stopping.LeftoversGone())
                 case keeper_client.KeeperLost():
@@ -425,7 +453,14 @@ class PContext(ABC):
             self._kill_tree(rank)  # It was requested by a start that failed at another worker.
 
     def _worker_exited(
-        self, rank: int, pid: int, exitcode: int, detail: str = "", *, retryable: bool = True
+        self,
+        rank: int,
+        pid: int,
+        exitcode: int,
+        detail: str = "",
+        *,
+        retryable: bool = True,
+        at_ns: int = 0,
     ) -> None:
         if rank in self._exits:
             return
@@ -441,7 +476,7 @@ class PContext(ABC):
             exitcode,
             detail,
             order=len(self._exits),
-            when_ns=time.time_ns(),
+            when_ns=time.time_ns() - (time.monotonic_ns() - at_ns if at_ns else 0),
             after_stop=stop is not None,
             retryable=retryable,
             stray_signal=bool(stop and died_of and not detail and not stop.has_sent(died_of, rank)),
@@ -530,17 +565,40 @@ class PContext(ABC):
         self._keeper.signal(rank, signum)
 
     def _kill_tree(self, rank: int) -> None:
+        from holdfast.processes.procfs import is_stopped
+
         assert self._keeper is not None
-        self._keeper.kill_tree(rank)
+        if is_stopped(self._keeper.pid):
+            self._keeper.kill()  # It would kill nobody, and they would live on.
+        else:
+            self._keeper.kill_tree(rank)
 
     def _failure(self, exited: WorkerExit) -> ProcessFailure:
+        from holdfast.side_thread import Hung, SideThread
+
+        if self._failure_reader is None:
+            self._failure_reader = SideThread("holdfast-failures", READ_S_MAX)
+        try:
+            return self._failure_reader.call(self._read_failure, exited)
+        except Hung as problem:
+            failure = failure_of(exited, stop_began_ns=self._stop_began_ns, error_file="")
+            what = f"its error file and standard error could not be read: {problem}"
+            failure.detail = f"{failure.detail}; {what}" if failure.detail else what
+            return failure
+
+    def _read_failure(self, exited: WorkerExit) -> ProcessFailure:
+        rank = exited.rank
+        tail = self._stdio.stderr_tail(rank)
+        words_at, words_ns = self._stdio.last_words(rank, tail)
         return failure_of(
             exited,
             stop_began_ns=self._stop_began_ns,
-            error_file=self.error_files[exited.rank],
-            stderr_tail=self._stdio.stderr_tail(exited.rank),
-            stdout_file=self.stdouts[exited.rank],
-            stderr_file=self.stderrs[exited.rank],
+            spoke_before_stop=0 <= words_at < self._said_before_stop.get(rank, 0),
+            words_ns=words_ns,
+            error_file=self.error_files[rank],
+            stderr_tail=tail,
+            stdout_file=self.stdouts[rank],
+            stderr_file=self.stderrs[rank],
         )
 
     # Descriptors.
@@ -572,12 +630,14 @@ def start_processes(
     keeper: Keeper | None = None,
     warm: WarmStart | None = None,
     capture_stderr: bool = True,
+    deadline: WorkersDeadline | None = None,
 ) -> PContext:
     """Start one worker for each local rank and return their context, which must be closed.
 
     A string is a program, and `args` its arguments; anything else is a function, called in new
     processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1. `warm` goes with
-    its `keeper`, for commands and for functions by `spawn`.
+    its `keeper`, for commands and for functions by `spawn`. When `deadline` passes, the keeper
+    kills the workers.
     """
     how: dict[str, Any] = {
         "log_line_prefixes": log_line_prefixes,
@@ -585,6 +645,7 @@ def start_processes(
         "duplicate_stdout_filters": duplicate_stdout_filters,
         "duplicate_stderr_filters": duplicate_stderr_filters,
         "capture_stderr": capture_stderr,
+        "deadline": deadline,
     }
     context: PContext
     try:
@@ -604,10 +665,10 @@ def start_processes(
             )
         context.start()
     except OSError as error:
-        if error.errno not in SHORTAGE_HINTS:
+        if error.errno not in SHORTAGES:
             raise
+        workers = "1 worker" if len(args) == 1 else f"{len(args)} workers"
         raise EnvironmentProblem(
-            f"could not start {len(args)} workers: {error.strerror}",
-            hint=SHORTAGE_HINTS[error.errno],
+            f"could not start {workers}: {error.strerror}", hint=shortage_hint(error.errno)
         ) from error
     return context

@@ -9,7 +9,7 @@ that enters a section which ends before that puts a byte into a pipe. So a worke
 sections of a minute's length a thousand times a second wakes the agent once a minute.
 
 The files are in a directory of shared memory that only its owner can open. An agent holds a lock on
-its directory: those of killed agents are removed by the next that starts.
+its directory: that of a killed agent is removed by its keeper, or else by the next agent that starts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import time
 
 from holdfast import console
 from holdfast.core.values import Value
+from holdfast.processes.keeper.client import Keeper
 from holdfast.worker import (
     ASKED,
     DEADLINES,
@@ -275,8 +276,10 @@ class WorkerPages:
                 self._pages[rank] = WorkerPage.create(self.folder, rank, self._starts)
             except OSError as problem:
                 console.warning(
-                    f"worker {rank} cannot report progress: no page in {self.folder}: {problem}"
+                    f"workers from {rank} on cannot report progress: no page in {self.folder}: "
+                    f"{problem.strerror}"
                 )
+                break
 
     def end(self) -> None:
         for page in self._pages.values():
@@ -338,8 +341,9 @@ class WorkerPages:
     def _make(self) -> None:
         name = f"{FOLDER_PREFIX}{os.getuid()}-{os.urandom(8).hex()}"
         self.folder = os.path.join(self._parent, name)
-        os.mkdir(self.folder, 0o700)
+        Keeper.bequeath(self.folder)
         try:
+            os.mkdir(self.folder, 0o700)
             self._open()
         except OSError:
             self._remove()
@@ -355,6 +359,7 @@ class WorkerPages:
     def _remove(self) -> None:
         _remove(os.path.join(self.folder, NOTICE_NAME))
         _remove_folder(self.folder)
+        Keeper.withhold(self.folder)
         for fd in (self._notice, self._folder_fd):
             if fd >= 0:
                 os.close(fd)

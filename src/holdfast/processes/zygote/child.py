@@ -20,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import ModuleType
-    from typing import Any
+    from typing import Any, ClassVar
 
 PR_SET_NAME = 15
 PR_SET_MM, PR_SET_MM_ARG_END = 35, 9
@@ -64,6 +64,7 @@ class Interpreter:
     ) -> Callable[[], object]:
         """Look like a new interpreter with these arguments; return what runs its program."""
         self.put_environment(env)
+        watch_environment()
         for stream in self.streams:
             try:
                 stream.renew()
@@ -98,6 +99,96 @@ class Interpreter:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+# Variables that modules have read as they were imported: setting them afterwards does nothing there.
+
+reads: dict[str, tuple[str, str | None]] = {}
+"""Each variable with the module that read it first, and what it was then."""
+
+# Libraries in C read these as they are loaded, which nobody sees.
+READ_BY_LIBRARIES = {
+    "numpy": ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    "torch": ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "OMP_PROC_BIND"),
+}
+INSTALLED = ("/site-packages/", "/dist-packages/", os.path.dirname(os.__file__) + os.sep)
+
+
+class RecordingEnviron(os._Environ):  # type: ignore[type-arg]
+    """An environment that notes which of its variables are asked for, on behalf of a module."""
+
+    module = ""
+    listed: ClassVar[set[str]] = set()  # Who takes all of them does not ask for each.
+
+    def __getitem__(self, name: str) -> str:
+        value: str | None = None
+        try:
+            value = super().__getitem__(name)
+        finally:
+            if name in self.listed:
+                self.listed.discard(name)
+            elif isinstance(name, str):
+                reads.setdefault(name, (self.module, value))
+        return value
+
+    def __iter__(self) -> Any:
+        for name in super().__iter__():
+            self.listed.add(name)
+            yield name
+
+
+class WatchedEnviron(os._Environ):  # type: ignore[type-arg]
+    """An environment that says so when a program sets one of those too late."""
+
+    def __setitem__(self, name: str, value: str) -> None:
+        super().__setitem__(name, value)
+        tell_if_late(name, value)
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        tell_if_late(name, None)
+
+
+def record_reads(module: str) -> Callable[[], None]:
+    """Record which variables a module reads, until what is returned is called."""
+    environ: Any = os.environ
+    before = {name for name in READ_BY_LIBRARIES if name in sys.modules}
+    plain, environ.__class__ = environ.__class__, RecordingEnviron
+    RecordingEnviron.module = module
+    RecordingEnviron.listed.clear()
+
+    def end() -> None:
+        environ.__class__ = plain
+        for library in READ_BY_LIBRARIES.keys() & sys.modules.keys() - before:
+            for name in READ_BY_LIBRARIES[library]:
+                reads.setdefault(name, (module, environ.get(name)))
+
+    return end
+
+
+def watch_environment() -> None:
+    """Have the first worker of the job say it, at its first start: one line is enough."""
+    environ: Any = os.environ
+    first = environ.get("RANK", "0") == "0" and environ.get("HOLDFAST_GENERATION", "0") == "0"
+    if reads and first and type(environ) is os._Environ:
+        environ.__class__ = WatchedEnviron
+
+
+def tell_if_late(name: str, value: str | None) -> None:
+    """Say that a variable was read before the program set it, unless nothing changes by that."""
+    module, seen = reads.get(name, ("", value))
+    if value == seen:
+        return
+    caller = sys._getframe(2)
+    while caller.f_back is not None and "_collections_abc" in caller.f_code.co_filename:
+        caller = caller.f_back
+    if any(part in caller.f_code.co_filename for part in INSTALLED):
+        return  # A library that sets it for itself knows when it reads it.
+    del reads[name]
+    sys.stderr.write(
+        f"holdfast: {name} is set too late for {module}, which --preload has imported already: "
+        f"export {name} before `holdfast run`, or leave {module} out of --preload\n"
+    )
 
 
 class Stream:

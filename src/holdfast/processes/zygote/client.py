@@ -94,6 +94,8 @@ def parse_command(argv: Sequence[str]) -> PythonCommand | None:
 # The program, which is not imported here, and the descriptors it keeps free for workers.
 PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "main.py")
 RESERVED_END = 64
+# So many it must be allowed: those that it keeps free, and as many for the modules and the forks.
+DESCRIPTORS_MIN = 2 * RESERVED_END
 MARSHAL_VERSION = 2  # As in the program, which may be run by another Python than ours.
 # How many workers are forked at a time: each has some descriptors on their way to the zygote.
 BATCH_MAX = 16
@@ -277,11 +279,13 @@ class WarmStart:
             return
         self.close()
         self._zygote = Zygote.start(keeper, self._command, self._env, self._modules, self._path)
+        if self._zygote.is_lost:  # It was gone before it could be told what to import.
+            self._lose("")
 
     def await_ready(self, keeper: Keeper) -> None:
         """Wait until all is imported, or it is clear that there will be no zygote."""
         notice_at: float | None = time.monotonic() + NOTICE_AFTER_S
-        while not self._is_cold and not keeper.lost:
+        while not self._is_cold and not keeper.is_gone():
             self.prepare(keeper)
             self.receive_events()
             zygote = self._zygote
@@ -471,6 +475,11 @@ def warm_start(
     if command is None:
         name = os.path.basename(argv[0])
         return unusable(f"the workers run {name}, not a Python script, module or command")
+    limit = os.sysconf("SC_OPEN_MAX")
+    if 0 <= limit < DESCRIPTORS_MIN:
+        return unusable(
+            f"the limit of open files, `ulimit -n`, is {limit}; it takes {DESCRIPTORS_MIN} at least"
+        )
     env = {**inherited_environment(), **worker_env}
     return WarmStart(command, modules, env=env, path=path)
 

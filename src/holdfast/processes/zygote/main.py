@@ -105,10 +105,13 @@ class Zygote:
         seen = Seen()
         for module in modules:
             self.send_event("importing", module)
+            recorded = child.record_reads(module)
             try:
                 __import__(module)
             except BaseException as error:  # noqa: BLE001 (workers that need it fail with it)
                 self.send_event("unimportable", module, described(error))
+            finally:
+                recorded()
             for event in seen.changes(module):
                 self.send_event(*event)
         if path is not None:
@@ -172,7 +175,13 @@ class Zygote:
     def fork_batch(self) -> Worker | None:
         """Fork the workers of the batch and report each. In a worker, return which it is."""
         batch, self.batch = self.batch, []
-        pids_in, pids_out = os.pipe()
+        try:
+            pids_in, pids_out = os.pipe()
+        except OSError:
+            for worker in batch:
+                self.send_event("not_forked", worker.serial)
+                close_all(worker.all_fds())
+            return None
         forker = fork_if_possible()
         if forker == 0:
             worker = fork_each(batch, pids_out)

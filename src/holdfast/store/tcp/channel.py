@@ -21,7 +21,13 @@ import weakref
 from holdfast import console
 from holdfast.net.addresses import check_not_itself, resolve_within
 from holdfast.net.endpoints import format_endpoint
-from holdfast.store.errors import DistError, DistNetworkError, DistStoreError, StoreTimeoutError
+from holdfast.store.errors import (
+    DistError,
+    DistNetworkError,
+    DistStoreError,
+    SilentServerError,
+    StoreTimeoutError,
+)
 from holdfast.store.memory import named
 from holdfast.store.tcp import protocol
 
@@ -187,7 +193,7 @@ def connect(host: str, port: int, deadline: float, timeout_s: float, about: str)
 
     A server may start after its clients, and its name may resolve later still, so every failure is
     retried after a growing pause. Raises `DistNetworkError` with all addresses that were tried, or
-    if it is not a TCPStore; `StoreTimeoutError` if the server accepts and does not respond (it is
+    if it is not a TCPStore; `SilentServerError` if the server accepts and does not respond (it is
     frozen, and another attempt would not help). The messages begin with `about`.
     """
     where = format_endpoint(host, port)
@@ -247,7 +253,7 @@ def _handshake(sock: socket.socket, deadline: float, timeout_s: float, about: st
         raise DistNetworkError(f"{about}: not a TCPStore: it responded {problem}") from None
     except DeadlinePassed:
         sock.close()
-        raise StoreTimeoutError(
+        raise SilentServerError(
             f"{about}: the server accepted the connection, but did not respond within "
             f"{timeout_s:g} s; its process is stopped or overloaded, or it is not a TCPStore"
         ) from None

@@ -17,10 +17,11 @@ import select
 import threading
 
 from holdfast import console
-from holdfast.errors import EnvironmentProblem
+from holdfast.errors import EnvironmentProblem, shortage_behind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Self
 
     from holdfast.store.tcp.server import ServingLoop
@@ -37,8 +38,11 @@ _running: set[TcpStoreServer] = set()
 class TcpStoreServer:
     """A store on a bound socket, which belongs to the server from now on."""
 
-    def __init__(self, listener: _socket.socket) -> None:
+    def __init__(
+        self, listener: _socket.socket, on_failure: Callable[[str], None] | None = None
+    ) -> None:
         self.port: int = listener.getsockname()[1]
+        self._on_failure = on_failure
         self._listener = listener
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -68,8 +72,10 @@ class TcpStoreServer:
         except (OSError, RuntimeError) as error:
             self._thread = None
             self.close()
+            shortage = shortage_behind(error)
             raise EnvironmentProblem(
-                f"cannot serve the workers' store on port {self.port}: {error}"
+                f"cannot serve the workers' store on port {self.port}: {error}",
+                hint=shortage.hint if shortage is not None else "",
             ) from None
 
     def close(self) -> None:
@@ -110,6 +116,8 @@ class TcpStoreServer:
                 self._loop.run()
         except BaseException as error:  # noqa: BLE001 (nobody else would hear of it)
             console.error(f"the workers' store failed and closed all connections: {_where(error)}")
+            if self._on_failure is not None:  # Before its clients notice.
+                self._on_failure(console.describe(error))
         finally:
             self._let_go()
 

@@ -17,6 +17,7 @@ from struct import Struct
 
 from holdfast import console
 from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
+from holdfast.net.peer_user import NOBODY, is_own_user, user_of
 from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected
 from holdfast.store.tcp import protocol
 from holdfast.store.tcp.protocol import GET, QUEUE_POP, WAIT, Requests
@@ -487,7 +488,23 @@ class ServingLoop:
                 )
                 self._pause_accepting(now + NO_ROOM_S)
                 return
-            self._add(socket.socket(fileno=descriptor), address, now)
+            peer = socket.socket(fileno=descriptor)
+            if self._is_served(peer, address):
+                self._add(peer, address, now)
+            else:
+                peer.close()
+
+    def _is_served(self, peer: socket.socket, address: object) -> bool:
+        """Whether a connection is not another user's of this host; the protocol cannot ask it."""
+        user = user_of(peer)
+        if is_own_user(user):
+            return True
+        if user != NOBODY:
+            self._warn(
+                f"workers' store: refused {ClientConnection(0, peer, address, 0.0)}: it is another "
+                f"user's (uid {user})"
+            )
+        return False
 
     def _add(self, peer: socket.socket, address: object, now: float) -> None:
         peer.setblocking(False)  # noqa: FBT003 (the name says it)

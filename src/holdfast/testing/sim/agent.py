@@ -17,6 +17,7 @@ from holdfast.core.coordinated_supervision import (
     Rejoin,
     ReportStatus,
     ViewReceived,
+    WorkersExpired,
 )
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import Ack, Failure, NodeInfo, NodePhase
@@ -27,6 +28,8 @@ from holdfast.core.session import (
     Disconnect,
     Disconnected,
     GiveUp,
+    LoopStuck,
+    LoopTurned,
     Rejoined,
     Send,
     StatusChanged,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 
     from holdfast.core.machine import Effect, Event
     from holdfast.core.protocol import Heartbeat, Status, View
-    from holdfast.core.session import SessionEffect
+    from holdfast.core.session import SessionEffect, SessionEvent
     from holdfast.core.supervision import Outcome
     from holdfast.testing.sim.ledger import Decider, JobTruth, RoundTruth
     from holdfast.testing.sim.network import Link
@@ -63,6 +66,7 @@ STOP_S = (0.01, 0.3)
 SLOW_STOP_S = (1.0, 5.0)
 SLOW_SHARE = 0.1
 LAST_STEP_S = (0.0, 0.8)
+STUCK_S = 5.0  # A loop that does not turn for so long is found to be stuck.
 
 
 class Workers:
@@ -79,10 +83,12 @@ class Workers:
         self._count = count
         self._rng = rng
         self._stopping = False
+        self._started_generation = -1
+        self._expired = False
 
     def start(self, generation: int, cause: str) -> None:
         self.there = True
-        self._stopping = False
+        self._stopping = self._expired = False
         self.generation = generation
         self.running = []
         self._agent.after(self._takes(START_S, SLOW_START_S), self._started, (generation, cause))
@@ -91,9 +97,13 @@ class Workers:
         generation, cause = which
         if generation != self.generation:
             return
-        self.running = list(range(self._count))
         agent = self._agent
+        self._started_generation = generation
+        self.running = [] if self._expired else list(range(self._count))
         agent.supervise(WorkersStarted(generation), cause)
+        if self._expired:
+            self._tell_expired(generation)
+            return
         if self._stopping or not agent.alive:
             return
         left_s = max(0.0, agent.job.finish_at - agent.world.now)
@@ -137,6 +147,19 @@ class Workers:
         self.running.remove(local_rank)
         agent.supervise(WorkerExited(generation, local_rank, failed=True, retryable=retryable))
 
+    def expire(self) -> None:
+        """Be killed by the keeper, whatever the agent does; it learns of it when it can."""
+        self._agent.world.note(self._agent, "workers are killed, as nobody heard of it for long")
+        self._agent.world.disturb()
+        self.there = False
+        self.running = []
+        self._expired = True
+        self._agent.after(0.0, self._tell_expired, self.generation)
+
+    def _tell_expired(self, generation: int) -> None:
+        if generation == self.generation == self._started_generation:
+            self._agent.supervise(WorkersExpired(generation))
+
     def stop(self, generation: int, cause: str) -> None:
         self._stopping = True
         takes = self._takes(STOP_S, SLOW_STOP_S) if self.running else STOP_S[0]
@@ -147,9 +170,9 @@ class Workers:
 
     def _stopped(self, which: tuple[int, str]) -> None:
         generation, cause = which
-        if generation != self.generation or not self.there:
+        if generation != self.generation or not (self.there or self._expired):
             return  # They were killed before their time was over.
-        self.there = False
+        self.there = self._expired = False
         self.running = []
         self._agent.supervise(WorkersStopped(generation, 0), cause)
 
@@ -182,6 +205,12 @@ class Agent(Process):
         """The round of its newest view as a member."""
         self.failure: Failure | None = None
         self.left = False
+        self.joined_at = world.now
+        """When it began, as whatever incarnation it is now."""
+        self.wedged_at: float | None = None
+        """Since when its loop does not turn, though its connection is served."""
+        self._is_stuck = False
+        self._unseen: list[tuple[Event, str]] = []
         self.superseded = False
         """Another agent was given its node id."""
         self._rng = rng
@@ -194,13 +223,14 @@ class Agent(Process):
             host=host,
             label=f"rack-{rng.randrange(3)}",
             ports=(20_000, 20_001),
+            stops_alone=job.stops_alone,
         )
         self.session = world.machines.session(
             self.clock,
             run_id=job.run_id,
             info=self.info,
             settings=job.settings,
-            timeouts=world.timeouts,
+            timeouts=msgspec.structs.replace(world.timeouts, needs_answers=job.stops_alone),
             draw=rng.random,
         )
         self.supervision = world.machines.supervision(
@@ -212,7 +242,18 @@ class Agent(Process):
     @property
     def healthy(self) -> bool:
         """Whether it can do its part: it is there, goes on, and is reached."""
-        return self.alive and not (self.paused or self.cut_in or self.cut_out or self.left)
+        is_held_up = self.paused or self.wedged_at is not None
+        return self.alive and not (is_held_up or self.cut_in or self.cut_out or self.left)
+
+    @property
+    def stop_at(self) -> float | None:
+        """When its workers must be gone, by its own clock."""
+        return self.session.stop_at
+
+    def see_deadline(self) -> None:
+        """Let the keeper do what is due; before the agent can do anything."""
+        if self.workers.there and (at := self.stop_at) is not None and self.clock >= at:
+            self.workers.expire()
 
     # What happens to it.
 
@@ -230,6 +271,7 @@ class Agent(Process):
         if self.link is not link:
             self.world.network.close_from_agent(link)
             return
+        self.see_deadline()
         world = self.world
         world.steps += 1
         effects = self.session.handle(self.offset + world.now * self.rate, message)
@@ -237,6 +279,7 @@ class Agent(Process):
             self._perform(effects)
 
     def tick(self) -> None:
+        self.see_deadline()
         now = self.offset + self.world.now * self.rate
         effects = self.session.handle(now, TICK)
         if effects:
@@ -266,6 +309,32 @@ class Agent(Process):
         self.world.note(self, f"gets signal {signum}")
         self.supervise(SignalReceived(signum))
 
+    def wedge(self) -> None:
+        """Let its loop stand still, as behind a file system that does not answer."""
+        self.wedged_at = self.world.now
+        self.world.note(self, "is wedged: its loop does not turn")
+        self.after(STUCK_S, self._find_stuck, self.wedged_at)
+        self.world.agent_wedged(self)
+
+    def _find_stuck(self, wedged_at: float) -> None:
+        if self.wedged_at == wedged_at:
+            self._is_stuck = True
+            self._session_event(LoopStuck("its loop does not turn"))
+
+    def unwedge(self, _arg: object = None) -> None:
+        """Let its loop turn again, and see what has come meanwhile."""
+        if self.wedged_at is None or not self.alive:
+            return
+        self.wedged_at = None
+        self.world.note(self, "turns again")
+        if self._is_stuck:
+            self._is_stuck = False
+            self._session_event(LoopTurned())
+        unseen, self._unseen = self._unseen, []
+        for event, cause in unseen:
+            if self.alive:
+                self.supervise(event, cause)
+
     def die(self, *, host_too: bool) -> None:
         """End without a word, and the workers with it."""
         self.world.note(self, "is gone, and its host with it" if host_too else "is killed")
@@ -274,9 +343,8 @@ class Agent(Process):
 
     # The two machines.
 
-    def _session_event(
-        self, event: Connected | Disconnected | StatusChanged | Rejoined, cause: str = ""
-    ) -> None:
+    def _session_event(self, event: SessionEvent, cause: str = "") -> None:
+        self.see_deadline()
         now = self.clock
         effects = self.session.handle(now, event, cause)
         if effects:
@@ -327,6 +395,13 @@ class Agent(Process):
 
     def supervise(self, event: Event, cause: str = "") -> None:
         """Give the workers' machine an event, and do what it asks for."""
+        if self.wedged_at is not None:
+            if isinstance(event, ViewReceived):  # Only the newest is kept.
+                kept = [one for one in self._unseen if not isinstance(one[0], ViewReceived)]
+                self._unseen = [(event, cause), *kept]
+            else:
+                self._unseen.append((event, cause))
+            return
         supervision = self.supervision
         effects = supervision.handle(self.clock, event, cause)
         supervision.check()
@@ -349,6 +424,7 @@ class Agent(Process):
             self.workers.kill(effect.generation, cause)
         elif isinstance(effect, Rejoin):
             incarnation = world.new_incarnation(self)
+            self.joined_at = world.now
             self.info = msgspec.structs.replace(self.info, incarnation=incarnation)
             self._session_event(Rejoined(incarnation), cause)
         elif isinstance(effect, Finish):
@@ -359,9 +435,9 @@ class Agent(Process):
     def _status_change(self, effect: ReportStatus) -> StatusChanged:
         """Return what is reported, with the failure and, once all workers are gone, its report."""
         if effect.phase is not NodePhase.FAILED:
-            return StatusChanged(effect.phase, effect.generation)
+            return StatusChanged(effect.phase, effect.generation, clear=effect.clear)
         report = b"" if self.workers.there else f"report of {self.node}".encode()
-        return StatusChanged(effect.phase, effect.generation, self.failure, report)
+        return StatusChanged(effect.phase, effect.generation, self.failure, report, effect.clear)
 
     def _depart(self) -> None:
         self._end()

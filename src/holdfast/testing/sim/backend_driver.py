@@ -20,7 +20,14 @@ from holdfast.core.coordinated_supervision import CoordinatorLost, ViewReceived
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import NodePhase, NodeRole, Status
 from holdfast.core.rounds import Job, JobPhase, view_for_node
-from holdfast.core.session import DeliverView, GiveUp, Rejoined, StatusChanged
+from holdfast.core.session import (
+    DeliverView,
+    GiveUp,
+    LoopStuck,
+    LoopTurned,
+    Rejoined,
+    StatusChanged,
+)
 from holdfast.core.shared_state import (
     CallFailed,
     ReadState,
@@ -41,7 +48,7 @@ if TYPE_CHECKING:
     from holdfast.core.machine import Event
     from holdfast.core.protocol import View
     from holdfast.core.rounds import Rounds
-    from holdfast.core.session import Connected, Disconnected
+    from holdfast.core.session import SessionEvent as CoordinatorSessionEvent
     from holdfast.core.shared_state import SessionEffect, SessionEvent
     from holdfast.testing.sim.ledger import Decider, JobTruth
     from holdfast.testing.sim.world import World
@@ -89,6 +96,7 @@ class BackendDriver:
         self.world = world
         self.alive = self.host_up = True
         self.paused = False
+        self.remembers = False  # It may return without its state.
         self._rng = rng
         self._jobs: dict[str, Stored] = {}
         self._lives = 0
@@ -202,7 +210,10 @@ class BackendDriver:
         if request.token != (stored.token if stored is not None else None):
             return WriteConflict()
         now = self.world.now
-        job = Job(run_id=run_id) if stored is None else decode(stored.state)
+        if stored is not None:
+            job = decode(stored.state)
+        else:
+            job = Job(run_id=run_id, fence_floor=decode(request.state).fence_floor)
         if stored is None:
             self._lives += 1
             life = Life("state", self._lives)
@@ -242,10 +253,16 @@ class BackendAgent(Agent):
             run_id=job.run_id,
             info=self.info,
             settings=job.settings,
-            timeouts=TIMEOUTS,
+            timeouts=msgspec.structs.replace(TIMEOUTS, needs_answers=job.stops_alone),
             draw=rng.random,
+            fence_floor=int(world.now * 1000),
             rounds=world.machines.rounds,
         )
+
+    @property
+    def stop_at(self) -> float | None:
+        """When its workers must be gone, by its own clock."""
+        return self.shared.stop_at
 
     # What happens to it.
 
@@ -284,13 +301,12 @@ class BackendAgent(Agent):
         assert self._life is not None
         return self._life
 
-    def _session_event(
-        self, event: Connected | Disconnected | StatusChanged | Rejoined, cause: str = ""
-    ) -> None:
-        assert isinstance(event, StatusChanged | Rejoined)
+    def _session_event(self, event: CoordinatorSessionEvent, cause: str = "") -> None:
+        assert isinstance(event, StatusChanged | Rejoined | LoopStuck | LoopTurned)
         self._feed(event, cause)
 
     def _feed(self, event: SessionEvent, cause: str = "") -> None:
+        self.see_deadline()
         effects = self.shared.handle(self.clock, event, cause)
         cause = self.shared.story.last
         for effect in effects:

@@ -31,6 +31,7 @@ HOOKS = (
     "workers_stopping",
     "worker_failed",
     "agent_ended",
+    "agent_wedged",
     "coordinator_returned",
     "settled",
     "over",
@@ -76,6 +77,9 @@ class Checker:
 
     def agent_ended(self, agent: Agent) -> None:
         """An agent ended of its own accord; `agent.outcome` has how."""
+
+    def agent_wedged(self, agent: Agent) -> None:
+        """An agent's loop stands still from now on."""
 
     def coordinator_returned(self) -> None:
         """Another coordinator came up on the endpoint."""
@@ -202,6 +206,58 @@ class GenerationGrows(Checker):
                 )
 
 
+class NothingGoesBack(Checker):
+    """Per run id, whoever decides: the fence of every new generation is above all before it.
+
+    Generation, term and restarts do not go back where what was decided outlasts its decider, and
+    else not below what a node of the job heard of. All nodes that leave may take the restarts along.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._newest: dict[str, tuple[int, int, int]] = {}
+        self._restarts: dict[str, int] = {}
+
+    def decided(self, decision: Decision) -> None:
+        run_id, before, after = decision.job.run_id, decision.before, decision.after
+        term, generation, fence = self._newest.get(run_id, (0, -1, 0))
+        started = before is not None and after.generation > before.generation
+        # A store that lost its state and knows no node begins by the clock of another host.
+        counts = started and not decision.adopted and self.world.driver != "backend"
+        if counts and after.phase is JobPhase.ACTIVE and after.fence <= fence:
+            self.violated(f"{run_id} has fence {after.fence} after {fence}")
+        if self.world.coordinator.remembers:
+            if after.term < term or after.generation < generation:
+                self.violated(
+                    f"{run_id} is in generation {after.generation}, term {after.term} after "
+                    f"{generation}, {term}"
+                )
+            self._check_restarts(run_id, decision)
+        newest = max(term, after.term), max(generation, after.generation), max(fence, after.fence)
+        self._newest[run_id] = newest
+
+    def _check_restarts(self, run_id: str, decision: Decision) -> None:
+        after = decision.after
+        if after.nodes == 0 or after.restarts > self._restarts.get(run_id, 0):
+            self._restarts[run_id] = after.restarts
+        elif after.restarts < self._restarts.get(run_id, 0):
+            self.violated(f"{run_id} has {after.restarts} restarts after {self._restarts[run_id]}")
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        last = agent.view
+        if last is None or view.role is not NodeRole.MEMBER:
+            return
+        if (view.generation, view.fence) < (last.generation, last.fence):
+            self.violated(
+                f"{agent.node} got generation {view.generation}, fence {view.fence} after "
+                f"{last.generation}, {last.fence}"
+            )
+
+    def agent_ended(self, agent: Agent) -> None:
+        if not agent.job.living:
+            self._restarts.pop(agent.job.run_id, None)
+
+
 class RanksStable(Checker):
     """Those who stay keep their order, and their ranks too if the round does not shrink."""
 
@@ -245,6 +301,44 @@ class OneGenerationPerNode(Checker):
         self._started[agent] = generation
 
 
+class OldWorkersGone(Checker):
+    """No worker starts while one of an earlier generation is there, on whatever node.
+
+    But for nodes that a coordinator never heard of, and those that were lost while cut off if
+    such nodes let their workers run.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
+        self._lost: dict[int, set[int]] = {}
+
+    def decided(self, decision: Decision) -> None:
+        before, after = decision.before, decision.after
+        known = self._known.setdefault(decision.coordinator.number, set())
+        known |= after.incarnations
+        if before is not None and decision.status is None:
+            lost = self._lost.setdefault(decision.coordinator.number, set())
+            lost |= before.incarnations - after.incarnations
+
+    def workers_starting(self, agent: Agent, generation: int) -> None:
+        assert agent.view is not None
+        by = agent.decider(agent.view).number
+        known, lost = self._known.get(by, set()), self._lost.get(by, set())
+        for other in agent.job.agents:
+            other.see_deadline()
+            workers, incarnation = other.workers, other.info.incarnation
+            if other is agent or not workers.there or workers.generation >= generation:
+                continue
+            only_stopped = other.paused and not (other.cut_in or other.cut_out)
+            excused = incarnation in lost and not (only_stopped or agent.job.stops_alone)
+            if incarnation in known and not excused:
+                self.violated(
+                    f"{agent.node} starts generation {generation} while workers of generation "
+                    f"{workers.generation} are there on {other.node}"
+                )
+
+
 class BudgetKept(Checker):
     """A job has no more restarts than it may; each is charged, and nothing else is."""
 
@@ -258,7 +352,8 @@ class BudgetKept(Checker):
         if after.nodes == 0 or before.nodes == 0:
             return  # A job that all have left begins anew.
         charged = after.restarts - before.restarts
-        if status is not None and before.round[0] == 0:
+        joins = status is not None and status.info.incarnation not in before.incarnations
+        if status is not None and (before.round[0] == 0 or joins):
             # It learns of what an earlier coordinator charged, and maybe of one failure since.
             failed_since = status.phase is NodePhase.FAILED and after.phase is not JobPhase.CLOSED
             if status.restarts + failed_since >= after.restarts:
@@ -277,8 +372,47 @@ class BudgetKept(Checker):
             self.violated(f"{charged} restarts were charged for {decision.job.why!r}, not {wanted}")
 
 
+class LossIsFree(Checker):
+    """Workers that fail once a member of their round is gone cost no restart, and end no job.
+
+    Over a store that only keeps a state nobody can be asked, and this is not promised.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._excused: dict[tuple[str, int], bool] = {}
+
+    def worker_failed(self, agent: Agent, generation: int) -> None:
+        key = (agent.job.run_id, generation)
+        self._excused[key] = self._excused.get(key, True) and self._misses_a_member(agent)
+
+    def _misses_a_member(self, agent: Agent) -> bool:
+        members = agent.round.members if agent.round is not None else ()
+        others = (self.world.ledger.agent_of[incarnation] for _node, incarnation in members)
+        return any(
+            not other.alive
+            and other.outcome is None
+            and other.workers.done_generation != agent.workers.generation
+            for other in others
+        )
+
+    def decided(self, decision: Decision) -> None:
+        before, after = decision.before, decision.after
+        if before is None or self.world.driver == "backend":
+            return
+        failed = after.outcome is JobOutcome.FAILED and before.outcome is None
+        charged = after.restarts > before.restarts and before.phase is JobPhase.ACTIVE
+        excused = self._excused.get((decision.job.run_id, before.generation), False)
+        if excused and (failed or charged):
+            self.violated(f"{decision.job.why!r} was charged, and a member was gone before")
+
+
 class ClosedIsFinal(Checker):
     """A job is closed for a reason that is true, and stays closed for as long as it is known."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._closed_as: dict[tuple[int, str], tuple[int, int]] = {}  # Term and revision.
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
@@ -288,6 +422,8 @@ class ClosedIsFinal(Checker):
             if after.generation != before.generation:
                 self.violated(f"{decision.job.run_id} was closed and has a new generation")
         elif after.phase is JobPhase.CLOSED:
+            key = (decision.coordinator.number, decision.job.run_id)
+            self._closed_as[key] = (after.term, after.revision)
             self._closing(decision)
 
     def _closing(self, decision: Decision) -> None:
@@ -307,18 +443,27 @@ class ClosedIsFinal(Checker):
             self.violated(f"{job.run_id} was closed and nobody asked for it")
 
     def view_sent(self, coordinator: Decider, view: View) -> None:
-        closed_by = self.world.job_of(view.run_id).closed_by
-        if view.role is NodeRole.MEMBER and coordinator.number in closed_by:
+        closed_as = self._closed_as.get((coordinator.number, view.run_id))
+        newer = closed_as is not None and (view.term, view.revision) >= closed_as
+        if view.role is NodeRole.MEMBER and newer:  # Several decisions may be sent together.
             self.violated(f"{view.node} gets a view to run in {view.run_id}, which is closed")
 
     def view_received(self, agent: Agent, view: View) -> None:
         if view.role is NodeRole.CLOSED and (
             agent.view is None or agent.view.role is not NodeRole.CLOSED
         ):
-            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, agent)
+            due = self.world.now + STOPPED_AFTER_CLOSE_S
+            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, (agent, due))
 
-    def _stopped_by_now(self, agent: Agent) -> None:
-        if agent.workers.there:
+    def _stopped_by_now(self, about: tuple[Agent, float]) -> None:
+        agent, due = about
+        if not agent.workers.there:
+            return
+        late_s = self.world.now - due
+        if late_s > 0.001:  # The agent was stopped itself, and only now can go on.
+            again = self.world.now + STOPPED_AFTER_CLOSE_S
+            agent.after(STOPPED_AFTER_CLOSE_S, self._stopped_by_now, (agent, again))
+        else:
             self.violated(f"{agent.node} has workers long after it learned that all is over")
 
 
@@ -374,6 +519,8 @@ class NoNeedlessRestart(Checker):
         world = self.world
         if effect.reason is not StopReason.COORDINATOR or world.now >= self._watch_until:
             return
+        if agent.job.stops_alone:
+            return  # Nodes that are without a coordinator for long stop their workers, and tell it.
         closed = agent.view is not None and agent.view.role is NodeRole.CLOSED
         if world.disturbed_at == self._calm_since and not closed:
             self.violated(f"{agent.node} restarts its workers because the coordinator did")
@@ -388,31 +535,151 @@ class NoNeedlessRestart(Checker):
         return False
 
 
+WEDGED_S = 7.5  # The time after which a loop is stuck, and some for all to learn of it.
+
+
+class WedgedIsLost(Checker):
+    """A node whose loop does not turn is not in the round for long, though it is connected."""
+
+    def agent_wedged(self, agent: Agent) -> None:
+        world = self.world
+        about = (agent, agent.wedged_at, world.disturbed_at)
+        world.schedule(world.now + WEDGED_S, self._look, about)
+
+    def _look(self, about: tuple[Agent, float, float]) -> None:
+        agent, wedged_at, disturbed_at = about
+        world = self.world
+        calm = world.disturbed_at == disturbed_at and not world.network.conditions.rough
+        if not (calm and agent.alive and agent.wedged_at == wedged_at and world.coordinator.alive):
+            return
+        job = world.coordinator.job(agent.job.run_id)
+        if job is None or job.phase is not JobPhase.ACTIVE or agent.node in job.succeeded:
+            return
+        if any(info.incarnation == agent.info.incarnation for info in job.members):
+            self.violated(f"{agent.node} is in the round, and its loop does not turn")
+
+
+class Departures:
+    """Who broke how many rounds by going, by host."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._times: dict[tuple[str, str], list[float]] = {}
+
+    def note(self, decision: Decision) -> list[tuple[str, str]]:
+        """Take in a decision; return the jobs and hosts of members that went."""
+        before, after, run_id = decision.before, decision.after, decision.job.run_id
+        if not after.nodes:  # Nobody is left whom they could do harm.
+            self._times = {key: at for key, at in self._times.items() if key[0] != run_id}
+            return []
+        if before is None or before.phase is not JobPhase.ACTIVE:
+            return []
+        gone = []
+        for info in before.members:
+            was_there = info.incarnation in before.incarnations
+            if was_there and info.incarnation not in after.incarnations:
+                gone.append((run_id, info.host))
+                self._times.setdefault(gone[-1], []).append(self._world.now)
+        return gone
+
+    def of(self, which: tuple[str, str], since: float = 0.0) -> int:
+        """Return how often members of a job went from a host since then."""
+        return sum(at >= since for at in self._times.get(which, ()))
+
+
+DAMPED_S = 60.0
+DEPARTURES_MAX = {"coordinator": 8, "etcd": 30, "backend": 30}
+"""In so many seconds: the first two at once, then after 6, 12, 24 and 30 s. Where a death is noticed
+only after 5 s, others come from the same host meanwhile, before anything is known of it."""
+
+
+class FlappingDamped(Checker):
+    """No place of a host breaks a round more often than a few times a minute."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._lives: dict[int, Departures] = {}  # A coordinator begins without any knowledge.
+
+    def decided(self, decision: Decision) -> None:
+        number = decision.coordinator.number
+        departures = self._lives.setdefault(number, Departures(self.world))
+        for run_id, host in departures.note(decision):
+            times = departures.of((run_id, host), self.world.now - DAMPED_S)
+            if times > DEPARTURES_MAX[self.world.driver]:
+                self.violated(f"nodes of host {host} went {times} times in {DAMPED_S:g} s")
+
+
+ATTENDED_S = 2.0  # A job about which nothing is decided for longer may be without a coordinator.
+STARVED_SETTLES = 7
+STARVED_S = 3.0
+
+
+class NobodyStarves(Checker):
+    """Enough nodes make a round soon, however many others come and go meanwhile."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._waits: dict[tuple[int, str], tuple[int, float, float]] = {}  # Term, last look, sum.
+
+    def decided(self, decision: Decision) -> None:
+        now, after, job = self.world.now, decision.after, decision.job
+        key = (decision.coordinator.number, job.run_id)
+        term, looked_at, waited_s = self._waits.get(key, (-1, now, 0.0))
+        settings = self.world.job_of(job.run_id).settings
+        agents = (self.world.ledger.agent_of[one] for one in after.incarnations)
+        here = sum(agent.alive and agent.node not in job.held_back for agent in agents)
+        if after.phase is not JobPhase.FORMING or here < settings.min_nodes or term != after.term:
+            waited_s = 0.0
+        elif now - looked_at <= ATTENDED_S:
+            waited_s += now - looked_at
+        self._waits[key] = (after.term, now, waited_s)
+        if waited_s > STARVED_SETTLES * settings.settle_s + STARVED_S:
+            self.violated(f"{here} nodes of {job.run_id} have waited {waited_s:.1f} s for a round")
+
+
+HELD_BACK_S = 35.0  # A node that comes and goes runs so long after it has come for good.
+
+
 class RoundForms(Checker):
     """With faults over and at least min healthy nodes, all of them run soon.
 
-    Those that may run do: spares are used where nodes are missing.
+    Those that may run do: spares are used where nodes are missing. Only nodes of hosts whose nodes
+    came and went have more time.
     """
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._departures = Departures(world)
+
+    def decided(self, decision: Decision) -> None:
+        self._departures.note(decision)
+
+    def _may_be_held_back(self, agent: Agent) -> bool:
+        return (
+            self.world.now - agent.joined_at < HELD_BACK_S
+            and self._departures.of((agent.job.run_id, agent.host)) >= 2
+        )
 
     def settled(self, job: JobTruth) -> None:
         known = self.world.coordinator.job(job.run_id)
-        living = job.living
         settings = job.settings
+        living = [agent for agent in job.living if not self._may_be_held_back(agent)]
         if len(living) < settings.min_nodes or job.closed_by:
             return
         if known is None or known.phase is not JobPhase.ACTIVE:
             phase = "unknown" if known is None else known.phase.value
             self.violated(f"{job.run_id} is {phase} though {len(living)} nodes are there")
         names = {agent.node for agent in living}
+        there = {agent.node for agent in job.living}
         members = [info.node for info in known.members]
-        missing = [node for node in members if node not in names]
+        missing = [node for node in members if node not in there]
         if missing:
             self.violated(f"{missing} are in the round of {job.run_id} and gone")
         wanted = min(settings.max_nodes, max(settings.min_nodes, len(names) - settings.spares))
         if len(members) < wanted:
             self.violated(f"{len(members)} nodes of {len(names)} run, {wanted} could")
         generation = known.generation
-        for agent in living:
+        for agent in job.living:
             if agent.node in members:
                 running = agent.supervision.state in (State.RUNNING, State.LEAVING)
                 if not running or agent.supervision.generation != generation:
@@ -429,6 +696,12 @@ class JobEnds(Checker):
         super().__init__(world)
         self._ended: dict[tuple[str, int], tuple[Outcome, str]] = {}
         self._closed_to: dict[Agent, int] = {}
+        self._succeeded: dict[str, int] = {}
+
+    def decided(self, decision: Decision) -> None:
+        job = decision.job
+        if job.outcome is JobOutcome.SUCCEEDED:
+            self._succeeded[job.run_id] = job.generation
 
     def view_received(self, agent: Agent, view: View) -> None:
         if view.role is NodeRole.CLOSED:
@@ -455,5 +728,8 @@ class JobEnds(Checker):
         if left:
             self.violated(f"{left} of {job.run_id} have not ended")
         for agent in job.agents:
+            done = agent.workers.done_generation == self._succeeded.get(job.run_id, -2)
+            if done and agent.outcome is Outcome.COORDINATOR_LOST:
+                self.violated(f"{agent.node} was done, as the job was, and does not know it")
             if agent.outcome is Outcome.REFUSED and not job.closed_by and not agent.superseded:
                 self.violated(f"{agent.node} was refused")

@@ -15,8 +15,10 @@ from holdfast.testing.sim.agent import Agent
 from holdfast.testing.sim.process import Process
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from random import Random
 
+    from holdfast.core.memory import JobMemory
     from holdfast.core.protocol import Ack
     from holdfast.core.rounds import Job
     from holdfast.testing.sim.ledger import JobTruth
@@ -27,22 +29,45 @@ GRACE_S = 0.2
 SILENCE_S = 5.0
 
 
-class Coordinator(Process):
-    """One life of the coordinator: the next one on the endpoint knows nothing of it."""
+KEEPS_STATE_SHARE = 0.5
+HURRIES_SHARE = 0.3
 
-    def __init__(self, world: World, number: int, rng: Random) -> None:
+
+class Coordinator(Process):
+    """One life of the coordinator.
+
+    Those of some worlds keep a state file, which the next one on the endpoint reads; of the others
+    the next one knows nothing. Some of them are an agent's that was started again: they do not know
+    that they follow another, and wait for nobody.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        number: int,
+        rng: Random,
+        *,
+        keeps_state: bool | None = None,
+        memories: Sequence[JobMemory] | None = None,
+    ) -> None:
         super().__init__(world, f"coordinator {number}", rng)
+        self.remembers = rng.random() < KEEPS_STATE_SHARE if keeps_state is None else keeps_state
+        """Whether a successor knows what this one did."""
+        hurries = rng.random() < HURRIES_SHARE
         self.number = number
         self.links: dict[tuple[str, str, int], Link] = {}
         self.machine = world.machines.coordinator(
             self.clock,
             silence_s=SILENCE_S,
             grace_s=GRACE_S,
-            follows_another=number > 1,
+            follows_another=number > 1 and not hurries,
+            memories=memories,
+            fence_floor=int(world.now * 1000),
             strict=True,
             name=f"coordinator-{number}",
             rounds=world.machines.rounds,
         )
+        self.machine.decisions = []
         world.note(self, "is there")
 
     def receive(self, parcel: tuple[Link, Status | Heartbeat]) -> None:
@@ -66,15 +91,23 @@ class Coordinator(Process):
                     world.view_sent(self, answers[0])
                 return
             self._took(link, peer)
+            self._decided()
             self._send(answers)
+            self.arm(self.machine.next_deadline(now))
             return
         assert isinstance(message, Status)
         peer = (message.run_id, message.info.node, message.info.incarnation)
         self._took(link, peer)
         answers = self.machine.handle(now, StatusReceived(message, link.agent.address))
-        world.decided(self, self.job(message.run_id), message)
+        self._decided()
         self._send(answers)
         self.arm(self.machine.next_deadline(now))
+
+    def _decided(self) -> None:
+        """Write down what became of jobs."""
+        decisions, self.machine.decisions = self.machine.decisions or [], []
+        for event, job in decisions:
+            self.world.decided(self, job, event if isinstance(event, Status) else None)
 
     def _took(self, link: Link, peer: tuple[str, str, int]) -> None:
         current = self.links.get(peer)
@@ -94,8 +127,7 @@ class Coordinator(Process):
     def tick(self) -> None:
         now = self.clock
         answers = self.machine.handle(now, TICK)
-        for run_id in self.machine.jobs:
-            self.world.decided(self, self.job(run_id), None)
+        self._decided()
         self._send(answers)
         self.arm(self.machine.next_deadline(now))
 
@@ -113,7 +145,8 @@ class Coordinator(Process):
         return rounds.job if rounds is not None else None
 
     def knows_end_of(self, job: JobTruth) -> bool:
-        return self.number in job.closed_by
+        known = self.job(job.run_id)
+        return known is not None and known.outcome is not None
 
     def new_agent(self, job: JobTruth, node: str, host: str, rng: Random) -> Agent:
         return Agent(self.world, job, node, host, rng)
@@ -123,7 +156,8 @@ class Coordinator(Process):
 
     def return_as(self, number: int, rng: Random) -> Coordinator:
         self.host_up = True  # Whatever is sent to this one is now refused.
-        return Coordinator(self.world, number, rng)
+        memories = self.machine.memory() if self.remembers else None
+        return Coordinator(self.world, number, rng, keeps_state=self.remembers, memories=memories)
 
     def die(self, *, host_too: bool) -> None:
         """End without a word; with the host, even without the kernel's."""

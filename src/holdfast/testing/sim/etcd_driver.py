@@ -93,6 +93,7 @@ class EtcdAgent(Agent):
 
     def tick(self) -> None:
         """A deadline may have come."""
+        self.see_deadline()
         now = self.clock
         self._perform_etcd(self.etcd_session.handle(now, TICK))
         if self.alive and not self._departs:
@@ -136,6 +137,7 @@ class EtcdAgent(Agent):
         self._etcd_event(DropRequested())
 
     def _etcd_event(self, event: SessionEvent) -> None:
+        self.see_deadline()
         self._perform_etcd(self.etcd_session.handle(self.clock, event))
 
     def _perform_etcd(self, effects: list[SessionEffect]) -> None:
@@ -154,8 +156,8 @@ class EtcdAgent(Agent):
                 case DeliverMessage(message):
                     if not self._departs:
                         self._perform(self.session.handle(self.clock, message))
-                case ReportOpened():
-                    self._session_event(Connected())
+                case ReportOpened(heard_at):
+                    self._session_event(Connected(heard_at))
                 case ReportClosed(why, permanent):
                     self.world.note(self, "loses its session: {0}", why)
                     self._session_event(Disconnected(why, permanent))
@@ -190,6 +192,7 @@ class EtcdDriver:
     def __init__(self, world: World, rng: Random) -> None:
         self.world = world
         self.paused = False
+        self.remembers = True
         self.etcd = SimEtcd()
         self.network = EtcdNetwork(world, self.etcd, rng)
         self.network.on_done = self._done

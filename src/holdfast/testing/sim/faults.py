@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.supervision import SIGINT
+from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
 from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdDriver
 from holdfast.testing.sim.network import NetworkConditions
@@ -37,6 +37,8 @@ class Profile(Value):
     jitter_s: float = 0.0
     lag_share: float = 0.0
     """So many of the nodes are slow to answer."""
+    absent_share: float = 0.0
+    """So many of the nodes above the minimum do not come when their job begins."""
     only_on: Mapping[str, Mapping[str, float]] = {}
     """How likely faults are that only one driver has."""
 
@@ -52,7 +54,7 @@ class Profile(Value):
 
 _WORKERS = {"fail": 2.0, "cascade": 1.0, "hang": 0.3, "ruin": 0.05}
 _ETCD = {"leader": 1.0, "pause_leader": 0.7, "compact": 1.0, "break_links": 1.0, "fill": 0.2}
-_NODES = {"kill": 3.0, "power_off": 1.0, "join": 3.0, "leave": 1.0}
+_NODES = {"kill": 3.0, "power_off": 1.0, "die_silently": 1.0, "join": 3.0, "leave": 1.0}
 
 PROFILES: dict[str, Profile] = {
     profile.name: profile
@@ -104,6 +106,20 @@ PROFILES: dict[str, Profile] = {
             1.0,
         ),
         Profile(
+            "wedged",
+            "the loops of agents stand still while their connections are served",
+            {"wedge": 4.0, "fail": 0.5, "join": 0.3},
+            12.0,
+        ),
+        Profile(
+            "flapping",
+            "one node comes and goes again and again, as a broken machine does",
+            {"flap": 6.0, "fail": 0.3, "join": 0.5},
+            2.0,
+            absent_share=0.7,
+            only_on={"etcd": {"leader": 0.2}},
+        ),
+        Profile(
             "everything",
             "all of it at once",
             {
@@ -117,6 +133,7 @@ PROFILES: dict[str, Profile] = {
                 "coordinator": 1.0,
                 "coordinator_host": 0.3,
                 "twin": 0.2,
+                "flap": 0.2,
             },
             1.5,
             loss=0.02,
@@ -135,6 +152,10 @@ LAG_S = 0.15
 OUTAGE_S = (0.05, 12.0)
 PAUSE_S_MAX = 20.0
 REFILLS_S = (0.0, 7.0, 14.0)
+WEDGED_S = (4.0, 40.0)
+FLAP_S = (0.6, 4.0)  # A node that comes and goes does so once in so long,
+FLAPS_S = (5.0, 60.0)  # for so long.
+FLAPS_MAX = 3  # Each costs many restarts.
 
 
 class FaultInjector:
@@ -145,6 +166,7 @@ class FaultInjector:
         self._profile = profile
         self._rng = rng
         self._until_s = until_s
+        self._flaps = 0
         weights = {**profile.weights, **profile.only_on.get(world.driver, {})}
         self._kinds = list(weights)
         self._weights = list(weights.values())
@@ -158,6 +180,13 @@ class FaultInjector:
         """Make some of the nodes slow to answer."""
         if self._world.now < self._until_s and self._rng.random() < self._profile.lag_share:
             agent.lag_s = LAG_S
+
+    def comes(self, job: JobTruth) -> bool:
+        """Decide whether another node is there when a job begins."""
+        absent_share = self._profile.absent_share
+        if not absent_share or len(job.agents) < job.settings.min_nodes:
+            return True
+        return self._rng.random() >= absent_share
 
     def _plan(self) -> None:
         gap = self._rng.expovariate(1.0 / self._profile.mean_gap_s)
@@ -181,6 +210,7 @@ class FaultInjector:
                 agent.lag_s = 0.0
                 self._heal(agent)
                 agent.resume()
+                agent.unwedge()
         world.coordinator.resume()
         if not world.coordinator.alive:
             world.start_coordinator()
@@ -208,12 +238,15 @@ class FaultInjector:
         """Draw a time; short ones are as likely as long ones."""
         return float(low * (high / low) ** self._rng.random())
 
-    def _later(self, delay_s: float, job: JobTruth, node: str | None) -> None:
+    def _later(
+        self, delay_s: float, job: JobTruth, node: str | None, host: str | None = None
+    ) -> None:
         world = self._world
 
         def return_of(_arg: object) -> None:
             if world.now < self._until_s:
-                world.start_agent(job, node)
+                taken = any(agent.host == host for agent in job.living)
+                world.start_agent(job, node, None if taken else host)
 
         world.schedule(world.now + delay_s, return_of, None)
 
@@ -255,10 +288,49 @@ class FaultInjector:
         agent.die(host_too=host_too)
         fate = self._rng.random()
         if fate < 0.8:
-            self._later(self._between(0.3, 15.0), agent.job, agent.node if fate < 0.4 else None)
+            node = agent.node if fate < 0.4 else None
+            self._later(self._between(0.3, 15.0), agent.job, node, agent.host)
+
+    def _flap(self) -> None:
+        """Let the agents of one host die soon after they came, each with another in its place."""
+        world, someone = self._world, self._someone()
+        if someone is None or someone.job.closed_by or self._flaps >= FLAPS_MAX:
+            return
+        self._flaps += 1
+        job, host, node = someone.job, someone.host, None
+        if self._rng.random() < 0.5:
+            host = f"flapping-{self._flaps}"  # A node that was not there before.
+        elif self._rng.random() < 0.5:
+            node = someone.node
+        period_s, until_s = self._between(*FLAP_S), world.now + self._between(*FLAPS_S)
+
+        def turn(_arg: object) -> None:
+            here = [agent for agent in job.living if agent.host == host]
+            if here and world.now < until_s:
+                world.disturb()
+                here[0].die(host_too=False)
+            elif not here and world.now < self._until_s and not job.closed_by:
+                world.start_agent(job, node, host)
+            if world.now < min(until_s, self._until_s):
+                gap_s = period_s * self._rng.random()
+                world.schedule(world.now + gap_s, turn, None)
+
+        turn(None)
 
     def _power_off(self) -> None:
         self._kill(host_too=True)
+
+    def _die_silently(self) -> None:
+        """Switch a host off, and let workers elsewhere fail of it, as sockets that time out do."""
+        first = self._running()
+        if first is None:
+            return
+        generation = first.workers.generation
+        self._kill(first, host_too=True)
+        for agent in first.job.living:
+            if self._rng.random() < 0.6:
+                delay = self._between(0.05, 4.0)
+                agent.after(delay, agent.workers.fail, (generation, True, False))
 
     def _join(self) -> None:
         jobs = [job for job in self._world.jobs.values() if self._world.has_room(job)]
@@ -294,6 +366,15 @@ class FaultInjector:
             agent.pause()
             at = self._world.now + self._between(shortest_s, PAUSE_S_MAX)
             self._world.schedule(at, agent.resume, None)
+
+    def _wedge(self) -> None:
+        agent = self._someone()
+        begun = agent is not None and agent.supervision.state is not State.IDLE
+        if agent is not None and begun and agent.wedged_at is None:
+            self._world.disturb()
+            agent.wedge()
+            at = self._world.now + self._between(*WEDGED_S)
+            self._world.schedule(at, agent.unwedge, None)
 
     # The network.
 

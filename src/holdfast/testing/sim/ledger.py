@@ -35,9 +35,13 @@ class Life:
 class JobTruth:
     """A job over the lives of all its coordinators."""
 
-    def __init__(self, run_id: str, settings: JobSettings, finish_at: float) -> None:
+    def __init__(
+        self, run_id: str, settings: JobSettings, finish_at: float, *, stops_alone: bool
+    ) -> None:
         self.run_id = run_id
         self.settings = settings
+        self.stops_alone = stops_alone
+        """Whether nodes that are cut off stop their workers (`on_lost=stop`)."""
         self.finish_at = finish_at
         """From when on workers have nothing left to do."""
         self.over = False
@@ -70,6 +74,7 @@ class JobSnapshot:
     """A job as it stood after a decision."""
 
     __slots__ = (
+        "fence",
         "generation",
         "incarnations",
         "members",
@@ -89,6 +94,7 @@ class JobSnapshot:
         self.round = (job.round_term, job.round)
         self.generation = job.generation
         self.restarts = job.restarts
+        self.fence = job.fence
         self.outcome = job.outcome
         self.members = job.members  # Replaced as a whole, never changed in place.
         self.nodes = len(job.nodes)

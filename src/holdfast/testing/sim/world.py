@@ -29,9 +29,14 @@ from holdfast.testing.sim.checkers import (
     Checker,
     ClosedIsFinal,
     FencedStaysOut,
+    FlappingDamped,
     GenerationGrows,
     JobEnds,
+    LossIsFree,
+    NobodyStarves,
     NoNeedlessRestart,
+    NothingGoesBack,
+    OldWorkersGone,
     OneGenerationPerNode,
     OneRound,
     RankOnce,
@@ -39,6 +44,7 @@ from holdfast.testing.sim.checkers import (
     RoundForms,
     SameRound,
     SizeInBounds,
+    WedgedIsLost,
 )
 from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.etcd_driver import EtcdDriver
@@ -100,12 +106,18 @@ CHECKERS: tuple[type[Checker], ...] = (
     SizeInBounds,
     SameRound,
     GenerationGrows,
+    NothingGoesBack,
     RanksStable,
     OneGenerationPerNode,
+    OldWorkersGone,
     BudgetKept,
+    LossIsFree,
     ClosedIsFinal,
     FencedStaysOut,
     NoNeedlessRestart,
+    WedgedIsLost,
+    FlappingDamped,
+    NobodyStarves,
     RoundForms,
     JobEnds,
 )
@@ -136,6 +148,9 @@ class Driver(Protocol):
     def paused(self) -> bool: ...
     @property
     def host_up(self) -> bool: ...
+    @property
+    def remembers(self) -> bool:
+        """Whether what is decided outlasts whoever decided it, and all nodes that heard of it."""
 
     def job(self, run_id: str) -> Job | None:
         """Return a job as it stands, if it is known."""
@@ -263,11 +278,14 @@ class World:
         finish_at = self.faults_until_s + SETTLED_S + 3.0 * rng.random()
         if rng.random() < 0.25:
             finish_at = self.now + (self.faults_until_s - self.now) * (0.2 + 0.8 * rng.random())
-        job = JobTruth(f"job-{len(self.jobs) + 1}", settings, finish_at)
+        stops_alone = self.driver == "etcd" or rng.random() < 0.5
+        name = f"job-{len(self.jobs) + 1}"
+        job = JobTruth(name, settings, finish_at, stops_alone=stops_alone)
         self.jobs[job.run_id] = job
         self.note(job.run_id, "begins: {0}", settings)
         for _ in range(nodes):
-            self.start_agent(job, delay_s=rng.random() * 2.0)
+            if self.faults.comes(job):
+                self.start_agent(job, delay_s=rng.random() * 2.0)
         if finish_at >= self.faults_until_s + SETTLED_S:
             self._at_settled(job)
         over_at = max(finish_at, self.faults_until_s) + OVER_S
@@ -301,14 +319,21 @@ class World:
             return False
         return len(job.living) < self._nodes + NODES_BEYOND
 
-    def start_agent(self, job: JobTruth, node: str | None = None, *, delay_s: float = 0.0) -> None:
-        """Start an agent, under a name of its own or of one that was there before."""
+    def start_agent(
+        self,
+        job: JobTruth,
+        node: str | None = None,
+        host: str | None = None,
+        *,
+        delay_s: float = 0.0,
+    ) -> None:
+        """Start an agent, under a name and on a host of its own or of one that was there before."""
         if not self.has_room(job):
             return
         self.agents_started += 1
         rng = seeded(self._rng.getrandbits(64))
-        host = str(self.agents_started)
-        agent = self.coordinator.new_agent(job, node or f"n{host}", host, rng)
+        number = str(self.agents_started)
+        agent = self.coordinator.new_agent(job, node or f"n{number}", host or number, rng)
         self.faults.greet(agent)
         self.disturb()
         job.agents.append(agent)
@@ -391,6 +416,10 @@ class World:
         agent.job.failed_generations.add((agent.info.incarnation, generation))
         for hook in self._hooks["worker_failed"]:
             hook(agent, generation)
+
+    def agent_wedged(self, agent: Agent) -> None:
+        for hook in self._hooks["agent_wedged"]:
+            hook(agent)
 
     def agent_ended(self, agent: Agent) -> None:
         """Show an agent's own end; when all have ended, there is no more to see."""

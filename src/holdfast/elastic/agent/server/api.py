@@ -11,7 +11,11 @@ from holdfast.agent.spec import (
     WorkerSpec,
     WorkerState,
 )
-from holdfast.elastic._impl.agents import SimpleElasticAgent
+from holdfast.elastic._impl.agents import (  # Subclasses of others import the last two as well.
+    SimpleElasticAgent,
+    _get_fq_hostname,
+    _RoleInstanceInfo,
+)
 
 __all__ = [
     "DEFAULT_ROLE",
@@ -22,4 +26,6 @@ __all__ = [
     "WorkerGroup",
     "WorkerSpec",
     "WorkerState",
+    "_RoleInstanceInfo",
+    "_get_fq_hostname",
 ]

@@ -1,0 +1,123 @@
+"""Machines of a network of their own, joined by a switch that can cut and heal their links.
+
+Each machine is a network, mount and host name namespace, held by a process that sleeps in it, and
+one more is the switch between them. The kernel removes a namespace with the last process in it, and
+the sleepers die with this process, so nothing is left whatever happens; the computer's own network is
+never touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+
+NOWHERE = "02:00:00:00:00:99"  # No interface has this address.
+LOOK_AGAIN_S = 0.01
+PATIENCE_S = 60
+SWITCH_ADDRESS = "10.77.0.254"
+
+
+def missing() -> str:
+    """Return why there can be no networks here, or nothing."""
+    if os.geteuid() != 0:
+        return "only root may make network namespaces"
+    for tool in ("ip", "nsenter", "setpriv", "unshare", "hostname"):
+        if shutil.which(tool) is None:
+            return f"the command {tool} is not installed"
+    probe = subprocess.run(["unshare", "-n", "-m", "-u", "true"], capture_output=True, text=True)
+    return f"namespaces are not allowed here: {probe.stderr.strip()}" if probe.returncode else ""
+
+
+def address(node: int) -> str:
+    return f"10.77.0.{node + 1}"
+
+
+class Network:
+    """Nodes 0, 1, 2 ... at 10.77.0.1, .2, .3 ..., called node0, node1 ..., behind one switch."""
+
+    def __init__(self, nodes: int) -> None:
+        self._sleepers: list[subprocess.Popen[bytes]] = []
+        try:
+            self.switch = self._make_namespace()
+            self._run(self.switch, "ip link add bridge type bridge")
+            self._run(self.switch, f"ip address add {SWITCH_ADDRESS}/24 dev bridge")
+            self._run(self.switch, "ip link set bridge up")
+            self._run(self.switch, "ip link set lo up")
+            self._nodes = [self._make_namespace() for _ in range(nodes)]
+            for node, pid in enumerate(self._nodes):
+                link = f"ip link add port{node} type veth peer name eth0 netns {pid}"
+                self._run(self.switch, link)
+                self._run(self.switch, f"ip link set port{node} master bridge up")
+                self._run(pid, f"ip address add {address(node)}/24 dev eth0")
+                self._run(pid, "ip link set eth0 up")
+                self._run(pid, "ip link set lo up")
+                self._run(pid, f"hostname node{node}")
+        except BaseException:
+            self.close()
+            raise
+
+    def inside(self, node: int) -> tuple[str, ...]:
+        """Return what goes before a command that is to run on a node."""
+        return _enter(self._nodes[node])
+
+    def cut(self, node: int) -> None:
+        """Unplug a node."""
+        self._run(self.switch, f"ip link set port{node} down")
+
+    def heal(self, node: int) -> None:
+        """Plug it in again."""
+        self._run(self.switch, f"ip link set port{node} up")
+
+    def silence(self, node: int, to: int) -> None:
+        """Lose all that one node sends to another; the other direction works."""
+        self._neighbour("replace", node, to, f"lladdr {NOWHERE} nud permanent")
+
+    def unsilence(self, node: int, to: int) -> None:
+        self._neighbour("delete", node, to, "")
+
+    def narrow(self, node: int, bytes_max: int) -> None:
+        """Lose packets above a size on a node's link, without a word to whoever sent them."""
+        for pid in self._nodes:  # Else the kernel passes many segments on as one.
+            self._run(pid, "ip link set eth0 gso_max_segs 1")
+        self._run(self.switch, f"ip link set port{node} mtu {bytes_max}")
+
+    def throttle(self, node: int, kbit_s: int) -> None:
+        """Make what a node sends slow; nothing is lost."""
+        shape = f"tbf rate {kbit_s}kbit burst 1600 limit 10000000"
+        self._run(self._nodes[node], f"tc qdisc replace dev eth0 root {shape}")
+
+    def name(self, node: int, host: str, at: str) -> None:
+        """Let a node, and no other, know a host by this address."""
+        hosts = f"echo {at} {host} > /run/hosts && mount --bind /run/hosts /etc/hosts"
+        self._run(self._nodes[node], "mount -t tmpfs none /run")
+        subprocess.run([*self.inside(node), "sh", "-c", hosts], check=True)
+
+    def close(self) -> None:
+        for sleeper in self._sleepers:
+            sleeper.kill()
+            sleeper.wait(PATIENCE_S)
+
+    def _neighbour(self, verb: str, node: int, to: int, how: str) -> None:
+        self._run(self._nodes[node], f"ip neighbour {verb} {address(to)} {how} dev eth0")
+
+    def _make_namespace(self) -> int:
+        """Return the process that holds a network, mounts and a host name of its own."""
+        command = ["setpriv", "--pdeathsig", "KILL", "unshare", "-n", "-m", "-u"]
+        sleeper = subprocess.Popen([*command, "sleep", "infinity"])
+        self._sleepers.append(sleeper)
+        deadline = time.monotonic() + PATIENCE_S
+        while os.readlink(f"/proc/{sleeper.pid}/exe").rpartition("/")[2] != "sleep":
+            assert time.monotonic() < deadline
+            time.sleep(LOOK_AGAIN_S)
+        return sleeper.pid
+
+    def _run(self, pid: int, command: str) -> None:
+        words = [*_enter(pid), *command.split()]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+
+
+def _enter(pid: int) -> tuple[str, ...]:
+    return ("nsenter", "-t", str(pid), "-n", "-m", "-u")

@@ -1,0 +1,217 @@
+"""What must be true of a job whatever happened to it, read from its ledger and its agents' ends.
+
+Each rule is a function from what is known of a job to its violations, one line each. A fault excuses
+what no launcher could prevent: a process that was frozen may do a step more when it goes on. A job
+with default settings at a coordinator is not promised everything: a node that is cut off lets its
+workers run (`on_lost`), and a coordinator that comes back to nobody begins anew (`state_file`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+# How long workers that were frozen may go on before their own keeper ends them.
+THAW_S = 1.0
+ALIVE = ("start", "step", "saving", "failing", "done")
+# What is charged as a restart; all else that happens to a job is not the workers' fault.
+CHARGED = ("kill worker", "fail worker", "kill keeper")
+BUG = 70
+SHOWN_MAX = 3
+
+
+class Entry(NamedTuple):
+    """One line of the ledger."""
+
+    at_s: float
+    event: str
+    machine: int
+    pid: int
+    rank: int
+    world: int
+    generation: int
+    restarts: int
+    fence: int
+
+
+class Fault(NamedTuple):
+    """What was done to a machine, and for how long."""
+
+    at_s: float
+    kind: str
+    machine: int
+    until_s: float
+
+
+class End(NamedTuple):
+    """How one run of an agent ended, and all that it printed."""
+
+    machine: int
+    code: int | None
+    by: str
+    """What ended it, if that was the chaos; empty where it ended by itself."""
+    printed: str
+
+
+class Record(NamedTuple):
+    """All that is known of a job that is over."""
+
+    entries: list[Entry]
+    faults: list[Fault]
+    ends: list[End]
+    left: list[str]
+    stalled: str
+    """What was waited for in vain after the faults were over."""
+    safe: bool = True
+    """Whether the job's settings promise that nothing runs beside its successor or goes back."""
+
+
+def read_ledger(lines: Iterable[str]) -> list[Entry]:
+    entries = []
+    for line in lines:
+        at, event, *numbers = line.split()
+        entries.append(Entry(int(at) / 1e9, event, *map(int, numbers)))
+    return sorted(entries)
+
+
+def violations(record: Record) -> list[str]:
+    """Return what is wrong, the name of the rule first."""
+    return [
+        f"{rule.__name__.replace('_', ' ')}: {what}"
+        for rule in RULES
+        for what in list(rule(record))[:SHOWN_MAX]
+    ]
+
+
+def generations_agree(record: Record) -> Iterator[str]:
+    """Workers of one generation have one world, each rank once, at most on the node it is on."""
+    for starts in _starts(record).values():
+        generation = starts[0].generation
+        worlds = {one.world for one in starts}
+        if len({one.generation for one in starts}) > 1:
+            yield f"generation {generation} shares its fence with another"
+        if len(worlds) > 1:
+            yield f"generation {generation} has worlds of {sorted(worlds)}"
+        if len({one.restarts for one in starts}) > 1:
+            yield f"generation {generation} has several restart counts"
+        ranks = [one.rank for one in starts]
+        if len(set(ranks)) < len(ranks):
+            yield f"generation {generation} has ranks {sorted(ranks)}: one was started twice"
+        if any(not 0 <= one.rank < one.world for one in starts):
+            yield f"generation {generation} has ranks {sorted(ranks)} in a world of {worlds}"
+
+
+def generations_only_grow(record: Record) -> Iterator[str]:
+    """No generation, restart count or fence goes back, whoever coordinates."""
+    newest: dict[str, int] = {}
+    for one in record.entries:
+        if one.event != "start":
+            continue
+        for name in ("generation", "restarts", "fence") if record.safe else ("fence",):
+            value = getattr(one, name)
+            if value < newest.get(name, -1) and not _was_frozen(record, one):
+                yield (
+                    f"a worker of machine {one.machine} started with {name} {value} "
+                    f"after {newest[name]}"
+                )
+            newest[name] = max(value, newest.get(name, -1))
+
+
+def one_generation_at_a_time(record: Record) -> Iterator[str]:
+    """No worker does anything once a worker of a later generation has started."""
+    newest = Entry(0.0, "", 0, 0, 0, 0, -1, -1, -1)
+    told: set[int] = set()
+    for one in record.entries:
+        if one.event == "start" and one.fence > newest.fence:
+            newest = one
+        elif one.fence < newest.fence and one.event in ALIVE and one.pid not in told:
+            if _was_frozen(record, one) or not (record.safe or _is_in_touch(record, one)):
+                continue
+            told.add(one.pid)
+            yield (
+                f"rank {one.rank} of generation {one.generation} on machine {one.machine} was "
+                f"{one.event} {one.at_s - newest.at_s:.3f} s after generation {newest.generation} began"
+            )
+
+
+def restarts_are_failures(record: Record) -> Iterator[str]:
+    """Only failures of workers are charged."""
+    failures = sum(fault.kind in CHARGED for fault in record.faults)
+    charged = max((one.restarts for one in record.entries), default=0)
+    if charged > failures:
+        yield f"{charged} restarts were charged for {failures} failures"
+
+
+def job_goes_on(record: Record) -> Iterator[str]:
+    """After the faults the job gets going and ends well."""
+    if record.stalled:
+        yield record.stalled
+    for end in record.ends:
+        if not end.by and end.code is None:
+            yield f"the agent of machine {end.machine} did not end"
+
+
+def ends_are_honest(record: Record) -> Iterator[str]:
+    """No bug of ours, no traceback of ours, no other exit code than a documented one."""
+    for end in record.ends:
+        if end.by:
+            continue
+        if end.code == BUG or "bug in Holdfast" in end.printed:
+            yield f"the agent of machine {end.machine} ended with a bug: {_last_line(end)}"
+        elif "Traceback" in end.printed:
+            yield f"the agent of machine {end.machine} printed a traceback"
+
+
+def nothing_is_left(record: Record) -> Iterator[str]:
+    """No process and no file outlives the job."""
+    yield from record.left
+
+
+RULES: tuple[Callable[[Record], Iterator[str]], ...] = (
+    generations_agree,
+    generations_only_grow,
+    one_generation_at_a_time,
+    restarts_are_failures,
+    job_goes_on,
+    ends_are_honest,
+    nothing_is_left,
+)
+
+
+def _starts(record: Record) -> dict[int, list[Entry]]:
+    found: dict[int, list[Entry]] = defaultdict(list)
+    for one in record.entries:
+        if one.event == "start":
+            found[one.fence].append(one)
+    return found
+
+
+def _was_frozen(record: Record, one: Entry) -> bool:
+    """Whether the machine was frozen, or has only just gone on."""
+    return any(
+        fault.kind.startswith("freeze")
+        and fault.machine == one.machine
+        and fault.at_s <= one.at_s <= fault.until_s + THAW_S
+        for fault in record.faults
+    )
+
+
+def _is_in_touch(record: Record, one: Entry) -> bool:
+    """Whether nothing was between a machine and the coordinator, so far."""
+    return not any(
+        fault.at_s <= one.at_s
+        and (
+            "coordinator" in fault.kind
+            or fault.machine == 0
+            or (fault.machine == one.machine and fault.kind.split()[0] in ("cut", "mute"))
+        )
+        for fault in record.faults
+    )
+
+
+def _last_line(end: End) -> str:
+    lines = end.printed.strip().splitlines()
+    return lines[-1] if lines else "(nothing printed)"

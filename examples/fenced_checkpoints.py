@@ -1,0 +1,98 @@
+r"""A worker whose checkpoints no worker of an earlier generation can overwrite.
+
+Run it, and kill agents and coordinators as you like:
+
+    holdfast run --nnodes 1:2 --rdzv-backend c10d --rdzv-endpoint localhost:29400 --rdzv-id count \
+        --max-restarts 3 examples/fenced_checkpoints.py --folder /tmp/count
+
+A node that is cut off does not know that others took its place, and its worker may still be writing
+when theirs have begun. So the folder remembers the highest fence that came to it. A writer compares
+before it puts a checkpoint in place, and one with a lower fence ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Fenced(Exception):
+    """A later generation writes here: this worker is one too many."""
+
+
+class CheckpointFolder:
+    """A folder of one job, for writers that have a fence."""
+
+    def __init__(self, folder: Path, fence: int) -> None:
+        self._folder = folder
+        self._fence = fence
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._locked():  # From now on nobody of an earlier generation gets through.
+            pass
+
+    def load(self) -> dict[str, int]:
+        """Return the newest checkpoint, or that of a job that has yet to begin."""
+        try:
+            loaded: dict[str, int] = json.loads((self._folder / "checkpoint.json").read_text())
+        except FileNotFoundError:
+            return {"step": 0}
+        return loaded
+
+    def save(self, checkpoint: dict[str, int]) -> None:
+        """Put a checkpoint in place of the last one, unless this writer was replaced."""
+        beside = self._folder / f"{self._fence}.new"
+        beside.write_text(json.dumps(checkpoint))
+        with self._locked():  # The check and the rename are one step for all who do it like this.
+            beside.replace(self._folder / "checkpoint.json")
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep all others out; raise `Fenced` if one with a higher fence was here."""
+        highest = self._folder / "fence"
+        with (self._folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            there = int(highest.read_text()) if highest.exists() else 0
+            if there > self._fence:
+                raise Fenced(f"fence {there} was here, and this worker has {self._fence}")
+            if there < self._fence:
+                beside = highest.with_name(f"fence.{self._fence}.new")
+                beside.write_text(str(self._fence))
+                beside.replace(highest)
+            yield
+
+
+def main() -> None:
+    """Count, and save every step."""
+    args = parse_args()
+    if int(os.environ["RANK"]):  # One writes; the others have nothing to do here.
+        time.sleep(args.steps * args.step_seconds)
+        return
+    folder = CheckpointFolder(args.folder, int(os.environ["HOLDFAST_FENCE"]))
+    checkpoint = folder.load()
+    print(f"fence {os.environ['HOLDFAST_FENCE']}: from step {checkpoint['step']}")
+    while checkpoint["step"] < args.steps:
+        time.sleep(args.step_seconds)  # Real training has more to do.
+        checkpoint["step"] += 1
+        folder.save(checkpoint)
+    print(f"done: {checkpoint['step']} steps")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--folder", type=Path, required=True, help="where checkpoints are kept")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--step-seconds", type=float, default=0.1)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

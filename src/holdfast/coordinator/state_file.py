@@ -1,0 +1,262 @@
+"""A coordinator's memory of its jobs in a file, for the coordinator that comes after it.
+
+The file is JSON, replaced as a whole: written beside it, synced, renamed. Only its owner can read
+it. `FILE.lock` is locked as long as a coordinator uses it: two would overwrite each other's jobs.
+
+A thread of its own writes, so that a file system that hangs does not stop a coordinator: whoever
+waits for a write decides for how long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.core.coordinator import CLOSED_JOB_KEEP_S
+from holdfast.core.memory import JobMemory  # noqa: TC001 (msgspec reads the annotation)
+from holdfast.core.protocol import View
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from holdfast.core.coordinator import Answer, CoordinatorMachine
+
+FORMAT = 1
+UNFINISHED_KEEP_S = 24 * 3600.0
+"""Who starts a job again after longer than this begins a new one of the same name."""
+STORE_S = 2.0
+"""So long nodes wait for what they are told to be stored. A file system that takes longer must not
+stop a job; then the file is behind, and the coordinator says so."""
+CLOSE_S = 1.0
+BYTES_MAX = 64 * 1024 * 1024
+
+
+class _Contents(msgspec.Struct, kw_only=True):
+    format: int
+    saved_at: float
+    """By the clock of this machine, in seconds since 1970."""
+    jobs: list[JobMemory]
+
+
+class StateFile:
+    """The file at a path, locked for this process; raises `UsageError` if it cannot be used."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.abspath(path)
+        self._lock = self._locked()
+        try:
+            self.memories = self._load()
+            """What an earlier coordinator stored; None if there was none."""
+            self._store(self.memories or [])  # What cannot be written is reported now.
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._changed = threading.Condition()
+        self._next: tuple[list[JobMemory], Callable[[str], None]] | None = None
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._write, name="holdfast-state", daemon=True)
+        self._thread.start()
+
+    def save(self, memories: list[JobMemory], done: Callable[[str], None]) -> None:
+        """Store these; then call `done`, in another thread, with what went wrong or nothing.
+
+        One is stored at a time: of several that wait the last one is, and only its `done` called.
+        """
+        with self._changed:
+            self._next = (memories, done)
+            self._changed.notify()
+
+    def close(self, limit_s: float) -> None:
+        """Store what waits, within the limit, and let go of the file; again does nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join(limit_s)
+        if not self._thread.is_alive() and self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while self._next is None and not self._is_closed:
+                    self._changed.wait()
+                if self._next is None:
+                    return
+                (memories, done), self._next = self._next, None
+            problem = ""
+            try:
+                self._store(memories)
+            except UsageError as error:
+                problem = str(error)
+            done(problem)
+
+    # The file itself.
+
+    def _locked(self) -> int:
+        try:
+            lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise self._refusal(f"its folder cannot be written to: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise self._refusal("another coordinator uses it; give each its own") from None
+        except OSError as error:
+            os.close(lock)
+            raise self._refusal(f"it cannot be locked: {error.strerror}") from None
+        return lock
+
+    def _load(self) -> list[JobMemory] | None:
+        try:
+            with open(self.path, "rb") as file:
+                text = file.read(BYTES_MAX + 1)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._refusal(f"it cannot be read: {error.strerror}") from None
+        if not text:
+            return None
+        try:
+            contents = msgspec.json.decode(text, type=_Contents)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise self._refusal(
+                f"it is not a coordinator's state ({error}); give another name, or move it away"
+            ) from None
+        if contents.format != FORMAT or len(text) > BYTES_MAX:
+            raise self._refusal("another version of Holdfast wrote it; give another name")
+        age_s = time.time() - contents.saved_at
+        return [
+            one
+            for one in contents.jobs
+            if age_s < (UNFINISHED_KEEP_S if one.outcome is None else CLOSED_JOB_KEEP_S)
+        ]
+
+    def _store(self, memories: list[JobMemory]) -> None:
+        contents = _Contents(format=FORMAT, saved_at=time.time(), jobs=memories)
+        beside = f"{self.path}.new"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            with open(os.open(beside, flags, 0o600), "wb") as file:
+                file.write(msgspec.json.encode(contents))
+                file.flush()
+                os.fsync(file.fileno())
+            os.rename(beside, self.path)
+            folder = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            raise self._refusal(f"it cannot be written: {error.strerror}") from None
+
+    def _refusal(self, why: str) -> UsageError:
+        return UsageError(f"state file {self.path}: {why}")
+
+
+class WriteAhead:
+    """Sends a coordinator's answers once what is new in them is stored; belongs to a loop."""
+
+    def __init__(
+        self,
+        file: StateFile,
+        machine: CoordinatorMachine,
+        send: Callable[[Sequence[Answer]], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._file = file
+        self._machine = machine
+        self._send = send
+        self._warn = warn
+        self._loop = asyncio.get_running_loop()
+        self._stored: dict[str, object] = {}  # What was last given to be stored, by run id.
+        self._withheld: list[Sequence[Answer]] = []
+        self._under_way: list[Sequence[Answer]] | None = None
+        self._is_behind = False  # Whether there is something to be stored after what is under way.
+        self._hangs = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def send(self, answers: Sequence[Answer]) -> None:
+        """Send them, after all that came before."""
+        is_new = any(self._is_new(one.run_id) for one in answers if type(one) is View)
+        if not is_new and self._under_way is None:
+            self._send(answers)
+            return
+        self._withheld.append(answers)
+        self._is_behind = self._is_behind or is_new
+        if self._under_way is None:
+            self._store()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._file.close(CLOSE_S)
+
+    def _is_new(self, run_id: str) -> bool:
+        rounds = self._machine.jobs.get(run_id)
+        if rounds is None:
+            return False
+        job = rounds.job
+        mark = (job.term, job.round, job.generation, job.restarts, job.fence, job.outcome)
+        is_new = self._stored.get(run_id) != mark
+        self._stored[run_id] = mark
+        return is_new
+
+    def _store(self) -> None:
+        batch, self._withheld = self._withheld, []
+        self._is_behind = False
+        self._stored = {
+            one: mark for one, mark in self._stored.items() if one in self._machine.jobs
+        }
+        self._under_way = batch
+
+        def done(problem: str) -> None:
+            try:
+                self._loop.call_soon_threadsafe(self._stored_all, batch, problem)
+            except RuntimeError:
+                pass  # The coordinator is gone.
+
+        self._file.save(self._machine.memory(), done)
+        if self._hangs:
+            self._release(batch)
+        else:
+            self._timer = self._loop.call_later(STORE_S, self._is_late, batch)
+
+    def _stored_all(self, batch: list[Sequence[Answer]], problem: str) -> None:
+        self._hangs = False
+        if problem:
+            self._warn(f"{problem}; a coordinator after this one will not know where its jobs are")
+        if self._under_way is batch:
+            self._release(batch)
+
+    def _is_late(self, batch: list[Sequence[Answer]]) -> None:
+        self._hangs = True
+        self._warn(
+            f"state file {self._file.path}: nothing was stored for {STORE_S:g} s; jobs go on, and a "
+            "coordinator after this one may not know where they are"
+        )
+        if self._under_way is batch:
+            self._release(batch)
+
+    def _release(self, batch: list[Sequence[Answer]]) -> None:
+        self._under_way = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for answers in batch:
+            self._send(answers)
+        if self._is_behind:
+            self._store()
+            return
+        rest, self._withheld = self._withheld, []
+        for answers in rest:
+            self._send(answers)

@@ -1,0 +1,24 @@
+"""An etcd for this program under TorchElastic's name: at `localhost`, with a client of its kind."""
+
+from __future__ import annotations
+
+from holdfast.elastic._impl.etcd_v2_client import DEFAULT_READ_TIMEOUT_S, EtcdV2Client
+from holdfast.errors import UsageError
+from holdfast.etcd import server
+from holdfast.etcd.settings import EtcdSettings
+
+
+class EtcdServer(server.EtcdServer):
+    """Starts and stops an etcd; any thread may call it."""
+
+    def __init__(self, data_dir: str | None = None) -> None:
+        super().__init__(data_dir)
+        self._host = "localhost"
+
+    def get_client(self) -> EtcdV2Client:
+        """Return a client of this server, which is the caller's to close."""
+        if self._port < 0:
+            raise UsageError("this EtcdServer has no client before it runs", hint="call start()")
+        return EtcdV2Client(
+            EtcdSettings(endpoints=((self._host, self._port),), call_s=DEFAULT_READ_TIMEOUT_S)
+        )

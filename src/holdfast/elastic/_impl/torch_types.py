@@ -1,0 +1,27 @@
+"""Where torch is loaded, errors of ours that are torch's as well, for code that catches those."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from holdfast.store.errors import DistError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def torchs_store_errors() -> Iterator[None]:
+    """Raise an error of a store, in this block, as one of torch's type of the same name too."""
+    try:
+        yield
+    except DistError as problem:
+        torch = sys.modules.get("torch.distributed")
+        names = [kind.__name__ for kind in type(problem).__mro__ if issubclass(kind, DistError)]
+        theirs = next((getattr(torch, name) for name in names if hasattr(torch, name)), None)
+        if theirs is None or isinstance(problem, theirs):
+            raise
+        kind = type(type(problem).__name__, (type(problem), theirs), {})
+        raise kind(*problem.args) from problem

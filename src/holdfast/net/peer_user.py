@@ -1,0 +1,127 @@
+"""Whose process is at the other end of a connection within this host, as the kernel knows it.
+
+Loopback is no border between the users of a host: each of them can connect. So a server that has no
+token to ask for asks the kernel (`sock_diag`, a netlink socket) for the owner of the other end, and
+serves its own user and root. A connection of another host has no owner here.
+
+A socket that its process has closed belongs to user 0 in the kernel's answer, and so does one that
+only waits for late packets; both have no inode, and are nobody's.
+"""
+
+from __future__ import annotations
+
+import _socket
+import os
+import struct
+import sys
+
+SOCK_DIAG_BY_FAMILY = 20
+NETLINK_SOCK_DIAG = 4
+NLM_F_REQUEST = 1
+ALL_STATES = 0xFFFFFFFF
+NO_COOKIE = b"\xff" * 8
+HEADER = struct.Struct("=IHHII")
+REQUEST = struct.Struct("=BBBBI")
+OWNER_AT = HEADER.size + 4 + 48 + 12  # Behind the socket's states, addresses, timer and queues.
+OWNER = struct.Struct("=II")
+REPLY_BYTES_MAX = 4096
+NOBODY = -1
+"""The owner of a socket that nobody has any more."""
+MAPPED = bytes(10) + b"\xff\xff"
+TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
+
+
+def user_of(connection: _socket.socket) -> int | None:
+    """Return the user at the other end of a connection, `NOBODY` if there is no process any more.
+
+    None if that end is not on this host, or if the kernel cannot be asked.
+    """
+    try:
+        here, there = connection.getsockname(), connection.getpeername()
+    except OSError:
+        return NOBODY  # It ended before it began.
+    if connection.family not in (_socket.AF_INET, _socket.AF_INET6):
+        return None
+    ours, theirs = _packed(here[0]), _packed(there[0])
+    if ours != theirs and not (_is_loopback(ours) and _is_loopback(theirs)):
+        return None
+    try:
+        return _ask(connection.family, there, here)
+    except OSError:
+        return _look_up(there, here)
+
+
+def is_own_user(user: int | None) -> bool:
+    """Whether the other end is on another host, this user's, or root's."""
+    return user in (None, 0, os.geteuid())
+
+
+def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
+    """Return whose socket has these ends, seen from its own side."""
+    ends = struct.pack("!HH", local[1], remote[1])
+    request = (
+        REQUEST.pack(family, _socket.IPPROTO_TCP, 0, 0, ALL_STATES)
+        + ends
+        + _address(family, local[0])
+        + _address(family, remote[0])
+        + bytes(4)
+        + NO_COOKIE
+    )
+    header = HEADER.pack(HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 0, 0)
+    kernel = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_RAW, NETLINK_SOCK_DIAG)
+    try:
+        kernel.send(header + request)
+        reply = kernel.recv(REPLY_BYTES_MAX)
+    finally:
+        kernel.close()
+    if HEADER.unpack_from(reply)[1] != SOCK_DIAG_BY_FAMILY:
+        return NOBODY
+    # A listener at the other end's port is found too, once the connection is gone.
+    if reply[HEADER.size + 4 : HEADER.size + 8] != ends:
+        return NOBODY
+    user, inode = OWNER.unpack_from(reply, OWNER_AT)
+    return int(user) if inode else NOBODY
+
+
+def _look_up(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
+    """Return the same out of the kernel's tables, where there is no netlink; None without these."""
+    wanted = tuple((_packed(end[0]), end[1]) for end in (local, remote))
+    seen = False
+    for table in TCP_TABLES:
+        try:
+            with open(table) as rows:
+                next(rows)
+                for row in rows:
+                    seen = True
+                    words = row.split()
+                    if (_from_table(words[1]), _from_table(words[2])) == wanted:
+                        return int(words[7]) if words[9] != "0" else NOBODY
+        except OSError:
+            continue
+    return NOBODY if seen else None
+
+
+def _from_table(text: str) -> tuple[bytes, int]:
+    address, _, port = text.partition(":")
+    words = bytes.fromhex(address)  # Each word of four bytes in the order of this host.
+    if sys.byteorder == "little":
+        words = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+    return _unmapped(words), int(port, 16)
+
+
+def _packed(host: str) -> bytes:
+    host = host.partition("%")[0]
+    family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
+    return _unmapped(_socket.inet_pton(family, host))
+
+
+def _unmapped(address: bytes) -> bytes:
+    return address[12:] if address.startswith(MAPPED) else address
+
+
+def _address(family: int, host: str) -> bytes:
+    return _socket.inet_pton(family, host.partition("%")[0]).ljust(16, b"\0")
+
+
+def _is_loopback(address: bytes) -> bool:
+    return address[:1] == b"\x7f" if len(address) == 4 else address == bytes(15) + b"\1"

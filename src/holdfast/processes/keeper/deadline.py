@@ -1,0 +1,78 @@
+"""When a node's workers must be gone, unless the agent puts it off: a timer that the keeper watches.
+
+The agent's connection renews it; `core.liveness.StopDeadline` says until when. If the agent is
+stopped, starved or cut off, the time passes and the keeper kills the workers, whatever the agent
+does. Agent and keeper share the timer as a descriptor, so renewing it is one system call of a
+thread that is awake anyway, and wakes nobody. It counts the time in which the machine sleeps.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from struct import pack
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.processes.keeper.main import load_function
+
+TFD_TIMER_ABSTIME = 1
+
+
+class WorkersDeadline:
+    """The timer of one agent, for all its generations; `renew` may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fd = -1
+        self._renewed_to: float | None = None
+        self._runs = False  # Whether there are workers.
+        self._set_to: float | None = None  # By the timer's clock.
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def begin(self) -> None:
+        """Set the timer, before workers are started."""
+        with self._lock:
+            if self._fd < 0:
+                flags = os.O_CLOEXEC | os.O_NONBLOCK
+                self._fd = load_function("timerfd_create")(time.CLOCK_BOOTTIME, flags)
+                if self._fd < 0:
+                    raise EnvironmentProblem("there is no file descriptor for another timer")
+            self._runs, self._set_to = True, None
+            self._set()
+
+    def renew(self, at: float | None) -> None:
+        """Put the end off to this time of the monotonic clock; None is for ever."""
+        with self._lock:
+            self._renewed_to = at
+            if self._runs:
+                self._set()
+
+    def end(self) -> None:
+        """Stop the timer: the workers are gone."""
+        with self._lock:
+            if self._runs:
+                self._runs = False
+                self._set_timer(0.0)
+
+    def close(self) -> None:
+        self.end()
+        with self._lock:
+            fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _set(self) -> None:
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if self._set_to is not None and now >= self._set_to:
+            return  # The time has passed, and the keeper acts on it: that cannot be taken back.
+        at = self._renewed_to
+        self._set_to = None if at is None else max(now + at - time.monotonic(), 1e-9)
+        self._set_timer(self._set_to or 0.0)
+
+    def _set_timer(self, at: float) -> None:
+        seconds = int(at)
+        to = pack("4l", 0, 0, seconds, int((at - seconds) * 1e9))
+        load_function("timerfd_settime")(self._fd, TFD_TIMER_ABSTIME, to, None)

@@ -1,0 +1,93 @@
+"""The signals that stop a function: they raise in it, so that its `finally` blocks run.
+
+Python calls a handler between two steps of the main thread. A main thread that is in a native call
+makes no step: in a collective that another worker has left, say, for minutes. So a second thread
+watches too, and if nothing was raised for a while, the signal has its default action after all.
+Both are for the function's own process; those that it forks have the default actions at once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from holdfast.errors import UsageError
+from holdfast.processes.signals import (
+    DEFAULT_SIGNALS,
+    SIGNALS_ENV,
+    SignalException,
+    in_words,
+    parse_signals,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
+
+# How long the main thread may be in a native call before the signal ends the process.
+NATIVE_CALL_S_MAX = 2.0
+
+
+class RaisedSignals:
+    """Has signals raise `SignalException` in the main thread of this process."""
+
+    def __init__(self) -> None:
+        self._began = threading.Event()
+        self._signals: list[signal.Signals] = []
+
+    def begin(self) -> None:
+        """Begin, for the signals of `TORCHELASTIC_SIGNALS_TO_HANDLE` that have no handler."""
+        for one in _signals_to_handle():
+            if signal.getsignal(one) == signal.SIG_DFL:  # SIGINT has a handler, which raises too.
+                self._signals.append(one)
+                signal.signal(one, self._raise)
+        if not self._signals:
+            return
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=self._end)
+        watch = threading.Thread(
+            target=self._watch, args=(read,), name="holdfast-signals", daemon=True
+        )
+        watch.start()
+
+    def _raise(self, signum: int, _frame: FrameType | None) -> None:
+        self._began.set()
+        one = signal.Signals(signum)
+        raise SignalException(f"worker {os.getpid()} was stopped by {in_words(one)}", one)
+
+    def _watch(self, read: int) -> None:
+        while True:
+            try:
+                came = os.read(read, 64)
+            except OSError:
+                return  # The function has closed what is not its own.
+            for number in came:
+                if number in self._signals and not self._began.wait(NATIVE_CALL_S_MAX):
+                    import ctypes
+
+                    ctypes.CDLL(None).signal(number, 0)  # Python's own is for the main thread.
+                    os.kill(os.getpid(), number)
+
+    def _end(self) -> None:
+        signal.set_wakeup_fd(-1)
+        for one in self._signals:
+            if signal.getsignal(one) == self._raise:
+                signal.signal(one, signal.SIG_DFL)
+
+
+def die_of(signum: int) -> NoReturn:
+    """End this process by the default action of a signal."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+    os._exit(128 + signum)  # It was blocked.
+
+
+def _signals_to_handle() -> tuple[signal.Signals, ...]:
+    try:
+        return parse_signals(os.environ.get(SIGNALS_ENV, DEFAULT_SIGNALS))
+    except UsageError:
+        return parse_signals(DEFAULT_SIGNALS)

@@ -1,0 +1,83 @@
+"""Calls that may hang, made beside a loop that must not: in a thread, up to a limit.
+
+A write to a regular file, a read of one and a `mkdir` can block for ever (a network file system
+whose server is gone, one that is frozen), and nothing tells beforehand. While one call hangs, later
+ones of the same `SideThread` fail at once: they would only hang as well.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, TypeVar
+
+    T = TypeVar("T")
+
+
+class Hung(OSError):
+    """A call did not end within its limit."""
+
+
+class SideThread:
+    """Makes one call at a time. A thread lasts as long as its call, so none is left idle."""
+
+    def __init__(self, name: str, limit_s: float) -> None:
+        self._name = name
+        self._limit_s = limit_s
+        self._hanging: threading.Thread | None = None
+        self._turn = threading.Lock()  # Never held for much longer than the limit.
+        self._pid = os.getpid()
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether a call that was given up is still under way."""
+        return self._hanging is not None and self._hanging.is_alive()
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """Return what a call returns or raise what it raises; raise `Hung` at the limit."""
+        if self._pid != os.getpid():  # A fork has no other threads, but their locks.
+            self._pid, self._turn, self._hanging = os.getpid(), threading.Lock(), None
+        if not self._turn.acquire(timeout=self._limit_s):
+            raise self._hung()
+        try:
+            if self.is_hanging:
+                raise self._hung()
+            one = _Call(function, args)
+            thread = threading.Thread(target=one.make, name=self._name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                return function(*args)  # There can be no more threads; better to risk it.
+            thread.join(self._limit_s)
+            if thread.is_alive():
+                self._hanging = thread
+                raise self._hung()
+        finally:
+            self._turn.release()
+        if one.problem is not None:
+            raise one.problem
+        return one.value  # type: ignore[no-any-return]
+
+    def _hung(self) -> Hung:
+        return Hung(f"no answer for {self._limit_s:g} s")
+
+
+class _Call:
+    """One call, and its outcome."""
+
+    __slots__ = ("_args", "_function", "problem", "value")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self._function, self._args = function, args
+        self.value: Any = None
+        self.problem: BaseException | None = None
+
+    def make(self) -> None:
+        try:
+            self.value = self._function(*self._args)
+        except BaseException as problem:  # noqa: BLE001 (it is raised where the call was made)
+            self.problem = problem

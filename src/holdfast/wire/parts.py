@@ -1,0 +1,99 @@
+"""Large messages in parts, between which small ones pass: heartbeats never queue behind a report.
+
+A body above `PART_BYTES` is cut. The next part is sent when the other side says that it has the last
+one, so no more than one part is ever on its way in front of a heartbeat: not in a buffer of ours,
+not in one of the kernel's, not on a slow link. One large message is sent at a time, in the order in
+which they came; a newer one of its kind takes the place of one that has to wait.
+
+It opens no sockets: `send`, `taken` and `rest` return the bytes to write. Protocol version 2 knows no
+parts; a connection that speaks it sends everything whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from holdfast.wire.errors import FrameTooLarge
+from holdfast.wire.frames import HEADER_BYTES, encode_frame
+from holdfast.wire.limits import FRAME_BYTES_MAX, PART_BYTES
+from holdfast.wire.messages import Part, PartTaken
+
+PARTS_VERSION = 3
+"""The first version of the protocol that knows parts."""
+TAKEN = encode_frame(PartTaken())
+
+
+class OutgoingParts:
+    """What one side of a connection still has to send in parts."""
+
+    __slots__ = ("_begun", "_is_on", "_waiting", "_waiting_bytes")
+
+    def __init__(self, version: int) -> None:
+        self._is_on = version >= PARTS_VERSION
+        self._begun: tuple[bytes, int] | None = None  # A frame, and how much of it is sent.
+        self._waiting: deque[tuple[bytes, str]] = deque()  # With their kinds.
+        self._waiting_bytes = 0
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self._waiting_bytes + (len(self._begun[0]) - self._begun[1] if self._begun else 0)
+
+    def send(self, frame: bytes, kind: str = "") -> bytes:
+        """Return what to write now for a frame: the frame, its first part, or nothing yet.
+
+        One that is being sent already is not sent twice; one that waits is replaced by one of the
+        same `kind`.
+        """
+        if not self._is_on or len(frame) <= PART_BYTES:
+            return frame
+        if self._begun is None:
+            self._begun = (frame, HEADER_BYTES)
+            return self._next()
+        if frame == self._begun[0]:
+            return b""
+        if kind:
+            kept = [one for one in self._waiting if one[1] != kind]
+            self._waiting = deque(kept)
+        self._waiting.append((frame, kind))
+        self._waiting_bytes = sum(len(one) for one, _ in self._waiting)
+        return b""
+
+    def taken(self) -> bytes:
+        """Return what to write now that the other side has the last part."""
+        if self._begun is None and self._waiting:
+            frame, _ = self._waiting.popleft()
+            self._waiting_bytes -= len(frame)
+            self._begun = (frame, HEADER_BYTES)
+        return self._next() if self._begun is not None else b""
+
+    def rest(self) -> bytes:
+        """Return all that is left at once, for a connection that is about to close."""
+        return b"".join(iter(self.taken, b""))
+
+    def _next(self) -> bytes:
+        assert self._begun is not None
+        frame, at = self._begun
+        end = min(len(frame), at + PART_BYTES)
+        is_last = end == len(frame)
+        self._begun = None if is_last else (frame, end)
+        return encode_frame(Part(data=frame[at:end], last=is_last))
+
+
+class IncomingParts:
+    """What one side of a connection has received of a large message."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self) -> None:
+        self._body = bytearray()
+
+    def take(self, part: Part) -> bytes | None:
+        """Return the body that a part completes, if it does; raise if it gets too large."""
+        if len(self._body) + len(part.data) > FRAME_BYTES_MAX:
+            raise FrameTooLarge(len(self._body) + len(part.data), FRAME_BYTES_MAX)
+        self._body += part.data
+        if not part.last:
+            return None
+        body = bytes(self._body)
+        self._body.clear()
+        return body

@@ -1,0 +1,29 @@
+"""A few jobs of `make chaos`, one on each backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from chaos.job import BACKENDS, Job, make_plan
+from chaos.network import missing
+from chaos.rules import violations
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# A worker fails, a machine is cut off, and an agent is killed meanwhile.
+FAULTS = [(0.0, "fail worker", 0, 0.0), (0.3, "cut machine", 1, 1.0), (0.6, "kill agent", 2, 0.0)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_job_under_chaos_breaks_no_rule(tmp_path: Path, backend: str) -> None:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    plan = make_plan(1, backend)._replace(
+        nodes_min=2, nodes=3, workers=1, stop_s=0.3, safe=True, faults=FAULTS
+    )
+    record = Job(plan, tmp_path).run()
+    assert {fault.kind for fault in record.faults} >= {"fail worker", "cut machine"}
+    assert violations(record) == []

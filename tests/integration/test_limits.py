@@ -1,0 +1,174 @@
+"""Limits of open files and of processes: a job runs, or one line says which limit it needs higher.
+
+A process of root's has no limit of processes, so where the tests run as root these jobs belong to a
+user whom nobody else is. The whole range, for each kind of job, takes minutes and was swept by hand;
+here are the values at which something else failed in each of the ways that there are.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import holdfast
+from holdfast.errors import EnvironmentProblem
+from holdfast.processes.workers.pages import FOLDER_PREFIX, SHARED_MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PATIENCE_S = 60
+USER = 61_234  # Of nobody.
+IS_ROOT = os.getuid() == 0
+
+PROGRAM = """
+import sys
+from holdfast.errors import HoldfastError
+from holdfast.launcher.config import LaunchConfig
+from holdfast.launcher.launch import elastic_launch
+from holdfast.processes.failures.failure import ChildFailedError, exit_status
+
+def value():
+    return 7
+
+if __name__ == "__main__":
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, start_method=sys.argv[1], max_restarts=0
+    )
+    try:
+        print(elastic_launch(config, value)())
+    except HoldfastError as error:
+        sys.exit(error.exit_code)
+    except ChildFailedError as error:
+        sys.exit(exit_status(error))
+"""
+
+
+class Limited:
+    """Runs programs with a limit, and looks at what they left."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        self.script = folder / "train.py"
+        self.script.write_text("print('trained')\n")
+        self.program = folder / "program.py"
+        self.program.write_text(PROGRAM)
+        packages = [path for path in sys.path if path.endswith("site-packages")]
+        source = os.path.dirname(os.path.dirname(holdfast.__file__))
+        self.env = {
+            **os.environ,
+            "TMPDIR": str(self.temporary),
+            "PYTHONPATH": os.pathsep.join([source, *packages]),
+        }
+        if IS_ROOT:
+            for path in (folder, self.temporary):
+                path.chmod(0o777)
+        self.python = self.find_python()
+
+    def find_python(self) -> str:
+        """Return an interpreter that the user can run too."""
+        for path in (sys.executable, "/usr/bin/python3"):
+            try:
+                with self.start(path, "-c", "import holdfast.wire.messages") as job:
+                    job.communicate(timeout=PATIENCE_S)
+            except OSError:
+                continue
+            if job.returncode == 0:
+                return path
+        pytest.skip("no interpreter that another user than root can run")
+
+    def start(self, *words: str, kind: int = 0, limit: int = 0) -> subprocess.Popen[str]:
+        def begin() -> None:
+            if limit:
+                resource.setrlimit(kind, (limit, limit))
+            if IS_ROOT:
+                os.setgroups([])
+                os.setgid(USER)
+                os.setuid(USER)
+
+        return subprocess.Popen(
+            words,
+            env=self.env,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=begin,  # noqa: PLW1509 (the tests have one thread here)
+        )
+
+    def check(self, kind: int, limit: int, *words: str) -> int:
+        """Run a program to its end, which must be a good one; return its exit code."""
+        with self.start(self.python, *words, kind=kind, limit=limit) as job:
+            _, err = job.communicate(timeout=PATIENCE_S)
+        assert job.returncode in (0, EnvironmentProblem.exit_code), (limit, job.returncode, err)
+        assert "Traceback" not in err, (limit, err)
+        if "FAILED" not in err:  # Of a failure the logs are kept.
+            assert not [*self.temporary.iterdir()], (limit, err)
+        if IS_ROOT:
+            assert not glob.glob(f"{SHARED_MEMORY}/{FOLDER_PREFIX}{USER}-*"), (limit, err)
+        return job.returncode
+
+
+@pytest.fixture
+def limited() -> Iterator[Limited]:
+    # Not `tmp_path`: what is above it, other users can never enter for long.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Limited(Path(folder))
+
+
+def run(*flags: str) -> tuple[str, ...]:
+    return ("-m", "holdfast", "run", "--nproc-per-node=2", *flags, "train.py")
+
+
+MANY = (
+    "--nnodes=1:2",
+    "--rdzv-conf=settle=0.01",
+    "--rdzv-endpoint=127.0.0.1:0",
+    "--rdzv-backend=c10d",
+)
+BY_FILE = (*MANY[:2], "--rdzv-endpoint=meeting", "--rdzv-backend=file")
+
+
+@pytest.mark.parametrize(
+    ("words", "too_few", "enough"),
+    [
+        (run(), (5, 6, 7, 8, 10, 11, 12, 15, 17), 200),
+        (run("--preload=json"), (8, 14), 68),
+        (run(*MANY), (9, 20), 200),
+        (run(*BY_FILE), (12, 20), 200),
+        (("program.py", "fork"), (8, 20), 200),
+        (("program.py", "forkserver"), (14,), 200),
+        (("program.py", "spawn"), (14,), 200),
+    ],
+)
+def test_open_files(
+    limited: Limited, words: tuple[str, ...], too_few: tuple[int, ...], enough: int
+) -> None:
+    for limit in too_few:
+        assert limited.check(resource.RLIMIT_NOFILE, limit, *words) != 0, limit
+    assert limited.check(resource.RLIMIT_NOFILE, enough, *words) == 0
+
+
+@pytest.mark.skipif(not IS_ROOT, reason="what else the user runs would count")
+@pytest.mark.parametrize(
+    "words",
+    [
+        run(),
+        run(*MANY),
+        ("program.py", "fork"),
+    ],
+)
+def test_processes(limited: Limited, words: tuple[str, ...]) -> None:
+    for limit in range(1, 5):
+        assert limited.check(resource.RLIMIT_NPROC, limit, *words) != 0, limit
+    assert limited.check(resource.RLIMIT_NPROC, 200, *words) == 0

@@ -1,0 +1,66 @@
+"""A generation begins when the last one is gone on every node, not only on the first to be ready."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from etcd_teams import MakeTeam
+    from real_teams import Cluster
+
+# The first worker of `b` saves when it is stopped, until it is ordered to be done with that.
+SAVES = """
+def save(*_):
+    tell("saving")
+    signal.sigwait({signal.SIGUSR1})
+    os._exit(0)
+if AGENT == "b" and NUMBER == 0:
+    signal.signal(signal.SIGTERM, save)
+obey()
+"""
+
+
+def start_all(cluster: Cluster, names: str) -> dict[str, int]:
+    """Start agents with names; return the process ids of their workers."""
+    for name in names:
+        cluster.start(name, conf=f"node_id=node-{name}")
+    return {name: start.pid for name, start in cluster.generation(len(names)).items()}
+
+
+def check_that_all_wait(cluster: Cluster, *names: str) -> None:
+    """See that nobody starts, and that all say for whom they wait."""
+    assert cluster.news.next()[0] == "saving"
+    for name in names:
+        said = cluster.agents[name].says("cannot start yet")
+        assert "generation 1 cannot start yet: the workers of node-b have not stopped" in said
+    assert cluster.is_quiet()
+
+
+def test_nobody_starts_again_while_a_worker_elsewhere_saves(tmp_path: Path, team: MakeTeam) -> None:
+    with team(tmp_path, SAVES, "--max-restarts=1", nnodes="2") as cluster:
+        workers = start_all(cluster, "ab")
+        os.kill(workers["a"], signal.SIGUSR2)
+        check_that_all_wait(cluster, "a", "b")
+        os.kill(workers["b"], signal.SIGUSR1)
+        for start in cluster.generation(2).values():
+            assert start.generation == 1
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+def test_the_others_wait_for_the_workers_of_a_node_that_leaves(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    with team(tmp_path, SAVES, nnodes="2:3") as cluster:
+        workers = start_all(cluster, "abc")
+        cluster.agents["b"].signal(signal.SIGTERM)
+        check_that_all_wait(cluster, "a", "c")
+        os.kill(workers["b"], signal.SIGUSR1)
+        for start in cluster.generation(2).values():
+            assert start.generation == 1
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 128 + signal.SIGTERM, "c": 0}

@@ -1,0 +1,44 @@
+"""Another user of this host, for tests: a forked child that gives its own user up."""
+
+from __future__ import annotations
+
+import encodings.idna  # noqa: F401 (for names of hosts, where another user cannot read it)
+import os
+import traceback
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STRANGER = 2002
+
+
+def as_user(user: int, act: Callable[[], str]) -> str:
+    """Return what a function returns in a process of another user, or how it failed.
+
+    What it imports must be imported before: the other user may not be able to read it.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(user, user, user)
+            os.setresuid(user, user, user)
+            said = act()
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+            if isinstance(error, AssertionError):
+                said += traceback.format_exc()
+        finally:
+            os.write(write, said.encode()[:4096])
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as said_by_it:
+        result = said_by_it.read()
+    os.waitpid(pid, 0)
+    return result

@@ -1,0 +1,209 @@
+"""The memory of a coordinator in a file: whole or not at all, its owner's alone, one user at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fake_node import a_job_of, a_node
+from holdfast.coordinator import state_file
+from holdfast.coordinator.state_file import StateFile, WriteAhead
+from holdfast.core.coordinator import CoordinatorMachine, StatusReceived
+from holdfast.core.memory import JobMemory
+from holdfast.core.protocol import Ack, JobOutcome, NodeInfo, View
+from holdfast.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from holdfast.core.protocol import Status
+
+RUNNING = JobMemory(
+    run_id="job",
+    term=3,
+    round=2,
+    generation=5,
+    restarts=1,
+    fence=77,
+    members=(NodeInfo(node="a", incarnation=2**63 - 1),),
+    awaited=1,
+)
+OVER = JobMemory(
+    run_id="done", term=1, round=0, generation=0, restarts=0, fence=7, outcome=JobOutcome.FAILED
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state.json"
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[StateFile]:
+    file = StateFile(str(path))
+    yield file
+    file.close(10.0)
+
+
+def save(file: StateFile, *memories: JobMemory) -> str:
+    """Store these, and return what went wrong."""
+    done, said = threading.Event(), list[str]()
+
+    def stored(problem: str) -> None:
+        said.append(problem)
+        done.set()
+
+    file.save(list(memories), stored)
+    assert done.wait(10.0)
+    return said[0]
+
+
+def read_again(path: Path) -> list[JobMemory] | None:
+    file = StateFile(str(path))
+    file.close(10.0)
+    return file.memories
+
+
+def aged(path: Path, age_s: float) -> None:
+    contents = json.loads(path.read_text())
+    path.write_text(json.dumps({**contents, "saved_at": time.time() - age_s}))
+
+
+def test_what_was_stored_is_there_for_the_next_and_for_nobody_else(
+    file: StateFile, path: Path
+) -> None:
+    assert file.memories is None, "nobody was here before"
+    assert save(file, RUNNING, OVER) == ""
+    file.close(10.0)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_again(path) == [RUNNING, OVER]
+
+
+def test_jobs_are_forgotten_after_a_while_those_that_are_over_sooner(
+    file: StateFile, path: Path
+) -> None:
+    save(file, RUNNING, OVER)
+    file.close(10.0)
+    aged(path, 3600.0)
+    assert read_again(path) == [RUNNING]
+    aged(path, state_file.UNFINISHED_KEEP_S)
+    assert read_again(path) == []
+
+
+def test_two_coordinators_do_not_share_one(file: StateFile, path: Path) -> None:
+    with pytest.raises(UsageError):
+        StateFile(str(path))
+    file.close(10.0)
+    StateFile(str(path)).close(10.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", '{"format": 1}', '{"format": 2, "saved_at": 0, "jobs": []}', "\xff\xfe"]
+)
+def test_what_is_no_state_is_refused_and_kept(path: Path, text: str) -> None:
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(UsageError):
+        StateFile(str(path))
+    assert path.read_text(encoding="latin-1") == text
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        StateFile(str(tmp_path / "none" / "state.json"))
+
+
+def test_a_write_that_fails_is_told_and_the_last_state_stays(file: StateFile, path: Path) -> None:
+    save(file, RUNNING)
+    os.mkdir(f"{path}.new")
+    assert save(file, OVER) != ""
+    file.close(10.0)
+    os.rmdir(f"{path}.new")
+    assert read_again(path) == [RUNNING]
+
+
+class Disk:
+    """Where a coordinator stores; it takes as long as the test wants."""
+
+    path = "state.json"
+
+    def __init__(self) -> None:
+        self.stored: list[list[JobMemory]] = []
+        self.done: Callable[[str], None] = lambda _problem: None
+
+    def save(self, memories: list[JobMemory], done: Callable[[str], None]) -> None:
+        self.stored.append(memories)
+        self.done = done
+
+    def close(self, limit_s: float) -> None:
+        pass
+
+
+class Desk:
+    """A coordinator whose answers wait for the disk."""
+
+    def __init__(self) -> None:
+        self.disk: Any = Disk()
+        self.machine = CoordinatorMachine(0.0, silence_s=5.0, grace_s=0.2)
+        self.sent: list[View | Ack] = []
+        self.warned: list[str] = []
+        self.something = asyncio.Event()
+        self.ahead = WriteAhead(self.disk, self.machine, self._send, self.warned.append)  # type: ignore[arg-type]
+
+    def _send(self, answers: Sequence[View | Ack]) -> None:
+        self.sent += answers
+        self.something.set()
+
+    def take(self, status: Status) -> None:
+        self.ahead.send(self.machine.handle(0.0, StatusReceived(status, "here")))
+
+
+def test_nodes_are_told_once_it_is_stored_and_in_order() -> None:
+    async def tell() -> None:
+        desk, node = Desk(), a_node("a", a_job_of(1, 1), 1)
+        desk.take(node.status())
+        desk.take(node.status())
+        assert desk.sent == []
+        assert [one.generation for one in desk.disk.stored[-1]] == [0]
+        desk.disk.done("")
+        await desk.something.wait()
+        assert [type(one) for one in desk.sent] == [View, Ack]
+        desk.take(node.status())
+        assert len(desk.sent) == 3, "there is nothing new to be stored"
+        assert not desk.warned
+        desk.ahead.close()
+
+    asyncio.run(tell())
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_job_goes_on_though_nothing_can_be_stored(
+    monkeypatch: pytest.MonkeyPatch,
+    hangs: bool,
+) -> None:
+    monkeypatch.setattr(state_file, "STORE_S", 0.01)
+
+    async def tell() -> None:
+        desk, node = Desk(), a_node("a", a_job_of(1, 1, max_restarts=1), 1)
+        desk.take(node.status())
+        if not hangs:
+            desk.disk.done("state file state.json: no space")
+        await desk.something.wait()
+        assert len(desk.warned) == 1
+        for view in desk.sent:
+            assert isinstance(view, View)
+            assert node.receive(view)
+        desk.sent.clear()
+        node.apply()
+        desk.take(node.fail())
+        if hangs:
+            assert desk.sent, "whoever waits once does not wait each time"
+        desk.ahead.close()
+
+    asyncio.run(tell())

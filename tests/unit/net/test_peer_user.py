@@ -1,0 +1,86 @@
+"""Whose connection it is, asked of the real kernel, with real users."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.net import peer_user
+from holdfast.net.peer_user import NOBODY, is_own_user, user_of
+from other_users import STRANGER, as_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+FAMILIES = {
+    "IPv4": (socket.AF_INET, "127.0.0.1", "127.0.0.1"),
+    "IPv6": (socket.AF_INET6, "::1", "::1"),
+    "mapped": (socket.AF_INET6, "::", "127.0.0.1"),
+}
+WAYS: dict[str, Callable[[socket.socket], int | None]] = {
+    "netlink": user_of,
+    "tables": lambda one: peer_user._look_up(one.getpeername(), one.getsockname()),
+}
+
+
+@pytest.fixture(params=FAMILIES)
+def listener(request: pytest.FixtureRequest) -> Iterator[tuple[socket.socket, str]]:
+    family, here, there = FAMILIES[request.param]
+    with socket.socket(family) as listening:
+        if family == socket.AF_INET6:
+            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(here != "::"))
+        listening.bind((here, 0))
+        listening.listen()
+        listening.settimeout(20)
+        yield listening, there
+
+
+def connected(listener: tuple[socket.socket, str]) -> socket.socket:
+    listening, there = listener
+    client = socket.socket(socket.AF_INET6 if ":" in there else socket.AF_INET)
+    client.connect((there, listening.getsockname()[1]))
+    return client
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("user", [0, STRANGER])
+def test_the_kernel_knows_the_user(
+    listener: tuple[socket.socket, str], user: int, way: str
+) -> None:
+    def connect_and_wait() -> str:
+        with connected(listener) as client:
+            return client.recv(1).decode()
+
+    with ThreadPoolExecutor(1) as pool:
+        said = pool.submit(as_user, user, connect_and_wait)
+        peer, _ = listener[0].accept()
+        with peer:
+            found = WAYS[way](peer)
+            peer.sendall(b"x")
+        assert said.result() == "x"
+    assert found == user
+    assert is_own_user(found) == (user == 0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_socket_that_was_closed_is_nobodys_and_not_roots(
+    listener: tuple[socket.socket, str], way: str
+) -> None:
+    def connect_and_close() -> str:
+        connected(listener).close()
+        return "closed"
+
+    assert as_user(STRANGER, connect_and_close) == "closed"
+    peer, _ = listener[0].accept()
+    with peer:
+        assert WAYS[way](peer) == NOBODY
+    assert not is_own_user(NOBODY)
+
+
+def test_a_connection_of_another_family_has_no_user() -> None:
+    ours, its = socket.socketpair()
+    with ours, its:
+        assert user_of(ours) is None

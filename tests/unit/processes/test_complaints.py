@@ -1,0 +1,68 @@
+"""What workers say as they fail: of themselves, or of a peer."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.processes.failures import complaints
+
+CHAIN = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+{first}
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "train.py", line 5, in <module>
+{last}"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "EOFError",
+        "asyncio.exceptions.IncompleteReadError: 0 bytes read on a total of 8 expected bytes",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4021",
+        "RuntimeError: [pair.cc:446] Read timeout: timed out after 1800000ms",
+        "torch.distributed.DistNetworkError: failed to recv, got 0 bytes",
+        "torch.distributed.DistBackendError: remote process exited or there was a network error",
+        "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//1",
+        "RuntimeError: NCCL communicator was aborted on rank 1.",
+    ],
+)
+def test_some_exceptions_tell_of_a_peer(line: str) -> None:
+    assert complaints.is_about_a_peer(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ValueError: the timeout must be positive",
+        "KeyError: 'peer closed'",
+        "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB",
+        "torch.OutOfMemoryError: CUDA out of memory",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data'",
+        "AssertionError",
+        "",
+    ],
+)
+def test_others_tell_of_themselves(line: str) -> None:
+    assert not complaints.is_about_a_peer(line)
+
+
+def test_the_exception_that_a_chain_begins_with_counts() -> None:
+    own = CHAIN.format(first="ValueError: shape", last="BrokenPipeError: [Errno 32] Broken pipe")
+    assert complaints.first_exception(own) == "ValueError: shape"
+    peer = CHAIN.format(first="ConnectionResetError: reset", last="RuntimeError: step 7 failed")
+    assert complaints.first_exception(peer) == "ConnectionResetError: reset"
+
+
+def test_an_abort_of_a_watchdog_tells_of_a_peer() -> None:
+    said = (
+        "terminate called after throwing an instance of 'c10::DistBackendError'\n"
+        "  what():  [PG 0] Process group watchdog thread terminated with exception: timeout\n"
+    )
+    assert complaints.aborts_about_a_peer(said)
+    assert not complaints.aborts_about_a_peer("double free or corruption (out)\n")

@@ -1,0 +1,76 @@
+"""The rules of chaos jobs find what is wrong, in ledgers written by hand."""
+
+from __future__ import annotations
+
+import pytest
+from chaos.job import make_plan
+from chaos.rules import End, Fault, Record, read_ledger, violations
+
+GOOD = """\
+1000000000 start 0 10 0 2 0 0 1
+1010000000 start 1 11 1 2 0 0 1
+1020000000 step 0 10 0 2 0 0 1
+1030000000 failing 1 11 1 2 0 0 1
+1040000000 saving 0 10 0 2 0 0 1
+2000000000 start 0 12 0 2 1 1 2
+2010000000 start 1 13 1 2 1 1 2
+2020000000 done 0 12 0 2 1 1 2
+"""
+FAILURE = Fault(1.03, "fail worker", 1, 1.03)
+
+
+def record(
+    ledger: str = GOOD,
+    faults: tuple[Fault, ...] = (FAILURE,),
+    ends: tuple[End, ...] = (End(0, 0, "", ""),),
+    left: tuple[str, ...] = (),
+    stalled: str = "",
+) -> Record:
+    return Record(read_ledger(ledger.splitlines()), [*faults], [*ends], [*left], stalled)
+
+
+def test_a_good_job_breaks_no_rule() -> None:
+    assert violations(record()) == []
+
+
+@pytest.mark.parametrize(
+    ("broken", "rule"),
+    [
+        (record(GOOD + "2030000000 start 1 14 1 3 1 1 2"), "generations agree"),
+        (record(GOOD + "2030000000 start 2 14 1 2 1 1 2"), "generations agree"),
+        (record(GOOD + "2030000000 start 2 14 5 2 2 1 3"), "generations agree"),
+        (record(GOOD + "2030000000 start 0 14 0 2 0 1 2"), "generations only grow"),
+        (record(GOOD + "2030000000 start 0 14 0 2 2 1 1"), "generations only grow"),
+        (record(GOOD + "2030000000 start 0 14 0 2 2 0 3"), "generations only grow"),
+        (record(GOOD + "2030000000 saving 1 11 1 2 0 0 1"), "one generation at a time"),
+        (record(faults=()), "restarts are failures"),
+        (record(stalled="it stands still"), "job goes on"),
+        (record(ends=(End(0, None, "", ""),)), "job goes on"),
+        (record(ends=(End(0, 70, "", "x"),)), "ends are honest"),
+        (record(ends=(End(0, 1, "", "Traceback (most recent call last)"),)), "ends are honest"),
+        (record(left=("process 7",)), "nothing is left"),
+    ],
+)
+def test_a_broken_rule_is_named(broken: Record, rule: str) -> None:
+    assert rule in {one.partition(":")[0] for one in violations(broken)}
+
+
+def test_a_worker_that_was_frozen_may_do_one_step_more() -> None:
+    late = GOOD + "2030000000 step 1 11 1 2 0 0 1"
+    freeze = Fault(1.5, "freeze machine", 1, 2.0)
+    assert violations(record(late, (FAILURE, freeze))) == []
+    assert violations(record(late, (FAILURE, freeze._replace(machine=0))))
+    assert violations(record(late, (FAILURE, freeze._replace(until_s=1.0))))
+
+
+def test_a_seed_is_one_plan() -> None:
+    assert make_plan(3) == make_plan(3)
+    assert len({str(make_plan(seed)) for seed in range(50)}) > 40
+
+
+def test_with_default_settings_a_node_that_is_cut_off_may_run_on() -> None:
+    late = record(GOOD + "2030000000 step 1 11 1 2 0 0 1")
+    cut = Fault(1.5, "cut machine", 1, 5.0)
+    assert violations(late._replace(faults=[FAILURE, cut]))
+    assert violations(late._replace(faults=[FAILURE], safe=False))
+    assert violations(late._replace(faults=[FAILURE, cut], safe=False)) == []

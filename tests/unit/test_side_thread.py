@@ -1,0 +1,47 @@
+"""Calls that may hang, made beside whoever must not."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from holdfast.side_thread import Hung, SideThread
+
+SOON_S = 0.05
+PATIENCE_S = 30.0
+
+
+def test_a_call_returns_and_raises_as_if_it_were_made_here() -> None:
+    side = SideThread("test-side", PATIENCE_S)
+    assert side.call(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        side.call(divmod, 7, 0)
+    assert side.call(threading.get_ident) != threading.get_ident()
+
+
+def test_while_one_call_hangs_the_next_fails_at_once() -> None:
+    read, write = os.pipe()
+    side = SideThread("test-side", SOON_S)
+    with pytest.raises(Hung):
+        side.call(os.read, read, 1)
+    with pytest.raises(Hung):
+        side.call(os.getpid)
+    (hanging,) = [one for one in threading.enumerate() if one.name == "test-side"]
+    assert side.is_hanging
+    os.write(write, b"x")
+    hanging.join(PATIENCE_S)
+    assert not side.is_hanging
+    assert side.call(os.getpid) == os.getpid()
+    os.close(read)
+    os.close(write)
+
+
+def test_a_fork_has_a_thread_of_its_own() -> None:
+    side = SideThread("test-side", PATIENCE_S)
+    side.call(os.getpid)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if side.call(os.getpid) == os.getpid() else 1)
+    assert os.waitpid(pid, 0) == (pid, 0)

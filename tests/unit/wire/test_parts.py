@@ -1,0 +1,77 @@
+"""Large messages in parts, as one side cuts them and the other joins them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.wire.errors import FrameTooLarge
+from holdfast.wire.frames import HEADER_BYTES, FrameReader
+from holdfast.wire.limits import FRAME_BYTES_MAX, PART_BYTES
+from holdfast.wire.messages import Part, decode
+from holdfast.wire.parts import PARTS_VERSION, IncomingParts, OutgoingParts
+
+
+def frame(body: bytes) -> bytes:
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
+
+
+def parts(data: bytes) -> list[Part]:
+    found = [decode(body) for body in FrameReader().feed(data)]
+    assert all(isinstance(one, Part) for one in found)
+    return found  # type: ignore[return-value]
+
+
+@given(st.integers(0, 5 * PART_BYTES))
+def test_what_was_cut_is_joined_again(size: int) -> None:
+    body = bytes(at % 251 for at in range(size)) or b"x"
+    outgoing, incoming = OutgoingParts(PARTS_VERSION), IncomingParts()
+    now = outgoing.send(frame(body))
+    if len(frame(body)) <= PART_BYTES:
+        assert now == frame(body)
+        return
+    joined = None
+    while joined is None:
+        (part,) = parts(now)
+        joined = incoming.take(part)
+        now = outgoing.taken()
+    assert (joined, now) == (body, b"")
+
+
+def test_no_more_than_one_part_is_on_its_way() -> None:
+    outgoing = OutgoingParts(PARTS_VERSION)
+    first, second = (frame(name * PART_BYTES * 2) for name in (b"a", b"b"))
+    assert len(parts(outgoing.send(first))) == 1
+    assert outgoing.send(second) == b""
+    small = frame(b"beat")
+    assert outgoing.send(small) == small
+    assert outgoing.taken()
+    assert parts(outgoing.taken())[0].data.startswith(b"b")
+
+
+def test_a_message_that_waits_is_replaced_by_a_newer_one_of_its_kind() -> None:
+    outgoing = OutgoingParts(PARTS_VERSION)
+    begun, old, other, new = (frame(name * PART_BYTES * 2) for name in (b"0", b"1", b"2", b"3"))
+    outgoing.send(begun, "status")
+    outgoing.send(old, "status")
+    outgoing.send(other)
+    outgoing.send(new, "status")
+    outgoing.send(begun, "status")  # It is on its way.
+    incoming = IncomingParts()
+    bodies = [body for part in parts(outgoing.rest()) if (body := incoming.take(part))]
+    assert [body[-1:] for body in bodies] == [b"0", b"2", b"3"]
+
+
+def test_a_side_that_knows_no_parts_gets_everything_whole() -> None:
+    large = frame(bytes(PART_BYTES * 2))
+    assert OutgoingParts(PARTS_VERSION - 1).send(large) == large
+
+
+def test_parts_of_something_too_large_are_refused() -> None:
+    incoming = IncomingParts()
+    part = Part(data=bytes(PART_BYTES))
+    for _ in range(FRAME_BYTES_MAX // PART_BYTES):
+        incoming.take(part)
+    with pytest.raises(FrameTooLarge):
+        incoming.take(part)
