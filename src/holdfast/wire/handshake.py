@@ -50,6 +50,8 @@ FILE_VARIABLE = "HOLDFAST_TOKEN_FILE"
 SETTINGS = f"{VARIABLE} or {FILE_VARIABLE}"
 SERVER = b"holdfast coordinator"
 CLIENT = b"holdfast agent"
+JOB_TOKEN_PREFIX = b"holdfast-job-"
+"""What the token of one job begins with; any other is a master token, good for all jobs."""
 Versions = tuple[int, int]
 OUR_VERSIONS: Versions = (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
 
@@ -267,11 +269,34 @@ def prove(
     import hashlib
     import hmac
 
-    parts = (side, b"%d %d %d" % (*offered, version), client_nonce, server_nonce)
-    # Each part with its length, so that no two different lists make the same text.
-    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    text = _with_lengths(side, b"%d %d %d" % (*offered, version), client_nonce, server_nonce)
     # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
     return hmac.digest(hashlib.sha256(token).digest(), text, "sha256")
+
+
+def job_token(token: bytes, run_id: str) -> bytes:
+    """Return the token of one job: derived from a master token, or the job's own as it is.
+
+    Whoever has it can speak for that job alone, and cannot find the master token by it.
+    """
+    if is_job_token(token):
+        return token
+    import hashlib
+    import hmac
+
+    text = _with_lengths(b"holdfast job token", run_id.encode(errors="surrogatepass"))
+    key = hmac.digest(hashlib.sha256(token).digest(), text, "sha256")
+    return JOB_TOKEN_PREFIX + key.hex().encode()
+
+
+def is_job_token(token: bytes) -> bool:
+    """Whether a token is good for one job only."""
+    return token.startswith(JOB_TOKEN_PREFIX)
+
+
+def _with_lengths(*parts: bytes) -> bytes:
+    """Join parts with their lengths, so that no two different lists make the same text."""
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
 
 
 def same(proof: bytes, expected: bytes) -> bool:

@@ -8,7 +8,15 @@ import pytest
 from holdfast.errors import InternalError
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol
 from holdfast.wire.frames import FrameReader
-from holdfast.wire.handshake import ClientHandshake, ServerHandshake, draw_nonce, refusal
+from holdfast.wire.handshake import (
+    JOB_TOKEN_PREFIX,
+    ClientHandshake,
+    ServerHandshake,
+    draw_nonce,
+    is_job_token,
+    job_token,
+    refusal,
+)
 from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
     PROTOCOL_VERSION,
@@ -146,3 +154,20 @@ def test_the_token_is_not_in_anything_that_may_be_printed() -> None:
     challenge = machines[1].receive(message_in(hello))
     proof = machines[0].receive(message_in(challenge))
     assert secret not in hello + challenge + proof
+
+
+def test_the_token_of_a_job_is_always_the_same_and_no_other_jobs() -> None:
+    # Written down: a coordinator and a node of different versions must derive the same.
+    expected = JOB_TOKEN_PREFIX + (
+        b"12e9b33858cd29b95df58c319e94796e02df21f24bcc2a03bfdafbc1f0cf641b"
+    )
+    assert job_token(b"master", "bert") == expected
+    others = {job_token(b"master", "bert2"), job_token(b"master2", "bert"), job_token(b"x", "")}
+    assert len(others | {expected}) == 4
+    assert all(is_job_token(one) for one in others)
+    assert not is_job_token(b"master")
+
+
+def test_the_token_of_a_job_stays_as_it_is() -> None:
+    bert = job_token(b"master", "bert")
+    assert job_token(bert, "gpt") == bert
