@@ -25,7 +25,7 @@ from holdfast.coordinator.kv import JobStores
 from holdfast.coordinator.server_connection import READ_BYTES, NodeKey, ServerConnection
 from holdfast.core.coordinator import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.machine import TICK
-from holdfast.core.protocol import WHY_CHARS_MAX, Ack, Heartbeat, NodePhase, NodeRole, Status, View
+from holdfast.core.protocol import WHY_CHARS_MAX, Ack, Heartbeat, NodeRole, Status, View
 from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses
 from holdfast.net.listening import descriptor_limit
@@ -50,11 +50,6 @@ IDLE_S = 300.0  # Nodes send a heartbeat every second; a connection silent for s
 SWEEP_S = 30.0
 STOP_S = 1.0  # For what is still to be sent when the server stops.
 WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
-FAILURE_TURNS = 5
-"""How many turns of the loop a reported failure waits. Workers fail because of another node's loss;
-its connection ended before, but the loop may read the failure first, and the wrong node would be
-blamed. An end is read in the first turn and reported in the next; below TLS each takes one more.
-One to be sure. It costs microseconds."""
 GOING = "the coordinator is going away"
 
 
@@ -98,7 +93,6 @@ class CoordinatorServer:
 
             self._write_ahead = WriteAhead(state, self.machine, self._send_now, self._warn_rarely)
         self._stores = JobStores()
-        self._failures: dict[NodeKey, tuple[ServerConnection, Status]] = {}
         self._token = token
         self._tls = tls
         self._on_change = on_change
@@ -196,7 +190,6 @@ class CoordinatorServer:
             del self._by_key[key]
             if peer.knows_end:
                 self._knows_end.add(key)
-            self._release_failure(key)  # What it reported came before that.
             self._send(self.machine.handle(self._loop.time(), ConnectionClosed(*key)))
         self._gone.set()
         self._batch_soon()
@@ -211,29 +204,6 @@ class CoordinatorServer:
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
             self._bind_node(peer, key)
-        if type(message) is Status:
-            if message.phase is NodePhase.FAILED:
-                self._failures[key] = (peer, message)
-                self._hold_failure(key, message, FAILURE_TURNS)
-                return
-            self._failures.pop(key, None)  # It has reported something newer since.
-        self._decide(peer, key, message)
-
-    def _hold_failure(self, key: NodeKey, status: Status, turns: int) -> None:
-        """Hand a failure on once everything else that has arrived has been read."""
-        if key not in self._failures or self._failures[key][1] is not status:
-            return
-        if turns > 0:
-            self._loop.call_soon(self._hold_failure, key, status, turns - 1)
-        else:
-            self._release_failure(key)
-
-    def _release_failure(self, key: NodeKey) -> None:
-        held = self._failures.pop(key, None)
-        if held is not None:
-            self._decide(held[0], key, held[1])
-
-    def _decide(self, peer: ServerConnection, key: NodeKey, message: Status | Heartbeat) -> None:
         if peer.is_remote:
             self._locate(peer, key[0])
         now = self._loop.time()
@@ -389,7 +359,10 @@ class CoordinatorServer:
         return sum(key[0] in going for key in self._by_key)
 
     async def drain(self, limit_s: float) -> bool:
-        """Wait until all nodes of jobs that are over know it and are gone; return whether they are."""
+        """Wait until all nodes of jobs that are over know it and are gone; return whether they are.
+
+        A job with a failure that is not judged yet may be about to end.
+        """
         deadline = self._loop.time() + limit_s
         while not self._drained():
             self._gone.clear()
@@ -403,6 +376,8 @@ class CoordinatorServer:
         return True
 
     def _drained(self) -> bool:
+        if self.machine.is_judging:
+            return False
         for run_id, rounds in self.machine.jobs.items():
             job = rounds.job
             if job.phase is not JobPhase.CLOSED:

@@ -15,7 +15,8 @@ heartbeat.
 its silence tells. So a failure is held back until all other members have shown that they are
 there: each is sent the number of a roll call, and answers at once with a heartbeat that has it. A
 member that does not answer is soon lost, and that is then the reason. If all are there, which is
-the rule, it costs one exchange, while the node that failed stops its workers.
+the rule, it costs one exchange, while the node that failed stops its workers. A node that leaves
+meanwhile, or closes the job, cannot be lost any more: its failure came first, and keeps its say.
 
 A job that breaks an invariant is closed as failed, and the other jobs go on; with `strict` the
 error is raised instead, so that a test sees it.
@@ -179,7 +180,6 @@ class CoordinatorMachine:
                 if rounds is not None and self._may_be_due_to_a_loss(rounds, status):
                     answers = self._hold(now, rounds, status)
                 elif self._ends_after_a_failure(status):
-                    # What came first is judged first, or it would have no say.
                     self._ends.setdefault(status.run_id, []).append(status)
                     answers = [_ack(status, status.seq)]
                 elif answer is None:
@@ -253,6 +253,11 @@ class CoordinatorMachine:
             rounds.history.append(f"{job.phase.value}: {job.why}")
         return rounds
 
+    @property
+    def is_judging(self) -> bool:
+        """Whether a failure is held back, so that a job may end of what has happened already."""
+        return bool(self._held)
+
     def memory(self) -> list[JobMemory]:
         """Return all that must outlast this coordinator."""
         jobs = (remember(rounds.job, self._host) for rounds in self.jobs.values())
@@ -290,7 +295,12 @@ class CoordinatorMachine:
     def _tick(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         lost: dict[str, list[NodeLost]] = {}
+        ended = {
+            (one.info.node, one.info.incarnation) for those in self._ends.values() for one in those
+        }
         for (run_id, node, incarnation), why in self._liveness.overdue(now).items():
+            if (node, incarnation) in gone:
+                continue
             one = NodeLost(node, incarnation, why, is_silent=why is not CLOSED)
             lost.setdefault(run_id, []).append(one)
         for run_id, those in lost.items():
