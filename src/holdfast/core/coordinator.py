@@ -295,7 +295,7 @@ class CoordinatorMachine:
     def _tick(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         lost: dict[str, list[NodeLost]] = {}
-        ended = {
+        gone = {
             (one.info.node, one.info.incarnation) for those in self._ends.values() for one in those
         }
         for (run_id, node, incarnation), why in self._liveness.overdue(now).items():
