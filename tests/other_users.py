@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import encodings.idna  # noqa: F401 (for names of hosts, where another user cannot read it)
 import os
+import shutil
+import tempfile
 import traceback
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 STRANGER = 2002
 
@@ -42,3 +46,14 @@ def as_user(user: int, act: Callable[[], str]) -> str:
         result = said_by_it.read()
     os.waitpid(pid, 0)
     return result
+
+
+@contextmanager
+def shared_folder(mode: int = 0o1777) -> Iterator[Path]:
+    """Make a folder that other users can reach, unlike those of pytest; they may write to it."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
+    try:
+        folder.chmod(mode)
+        yield folder
+    finally:
+        shutil.rmtree(folder)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
+from holdfast.printable import one_line
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TextIO
@@ -46,7 +48,8 @@ def check_level() -> None:
 
 
 def log(level: int, text: str) -> None:
-    """Print `text` if the level is shown. Never raises: a closed console is not a failure."""
+    """Print `text`, in one line, if the level is shown. Never raises: a closed console is no failure."""
+    text = one_line(text)
     logging = sys.modules.get("logging")
     if logging is not None and logging.getLogger("holdfast").hasHandlers():
         logging.getLogger("holdfast").log(level, text)

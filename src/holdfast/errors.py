@@ -17,16 +17,20 @@ from __future__ import annotations
 import errno
 import os
 
+from holdfast.printable import one_line
+
 
 class HoldfastError(Exception):
     """Base of the errors Holdfast raises on its own account.
 
-    `str(error)` is always one line that names the flag, file or host and what to do.
+    `str(error)` is always one line that names the flag, file or host and what to do, whatever
+    others had to say in it.
     """
 
     exit_code = 70
 
     def __init__(self, message: str, *, hint: str = "", exit_code: int | None = None) -> None:
+        message, hint = one_line(message), one_line(hint)
         super().__init__(f"{message} ({hint})" if hint else message)
         self.message = message
         self.hint = hint

@@ -1,7 +1,7 @@
 """Arbitrary messages, drawn from what the types themselves say.
 
 Every struct is taken apart by `msgspec.inspect`, so a message or a field that is added is drawn
-from then on. Names are printable, which no type says.
+from then on. Names are printable, which no type says, and so is what is for a person.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ LENGTH_MAX = 12
 printable = st.characters(exclude_categories=["C", "Z"])
 any_text = st.characters(exclude_categories=["Cs"])
 NAMES = {"run_id", "node", "host", "role", "label", "address", "master_addr"}
+SHOWN = {"why", "summary", "stuck", "slow", "held_back"}
 
 
 def _of(kind: inspect.Type, characters: SearchStrategy[str] = any_text) -> SearchStrategy[Any]:
@@ -62,7 +63,8 @@ def structs(cls: type[msgspec.Struct]) -> SearchStrategy[Any]:
     info = inspect.type_info(cls)
     assert isinstance(info, inspect.StructType)
     fields = {
-        one.name: _of(one.type, printable if one.name in NAMES else any_text) for one in info.fields
+        one.name: _of(one.type, printable if one.name in NAMES | SHOWN else any_text)
+        for one in info.fields
     }
     needed = {one.name for one in info.fields if one.required}
     drawn = st.fixed_dictionaries(

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from holdfast import console
+from holdfast.errors import EnvironmentProblem
 
 
 def test_levels_choose_what_is_shown(
@@ -44,6 +45,18 @@ def test_a_program_that_has_set_up_logging_gets_records(caplog: pytest.LogCaptur
     assert [(one.name, one.levelname, one.message) for one in caplog.records] == [
         ("holdfast", "INFO", "told")
     ]
+
+
+def test_a_line_is_a_line_whatever_others_say(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("holdfast"), "hasHandlers", lambda: False)
+    console.notice("n1 said \x1b]0;mine\x07\n[holdfast] the job succeeded")
+    assert capfd.readouterr().err == (
+        "[holdfast] n1 said \\x1b]0;mine\\x07 [holdfast] the job succeeded\n"
+    )
+    error = EnvironmentProblem("n1 said \x1b[2J\nno", hint="\u202e")
+    assert str(error) == "n1 said \\x1b[2J no (\\u202e)"
 
 
 def test_a_console_that_is_full_is_not_waited_for() -> None:

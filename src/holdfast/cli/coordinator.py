@@ -250,11 +250,13 @@ def _print_line(line: str) -> None:
     """Print a line, if it can be written at once."""
     import select
 
+    from holdfast.printable import one_line
+
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         if poll.poll(0):
-            sys.stdout.write(line + "\n")
+            sys.stdout.write(f"{one_line(line)}\n")
             sys.stdout.flush()
     except (OSError, ValueError, AttributeError):
         pass  # There is no console.

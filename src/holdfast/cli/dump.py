@@ -10,6 +10,7 @@ import sys
 
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.errors import EnvironmentProblem, HoldfastError
+from holdfast.printable import visible
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -86,12 +87,15 @@ def execute(args: argparse.Namespace) -> None:
 
 
 def _print(text: str) -> None:
-    """Write to standard output, whatever its encoding is; raise if that fails."""
+    """Write to standard output, whatever its encoding is; raise if that fails.
+
+    Processes may be another user's, and so is what they call themselves and their threads.
+    """
     if sys.stdout is None:
         raise EnvironmentProblem("standard output is closed")
     encoding = sys.stdout.encoding
     try:
-        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        sys.stdout.write(visible(text).encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -135,10 +139,16 @@ def _dump(worker: LocalWorker, with_subprocesses: bool) -> str:
     from holdfast.processes.keeper.main import descendants_of
     from holdfast.processes.procfs import command_of
 
-    text = f"== {worker.described()}\n{dump_stacks(worker.pid, worker.env)}\n"
+    text = f"== {worker.described()}\n{_body(dump_stacks(worker.pid, worker.env))}\n"
     below = descendants_of(worker.pid) if with_subprocesses or not is_python(worker.pid) else []
     for pid in below[:BELOW_MAX]:
-        text += f"== below pid {worker.pid}: pid {pid}, {command_of(pid)}\n{dump_stacks(pid)}\n"
+        head = f"== below pid {worker.pid}: pid {pid}, {command_of(pid)}"
+        text += f"{head}\n{_body(dump_stacks(pid))}\n"
     if len(below) > BELOW_MAX:
         text += f"== below pid {worker.pid}: {len(below) - BELOW_MAX} more processes\n"
     return text
+
+
+def _body(stacks: str) -> str:
+    """Return stacks in which no line is mistaken for the head of another process."""
+    return "\n".join(f" {line}" if line.startswith("==") else line for line in stacks.split("\n"))

@@ -282,7 +282,9 @@ def _report(error: Exception, name: str) -> int:
         return 128 + error.sigval
     import traceback
 
-    trace = "".join(traceback.format_exception(error))
+    from holdfast.printable import visible
+
+    trace = visible("".join(traceback.format_exception(error)))
     bug = "this is a bug in Holdfast; please report it"
     _write(sys.stderr, f"{trace}holdfast {name}: error: {bug}\n")
     return BUG

@@ -13,6 +13,7 @@ import sys
 from holdfast.cli.parser import CommandParser, Help
 from holdfast.core.values import Value
 from holdfast.errors import UsageError
+from holdfast.printable import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -199,4 +200,4 @@ def execute(args: argparse.Namespace) -> None:
     described: set[str] = set()
     for at in listing.in_order():
         if at in shown:
-            sys.stdout.write(f"{listing.text(at, described)}\n")
+            sys.stdout.write(f"{one_line(listing.text(at, described))}\n")

@@ -67,8 +67,8 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.net import addresses, listening
 from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
+from holdfast.printable import one_line
 from holdfast.wire.errors import BadMessage
-from holdfast.wire.limits import clip
 from holdfast.wire.messages import StoreCall, StoreResult, check
 
 if TYPE_CHECKING:
@@ -525,11 +525,10 @@ def status_change(
 ) -> StatusChanged:
     """Return a change that the other side accepts, however long or odd a worker's message is."""
     if failure is not None:
-        host = clip(failure.host, NAME_CHARS_MAX)
         failure = msgspec.structs.replace(
             failure,
-            summary=clip(failure.summary, SUMMARY_CHARS_MAX),
-            host="".join(one if one.isprintable() else "?" for one in host),
+            summary=one_line(failure.summary, SUMMARY_CHARS_MAX),
+            host=one_line(failure.host, NAME_CHARS_MAX),
         )
     return StatusChanged(phase, generation, failure, report[:REPORT_BYTES_MAX], clear)
 

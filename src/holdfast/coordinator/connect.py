@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.protocol import Status
 from holdfast.net import addresses, tls
-from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError, quoted
+from holdfast.printable import quoted
+from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX

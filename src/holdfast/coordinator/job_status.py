@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from holdfast.core.protocol import WHY_CHARS_MAX
+from holdfast.printable import one_line
 from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX, clip
+from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
 from holdfast.wire.messages import JobSummary, NodeSummary, StatusReply, StatusRequest
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ def summary_of(rounds: Rounds, *, brief: bool = False) -> JobSummary:
         restarts=job.restarts,
         max_restarts=job.settings.max_restarts if job.settings else 0,
         nodes=[] if brief else _nodes_of(rounds),
-        history=[] if brief else [clip(line, WHY_CHARS_MAX) for line in rounds.history],
+        history=[] if brief else [one_line(line, WHY_CHARS_MAX) for line in rounds.history],
     )
 
 

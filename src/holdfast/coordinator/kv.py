@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from holdfast.core.protocol import WHY_CHARS_MAX
+from holdfast.printable import one_line
 from holdfast.store.key_space import KeySpace, RequestRejected, StoreFull
 from holdfast.store.memory import as_bytes
 from holdfast.wire.errors import WireError
@@ -30,7 +31,6 @@ from holdfast.wire.limits import (
     STORE_KEYS_MAX,
     STORE_TIMEOUT_S_MAX,
     STORE_VALUE_BYTES_MAX,
-    clip,
 )
 from holdfast.wire.messages import StoreCall, StoreOp, StoreResult
 
@@ -283,7 +283,7 @@ def _found(scope: _Scope, call: StoreCall) -> StoreResult:
 
 
 def _rejected(call: StoreCall, why: str) -> StoreResult:
-    return StoreResult(id=call.id, ok=False, why=clip(why, WHY_CHARS_MAX))
+    return StoreResult(id=call.id, ok=False, why=one_line(why, WHY_CHARS_MAX))
 
 
 def _timed_out(scope: _Scope, call: StoreCall) -> StoreResult:
@@ -292,7 +292,7 @@ def _timed_out(scope: _Scope, call: StoreCall) -> StoreResult:
     if len(missing) > MISSING_SHOWN_MAX:
         named += f", and {len(missing) - MISSING_SHOWN_MAX} more"
     why = f"no value within {call.timeout_s:g} s for: {named}"
-    return StoreResult(id=call.id, ok=False, timed_out=True, why=clip(why, WHY_CHARS_MAX))
+    return StoreResult(id=call.id, ok=False, timed_out=True, why=one_line(why, WHY_CHARS_MAX))
 
 
 # The client's side.

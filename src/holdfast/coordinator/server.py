@@ -16,8 +16,6 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from holdfast import console
 from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
 from holdfast.coordinator.job_status import reply_frame
@@ -30,10 +28,10 @@ from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses
 from holdfast.net.listening import descriptor_limit
 from holdfast.net.peer_user import is_own_user
-from holdfast.wire.errors import BadMessage, quoted
+from holdfast.printable import one_line, quoted
+from holdfast.wire.errors import BadMessage
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.handshake import refusal
-from holdfast.wire.limits import clip
 from holdfast.wire.messages import Goodbye, Message, StatusRequest, StoreCall, StoreResult
 
 if TYPE_CHECKING:
@@ -178,7 +176,9 @@ class CoordinatorServer:
         self._batch_soon()
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
-        self._warn_rarely(f"closed a connection from {peer.address}: {quoted(why, WHY_CHARS_MAX)}")
+        self._warn_rarely(
+            f"closed a connection from {peer.address}: {one_line(why, WHY_CHARS_MAX)}"
+        )
 
     def disconnected(self, peer: ServerConnection) -> None:
         """Forget a connection; its node is lost soon if it does not come back."""
@@ -250,7 +250,7 @@ class CoordinatorServer:
                     continue
                 if answer.role is NodeRole.CLOSED and answer.final:
                     peer.knows_end = True
-                peer.post(encode_frame(_sendable(answer)), "view")
+                peer.post(encode_frame(answer), "view")
             elif peer is not None:
                 peer.post(encode_frame(answer))
 
@@ -412,13 +412,6 @@ class CoordinatorServer:
 
     def _make_peer(self, address: str, local_address: str) -> ServerConnection:
         return ServerConnection(self, self._token, address, local_address)
-
-
-def _sendable(view: View) -> View:
-    """Return a view whose reason is not longer than the other side takes; a failure's may be."""
-    if len(view.why) <= WHY_CHARS_MAX:
-        return view
-    return msgspec.structs.replace(view, why=clip(view.why, WHY_CHARS_MAX))
 
 
 def _descriptors_max() -> int:

@@ -10,8 +10,8 @@ the coordinator has; whoever sees that the other is behind sends the whole again
 The values are msgspec structs, so that the same objects travel on the wire, are stored in the state
 of a `RendezvousBackend`, and run through the simulator. Their limits are part of their types and
 hold for everything that is decoded; a machine may build any value. Each limit is far above what a
-real job needs and far below what would hurt. What a type cannot say (text without control
-characters, `min_nodes` not over `max_nodes`) is checked by `holdfast.wire`.
+real job needs and far below what would hurt. What a type cannot say (printable names, `min_nodes`
+not over `max_nodes`) is checked by `sound_status` and `sound_view`, of whatever was decoded.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from msgspec import Meta
 
 from holdfast.core.blame import Trace
 from holdfast.core.ranks import RankOrder
+from holdfast.printable import one_line, quoted
 
 NODE_ID_CHARS_MAX = 200
 RUN_ID_CHARS_MAX = 1_000
@@ -348,3 +349,56 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
 
 
 Message = Status | Heartbeat | Ack | View
+
+# What a type cannot say, of a message that was decoded. A name that is not printable is refused,
+# since names tell nodes and jobs apart. Text for a person is made printable instead: what a dying
+# worker said is no reason not to hear its node.
+
+
+def sound_status(status: Status) -> Status:
+    """Return a status as it may be used; raise `ValueError` if it may not be."""
+    info, settings = status.info, status.settings
+    check_names(status.run_id, info.node, info.role, info.host, info.label, info.address)
+    if settings.min_nodes > settings.max_nodes:
+        raise ValueError(f"min_nodes {settings.min_nodes} is over max_nodes {settings.max_nodes}")
+    failure = sound_failure(status.failure)
+    if failure is status.failure and status.stuck.isprintable():
+        return status
+    return msgspec.structs.replace(status, failure=failure, stuck=reason(status.stuck))
+
+
+def sound_view(view: View) -> View:
+    """Do the same for a view."""
+    check_names(view.run_id, view.node, view.master_addr)
+    failure = sound_failure(view.failure)
+    if failure is view.failure and f"{view.why}{view.held_back}{view.slow}".isprintable():
+        return view
+    return msgspec.structs.replace(
+        view,
+        failure=failure,
+        why=reason(view.why),
+        held_back=reason(view.held_back),
+        slow=reason(view.slow),
+    )
+
+
+def sound_failure(failure: Failure | None) -> Failure | None:
+    """Do the same for a failure."""
+    if failure is None:
+        return None
+    check_names(failure.node, failure.host)
+    if failure.summary.isprintable():
+        return failure
+    return msgspec.structs.replace(failure, summary=one_line(failure.summary, SUMMARY_CHARS_MAX))
+
+
+def check_names(*names: str) -> None:
+    """Raise `ValueError` for a name that is not printable."""
+    for name in names:
+        if not name.isprintable():
+            raise ValueError(f"control characters in {quoted(name)!r}")
+
+
+def reason(text: str) -> str:
+    """Return a reason for a person as it may be sent and shown, whoever it comes from."""
+    return one_line(text, WHY_CHARS_MAX)

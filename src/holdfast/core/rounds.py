@@ -74,6 +74,7 @@ from holdfast.core.protocol import (
     RefusalReason,
     Status,
     View,
+    reason,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, order_nodes
 from holdfast.core.supervision import Budget, Verdict, judge
@@ -545,7 +546,7 @@ class Rounds:
     def _blame(self, failure: Failure, report: bytes) -> None:
         """Take a failure for the one that ended the job; others may still be likelier."""
         job = self.job
-        job.failure, job.report, job.why = failure, report, failure.summary
+        job.failure, job.report, job.why = failure, report, reason(failure.summary)
         self._begin_wait()
 
     # Nodes that join, and waits that end.
@@ -920,7 +921,7 @@ class Rounds:
         retired = self.job.retired
         if len(retired) >= RETIRED_MAX:
             del retired[next(iter(retired))]
-        retired[info.incarnation] = RetiredNode(why, superseded)
+        retired[info.incarnation] = RetiredNode(reason(why), superseded)
 
     def _begin_wait(self) -> None:
         self.job.waiting = True
@@ -935,9 +936,9 @@ class Rounds:
     def _changed(self, why: str) -> None:
         job = self.job
         job.revision += 1
-        job.why = why
+        job.why = reason(why)
         self.history.append(
-            f"{job.phase.value}, round {job.round}, generation {job.generation}: {why}"
+            f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
         )
 
     def _send(self, node: Node, *, anew: bool = False) -> View:
@@ -987,7 +988,7 @@ def close_broken(
     That can only be a bug in Holdfast. The job's nodes must learn of it all the same, and other
     jobs in the same process must not suffer.
     """
-    why = f"the coordinator cannot go on with this job; this is a bug in Holdfast ({what})"
+    why = reason(f"the coordinator cannot go on with this job; this is a bug in Holdfast ({what})")
     try:
         return rounds.handle(now, CloseRequested(JobOutcome.FAILED, why)), rounds
     except Exception:  # noqa: BLE001 (whatever it is, nodes must learn of the end)
@@ -1155,7 +1156,7 @@ def view_for_outsider(
         term=job.term,
         revision=job.revision,
         role=role,
-        why=why,
+        why=reason(why),
         refusal=refusal,
         generation=job.generation,
         restarts=job.restarts,

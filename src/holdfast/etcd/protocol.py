@@ -39,7 +39,7 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
-from holdfast.wire.errors import quoted
+from holdfast.printable import one_line, quoted
 
 RANGE, DELETE_RANGE = "/v3/kv/range", "/v3/kv/deleterange"
 TXN, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/lease/grant", "/v3/lease/keepalive"
@@ -201,7 +201,9 @@ def _classify(text: str, grpc_code: int) -> Refusal:
 
 def _not_understood(error: Exception, answer: bytes = b"") -> Refusal:
     """Return what to make of an answer that cannot be read; other endpoints may be etcd's."""
-    words = quoted(answer[: 4 * QUOTE_CHARS_MAX].decode(errors="replace").strip(), QUOTE_CHARS_MAX)
+    words = one_line(
+        answer[: 4 * QUOTE_CHARS_MAX].decode(errors="replace").strip(), QUOTE_CHARS_MAX
+    )
     why = f"invalid response: {quoted(str(error))}"
     why += f": {words}" if words else ""
     return Refusal(Problem(ProblemKind.REFUSED, why), Handling.UNSURE)

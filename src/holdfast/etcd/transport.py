@@ -18,7 +18,7 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.etcd.protocol import OK, QUOTE_CHARS_MAX, TLS_ONLY
 from holdfast.net import addresses
 from holdfast.net.endpoints import format_endpoint
-from holdfast.wire.errors import quoted
+from holdfast.printable import one_line, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -310,7 +310,7 @@ def _begins_http(data: bytes) -> bool:
 def _no_http(data: bytes) -> ConnectionProblem:
     if data.startswith(_ALERT):
         return ConnectionProblem(TLS_ONLY, ProblemKind.DENIED)
-    sent = quoted(data.decode(errors="replace").strip(), QUOTE_CHARS_MAX)
+    sent = one_line(data.decode(errors="replace").strip(), QUOTE_CHARS_MAX)
     return ConnectionProblem(f"it does not speak HTTP; it sent: {sent}", ProblemKind.REFUSED)
 
 

@@ -17,6 +17,7 @@ import os
 from holdfast import console
 from holdfast.core.machine import Step, Story, brief
 from holdfast.errors import UsageError
+from holdfast.printable import one_line
 from holdfast.side_thread import SideThread
 
 TYPE_CHECKING = False
@@ -67,4 +68,4 @@ def line_of(step: Step) -> str:
     effects = ", ".join(brief(effect) for effect in step.effects)
     state = "" if step.state is None else brief(step.state)
     fields = (step.id, step.cause, state, brief(step.event), effects)
-    return "\t".join(" ".join(field.split()) for field in fields) + "\n"
+    return "\t".join(one_line(" ".join(field.split())) for field in fields) + "\n"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.wire.errors import quoted
+from holdfast.printable import quoted
 
 if TYPE_CHECKING:
     import ssl

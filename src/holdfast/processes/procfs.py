@@ -16,6 +16,7 @@ import os
 import struct
 
 from holdfast.core.values import Value
+from holdfast.printable import one_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def name_of(pid: int) -> str:
 def command_of(pid: int) -> str:
     """Return the command line of a process in one line, or its name where it has none."""
     words = " ".join(_read(f"/proc/{pid}/cmdline").replace("\0", " ").split())
-    return words[:COMMAND_CHARS_MAX] or f"[{name_of(pid)}]"
+    return one_line(words or f"[{name_of(pid)}]", COMMAND_CHARS_MAX)
 
 
 def describe(pid: int) -> str:
@@ -141,7 +142,7 @@ def describe(pid: int) -> str:
         state = _stat(folder).state
         place = _read(f"{folder}/wchan").strip()
         where = f", in {place}" if place not in ("", "0") else ""
-        name = _read(f"{folder}/comm").strip()
+        name = one_line(_read(f"{folder}/comm").strip())
         lines.append(f'  thread {thread} "{name}": {STATES.get(state, state) or "gone"}{where}')
         lines += [f"    {line}" for line in _read(f"{folder}/stack").splitlines()]
     if len(threads) > THREADS_MAX:

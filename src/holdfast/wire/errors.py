@@ -15,9 +15,6 @@ connection closes it and decides whom to tell. None of them ever holds a token.
 
 from __future__ import annotations
 
-# How much an error quotes of what the other side sent, which may be hostile.
-QUOTE_CHARS_MAX = 200
-
 
 class WireError(Exception):
     """Base of all errors about the other side of a connection. `str(error)` is one line."""
@@ -63,11 +60,3 @@ class HandshakeRefused(WireError):
         self.why = why
         self.permanent = permanent
         self.reply = reply
-
-
-def quoted(text: str, chars_max: int = QUOTE_CHARS_MAX) -> str:
-    """Return the other side's text as one printable line that is no longer than `chars_max`."""
-    line = text[: chars_max + 1]
-    if not line.isprintable():
-        line = "".join(one if one.isprintable() else "?" for one in line)
-    return line if len(line) <= chars_max else line[: chars_max - 3] + "..."

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING
 
 from holdfast.core.protocol import WHY_CHARS_MAX
 from holdfast.errors import InternalError
-from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol, quoted
+from holdfast.printable import one_line, quoted
+from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import NONCE_BYTES, clip
+from holdfast.wire.limits import NONCE_BYTES
 from holdfast.wire.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -63,7 +64,7 @@ def draw_nonce() -> bytes:
 
 def refusal(why: str, *, permanent: bool = True) -> bytes:
     """Return the frame that turns a client away, as with too many connections."""
-    return encode_frame(Refusal(why=clip(why, WHY_CHARS_MAX), permanent=permanent))
+    return encode_frame(Refusal(why=one_line(why, WHY_CHARS_MAX), permanent=permanent))
 
 
 class _Handshake:
@@ -115,12 +116,12 @@ class ClientHandshake(_Handshake):
         match message:
             case Refusal():
                 raise HandshakeRefused(
-                    f"the coordinator refused: {quoted(message.why, WHY_CHARS_MAX)}",
+                    f"the coordinator refused: {one_line(message.why, WHY_CHARS_MAX)}",
                     permanent=message.permanent,
                 )
             case Goodbye():
                 raise HandshakeRefused(
-                    f"the coordinator closed the connection: {quoted(message.why, WHY_CHARS_MAX)}",
+                    f"the coordinator closed the connection: {one_line(message.why, WHY_CHARS_MAX)}",
                     permanent=False,
                 )
             case Challenge() if not self._challenged:
@@ -189,7 +190,7 @@ class ServerHandshake(_Handshake):
         self._open()
         match message:
             case Goodbye():
-                raise HandshakeRefused(f"the client left: {quoted(message.why, WHY_CHARS_MAX)}")
+                raise HandshakeRefused(f"the client left: {one_line(message.why, WHY_CHARS_MAX)}")
             case Hello() if self._hello is None:
                 return self._challenge(message)
             case Proof() if self._hello is not None:

@@ -1,7 +1,7 @@
 """How large anything on the wire may be, besides the limits of `core.protocol`.
 
 A hostile or broken peer can waste no more of us than is written here. A side that may exceed a
-limit with something of its own making (a report, a reason) shortens it before it sends: `clip`.
+limit with something of its own making (a report, a reason) shortens it before it sends.
 """
 
 from __future__ import annotations
@@ -42,10 +42,3 @@ NONCE_BYTES_MIN = 16
 NONCE_BYTES_MAX = 64
 PROOF_BYTES_MAX = 64
 VERSION_MAX = 2**31 - 1
-
-
-def clip(text: str, chars_max: int) -> str:
-    """Return text that may be sent: not over the limit, and of characters that UTF-8 has."""
-    if len(text) > chars_max:
-        text = text[: chars_max - 3] + "..."
-    return text.encode(errors="replace").decode()

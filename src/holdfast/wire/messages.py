@@ -22,7 +22,6 @@ from holdfast.core.protocol import (
     RUN_ID_CHARS_MAX,
     Ack,
     Count,
-    Failure,
     Heartbeat,
     Name,
     Number,
@@ -30,9 +29,14 @@ from holdfast.core.protocol import (
     Status,
     View,
     Why,
+    check_names,
+    reason,
+    sound_status,
+    sound_view,
 )
+from holdfast.printable import quoted
 from holdfast.wire import limits
-from holdfast.wire.errors import BadMessage, quoted
+from holdfast.wire.errors import BadMessage
 
 MAGIC = "holdfast"
 PROTOCOL_VERSION = 3
@@ -225,21 +229,17 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
         message: Message = _decode(body)
     except _MALFORMED as error:
         raise BadMessage(f"invalid message: {quoted(str(error))}") from None
-    if isinstance(message, (Heartbeat, Ack)):
-        _check_names(message, message.run_id, message.node)
-    elif isinstance(message, View):
-        _check_names(message, message.run_id, message.node, message.master_addr)
-        _check_failure(message, message.failure)
-    elif isinstance(message, Status):
-        info, settings = message.info, message.settings
-        names = (info.node, info.role, info.host, info.label, info.address)
-        _check_names(message, message.run_id, *names)
-        _check_failure(message, message.failure)
-        if settings.min_nodes > settings.max_nodes:
-            raise BadMessage(
-                f"invalid Status: min_nodes {settings.min_nodes} is over max_nodes "
-                f"{settings.max_nodes}"
-            )
+    try:
+        if isinstance(message, (Heartbeat, Ack)):
+            check_names(message.run_id, message.node)
+        elif isinstance(message, View):
+            return sound_view(message)
+        elif isinstance(message, Status):
+            return sound_status(message)
+    except ValueError as error:
+        raise BadMessage(f"invalid {type(message).__name__}: {error}") from None
+    if isinstance(message, StoreResult) and not message.why.isprintable():
+        return msgspec.structs.replace(message, why=reason(message.why))
     return message
 
 
@@ -258,17 +258,3 @@ def check(message: Message) -> None:
     For what a user may have set to something absurd, before it is sent for the first time.
     """
     decode(encode(message))
-
-
-def _check_failure(message: Message, failure: Failure | None) -> None:
-    if failure is not None:
-        _check_names(message, failure.node, failure.host)
-
-
-def _check_names(message: Message, *names: str) -> None:
-    """Raise for a name with control characters in it, since names end up on consoles."""
-    for name in names:
-        if not name.isprintable():
-            raise BadMessage(
-                f"invalid {type(message).__name__}: control characters in {quoted(name)!r}"
-            )

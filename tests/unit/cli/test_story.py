@@ -95,3 +95,11 @@ def test_every_machine_writes_while_a_file_is_open(
         other.record(1.0, None, Event(), [], cause=one.last)
     one.record(2.0, None, Event(), [])
     assert steps(capsys, path) == ["n1/supervision#2", "n1/session#1"]
+
+
+def test_files_of_others_are_read_and_not_obeyed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "theirs").write_text("n/rounds#1\t\t\tSaid(\x1b[2J\u202e)\t\n")
+    assert dispatch(["story", str(tmp_path / "theirs")]) == 0
+    assert capsys.readouterr().out == "n/rounds#1: Said(\\x1b[2J\\u202e) -> nothing\n"

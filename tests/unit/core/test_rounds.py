@@ -8,7 +8,17 @@ import pytest
 from fake_node import RUN, FakeNode, a_job_of, a_node
 from holdfast.core import rounds as machine
 from holdfast.core.machine import InvalidEvent
-from holdfast.core.protocol import JobSettings, NodeRole, RefusalReason, View
+from holdfast.core.protocol import (
+    NODE_ID_CHARS_MAX,
+    RUN_ID_CHARS_MAX,
+    SUMMARY_CHARS_MAX,
+    WHY_CHARS_MAX,
+    JobSettings,
+    NodeRole,
+    RefusalReason,
+    Status,
+    View,
+)
 from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     BLAME_S,
@@ -63,6 +73,32 @@ def test_what_does_not_concern_the_job_changes_nothing() -> None:
     ):
         assert rounds.handle(0.0, event) == []
     assert msgspec.msgpack.encode(rounds.job) == before
+
+
+def test_every_reason_is_a_line_that_other_nodes_accept() -> None:
+    long = "died\x1b[2J\n[holdfast] forged" + "x" * SUMMARY_CHARS_MAX
+
+    def failed(node: FakeNode) -> Status:
+        status = node.fail()
+        assert status.failure is not None
+        failure = msgspec.structs.replace(status.failure, summary=long[:SUMMARY_CHARS_MAX])
+        return msgspec.structs.replace(status, failure=failure, report=b"")
+
+    rounds, (a, b) = active(a_job_of(2, 2, max_restarts=0))
+    views = rounds.handle(0.0, failed(a))
+    views += rounds.handle(0.0, failed(b))
+    views += rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
+    rounds, (a, b) = active()
+    views += rounds.handle(0.0, NodeLost("a", 1, long))
+    views += rounds.handle(0.0, a.status())
+    strange = a_node("c" * NODE_ID_CHARS_MAX, a_job_of(3, 4), 9)
+    rounds.job.run_id = strange.run_id = "\\" * RUN_ID_CHARS_MAX
+    views += rounds.handle(0.0, strange.status())
+    assert {view.role for view in views} >= {NodeRole.CLOSED, NodeRole.FENCED, NodeRole.REFUSED}
+    for view in views:
+        assert view.why.isprintable()
+        assert 0 < len(view.why) <= WHY_CHARS_MAX
+    assert all(one.why.isprintable() for one in rounds.job.retired.values())
 
 
 def test_each_wait_has_its_time() -> None:

@@ -137,7 +137,7 @@ def test_a_plain_side_is_recognised(ca: Pair, server: Pair) -> None:
     with pytest.raises(ssl.SSLError) as raised:
         client.do_handshake()
     assert "does not speak TLS" in explain_failure(raised.value)
-    assert explain_failure(OSError("odd\nend")).endswith("odd?end")
+    assert explain_failure(OSError("odd\nend")).endswith("odd end")
 
 
 def test_files_of_no_use_are_named_with_their_settings(

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.processes.failures import report_text
+from holdfast.processes.failures.error_file import error_file_content
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WHEN: dict[str, Any] = {"observed_ns": 1_700_000_000_000_000_000, "host": "node-1"}
 
@@ -86,3 +90,31 @@ def test_those_that_cannot_be_told_apart_are_all_named() -> None:
     text = text_of(failure(0), failure(1, order=1), failure(2, order=2, observed_ns=1 << 62))
     assert "one of ranks 0, 1 failed first" in text
     assert "failed first" not in text_of(failure(0))
+
+
+EVIL = "\x1b]0;mine\x07\x1b[2J\u202e"
+
+
+def test_what_workers_say_is_read_and_not_obeyed(tmp_path: Path) -> None:
+    error_file = tmp_path / "error.json"
+    error_file.write_bytes(
+        error_file_content(ValueError(f"red \x1b[31m{EVIL}\n  host : elsewhere"))
+    )
+    first = failure(
+        0,
+        error_file=str(error_file),
+        stderr_tail=f"said {EVIL}\n",
+        stdout_file=f"/logs/{EVIL}\n  host : elsewhere",
+        host=f"node {EVIL}\n  host : elsewhere",
+        detail=EVIL,
+    )
+    others = [failure(rank, detail=f"{EVIL}\n", host=EVIL, order=rank) for rank in (1, 2)]
+    error = ChildFailedError(f"{EVIL}\ntrain.py", {0: first, 1: others[0], 2: others[1]})
+    error.log_dir = f"/logs/{EVIL}\nLogs: elsewhere"
+    text = str(error)
+    assert text.replace("\n", "").isprintable()
+    lines = text.split("\n")
+    assert sum(line.startswith("  host") for line in lines) == 1
+    assert sum(line.startswith("Logs:") for line in lines) == 1
+    assert "\\x1b[31m" not in text  # Colours alone are left out.
+    assert text.count("\\x1b]0;mine\\x07") >= 6

@@ -22,13 +22,13 @@ from holdfast.core.protocol import (
     View,
 )
 from holdfast.wire import limits
-from holdfast.wire.errors import BadMessage, quoted
+from holdfast.wire.errors import BadMessage
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.limits import clip
 from holdfast.wire.messages import (
     Goodbye,
     Message,
     StoreCall,
+    StoreResult,
     check,
     decode,
     decode_handshake,
@@ -224,7 +224,27 @@ def test_a_message_that_cannot_be_written_is_a_bad_message(message: Message) -> 
         encode_frame(message)
 
 
-def test_texts_are_clipped_and_quoted() -> None:
-    assert [clip("four", 4), clip("abcdefgh", 6), clip("a \udcff", 10)] == ["four", "abc...", "a ?"]
-    assert quoted("two\nlines\x1b[31m", 20) == "two?lines?[31m"
-    assert [quoted("x" * 10, 10), quoted("x" * 11, 10)] == ["x" * 10, "xxxxxxx..."]
+EVIL = "gone\x1b[2J\x9b31m\u202e\n[holdfast] all is well"
+SHOWN = "gone\\x1b[2J\\x9b31m\\u202e [holdfast] all is well"
+
+
+def test_text_for_a_person_arrives_printable() -> None:
+    """It is not refused: a node of an earlier version may send whatever its workers said."""
+    failure = Failure(node="a", host="h", summary=EVIL)
+    status = decode(encode(replace(STATUS, failure=failure, stuck=EVIL)))
+    assert isinstance(status, Status)
+    assert status.failure == replace(failure, summary=SHOWN)
+    assert status.stuck == SHOWN
+    texts = {"why": EVIL, "slow": EVIL, "held_back": EVIL}
+    view = decode(encode(replace(VIEW, failure=failure, **texts)))
+    assert isinstance(view, View)
+    assert (view.why, view.slow, view.held_back) == (SHOWN, SHOWN, SHOWN)
+    assert view.failure == status.failure
+    assert decode(encode(StoreResult(id=1, ok=False, why=EVIL))) == StoreResult(
+        id=1, ok=False, why=SHOWN
+    )
+
+
+def test_text_that_grows_by_being_shown_stays_within_its_limit() -> None:
+    longest = replace(VIEW, why="\x1b" * protocol.WHY_CHARS_MAX)
+    check(decode(encode(longest)))

@@ -2,10 +2,12 @@
 
 The first failure is shown in full and every other one on a line, since they nearly always follow
 from it. Long tracebacks lose their middle, and say so. The same traceback is never shown twice.
+Much of it is what workers said, on other nodes too: no line of it does more than be read.
 """
 
 from __future__ import annotations
 
+from holdfast.printable import one_line
 from holdfast.processes.failures import tracebacks
 
 TYPE_CHECKING = False
@@ -29,7 +31,7 @@ _SEE_ABOVE = "[the traceback above]"
 def lay_out(error: ChildFailedError, border: str = "=", section: str = "-") -> str:
     """Return the report on `error`, beginning with a line break as exception texts should."""
     (rank, first), *others = error.in_order()
-    title = f"{error.name} FAILED {error.restarts}".rstrip()
+    title = one_line(f"{error.name} FAILED {error.restarts}".rstrip())
     root = _first_failure(rank, first)
     rivals = error.rivals()
     if rivals:
@@ -45,6 +47,7 @@ def lay_out(error: ChildFailedError, border: str = "=", section: str = "-") -> s
         where.append(f"Logs:   {error.log_dir}")
     if error.report_file:
         where.append(f"Report: {error.report_file}")
+    root, more, where = ([one_line(line) for line in part] for part in (root, more, where))
     width = min(WIDTH_MAX, max(map(len, [title, *root, *more, *where])))
     line, rule = section * width, border * width
     text = [
@@ -93,10 +96,12 @@ def _cause(failure: ProcessFailure) -> list[str]:
     message = failure.recorded_message()
     lines = []
     if message and message.strip() not in traceback:
-        lines += _block("message   :", message.strip("\n").split("\n"), TRACEBACK_LINES_MAX)
+        lines += _block(
+            "message   :", tracebacks.readable_lines(message.strip("\n")), TRACEBACK_LINES_MAX
+        )
     if traceback:
         label = "traceback :" if recorded else "traceback : (the last one on stderr)"
-        lines += _block(label, traceback.split("\n"), TRACEBACK_LINES_MAX)
+        lines += _block(label, tracebacks.readable_lines(traceback), TRACEBACK_LINES_MAX)
     else:
         file = "no error file" if failure.error_file == "<N/A>" else "none in the error file"
         stderr = "none at the end of stderr" if failure.stderr_tail.strip() else "no stderr either"

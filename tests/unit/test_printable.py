@@ -1,0 +1,33 @@
+"""Whatever others say, a console is not obeyed by it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.printable import one_line, quoted, visible
+
+anything = st.text(st.characters(codec=None), max_size=60)
+
+
+@given(anything)
+def test_nothing_is_left_but_what_is_printable(text: str) -> None:
+    assert all(one.isprintable() or one in "\n\t" for one in visible(text))
+    assert all(one.isprintable() or one == "\t" for one in one_line(text))
+    visible(text).encode()
+
+
+@given(anything, st.integers(3, 20))
+def test_a_line_is_no_longer_than_it_may_be(text: str, chars_max: int) -> None:
+    line = one_line(text, chars_max)
+    assert len(line) <= chars_max
+    assert one_line(line, chars_max) == line
+
+
+def test_what_cannot_be_printed_is_shown() -> None:
+    text = "red\x1b[31m\a\x9b\u202e\u200b\ufeff\udcff \N{SNOWMAN}\n\tnext\r\nlast\r"
+    shown = "red\\x1b[31m\\x07\\x9b\\u202e\\u200b\\ufeff\\udcff \N{SNOWMAN}"
+    assert visible(text) == f"{shown}\n\tnext\\r\nlast\\r"
+    assert one_line(text) == f"{shown} \tnext last "
+    assert [one_line("x" * 10, 10), one_line("x" * 11, 10)] == ["x" * 10, "xxxxxxx..."]
+    assert len(quoted("x" * 10_000)) < 1000
