@@ -129,6 +129,21 @@ def test_a_host_that_knows_itself_as_loopback_can_be_met_by_the_others(
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
 
 
+def test_a_node_that_reaches_its_coordinator_by_loopback_can_be_met_by_the_others(
+    tmp_path: Path, network: Network
+) -> None:
+    with NetworkCluster(tmp_path, network, "2") as cluster:
+        endpoint = f"{address(0)}:{PORT}"
+        command = [*network.inside(0), *HOLDFAST, "coordinator", "--endpoint", endpoint]
+        cluster.await_coordinator(cluster._run("coordinator", command, {}))
+        for name, host in (("a", "localhost"), ("b", address(0))):
+            cluster.host = host
+            cluster.start_on(name, conf=f"rank_order=label,label={name}")  # So `a` is the first.
+        finish(meeting(cluster, *"ab"))
+        for name in "ab":
+            assert cluster.agents[name].end()[0] == 0
+
+
 def test_a_node_that_is_cut_off_is_lost_and_joins_again_when_healed(
     tmp_path: Path, network: Network
 ) -> None:

@@ -146,6 +146,8 @@ class Node(msgspec.Struct):
     sent_present: int = 0
     workers: int = -1
     """The generation of which it may have workers, or -1."""
+    used_ports: tuple[int, ...] = ()
+    """Ports that it still lists although workers of some generation may have met there."""
     heartbeats: int = 0
     """Counts up while the node is alive; used where nodes share this state, without a coordinator."""
     departures: int = 0
@@ -499,6 +501,7 @@ class Rounds:
         if ports == known.info.ports:
             return
         known.info = msgspec.structs.replace(known.info, ports=ports)
+        known.used_ports = tuple(port for port in known.used_ports if port in ports)
         node = known.info.node
         if self.rank_table.incarnation_of(node) == known.info.incarnation:
             self.job.members[self.rank_table.rank_of[node]] = known.info
@@ -670,6 +673,7 @@ class Rounds:
         job.phase, job.waiting = JobPhase.ACTIVE, False
         if any(one.generation == job.generation for one in back):
             job.released = job.generation
+            self._note_used_port()
             for one in back:  # The others may have been told to start, too.
                 if one.generation < job.generation:
                     self._set_workers(one, job.generation)
@@ -743,11 +747,21 @@ class Rounds:
         job.fence = max(job.fence, job.fence_floor) + 1
         job.succeeded = set()
         job.slow = ""
+        job.master_port = self._fresh_port(job.members[0])
         self._release()
-        ports = job.members[0].ports
-        job.master_port = ports[job.generation % len(ports)]
         self.rank_table = RankTable(job)
         self._changed(why)
+
+    def _fresh_port(self, first: NodeInfo) -> int:
+        """Return a port of the first node at which no workers can have met.
+
+        A generation that was never let start leaves its port to the next one. Of two that a node
+        holds there always is one: before a generation starts, the node has said that the workers of
+        the last one are gone, and with that which ports it holds since.
+        """
+        known = self._known(first.node, first.incarnation)
+        fresh = [port for port in first.ports if known is None or port not in known.used_ports]
+        return fresh[0] if fresh else first.ports[self.job.generation % len(first.ports)]
 
     def _release(self) -> bool:
         """Let the current generation start, if it may and has not; return whether it does now."""
@@ -770,6 +784,15 @@ class Rounds:
             known = self._known(info.node, info.incarnation)
             if known is not None:
                 self._set_workers(known, self.job.generation)
+        self._note_used_port()
+
+    def _note_used_port(self) -> None:
+        job = self.job
+        first = self._known(job.members[0].node, job.members[0].incarnation)
+        if first is None or job.master_port not in first.info.ports:
+            return
+        if job.master_port not in first.used_ports:
+            first.used_ports = (*first.used_ports, job.master_port)
 
     def _note_clear(self, node: Node, status: Status) -> None:
         """Take in which workers are gone; one that leaves starts no others."""

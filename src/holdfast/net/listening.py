@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.net.addresses import Address
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = (LOOPBACK, "localhost")
 BACKLOG = 4096  # Connections that wait to be accepted; the kernel has a limit of its own besides.
 DESCRIPTORS_MAX = 1 << 20  # What is asked for at most; each connection needs one.
 
@@ -39,6 +40,22 @@ def everywhere(port: int) -> list[tuple[int, Any]]:
         (_socket.AF_INET6, ("::", port, 0, 0)),
         (_socket.AF_INET, ("0.0.0.0", port)),  # noqa: S104 (other nodes must reach it)
     ]
+
+
+def address_of(host: str) -> str:
+    """Return the one address that a host's text means on this very host; nothing if it is a name.
+
+    A name says nothing of where others who use it will arrive: see above. `localhost` does.
+    """
+    if host.lower() in LOOPBACK_NAMES:
+        return LOOPBACK
+    for family in (_socket.AF_INET, _socket.AF_INET6):
+        try:
+            _socket.inet_pton(family, host)
+        except (OSError, ValueError):  # ValueError: a null character.
+            continue
+        return host
+    return ""
 
 
 def bind(
@@ -93,16 +110,24 @@ def candidates_of(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 class ReservedPort:
-    """A TCP port that is ours to give away, on every address of this host unless it is `local`.
+    """A TCP port that is ours to give away, at one `address` of this host or at all of them.
 
     The kernel gives a held port to nobody who asks for any free one. Unless it is listened on, a
-    worker that binds it by number with `SO_REUSEADDR`, as stores do, gets it all the same. `number`
-    0 is any free one. A port that is `listening` takes connections from now on, for whoever will
-    accept them.
+    worker that binds it by number with `SO_REUSEADDR`, as stores do, gets it all the same, and so
+    does a process of another user. `number` 0 is any free one. A port that is `listening` takes
+    connections from now on, for whoever will accept them.
+
+    An address that this host turns out not to have, as behind a router that translates, stands for
+    all; but not loopback, which must not become more.
     """
 
-    def __init__(self, number: int = 0, *, listening: bool = False, local: bool = False) -> None:
-        where = [(_socket.AF_INET, (LOOPBACK, number))] if local else everywhere(number)
+    def __init__(self, number: int = 0, *, listening: bool = False, address: str = "") -> None:
+        where = everywhere(number)
+        if address:
+            family = _socket.AF_INET6 if ":" in address else _socket.AF_INET
+            one = (family, (address, number, 0, 0) if ":" in address else (address, number))
+            is_loopback = address.startswith("127.") or address == "::1"
+            where = [one] if is_loopback else [one, *where]
         try:
             self._socket = bind(where, _socket.SOMAXCONN if listening else None)
         except OSError as problem:

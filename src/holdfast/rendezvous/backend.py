@@ -60,6 +60,7 @@ from holdfast.core.shared_state import (
     WriteState,
 )
 from holdfast.errors import UsageError
+from holdfast.net.listening import address_of
 from holdfast.rendezvous.config import RendezvousSettings, RendezvousTimeout
 from holdfast.rendezvous.errors import (
     RendezvousClosedError,
@@ -419,6 +420,7 @@ class DynamicRendezvousHandler(PolledHandler):
         stops_alone: bool = False,
         endpoint: str = "",
         worker_store: bool = False,
+        store_address: str = "",
     ) -> None:
         check_settings(settings)
         timeout = settings.timeout
@@ -428,6 +430,7 @@ class DynamicRendezvousHandler(PolledHandler):
             node_id=node.node,
             join_timeout_s=timeout.join.total_seconds(),
             worker_store=worker_store,
+            store_address="" if worker_store else store_address,
         )
         self.close_timeout_s = self.leave_timeout_s = timeout.close.total_seconds()
         self._node = node
@@ -466,7 +469,8 @@ class DynamicRendezvousHandler(PolledHandler):
             timedelta(seconds=keep_alive_interval),
             keep_alive_max_attempt,
         )
-        return cls(this_node(local_addr), settings, backend.name, store, backend)
+        node, address = this_node(local_addr), address_of(local_addr or "")
+        return cls(node, settings, backend.name, store, backend, store_address=address)
 
     @property
     def settings(self) -> RendezvousSettings:
@@ -606,6 +610,7 @@ def create_handler(
         stops_alone=conf.on_lost == "stop",
         endpoint=params.endpoint,
         worker_store=conf.worker_store,
+        store_address=address_of(params.local_addr or ""),
     )
 
 

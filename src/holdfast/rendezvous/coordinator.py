@@ -9,7 +9,9 @@ from holdfast.core.protocol import JobSettings, NodeInfo
 from holdfast.core.ranks import RankOrder
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
+from holdfast.net.addresses import names_loopback
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoint
+from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.net.tls import TlsFiles
 from holdfast.net.token import load_token
 from holdfast.rendezvous import config
@@ -60,6 +62,7 @@ class CoordinatorHandler(PolledHandler):
             node_id=conf.node_id or self._make_node_id(),
             join_timeout_s=conf.join_timeout,
             worker_store=conf.worker_store,
+            store_address=self._find_store_address(),
         )
         if conf.node_id:
             self.given_id = f"node_id={conf.node_id}"
@@ -91,12 +94,25 @@ class CoordinatorHandler(PolledHandler):
             local_world_size=local_world_size,
             host=os.uname().nodename,
             label=conf.label,
-            address=params.local_addr or "",
+            address=params.local_addr or self._store_address,
             ports=ports,
             fixed_rank=self._fixed_rank,
             stops_alone=self._stops_alone,
         )
         return self._connect(info, settings)
+
+    def _find_store_address(self) -> str:
+        """Return the address at which the workers' store is, or nothing: all of this host's."""
+        if self._config.worker_store:
+            return ""
+        if self._params.local_addr:
+            return address_of(self._params.local_addr)
+        return self._own_loopback()
+
+    def _own_loopback(self) -> str:
+        """Return the loopback address of an endpoint that says: all nodes are on this host."""
+        host = self._address()[0]
+        return (address_of(host) or LOOPBACK) if names_loopback(host) else ""
 
     @property
     def _stops_alone(self) -> bool:

@@ -545,6 +545,9 @@ class EtcdHandler(CoordinatorHandler):
     def _address(self) -> tuple[str, int]:
         return self._etcd.endpoints[0]
 
+    def _own_loopback(self) -> str:
+        return ""  # Each host of a job may have a member, or a proxy, of etcd on it.
+
 
 # Reading jobs.
 

@@ -70,13 +70,21 @@ class PolledHandler(CoordinatedRendezvousHandler):
     """The round it is in, as it was when it began."""
 
     def __init__(
-        self, *, backend: str, run_id: str, node_id: str, join_timeout_s: float, worker_store: bool
+        self,
+        *,
+        backend: str,
+        run_id: str,
+        node_id: str,
+        join_timeout_s: float,
+        worker_store: bool,
+        store_address: str = "",
     ) -> None:
         self.node_id = node_id
         self._backend_name = backend
         self._run_id = run_id
         self._join_timeout_s = join_timeout_s
         self._workers_serve = worker_store
+        self._store_address = store_address
         self._worker_store: WorkerStore | None = None
         self._connection: JobConnection | None = None
         self._stood_by = False
@@ -121,7 +129,9 @@ class PolledHandler(CoordinatedRendezvousHandler):
     ) -> JobConnection:
         """Join the job as a node of this shape; called again, return the same connection."""
         if self._connection is None:
-            self._worker_store = WorkerStore(ports=PORTS, served=self.use_agent_store)
+            self._worker_store = WorkerStore(
+                ports=PORTS, served=self.use_agent_store, address=self._store_address
+            )
             try:
                 self._connection = self._make_connection(
                     role=role,
@@ -135,12 +145,19 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return self._connection
 
     def serve_workers(self, view: View) -> None:
-        """Serve the store of the workers of a member's view, if this node is the first."""
+        """Serve the store of the workers of a member's view, if they may start and it is the first."""
         store = self._worker_store
         assert store is not None
         assert self._connection is not None
+        if not view.start:  # No worker looks for it, and its port may become another's.
+            return
         held = store.numbers
-        store.begin(view.generation, is_first=view.rank == 0, number=view.master_port)
+        store.begin(
+            view.generation,
+            is_first=view.rank == 0,
+            number=view.master_port,
+            host=view.master_addr,
+        )
         if store.numbers != held:
             self._connection.hold_ports(store.numbers)
 

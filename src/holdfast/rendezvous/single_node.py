@@ -5,6 +5,7 @@ The workers still need a store; the handler serves one for each start of the wor
 
 from __future__ import annotations
 
+from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.rendezvous.handler import (
     RendezvousHandler,
     RendezvousInfo,
@@ -12,9 +13,6 @@ from holdfast.rendezvous.handler import (
 )
 from holdfast.rendezvous.worker_store import WorkerStore
 from holdfast.store.memory import MemoryStore
-
-LOOPBACK = "127.0.0.1"
-LOOPBACK_NAMES = (LOOPBACK, "localhost")
 
 
 class SingleNodeHandler(RendezvousHandler):
@@ -67,8 +65,8 @@ class SingleNodeHandler(RendezvousHandler):
         if not port or not self._worker_store:
             if self._store is None:
                 served = not self._worker_store
-                local = served and self._master_addr in LOOPBACK_NAMES
-                self._store = WorkerStore(number=port or 0, served=served, local=local)
+                address = address_of(self._master_addr) if served else ""
+                self._store = WorkerStore(number=port or 0, served=served, address=address)
             port = self._store.open(self._rounds)
             self._rounds += 1
         meeting_point = RendezvousStoreInfo(self._master_addr, port)

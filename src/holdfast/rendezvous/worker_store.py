@@ -8,22 +8,22 @@ every node: workers of other nodes may be faster than the first node's agent, an
 answer instead of being refused.
 
 With `served` False the ports are only reserved, and the worker of rank 0 serves the store itself.
-The protocol is PyTorch's and has no authentication, so a store for one host's workers is `local`.
 """
 
 from __future__ import annotations
 
 import os
 
-from holdfast.net.listening import ReservedPort
+from holdfast.net.listening import ReservedPort, address_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.store.tcp.embedded import TcpStoreServer
 
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
-PORTS = 4
-"""More than one, since generations may follow each other before a node could tell of a new port."""
+PORTS = 2
+"""That of the next generation, and one more: the next may be decided before it is known that the
+first was given. `core.rounds` says why that is enough."""
 DRAWS_MAX = 100
 """So many ports are drawn at most to find one that was not given before: after very many generations
 there may be none."""
@@ -35,16 +35,17 @@ have yet to stop, so that they end by their agent's signal and not by a lost sto
 class WorkerStore:
     """This node's ports for the workers' store, and the stores behind those that were given.
 
-    A `number` that a person chose is the one port of all generations: theirs to answer for.
+    They are held at one `address` of this host, or at all of them. A `number` that a person chose
+    is the one port of all generations: theirs to answer for.
     """
 
     def __init__(
-        self, *, ports: int = 1, number: int = 0, served: bool = True, local: bool = False
+        self, *, ports: int = 1, number: int = 0, served: bool = True, address: str = ""
     ) -> None:
         self._kept = KEPT if ports > 1 else 1  # A node alone has stopped the old workers itself.
         self._number = number
         self._served = served
-        self._local = local
+        self._address = address
         self._ports: list[ReservedPort] = []  # For generations to come.
         self._given: dict[int, ReservedPort] = {}  # By generation, as the servers.
         self._servers: dict[int, TcpStoreServer] = {}
@@ -54,8 +55,8 @@ class WorkerStore:
         self._alarm = -1
         try:
             self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            for _ in range(ports):
-                self._ports.append(self._reserve())
+            self._count = ports
+            self._hold()
         except BaseException:
             self.close()
             raise
@@ -83,9 +84,15 @@ class WorkerStore:
         why = self._failures.pop(self._newest, "")
         return f"the workers' store on this node failed: {why}" if why else ""
 
-    def begin(self, generation: int, *, is_first: bool, number: int = 0) -> None:
-        """Begin a generation; serve its store, at the port it was given, if this node is the first."""
+    def begin(self, generation: int, *, is_first: bool, number: int = 0, host: str = "") -> None:
+        """Begin a generation; serve its store, at the port it was given, if this node is the first.
+
+        `host` is where the others look for it. They may be told another address than loopback by a
+        coordinator that this node alone reached so.
+        """
         if is_first:
+            if self._is_beyond_reach(host):
+                self._move(host)
             self.open(generation, number)
         else:
             self._newest = generation
@@ -96,7 +103,7 @@ class WorkerStore:
         self._newest = generation
         if generation not in self._given:
             self._retire(self._kept - 1)
-            port = self._give(generation, number)
+            port = self._give(number)
             self._given[generation] = port
             if self._served:
                 from holdfast.store.tcp.embedded import TcpStoreServer
@@ -119,27 +126,55 @@ class WorkerStore:
             os.close(self._alarm)
             self._alarm = -1
 
-    def _give(self, generation: int, number: int) -> ReservedPort:
-        """Return the port of a generation, and hold another one in its place."""
-        if not self._ports:
+    def _is_beyond_reach(self, host: str) -> bool:
+        if not self._address or not host:
+            return False
+        from holdfast.net.addresses import is_loopback
+
+        return is_loopback(self._address) and not is_loopback(host)
+
+    def _move(self, host: str) -> None:
+        """Hold other ports, where others find this node. Who came too early has to try again."""
+        self._release(self._ports)
+        self._ports.clear()
+        self._address = address_of(host)
+        self._hold()
+
+    def _hold(self) -> None:
+        while len(self._ports) < self._count:
             self._ports.append(self._reserve())
+
+    def _give(self, number: int) -> ReservedPort:
+        """Return the port of a generation, and hold another one in its place.
+
+        Those before it in the list were for generations that this node has not heard of: others may
+        have workers of these, and connections of theirs may wait there.
+        """
+        self._hold()
         numbers = self.numbers
         if number and number not in numbers:  # Whoever chose it has not heard of the newer ones.
-            return ReservedPort(number, listening=self._served, local=self._local)
-        place = numbers.index(number) if number else generation % len(numbers)
+            return ReservedPort(number, listening=self._served, address=self._address)
+        place = numbers.index(number) if number else 0
         port = self._ports[place]
-        if len(numbers) > 1:
-            self._ports[place] = self._reserve()
-        elif not self._number:
-            self._ports.clear()  # Nobody asks for the next one before it is needed.
+        if self._number:
+            return port
+        self._release(self._ports[:place])
+        del self._ports[: place + 1]
+        if self._count > 1:  # Else nobody asks for the next one before it is needed.
+            self._hold()
         return port
+
+    def _release(self, ports: list[ReservedPort]) -> None:
+        for port in ports:
+            self._past.add(port.number)
+            port.release()
 
     def _reserve(self) -> ReservedPort:
         """Reserve a port that no generation was given before."""
         drawn: list[ReservedPort] = []
         try:
             while True:
-                port = ReservedPort(self._number, listening=self._served, local=self._local)
+                port = ReservedPort(self._number, listening=self._served, address=self._address)
                 if port.number not in self._past or len(drawn) >= DRAWS_MAX:
                     return port
                 drawn.append(port)  # Held meanwhile, or the kernel might give the same again.
@@ -159,8 +194,7 @@ class WorkerStore:
                 self._servers.pop(old).close()
             port = self._given.pop(old)
             if not self._number:
-                self._past.add(port.number)
-                port.release()
+                self._release([port])
 
 
 def workers_serve_by_environment() -> bool:

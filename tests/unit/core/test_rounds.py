@@ -208,7 +208,7 @@ def test_a_port_that_was_given_is_replaced_and_the_generation_that_has_it_keeps_
     settings = a_job_of(1, 1, max_restarts=3)
     rounds, node = Rounds(Job(run_id=RUN)), a_node("a", settings, 1, ports=(11, 12))
     given: list[int] = []
-    for fresh in ((21, 12), (21, 22), (31, 22)):
+    for fresh in ((12, 21), (21, 22), (22, 31)):
         views = rounds.handle(0.0, node.fail() if given else node.status())
         given.append(views[-1].master_port)
         apply([node], views)
@@ -217,6 +217,31 @@ def test_a_port_that_was_given_is_replaced_and_the_generation_that_has_it_keeps_
         # Whoever reads the state from now on sees the same.
         assert Rounds(rounds.job).rank_table.master_port == given[-1]
     assert given == [11, 12, 21]
+
+
+def test_a_generation_gets_no_port_of_the_last_while_the_node_still_lists_it() -> None:
+    settings = a_job_of(1, 1, max_restarts=2)
+    rounds, node = Rounds(Job(run_id=RUN)), a_node("a", settings, 1, ports=(11, 12))
+    (first,) = rounds.handle(0.0, node.status())
+    apply([node], [first])
+    rounds.handle(0.0, node.status())
+    (second,) = rounds.handle(0.0, node.fail())
+    assert (first.master_port, second.master_port, second.start) == (11, 12, True)
+
+
+def test_a_generation_that_never_started_leaves_its_port_to_the_next() -> None:
+    settings = a_job_of(2, 2, max_restarts=2)
+    rounds = Rounds(Job(run_id=RUN))
+    nodes = [a_node(name, settings, i, ports=(11, 12)) for i, name in enumerate("ab", start=1)]
+    for node in nodes:
+        views = rounds.handle(0.0, node.status())
+    apply(nodes, views)
+    (held, _) = rounds.handle(0.0, nodes[0].fail())  # The other one has workers still.
+    rounds.handle(0.0, NodeLost("b", 2, "gone", is_silent=False))
+    views = rounds.handle(0.0, a_node("b", settings, 3).status())
+    after = next(view for view in views if view.node == "a")
+    assert (held.start, held.master_port) == (False, 12)
+    assert (after.generation, after.master_port) == (held.generation + 1, 12)
 
 
 def test_a_new_coordinator_knows_where_the_workers_of_a_round_meet() -> None:

@@ -107,3 +107,33 @@ def test_a_port_by_its_number_if_it_is_free(reserved: ReservedPort) -> None:
         pytest.raises(EnvironmentProblem, match=str(taken.getsockname()[1])),
     ):
         ReservedPort(taken.getsockname()[1], listening=True)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("localhost", "127.0.0.1"),
+        ("LOCALHOST", "127.0.0.1"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("fd00::1", "fd00::1"),
+        ("node0", ""),
+        ("fe80::1%eth0", ""),
+        ("a\0b", ""),
+        ("", ""),
+    ],
+)
+def test_which_texts_mean_one_address(host: str, expected: str) -> None:
+    assert listening.address_of(host) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [("127.0.0.1", "127.0.0.1"), ("::1", "::1"), ("192.0.2.1", "::"), ("2001:db8::1", "::")],
+)
+def test_a_port_is_held_at_its_address_and_at_all_if_that_is_not_here(
+    address: str, expected: str
+) -> None:
+    with ReservedPort(listening=True, address=address) as reserved:
+        held = reserved.listener()
+        assert held.getsockname()[0] == expected
+        held.close()

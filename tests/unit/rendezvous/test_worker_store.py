@@ -67,13 +67,26 @@ def test_a_worker_that_is_faster_than_the_agent_waits_for_it(stores: WorkerStore
 def test_a_port_is_never_given_twice(stores: WorkerStore) -> None:
     given = []
     for generation in range(40):
-        port = stores.numbers[generation % 3]
+        port = stores.numbers[0]
         stores.begin(generation, is_first=True, number=port)
         given.append(port)
     assert len({*given}) == 40
     for port in given[:-2]:
         with socket.socket() as late:
             assert late.connect_ex(("127.0.0.1", port)) == errno.ECONNREFUSED
+
+
+def test_a_port_of_a_generation_that_the_node_never_heard_of_is_given_back(
+    stores: WorkerStore,
+) -> None:
+    """Workers of other nodes may have come to it, and their connections would wait there."""
+    missed, port, kept = stores.numbers
+    with socket.create_connection(("127.0.0.1", missed)) as late:
+        stores.begin(1, is_first=True, number=port)
+        assert stores.numbers[0] == kept
+        assert not {missed, port} & {*stores.numbers}
+        with pytest.raises(ConnectionResetError):
+            late.recv(1)
 
 
 def test_a_port_that_was_drawn_before_is_drawn_again() -> None:
