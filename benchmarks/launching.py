@@ -208,7 +208,7 @@ class Lab:
     def __init__(self, python: str = sys.executable) -> None:
         self.python = python
         self.folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
-        self.env = clean_environment() | {"TMPDIR": str(self.folder)}
+        self.env = clean_environment() | {"TMPDIR": str(self.folder), "HOME": str(self.folder)}
         self.left_behind: dict[str, int] = {}
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 

@@ -213,6 +213,7 @@ class Job:
             "CHAOS_GOAL": str(self._goal),
             "CHAOS_STOP_S": str(self.plan.stop_s),
             "TMPDIR": str(self.folder / "tmp"),
+            "HOME": str(self.folder),  # Where all machines of a job find its token.
         }
         # If the driver itself is killed, so is the agent, and its keeper leaves nothing.
         words = ["setpriv", "--pdeathsig", "KILL", *self._network.inside(number), *command]
@@ -249,10 +250,9 @@ class Job:
 
     def _in_switch(self, console: str, *command: str) -> subprocess.Popen[bytes]:
         enter = ("setpriv", "--pdeathsig", "KILL", "nsenter", "-t", str(self._network.switch), "-n")
+        env = {**environment(), "HOME": str(self.folder)}
         with (self.folder / console).open("ab") as output:
-            return subprocess.Popen(
-                [*enter, *command], stdout=output, stderr=output, env=environment()
-            )
+            return subprocess.Popen([*enter, *command], stdout=output, stderr=output, env=env)
 
     # Faults.
 

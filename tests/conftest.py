@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -32,6 +34,7 @@ PATIENCE_S = 30.0
 LOOK_AGAIN_S = 0.01
 BEGINNING_LOOKS = 100  # At a program that is just being started, a millisecond apart.
 MARK = "HOLDFAST_TESTS"
+HOME = pytest.StashKey[str]()
 # Daemon threads may be anybody's (pytest's, torch's), but those of ours have names.
 OUR_THREADS = "holdfast"
 # What Python and libraries open once, when it is first needed, and keep.
@@ -51,10 +54,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Mark every process that is started from here on, let each be told to end, hurry nobody.
 
-    Under `nohup`, or in the background of a shell, some signals are ignored, and that would pass
+    None of them finds the home of whoever runs the tests: agents keep a token there. Under `nohup`, or in the background of a shell, some signals are ignored, and that would pass
     on to all jobs the tests start.
     """
     os.environ[MARK] = str(os.getpid())
+    os.environ["HOME"] = config.stash[HOME] = tempfile.mkdtemp(prefix="holdfast-tests-home-")
     for one in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
         if signal.getsignal(one) == signal.SIG_IGN:
             interrupt = one == signal.SIGINT
@@ -67,6 +71,11 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("exploring", unhurried)
     hypothesis.settings.register_profile("steady", unhurried, derandomize=True)
     hypothesis.settings.load_profile(config.getoption("--hypothesis-profile") or "steady")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Remove the home of the tests."""
+    shutil.rmtree(config.stash[HOME])
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -53,7 +53,7 @@ def test_nodes_that_know_the_token_take_part_and_others_do_not(tmp_path: Path) -
         cluster.start("a", env={"HOLDFAST_TOKEN": TOKEN})
         cluster.start("b", env={"HOLDFAST_TOKEN_FILE": str(file)})
         starts = cluster.generation(2)
-        cluster.start("wrong", env={"HOLDFAST_TOKEN": "another"})
+        cluster.start("wrong", env={"HOLDFAST_TOKEN": "another-token-altogether"})
         cluster.start("none")
         assert "token" in one_line_from(cluster, "wrong")
         assert "token" in one_line_from(cluster, "none")

@@ -17,7 +17,7 @@ from real_jobs import HOLDFAST, PATIENCE_S, Watched
 from real_teams import LOOK_AGAIN_S, QUICK, SOON_SILENT, Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from real_teams import Agent
@@ -38,8 +38,9 @@ class NetworkCluster(Cluster):
         super().__init__(folder, script or MEET, nnodes=nnodes, host=where, port=PORT, conf=CUTTING)
         self._network = network
 
-    def start_on(self, name: str, conf: str = "") -> Agent:
-        return self.start(name, conf=conf, before=self._network.inside(ord(name) - ord("a")))
+    def start_on(self, name: str, conf: str = "", env: Mapping[str, str] | None = None) -> Agent:
+        inside = self._network.inside(ord(name) - ord("a"))
+        return self.start(name, conf=conf, env=env, before=inside)
 
     def start_nodes(self, names: str, conf: str = "") -> None:
         """Start agents, and the first of them first."""
@@ -110,9 +111,35 @@ def test_workers_on_several_machines_meet(tmp_path: Path, network: Network) -> N
     with NetworkCluster(tmp_path, network, "3") as cluster:
         cluster.start_nodes("abc")
         finish(meeting(cluster, *"abc"))
-        ends = cluster.end()
-        assert {name: code for name, (code, _) in ends.items()} == {"a": 0, "b": 0, "c": 0}
-        assert "the coordinator at 10.77.0.1:29400 has no token" in ends["a"][1]
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}
+
+
+def test_nodes_that_share_a_home_have_a_token_by_themselves_and_a_stranger_has_none(
+    tmp_path: Path, network: Network
+) -> None:
+    """The stranger knows everything but the token, and has another home, or goes without."""
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    for home in (shared, other):
+        home.mkdir()
+    with NetworkCluster(tmp_path, network, "2") as cluster:
+        home = {"HOME": str(shared)}
+        first = cluster.start_on("a", conf="node_id=victim", env=home)
+        cluster.await_coordinator(first)
+        cluster.start_on("b", env=home)
+        workers = meeting(cluster, *"ab")
+        token = shared / ".holdfast" / "token"
+        assert first.said().count(str(token)) == 1
+        assert str(token) not in cluster.agents["b"].said()
+        attack = "node_id=victim,is_host=0,join_timeout=1"
+        for name, conf in (("guess", attack), ("bare", f"{attack},auth=none")):
+            inside = network.inside(2)
+            cluster.start(name, conf=conf, env={"HOME": str(other)}, before=inside)
+            code, said = cluster.agents[name].end()
+            assert code == 78
+            assert "token" in said.splitlines()[-1]
+        assert cluster.is_quiet()
+        finish(workers)
+        assert cluster.codes() == {"a": 0, "b": 0, "guess": 78, "bare": 78}
 
 
 @pytest.mark.parametrize("alias", ["127.0.0.1", "127.0.1.1"])

@@ -24,7 +24,7 @@ from real_teams import free_port
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 SRC = ROOT / "src" / "holdfast"
-PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING"))]
+PAGES = [*(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY"))]
 PAGES += sorted(DOCS.rglob("*.md"))
 
 HOLDFAST = (sys.executable, "-m", "holdfast", "run")

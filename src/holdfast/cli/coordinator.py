@@ -41,8 +41,10 @@ EXAMPLES = """\
 examples:
   holdfast coordinator
       for agents on this machine, at localhost:29400
-  HOLDFAST_TOKEN_FILE=~/token holdfast coordinator --endpoint head:29400
-      for agents on all machines that have the same token
+  holdfast coordinator --endpoint head:29400
+      for agents on all machines that have the same ~/.holdfast/token
+  HOLDFAST_TOKEN_FILE=/etc/jobs/token holdfast coordinator --endpoint head:29400
+      for those that have the same token, wherever
   holdfast coordinator --endpoint localhost:0
       at any free port; the first line of output names it
   holdfast coordinator --endpoint head:29400 --state /var/lib/holdfast/state.json
@@ -76,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--rdzv_conf",
         default="",
         metavar="K=V,...",
-        help="settings, as for holdfast run: token_file, tls_cert, tls_key, tls_ca, "
+        help="settings, as for holdfast run: token_file, auth, tls_cert, tls_key, tls_ca, "
         "keep_alive_interval, keep_alive_max_attempt, reconnect_grace, recover_timeout, state_file",
     )
     parser.add_argument(
@@ -115,12 +117,18 @@ def execute(args: argparse.Namespace) -> None:
     from holdfast.net.endpoints import parse_rendezvous_endpoint
     from holdfast.net.listening import raise_descriptor_limit, try_bind
     from holdfast.net.tls import TlsFiles
-    from holdfast.net.token import load_token
+    from holdfast.net.token import choose_token
 
     console.check_level()
     host, port = parse_rendezvous_endpoint(args.endpoint, DEFAULT_PORT, flag="--endpoint")
     config = _config(args)
-    token = load_token(os.environ, config.token_file)
+    token = choose_token(
+        host,
+        os.environ,
+        token_file=config.token_file,
+        auth=config.auth,
+        certified=config.certified,
+    )
     tls = None
     if config.tls_cert or config.tls_key or config.tls_ca:
         tls = TlsFiles(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
@@ -131,7 +139,7 @@ def execute(args: argparse.Namespace) -> None:
         listener = try_bind(host, port, is_host=True)
         assert listener is not None
         try:
-            warn_if_open(listener, token, host)
+            warn_if_open(listener, token, tls, host)
             _serve(args, config, host, listener, token, tls, _open_state(state_path))
         finally:
             listener.close()

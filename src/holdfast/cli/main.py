@@ -48,6 +48,7 @@ An elastic, fault-tolerant launcher and supervisor for distributed jobs.
 Commands:
   run          start workers on this machine and supervise them
   coordinator  run the coordinator of jobs, apart from their agents
+  token        make the token of this user's jobs, or one for a single job
   dump         show the Python stacks of the workers on this machine
   story        show what happened in a job, step by step, from files of --story
   simulate     run simulated jobs and check that every invariant holds
@@ -194,6 +195,17 @@ def coordinator_command(argv: list[str]) -> int:
     return _exit_code("coordinator", run)
 
 
+def token_command(argv: list[str]) -> int:
+    """Run `holdfast token` with these arguments and return its exit code; never raises."""
+
+    def run() -> None:
+        from holdfast.cli.token import execute, parse_args
+
+        execute(parse_args(argv))
+
+    return _exit_code("token", run)
+
+
 def dump_command(argv: list[str]) -> int:
     """Run `holdfast dump` with these arguments and return its exit code; never raises."""
 
@@ -229,6 +241,7 @@ def simulate_command(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "coordinator": coordinator_command,
+    "token": token_command,
     "dump": dump_command,
     "story": story_command,
     "simulate": simulate_command,

@@ -845,7 +845,7 @@ class CoordinatorConnection(AgentConnection):
     ) -> None:
         from holdfast.coordinator.server import CoordinatorServer
 
-        warn_if_open(listener, self._token, self._host)
+        warn_if_open(listener, self._token, self._tls, self._host)
         self._server = CoordinatorServer(
             listener,
             silence_s=self._timeouts.silence_s,
@@ -910,14 +910,17 @@ def preimport_server() -> None:
 _warned = threading.Event()
 
 
-def warn_if_open(listener: socket.socket, token: bytes | None, host: str) -> None:
+def warn_if_open(
+    listener: socket.socket, token: bytes | None, tls: TlsFiles | None, host: str
+) -> None:
     """Warn, once, that everybody who can reach a coordinator may take part."""
     address, port = listener.getsockname()[:2]
     if token is not None or addresses.is_loopback(str(address)) or _warned.is_set():
         return
+    if tls is not None and tls.ca is not None:
+        return  # It requires a certificate.
     _warned.set()
     console.warning(
-        f"the coordinator at {format_endpoint(host, port)} has no token: anybody who reaches the "
-        "port can join or disturb the job (set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE to the same on "
-        "all nodes)"
+        f"the coordinator at {format_endpoint(host, port)} asks for no token (auth=none): anybody "
+        "who reaches the port can join or disturb the job"
     )

@@ -2,8 +2,7 @@
 
 There is no half-hearted TLS. A server with `tls_ca` requires a certificate of every client; a
 client always verifies the server's certificate, against `tls_ca` or, without one, against what the
-machine trusts. Only the check of the host name can be switched off, for clusters whose certificates
-carry no addresses.
+machine trusts, and that it is for the host of the endpoint or for `tls_server_name`.
 
 `ssl` is imported when it is needed: it costs more than the rest of a start. Nothing here opens a
 connection.
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 CERT, KEY, CA = "tls_cert", "tls_key", "tls_ca"
 NAMES = (CERT, KEY, CA)
-CHECK_HOSTNAME, SERVER_NAME = "tls_check_hostname", "tls_server_name"
+SERVER_NAME = "tls_server_name"
 
 
 def server_context(cert: str, key: str, ca: str | None = None) -> ssl.SSLContext:
@@ -46,20 +45,18 @@ def client_context(
     cert: str | None = None,
     key: str | None = None,
     *,
-    check_hostname: bool = True,
     names: tuple[str, str, str] = NAMES,
 ) -> ssl.SSLContext:
     """Return the context of an agent.
 
     Connect with `server_hostname` set to `tls_server_name` if it is set, else to the host
-    of the endpoint; with `check_hostname` it must be among the names in the server's certificate.
+    of the endpoint: it must be among the names in the server's certificate.
     `names` are the settings of certificate, key and authority.
     """
     import ssl
 
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.check_hostname = check_hostname
     if ca is not None:
         _load_ca(context, ca, names[2])
     else:
@@ -81,7 +78,7 @@ def explain_failure(error: Exception) -> str:
         if error.verify_code in (62, 64):
             return (
                 f"the certificate is for another host: {quoted(error.verify_message)} "
-                f"(set {SERVER_NAME}, or {CHECK_HOSTNAME}=false)"
+                f"(set {SERVER_NAME} to a name that is in it)"
             )
         return f"the certificate is not trusted: {quoted(error.verify_message)} (check {CA})"
     reason = getattr(error, "reason", None) or ""
@@ -170,7 +167,6 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     ca: str | None = None
     server_name: str | None = None
-    check_hostname: bool = True
 
     @property
     def can_serve(self) -> bool:
@@ -188,4 +184,4 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
 
     def for_client(self) -> ssl.SSLContext:
         """Return the context of an agent."""
-        return client_context(self.ca, self.cert, self.key, check_hostname=self.check_hostname)
+        return client_context(self.ca, self.cert, self.key)

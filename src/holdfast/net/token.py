@@ -1,8 +1,22 @@
 """The shared token: where it comes from.
 
+Which token a side has follows from its settings and from the text of its endpoint alone, so that all
+that are started alike come to the same answer (a host's own name may be loopback to itself and to
+nobody else). The first of these that is true counts:
+
+=========================================  ========================================================
+`auth=none`                                none
+a token is set                             that one (`load_token`)
+the endpoint names loopback                none: the kernel knows whose a connection is
+each side must show a certificate          none: the certificates are what the token would be
+otherwise                                  the user's own, `~/.holdfast/token`, made if there is none
+=========================================  ========================================================
+
+`auth=token` skips the third and fourth line.
+
 The token itself never travels (`holdfast.wire.handshake` proves it), and no error, message or
 `repr` shows it. Whoever can open a connection gets a proof to try guesses on, so a token must be
-drawn, not thought up: `openssl rand -hex 32`. It encrypts nothing: that is what TLS is for.
+drawn, not thought up. It encrypts nothing: that is what TLS is for.
 """
 
 from __future__ import annotations
@@ -11,53 +25,176 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
+from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
+from holdfast.net.addresses import names_loopback
 from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TOKEN_BYTES_MAX = 4096
+TOKEN_BYTES_MIN = 8
+"""A shorter one is found by trying all of them."""
+TOKEN_BYTES_SAFE = 16
+"""A shorter one may be a word that somebody thought up, and is found by trying those."""
+DRAWN_BYTES = 32
 FILE_KEY = "token_file"
+AUTH_KEY = "auth"
+TOKEN, NONE = "token", "none"
+OWN_PLACE = os.path.join("~", ".holdfast", "token")
 
 
-def load_token(environ: Mapping[str, str], token_file: str | None = None) -> bytes | None:
-    """Return the token, or None if none is set.
+def choose_token(
+    host: str,
+    environ: Mapping[str, str],
+    *,
+    token_file: str | None = None,
+    auth: str | None = None,
+    certified: bool = False,
+) -> bytes | None:
+    """Return the token for an endpoint at this host, or None if there is to be none.
+
+    `auth` is the setting of that name, and `certified` whether both sides must show certificates.
+    """
+    explicit = _setting(environ, token_file)
+    if auth == NONE:
+        if explicit:
+            raise UsageError(
+                f"--rdzv-conf: {AUTH_KEY}={NONE} and {explicit} contradict each other",
+                hint="remove one of them",
+            )
+        return None
+    if explicit:
+        return load_token(environ, token_file, certified=certified)
+    if auth != TOKEN and (names_loopback(host) or certified):
+        return None
+    return own_token()
+
+
+def load_token(
+    environ: Mapping[str, str], token_file: str | None = None, *, certified: bool = False
+) -> bytes | None:
+    """Return the token that is set, or None if none is.
 
     The first of these counts: `token_file` (the key of that name in the rendezvous configuration),
     the file that `HOLDFAST_TOKEN_FILE` names, `HOLDFAST_TOKEN`. One that is set but cannot be used
-    raises; it never falls through to the next, let alone to none.
+    raises; it never falls through to the next, let alone to none. A short one is warned of unless
+    strangers are kept from guessing by certificates (`certified`).
     """
+    match _setting(environ, token_file):
+        case "":
+            return None
+        case variable if variable == VARIABLE:
+            token = _usable(VARIABLE, environ[VARIABLE].encode(errors="surrogateescape"))
+            where = VARIABLE
+        case setting:
+            path = token_file if token_file is not None else environ[FILE_VARIABLE]
+            if not path:
+                raise UsageError(f"{setting} is empty", hint="name the file that holds the token")
+            where = f"{setting}: {path}"
+            token = read_token(where, path)
+    if len(token) < TOKEN_BYTES_SAFE and not certified:
+        console.warning(
+            f"{where}: a token of {len(token)} bytes may be guessed by anybody who reaches the "
+            f"coordinator; draw one of {TOKEN_BYTES_SAFE} or more, as by `openssl rand -hex 32`"
+        )
+    return token
+
+
+def _setting(environ: Mapping[str, str], token_file: str | None) -> str:
+    """Return by what a token is set; empty if none is."""
     if token_file is not None:
-        return _from_file(FILE_KEY, token_file)
-    if FILE_VARIABLE in environ:
-        return _from_file(FILE_VARIABLE, environ[FILE_VARIABLE])
-    if VARIABLE in environ:
-        text = environ[VARIABLE]
-        return _usable(VARIABLE, text.encode(errors="surrogateescape"))
-    return None
+        return FILE_KEY
+    return next((name for name in (FILE_VARIABLE, VARIABLE) if name in environ), "")
 
 
-def _from_file(setting: str, path: str) -> bytes:
-    if not path:
-        raise UsageError(f"{setting} is empty", hint="name the file that holds the token")
-    where = f"{setting}: {path}"
+# The user's own token.
+
+
+def own_path() -> str:
+    """Return the file of the user's own token."""
+    path = os.path.expanduser(OWN_PLACE)
+    if not os.path.isabs(path):
+        raise _not_made(OWN_PLACE, "this user has no home folder")
+    return path
+
+
+def own_token() -> bytes:
+    """Return the user's own token; one is made, and that said, if there is none."""
+    path = own_path()
+    if not os.path.lexists(path) and make_token(path):
+        console.notice(
+            f"made {path}, the token that agents and coordinators of this user prove to each "
+            "other; machines with another home need a copy of it"
+        )
+    return read_token(path, path)
+
+
+def make_token(path: str, *, anew: bool = False) -> bool:
+    """Put a drawn token into a file; return whether it was made.
+
+    It is not if somebody was quicker: nodes that share a home may start at the same moment, and all
+    must end up with one token. With `anew` it takes the place of one that is there.
+    """
+    folder = os.path.dirname(path)
+    # Complete before it has its name. Names are given atomically on network file systems too,
+    # where exclusive creation may not be; and nobody ever reads half a token.
+    beside = f"{path}.{os.urandom(8).hex()}"
+    try:
+        if not os.path.isdir(folder):
+            try:
+                os.mkdir(folder, 0o700)
+            except FileExistsError:
+                pass  # Somebody was quicker.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(beside, flags, 0o600)
+        try:
+            os.fchmod(descriptor, 0o600)  # Whatever the umask is.
+            os.write(descriptor, os.urandom(DRAWN_BYTES).hex().encode() + b"\n")
+            os.fsync(descriptor)
+            if anew:
+                os.rename(beside, path)
+                return True
+            os.link(beside, path)
+        except FileExistsError:
+            return False
+        finally:
+            os.close(descriptor)
+            try:
+                os.unlink(beside)
+            except FileNotFoundError:
+                pass  # It has been renamed.
+    except OSError as error:
+        raise _not_made(path, error.strerror or str(error)) from None
+    return True
+
+
+def _not_made(path: str, why: str) -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"no token is set, and {path} cannot be made: {why}",
+        hint=f"set {FILE_VARIABLE}, {VARIABLE} or --rdzv-conf {FILE_KEY}=FILE to the same on all "
+        f"machines, or --rdzv-conf {AUTH_KEY}={NONE} to let anybody in",
+    )
+
+
+# A token in a file.
+
+
+def read_token(where: str, path: str) -> bytes:
+    """Return what a private file holds; `where` names it in errors."""
     try:
         # Not blocking, lest a named pipe in its place holds up the start for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except ValueError:
-        raise UsageError(f"{setting}: {path!r} is not the name of a file") from None
+        raise UsageError(f"{where!r} is not the name of a file") from None
     except OSError as error:
         raise EnvironmentProblem(f"{where} cannot be read: {error.strerror}") from None
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise EnvironmentProblem(f"{where} is not a regular file")
-        if status.st_mode & 0o077:
-            raise EnvironmentProblem(
-                f"{where} is open to other users (mode {stat.S_IMODE(status.st_mode):04o})",
-                hint="chmod 600 it",
-            )
+        _check_private(where, status)
         # Read until the end, or until it is certain to be too long: a file system may return less
         # than was asked for.
         data = b""
@@ -73,10 +210,33 @@ def _from_file(setting: str, path: str) -> bytes:
     return _usable(where, data)
 
 
+def _check_private(where: str, status: os.stat_result) -> None:
+    """Raise if others than this user, root and those whom root lets read may know what is in a file.
+
+    A volume that Kubernetes makes of a secret is root's, and its group's to read.
+    """
+    if status.st_uid not in (0, os.geteuid()):
+        raise EnvironmentProblem(
+            f"{where} belongs to another user (uid {status.st_uid}), who knows what is in it",
+            hint="use a file of your own, with a token that only you know",
+        )
+    others = 0o037 if status.st_uid == 0 else 0o077
+    if status.st_mode & others:
+        raise EnvironmentProblem(
+            f"{where} is open to other users (mode {stat.S_IMODE(status.st_mode):04o})",
+            hint="chmod 600 it",
+        )
+
+
 def _usable(where: str, data: bytes) -> bytes:
     if len(data) > TOKEN_BYTES_MAX:
         raise UsageError(f"{where}: the token is longer than {TOKEN_BYTES_MAX} bytes")
     token = data.strip()
     if not token:
         raise UsageError(f"{where}: the token is empty", hint="remove the setting, or set a token")
+    if len(token) < TOKEN_BYTES_MIN:
+        raise UsageError(
+            f"{where}: the token is shorter than {TOKEN_BYTES_MIN} bytes",
+            hint="draw one: openssl rand -hex 32",
+        )
     return token

@@ -3,7 +3,8 @@
 `KEYS` is the table of every key of `--rdzv-conf`: its meaning, its values and its default.
 `parse` turns the parameters of a job into a typed `RendezvousConfig`, with one clear line for a
 value that cannot be used. An unknown key is warned about, with the nearest known one, and
-otherwise ignored, as TorchElastic does. Times are seconds and may be fractional.
+otherwise ignored, as TorchElastic does; unless it may be meant to protect the job, which then must
+not run without. Times are seconds and may be fractional.
 
 Two keys need a word. `settle` is Holdfast's name for `last_call_timeout`. `timeout` is the join
 timeout of `static` and etcd alone: every launch sets it, to 900 unless the user says otherwise,
@@ -16,6 +17,7 @@ each node that joins, so it need not be longer than the gap between two nodes of
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -235,6 +237,9 @@ KEYS = (
         "(the default with etcd), or let them run (with all others)"),
     Key("token_file", "path", None, COORDINATED,
         "a file with the secret that nodes and coordinator share"),
+    Key("auth", "token|none", None, COORDINATED,
+        "with none everybody who reaches the coordinator is let in; with token nobody without the "
+        "token, on loopback either"),
     Key("tls_cert", "path", None, COORDINATED, "the certificate to show, in PEM"),
     Key("tls_key", "path", None, COORDINATED, "the key of the certificate, in PEM"),
     Key("tls_ca", "path", None, COORDINATED, "the certificates to trust, in PEM"),
@@ -267,6 +272,9 @@ SAME_AS = {"holdfast": "c10d"}
 
 KEY_OF = {key.name: key for key in KEYS}
 
+PROTECTING = ("auth", "tls", "token")
+"""Unknown keys that begin so are errors; TorchElastic has none."""
+
 # A launch always sets them, so they tell nothing about what the user meant.
 SET_BY_LAUNCHES = frozenset({"timeout", "rank"})
 
@@ -294,6 +302,7 @@ class RendezvousConfig:
     state_file: str | None
     on_lost: str | None
     token_file: str | None
+    auth: str | None
     tls_cert: str | None
     tls_key: str | None
     tls_ca: str | None
@@ -305,6 +314,11 @@ class RendezvousConfig:
     worker_store: bool
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that were given a value."""
+
+    @property
+    def certified(self) -> bool:
+        """Whether nodes and coordinator must show each other certificates."""
+        return self.tls_cert is not None and self.tls_ca is not None
 
     @property
     def lost_after_s(self) -> float:
@@ -334,7 +348,7 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
     kin = {backend, "file"} if shares_state or not is_ours else {backend}
     if is_ours and params not in _warned:
         _warned.add(params)
-        warn_about_unused(params.backend, given, kin)
+        warn_about_unused(params.backend, given, kin, shares_state=shares_state)
     values: dict[str, Any] = {}
     for key in KEYS:
         values[key.name] = key.default if kin.isdisjoint(key.backends) else _value(params, key)
@@ -351,18 +365,40 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
     return RendezvousConfig(**chosen, given=frozenset(given))
 
 
-def warn_about_unused(backend: str, given: set[str], kin: set[str]) -> None:
-    """Warn of each given key that is unknown or has no effect here."""
+def warn_about_unused(
+    backend: str, given: set[str], kin: set[str], *, shares_state: bool = False
+) -> None:
+    """Warn of each given key, and of a token, that is unknown or has no effect here.
+
+    Raises `UsageError` for an unknown one that may be meant to protect the job.
+    """
     import difflib
 
     for name in sorted(given):
-        key = KEY_OF.get(name)
+        key, protects = KEY_OF.get(name), name.startswith(PROTECTING)
         if key is None:
             near = difflib.get_close_matches(name, KEY_OF, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
+            if protects:
+                raise UsageError(f"--rdzv-conf: {name} is unknown{hint}")
             console.warning(f"--rdzv-conf: {name} is unknown and has no effect{hint}")
-        elif kin.isdisjoint(key.backends) and name not in SET_BY_LAUNCHES:
-            console.warning(f"--rdzv-conf: {name} has no effect with --rdzv-backend {backend}")
+        elif name not in SET_BY_LAUNCHES and (
+            kin.isdisjoint(key.backends) or (shares_state and protects)
+        ):
+            console.warning(f"--rdzv-conf: {name} has no effect with {_where(backend)}")
+    if shares_state or kin.isdisjoint(COORDINATED):
+        from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
+
+        for variable in (FILE_VARIABLE, VARIABLE):
+            if variable in os.environ:
+                console.warning(
+                    f"{variable} has no effect with {_where(backend)}: whoever can write to that "
+                    "endpoint is in the job"
+                )
+
+
+def _where(backend: str) -> str:
+    return f"--rdzv-backend {backend}" if backend not in COORDINATED else "store_type=file"
 
 
 def value_of(params: RendezvousParameters, name: str) -> Any:

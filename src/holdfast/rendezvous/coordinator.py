@@ -13,12 +13,14 @@ from holdfast.net.addresses import names_loopback
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoint
 from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.net.tls import TlsFiles
-from holdfast.net.token import load_token
+from holdfast.net.token import choose_token
 from holdfast.rendezvous import config
 from holdfast.rendezvous.polled import ANNOUNCE_S, PolledHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.store.interface import RoundStore
@@ -51,6 +53,8 @@ class CoordinatorHandler(PolledHandler):
 
     on_lost = "run"
     """What a node does that is cut off, unless the user says otherwise."""
+    environ: Mapping[str, str] = os.environ
+    """Where a token may be set."""
 
     def __init__(self, params: RendezvousParameters, *, fixed_rank: int = -1) -> None:
         self._params = params
@@ -122,7 +126,14 @@ class CoordinatorHandler(PolledHandler):
     def _connect(self, info: NodeInfo, settings: JobSettings) -> JobConnection:
         """Return a connection that is started."""
         conf = self._config
-        token = load_token(os.environ, conf.token_file)
+        host, port = self._address()
+        token = choose_token(
+            host,
+            self.environ,
+            token_file=conf.token_file,
+            auth=conf.auth,
+            certified=conf.certified,
+        )
         timeouts = SessionTimeouts(
             heartbeat_s=conf.keep_alive_interval,
             silence_s=conf.lost_after_s,
@@ -139,7 +150,8 @@ class CoordinatorHandler(PolledHandler):
                 server_name=conf.tls_server_name,
             )
         connection = CoordinatorConnection(
-            *self._address(),
+            host,
+            port,
             run_id=self._params.run_id,
             info=info,
             settings=settings,

@@ -7,6 +7,7 @@ nodes in the store of a round it does not look, so calls to that store end with 
 
 from __future__ import annotations
 
+import os
 import time
 from concurrent import futures
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from holdfast.coordinator.kv import SLACK_S, KeyValueStore
 from holdfast.core.protocol import Failure, JobOutcome, NodePhase
 from holdfast.rendezvous.coordinator import CoordinatorHandler
 from holdfast.rendezvous.polled import RoundOver
+from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from holdfast.core.protocol import View
+    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.handler import RendezvousInfo
     from holdfast.wire.messages import StoreResult
 
@@ -37,6 +40,18 @@ class PluginNode(CoordinatorHandler):
     announce = staticmethod(console.notice)
     is_done = False
     """Whether its workers of the current round all ended well."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        super().__init__(params)
+        # Until the end, torchrun gives its workers all variables that it has itself.
+        here = (name for name in (VARIABLE, FILE_VARIABLE) if name in os.environ)
+        self.environ = {name: os.environ.pop(name) for name in here}
+
+    def shutdown(self) -> bool:
+        """Leave the job, and release what the handler holds."""
+        for name, value in self.environ.items():
+            os.environ.setdefault(name, value)
+        return super().shutdown()
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until this node is in a new round, and all other members of that round too."""

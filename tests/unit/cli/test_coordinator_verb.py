@@ -15,6 +15,7 @@ from holdfast.cli import coordinator as verb
 from holdfast.core.protocol import NodePhase
 from holdfast.net import addresses
 from holdfast.net.addresses import Address
+from holdfast.net.token import make_token
 from holdfast.wire.messages import Goodbye
 from real_coordinators import VERB, Coordinator, RawClient, member, node, started, until
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 HOLDFAST = [sys.executable, "-m", "holdfast", "coordinator"]
 LOOPBACK = "--endpoint=127.0.0.1:0"
+EVERYWHERE = "--endpoint=0.0.0.0:0"
+SECRET = "a token that is given"
 
 
 def run(*words: str) -> None:
@@ -47,13 +50,16 @@ def test_it_reports_where_it_is_and_what_becomes_of_jobs() -> None:
     assert "SIGTERM" in errors
 
 
-def test_the_token_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
+def test_the_token_comes_from_the_environment_a_file_or_the_home(tmp_path: Path) -> None:
     path = tmp_path / "token"
-    path.write_text("from a file\n")
+    path.write_text("a token from a file\n")
     path.chmod(0o600)
+    own = tmp_path / ".holdfast" / "token"
+    make_token(str(own))
     cases = (
-        (Coordinator("--endpoint=0.0.0.0:0", HOLDFAST_TOKEN="given"), b"given"),
-        (Coordinator(LOOPBACK, f"--rdzv-conf=token_file={path}"), b"from a file"),
+        (Coordinator(EVERYWHERE, HOLDFAST_TOKEN=SECRET), SECRET.encode()),
+        (Coordinator(LOOPBACK, f"--rdzv-conf=token_file={path}"), b"a token from a file"),
+        (Coordinator(EVERYWHERE, HOME=str(tmp_path)), own.read_bytes().strip()),
     )
     for started_one, token in cases:
         with started_one as coordinator:
@@ -61,9 +67,14 @@ def test_the_token_comes_from_the_environment_or_a_file(tmp_path: Path) -> None:
             out, errors = coordinator.end(signal.SIGTERM)
         assert token.decode() not in out + errors
         assert "HOLDFAST_TOKEN" not in errors
-    with Coordinator("--endpoint=0.0.0.0:0") as coordinator:  # For everybody, and without one.
+        assert "made" not in errors
+
+
+def test_one_that_is_open_to_everybody_says_so() -> None:
+    with Coordinator(EVERYWHERE, "--rdzv-conf=auth=none") as coordinator:
+        RawClient(coordinator.port).shake_hands().socket.close()
         _, errors = coordinator.end(signal.SIGTERM)
-        assert errors.count("HOLDFAST_TOKEN_FILE") == 1
+    assert errors.count("auth=none") == 1
 
 
 @pytest.mark.parametrize("found", ["127.0.0.1", "192.0.2.1", "", "never"])
@@ -87,8 +98,8 @@ def test_a_name_that_is_not_this_machines_is_warned_of(
 
 
 def test_it_serves_before_it_knows_whose_name_it_was_given() -> None:
-    with Coordinator("--endpoint=192.0.2.1:0") as coordinator:
-        RawClient(coordinator.port).shake_hands().socket.close()
+    with Coordinator("--endpoint=192.0.2.1:0", HOLDFAST_TOKEN=SECRET) as coordinator:
+        RawClient(coordinator.port, token=SECRET.encode()).shake_hands().socket.close()
         _, errors = coordinator.end(signal.SIGTERM)
         assert "--endpoint: 192.0.2.1" in errors
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from serving import LIMIT_S, Served, serving, soon
 
-from certificates import make_ca
+from certificates import make_ca, make_certificate
 from holdfast import console
 from holdfast.coordinator import agent_connection, connect
 from holdfast.coordinator.agent_connection import (
@@ -274,13 +274,20 @@ def test_a_node_whose_job_is_over_does_not_take_over(port: int) -> None:
         assert not second.hosting
 
 
-def test_only_a_coordinator_for_everybody_without_a_token_is_warned_of_and_once(
-    monkeypatch: pytest.MonkeyPatch,
+def test_only_a_coordinator_that_asks_nobody_for_anything_is_warned_of_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     warnings: list[str] = []
     monkeypatch.setattr("holdfast.console.warning", warnings.append)
     monkeypatch.setattr(agent_connection, "_warned", threading.Event())
-    with started(one_node()), started(one_node(host="0.0.0.0", token=b"x")):
+    ca = make_ca(tmp_path)
+    pair = make_certificate(ca, "head")
+    certified = TlsFiles(cert=pair.cert, key=pair.key, ca=ca.cert)
+    with (
+        started(one_node()),
+        started(one_node(host="0.0.0.0", token=b"x")),
+        started(one_node(host="0.0.0.0", tls=certified)),
+    ):
         assert warnings == []
     for _ in range(2):
         with started(one_node(host="0.0.0.0")):

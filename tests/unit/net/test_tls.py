@@ -61,7 +61,6 @@ def link(
     name: str = "localhost",
     client: Pair | None = None,
     server_ca: Pair | None = None,
-    check_hostname: bool = True,
 ) -> Link:
     return Link(
         server_context(server.cert, server.key, server_ca.cert if server_ca else None),
@@ -69,7 +68,6 @@ def link(
             ca.cert if ca else None,
             client.cert if client else None,
             client.key if client else None,
-            check_hostname=check_hostname,
         ),
         name,
     )
@@ -99,9 +97,6 @@ def test_a_server_that_is_not_trusted_or_has_another_name(
         why = failure(link(ca, server, name=name))
         assert name in why
         assert "tls_server_name" in why
-    # Only the check of the name can be switched off.
-    link(ca, server, name="elsewhere.example.org", check_hostname=False).shake()
-    assert "tls_ca" in failure(link(other_ca, server, check_hostname=False))
 
 
 def test_a_server_with_an_authority_requires_certificates(
@@ -171,10 +166,10 @@ def test_files_of_no_use_are_named_with_their_settings(
 
 
 def test_one_set_of_files_serves_both_sides(ca: Pair, server: Pair) -> None:
-    files = TlsFiles(cert=server.cert, key=server.key, ca=ca.cert, check_hostname=False)
+    files = TlsFiles(cert=server.cert, key=server.key, ca=ca.cert)
     assert files.can_serve
     assert files.for_server().verify_mode == ssl.CERT_REQUIRED
-    assert not files.for_client().check_hostname
+    assert files.for_client().check_hostname
     only_ca = TlsFiles(ca=ca.cert)
     assert not only_ca.can_serve
     assert only_ca.for_client().verify_mode == ssl.CERT_REQUIRED

@@ -1,18 +1,34 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
-from holdfast.net.token import TOKEN_BYTES_MAX, load_token
+from holdfast.net import token as token_module
+from holdfast.net.token import TOKEN_BYTES_MAX, choose_token, load_token, make_token, own_token
 from holdfast.wire.handshake import SERVER, prove
+from other_users import STRANGER, as_user
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 SECRET = "a-token-that-nobody-may-see"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home without a token, which is the user's own."""
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    return home
 
 
 def written(path: Path, data: bytes, mode: int = 0o600) -> str:
@@ -32,13 +48,14 @@ def refused(environ: dict[str, str], token_file: str | None = None) -> HoldfastE
 
 def test_the_more_particular_setting_counts(tmp_path: Path) -> None:
     one = written(tmp_path / "one", f"\n{SECRET}\r\n".encode())
-    two = written(tmp_path / "two", b"two", mode=0o400)
-    everything = {"HOLDFAST_TOKEN_FILE": two, "HOLDFAST_TOKEN": " three\n"}
+    two = written(tmp_path / "two", b"the second of them", mode=0o400)
+    everything = {"HOLDFAST_TOKEN_FILE": two, "HOLDFAST_TOKEN": " the third of them\n"}
     assert load_token(everything, one) == SECRET.encode()
-    assert load_token(everything) == b"two"
+    assert load_token(everything) == b"the second of them"
     del everything["HOLDFAST_TOKEN_FILE"]
-    assert load_token(everything) == b"three"
-    assert load_token({"HOLDFAST_TOKEN": os.fsdecode(b"\xff\xfe-bytes")}) == b"\xff\xfe-bytes"
+    assert load_token(everything) == b"the third of them"
+    odd = b"\xff\xfe-bytes-of-any-kind"
+    assert load_token({"HOLDFAST_TOKEN": os.fsdecode(odd)}) == odd
     assert load_token({"PATH": "/bin"}) is None
 
 
@@ -48,7 +65,7 @@ def test_one_that_is_set_and_cannot_be_used_never_falls_through(tmp_path: Path) 
     for path in ("", "a\0b", f"{tmp_path}/none", str(tmp_path), f"{tmp_path}/pipe"):
         assert "token_file" in str(refused(good, path))
         assert "HOLDFAST_TOKEN_FILE" in str(refused({**good, "HOLDFAST_TOKEN_FILE": path}))
-    for text in ("", " ", "\n\t ", "x" * (TOKEN_BYTES_MAX + 1)):
+    for text in ("", " ", "\n\t ", "hunter2", "x" * (TOKEN_BYTES_MAX + 1)):
         path = written(tmp_path / "token", text.encode())
         assert path in str(refused(good, path))
         assert isinstance(refused({"HOLDFAST_TOKEN": text}), UsageError)
@@ -56,12 +73,176 @@ def test_one_that_is_set_and_cannot_be_used_never_falls_through(tmp_path: Path) 
     assert load_token({}, longest) == b"x" * TOKEN_BYTES_MAX
 
 
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])
-def test_a_file_that_others_may_open_is_refused(tmp_path: Path, mode: int) -> None:
-    path = written(tmp_path / "token", SECRET.encode(), mode)
-    error = refused({}, path)
-    assert isinstance(error, EnvironmentProblem)
-    assert f"{mode:04o}" in str(error)
+def test_a_token_that_may_be_guessed_is_warned_of_where_strangers_can_try(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load_token({"HOLDFAST_TOKEN": "x" * 16})
+    load_token({"HOLDFAST_TOKEN": "x" * 15}, certified=True)
+    assert not caplog.records
+    load_token({"HOLDFAST_TOKEN": "correct-horse"})
+    (line,) = caplog.messages
+    assert "HOLDFAST_TOKEN" in line
+    assert "correct-horse" not in line
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder that other users can get to."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("owner", "modes", "to_root", "to_stranger"),
+    [
+        (0, (0o400, 0o600), "taken", "cannot be read"),
+        (0, (0o440, 0o640), "taken", "taken"),  # As Kubernetes makes volumes of secrets.
+        (0, (0o460, 0o444, 0o644, 0o660), "open to other users", "open to other users"),
+        (STRANGER, (0o400, 0o600), "another user", "taken"),
+        (STRANGER, (0o440, 0o604, 0o601, 0o620), "another user", "open to other users"),
+    ],
+)
+def test_a_file_is_taken_if_only_the_user_and_those_whom_root_lets_read_know_it(
+    public: Path, owner: int, modes: tuple[int, ...], to_root: str, to_stranger: str
+) -> None:
+    path = written(public / "token", SECRET.encode())
+    os.chown(path, owner, STRANGER)
+
+    def load() -> str:
+        try:
+            return "taken" if load_token({}, path) == SECRET.encode() else "misread"
+        except EnvironmentProblem as error:
+            return str(error)
+
+    for mode in modes:
+        os.chmod(path, mode)
+        assert to_root in load()
+        assert to_stranger in as_user(STRANGER, load)
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "::1", "a.localhost"])
+def test_an_endpoint_that_names_loopback_needs_no_token_and_makes_none(
+    home: Path, host: str
+) -> None:
+    assert choose_token(host, {}) is None
+    assert not os.listdir(home)
+    assert choose_token(host, {"HOLDFAST_TOKEN": SECRET}) == SECRET.encode()
+    assert choose_token(host, {}, auth="token") == own_token()
+
+
+@pytest.mark.parametrize("host", [os.uname().nodename, "0.0.0.0", "::", "10.77.0.1", "node0"])
+def test_any_other_endpoint_has_the_users_own_token_which_is_made(
+    home: Path, host: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the text alone: a host whose own name is loopback to itself must not differ from others."""
+    caplog.set_level("INFO", "holdfast")
+    old = os.umask(0)
+    try:
+        token = choose_token(host, {})
+    finally:
+        os.umask(old)
+    path = home / ".holdfast" / "token"
+    assert token is not None
+    assert path.read_bytes() == token + b"\n"
+    assert len(bytes.fromhex(token.decode())) == 32
+    assert [one.stat().st_mode & 0o777 for one in (path.parent, path)] == [0o700, 0o600]
+    assert os.listdir(path.parent) == ["token"]
+    (line,) = caplog.messages
+    assert str(path) in line
+    assert token.decode() not in line
+    assert choose_token(host, {}) == token
+    assert choose_token(host, {"HOLDFAST_TOKEN": SECRET}) == SECRET.encode()
+    assert len(caplog.messages) == 1
+
+
+def test_certificates_of_both_sides_are_enough(home: Path) -> None:
+    assert choose_token("node0", {}, certified=True) is None
+    assert not os.listdir(home)
+    assert choose_token("node0", {}, certified=True, auth="token") == own_token()
+
+
+def test_no_token_is_used_if_that_is_said_and_none_is_set(home: Path, tmp_path: Path) -> None:
+    own_token()
+    assert choose_token("node0", {}, auth="none") is None
+    file = written(tmp_path / "token", SECRET.encode())
+    for environ, token_file in (
+        ({"HOLDFAST_TOKEN": SECRET}, None),
+        ({"HOLDFAST_TOKEN_FILE": file}, None),
+        ({}, file),
+    ):
+        with pytest.raises(UsageError, match="auth=none") as raised:
+            choose_token("node0", environ, token_file=token_file, auth="none")
+        assert next(iter(environ), "token_file") in str(raised.value)
+
+
+RACE = """
+import sys
+from holdfast.net.token import own_token
+sys.stdin.read()
+print(own_token().decode())
+"""
+
+
+def test_all_who_start_at_once_with_one_home_have_one_token(home: Path) -> None:
+    command = [sys.executable, "-c", RACE]
+    pipe = subprocess.PIPE
+    nodes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) for _ in range(8)]
+    for one in nodes:
+        assert one.stdin is not None
+        one.stdin.close()
+        one.stdin = None
+    tokens, errors = zip(*(one.communicate() for one in nodes), strict=True)
+    assert len(set(tokens)) == 1
+    assert len(tokens[0]) == 65
+    assert sum(b"made " in one for one in errors) == 1  # And it is said once.
+    assert os.listdir(home / ".holdfast") == ["token"]
+
+
+def test_one_who_is_later_than_it_seemed_takes_what_is_there(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = own_token()
+    monkeypatch.setattr("os.path.lexists", lambda _: False)  # As it was a moment ago.
+    assert own_token() == first
+
+
+def test_a_new_one_takes_the_place_of_the_old(home: Path) -> None:
+    first = own_token()
+    assert make_token(token_module.own_path(), anew=True)
+    assert own_token() != first
+    assert os.listdir(home / ".holdfast") == ["token"]
+
+
+@pytest.mark.parametrize("lacking", ["home", "right", "links"])
+def test_where_none_can_be_made_the_setting_to_use_is_named(
+    home: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if lacking == "home":
+        monkeypatch.setenv("HOME", str(home / "none"))
+    elif lacking == "right":
+        written(home / ".holdfast", b"")
+    else:
+
+        def link(*_: object) -> None:
+            raise OSError(95, "Operation not supported")
+
+        monkeypatch.setattr("os.link", link)
+    with pytest.raises(EnvironmentProblem) as raised:
+        own_token()
+    line = str(raised.value)
+    for part in (".holdfast/token", "HOLDFAST_TOKEN_FILE", "token_file", "auth=none"):
+        assert part in line
+    left = home / ".holdfast"
+    assert not left.is_dir() or not os.listdir(left)
+
+
+def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    said = as_user(STRANGER, lambda: str(own_token()))
+    assert said.startswith("EnvironmentProblem")
+    assert "HOLDFAST_TOKEN_FILE" in said
 
 
 def proof(**changed: object) -> bytes:

@@ -151,6 +151,33 @@ def test_unknown_and_unused_keys_are_warned_about_once(caplog: pytest.LogCapture
     assert not caplog.messages
 
 
+@pytest.mark.parametrize("key", ["tls_cacert", "tls_verify", "token", "tokens_file", "authn"])
+@pytest.mark.parametrize("backend", ["c10d", "static", "file", "etcd"])
+def test_protection_that_was_asked_for_and_is_not_there_is_an_error(key: str, backend: str) -> None:
+    with pytest.raises(UsageError, match=key):
+        parse(backend, **{key: "1"})
+
+
+@pytest.mark.parametrize("backend", ["file", "etcd", "c10d"])
+@pytest.mark.parametrize("setting", ["HOLDFAST_TOKEN", "HOLDFAST_TOKEN_FILE", "token_file", "auth"])
+def test_a_token_that_nobody_asks_for_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, backend: str, setting: str
+) -> None:
+    given = {}
+    if setting.isupper():
+        monkeypatch.setenv(setting, "of-no-use-here")
+    else:
+        given[setting] = "none"
+    parse("static", rank=0, **given)
+    assert not caplog.messages
+    params = RendezvousParameters(backend, "folder", "job", 1, 4, **given)
+    config.parse(params, shares_state=backend != "etcd")
+    (line,) = caplog.messages
+    assert setting in line
+    assert "file" in line or "etcd" in line
+    assert "of-no-use-here" not in line
+
+
 @pytest.mark.parametrize("key", ["close_timeout", "heartbeat_timeout"])
 def test_keys_that_only_a_shared_state_has_a_use_for(
     caplog: pytest.LogCaptureFixture, key: str

@@ -163,7 +163,7 @@ class Keeper:
             pid = os.posix_spawn(
                 argv[0],
                 list(argv),
-                os.environ,
+                inherited_environment(),  # Workers can read what is in their keeper's.
                 # In this order: where our own streams are closed, the two may be in their places.
                 file_actions=[*_moved_to(its.fileno(), 3, payload_fd, 4), *file_actions],
                 setsid=True,
@@ -426,7 +426,7 @@ def working_directory() -> str:
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return what workers inherit: all but the secrets of agents and of the coordinator."""
+    """Return what keepers and workers inherit: all but the secrets of agents."""
     return {name: value for name, value in os.environ.items() if name not in AGENT_SECRETS}
 
 
