@@ -1,9 +1,8 @@
 """Admission: connections that never finish their handshake do no harm to the others.
 
-At most `HALF_OPEN_MAX` connections may be in their handshake. When one more comes, the oldest has
-to go, but not before it had `HALF_OPEN_MIN_S`: until then, or until another is done, nothing more
-is accepted, and newcomers wait in the kernel's queue. So a thousand agents that come at once are
-all served, and thousands of connections that stay silent delay an honest one by no more than that.
+At most `HALF_OPEN_MAX` connections may be in their handshake; `net.half_open` says who has to go
+when one more comes. If nobody had its time yet, nothing more is accepted until somebody had, or is
+done, and newcomers wait in the kernel's queue.
 
 asyncio's own way to accept takes as many connections in one go as the queue may hold, before it
 reads from any of them; that is why it is not used here.
@@ -13,20 +12,26 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
+from functools import partial
 from typing import TYPE_CHECKING
 
-from holdfast.net import addresses
+from holdfast.net import addresses, listening
+from holdfast.net.half_open import HalfOpen
 from holdfast.net.peer_user import user_of
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from holdfast.coordinator.server_connection import ServerConnection
 
 HALF_OPEN_MAX = 1024
 HALF_OPEN_MIN_S = 1.0
+CROWD_MIN_S = 0.05
+"""The same for one of an address that has most places, if it comes with its first message. It is more
+where there are more places, as long as a whole queue of such is through within `HALF_OPEN_MIN_S`."""
 HANDSHAKE_S = 10.0
+FIRST_BYTES = 8  # The shortest first message, of TLS too, is longer.
 ACCEPTED_AT_ONCE_MAX = 64  # Then it is the turn of those who are connected already.
 NO_DESCRIPTOR_S = 0.2  # The pause when this process has no descriptor left.
 
@@ -48,36 +53,35 @@ class Acceptor:
         self._listener = listener
         self._make_peer = make_peer
         self._on_error = on_error
-        self._half_open_max = half_open_max
         self._handshake_s = handshake_s
-        self._half_open: dict[ServerConnection, float] = {}  # Since when, the oldest first.
+        self._half_open = HalfOpen(half_open_max, HALF_OPEN_MIN_S, _crowd_min_s(half_open_max))
         self._tasks: set[asyncio.Task[object]] = set()
         self._loop = asyncio.get_running_loop()
         self._resume: asyncio.TimerHandle | None = None
         self._full = False
         self._open = True
+        listening.defer_accept(listener, handshake_s)
         self._loop.add_reader(listener, self._accept)
 
     def __len__(self) -> int:
-        return len(self._half_open)
+        return len(self._half_open.since)
 
     def finished(self, peer: ServerConnection) -> None:
         """Note that a handshake is done, or its connection gone: there is room for another."""
-        if self._half_open.pop(peer, None) is not None and self._full:
+        if self._half_open.remove(peer) and self._full:
             self._resume_now()
 
     def sweep(self, now: float) -> None:
         """Close connections whose time for the handshake is over."""
-        while self._half_open:
-            peer, since = next(iter(self._half_open.items()))
-            if now - since < self._handshake_s:
-                return
-            del self._half_open[peer]
+        while (deadline := self.next_deadline()) is not None and now >= deadline:
+            peer = next(iter(self._half_open.since))
+            self._half_open.remove(peer)
             peer.reject(f"no handshake within {self._handshake_s:g} s")
 
     def next_deadline(self) -> float | None:
         """Return when `sweep` is wanted next."""
-        return next(iter(self._half_open.values())) + self._handshake_s if self._half_open else None
+        since = next(iter(self._half_open.since.values()), None)
+        return None if since is None else since + self._handshake_s
 
     def close(self) -> None:
         """Stop accepting, and close the listening socket."""
@@ -91,11 +95,12 @@ class Acceptor:
         for task in self._tasks:
             task.cancel()
 
-    def spawn(self, work: asyncio._CoroutineLike[object]) -> None:
+    def spawn(self, work: asyncio._CoroutineLike[object]) -> asyncio.Task[object]:
         """Run a task for as long as connections are accepted."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     def _accept(self) -> None:
         now = self._loop.time()
@@ -120,8 +125,9 @@ class Acceptor:
                 continue
             peer = self._make_peer(addresses.unmapped(str(where[0])), here)
             peer.user = user_of(connection)
-            self._half_open[peer] = now
-            self.spawn(self._connect(peer, connection))
+            self._half_open.add(peer, peer.address, now, silent=_is_silent(connection))
+            task = self.spawn(self._connect(peer, connection))
+            task.add_done_callback(partial(_close_if_cancelled, connection))
 
     async def _connect(self, peer: ServerConnection, connection: socket.socket) -> None:
         try:
@@ -133,15 +139,16 @@ class Acceptor:
                 raise
 
     def _has_room(self, now: float) -> bool:
-        if len(self._half_open) < self._half_open_max:
+        half_open = self._half_open
+        if not half_open.is_full:
             return True
-        oldest, since = next(iter(self._half_open.items()))
-        if now - since < HALF_OPEN_MIN_S:
+        peer, at = half_open.next_to_go()
+        if now < at:
             self._full = True
-            self._pause(since + HALF_OPEN_MIN_S - now)
+            self._pause(at - now)
             return False
-        del self._half_open[oldest]
-        oldest.reject("unfinished handshake, and others want to connect")
+        half_open.remove(peer)
+        peer.reject("unfinished handshake, and others want to connect")
         return True
 
     def _pause(self, delay_s: float) -> None:
@@ -155,3 +162,21 @@ class Acceptor:
         self._full = False
         if self._open:
             self._loop.add_reader(self._listener, self._accept)
+
+
+def _crowd_min_s(places: int) -> float:
+    return max(CROWD_MIN_S, HALF_OPEN_MIN_S * places / listening.BACKLOG)
+
+
+def _close_if_cancelled(connection: socket.socket, task: asyncio.Task[object]) -> None:
+    """Close what a task that never began cannot close."""
+    if task.cancelled():
+        connection.close()
+
+
+def _is_silent(connection: socket.socket) -> bool:
+    """Whether a connection came without its first message; `defer_accept` has waited for that."""
+    try:
+        return len(connection.recv(FIRST_BYTES, socket.MSG_PEEK)) < FIRST_BYTES
+    except OSError:
+        return True

@@ -2,9 +2,9 @@
 
 A client may be anybody and gets no more of this process than is written here. A request has
 `HEAD_BYTES_MAX` and the server's limit for its body, and `EXCHANGE_S` to arrive; a response has the
-same time to be taken. When one more client comes than there may be, the oldest that is not being
-answered has to go. One thread does all reading and writing and never waits for a single client, so
-a slow or confused one does not hold up the others.
+same time to be taken. When one more client comes than there may be, one that is not being answered
+has to go, the oldest of the address that has most of them (`half_open`). One thread does all reading
+and writing and never waits for a single client, so a slow or confused one does not hold up the others.
 
 `respond` is called in that thread and must not block, unless the server was made with `in_threads`:
 then each call has a thread of its own.
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses, listening
+from holdfast.net.half_open import HalfOpen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,7 +127,8 @@ class HttpServer:
         self._in_threads = in_threads
         self._admit = admit
         self._blamed = False
-        self._exchanges: dict[int, _Exchange] = {}  # By descriptor, the oldest first.
+        self._exchanges: dict[int, _Exchange] = {}  # By descriptor.
+        self._unanswered = HalfOpen(connections_max)  # All but those a thread works on.
         self._accept_at: float | None = None
         self._answered: deque[tuple[_Exchange, bytes]] = deque()  # By threads of `in_threads`.
         self._finish_by: float | None = None  # Set when the server is to end.
@@ -220,7 +222,7 @@ class HttpServer:
     def _accept(self, now: float) -> None:
         """Accept one, so that those who are here have their turn before the next."""
         try:
-            client, _ = self._listener.accept()
+            client, where = self._listener.accept()
         except OSError as problem:
             if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 self._accept_at = now + NO_DESCRIPTOR_S
@@ -230,15 +232,15 @@ class HttpServer:
             client.close()
             return
         client.setblocking(False)  # noqa: FBT003 (the name says it)
-        exchange = _Exchange(client, now + EXCHANGE_S)
-        if len(self._exchanges) >= self._connections_max:
-            idle = (one for one in self._exchanges.values() if one.deadline is not None)
-            oldest = next(idle, None)
-            if oldest is not None:
-                self._end(oldest)
+        address = where[0] if isinstance(where, tuple) else ""  # A socket file's clients have none.
+        exchange = _Exchange(client, address, now + EXCHANGE_S)
+        if len(self._exchanges) >= self._connections_max and self._unanswered.since:
+            oldest, _ = self._unanswered.next_to_go()
+            self._end(oldest)
         # That one may have been one too many itself, so it need not have made room.
         full = len(self._exchanges) >= self._connections_max
         self._exchanges[client.fileno()] = exchange
+        self._unanswered.add(exchange, exchange.address, now)
         self._poll.register(client, select.POLLIN)
         if full:
             self._start_sending(exchange, _failure(503))
@@ -294,6 +296,7 @@ class HttpServer:
             self._wake_up()
 
         exchange.deadline = None  # However long it takes.
+        self._unanswered.remove(exchange)
         self._poll.unregister(exchange.socket)
         thread = threading.Thread(target=answer, name=self._thread.name, daemon=True)
         try:
@@ -314,10 +317,12 @@ class HttpServer:
         return _encode(response, with_content=request.method != "HEAD")
 
     def _start_sending(self, exchange: _Exchange, response: bytes) -> None:
+        now = time.monotonic()
         if exchange.deadline is None:
             self._poll.register(exchange.socket, 0)
+            self._unanswered.add(exchange, exchange.address, now)
         exchange.unsent = memoryview(response)
-        exchange.deadline = time.monotonic() + EXCHANGE_S
+        exchange.deadline = now + EXCHANGE_S
         try:
             self._send(exchange)
         except OSError:
@@ -339,6 +344,7 @@ class HttpServer:
 
     def _end(self, exchange: _Exchange) -> None:
         del self._exchanges[exchange.socket.fileno()]
+        self._unanswered.remove(exchange)
         if exchange.deadline is not None:
             self._poll.unregister(exchange.socket)
         _close(exchange.socket)
@@ -353,10 +359,11 @@ class HttpServer:
 class _Exchange:
     """One connection: its request is read, then the response is sent, then it is closed."""
 
-    __slots__ = ("deadline", "received", "socket", "unsent")
+    __slots__ = ("address", "deadline", "received", "socket", "unsent")
 
-    def __init__(self, client: socket.socket, deadline: float) -> None:
+    def __init__(self, client: socket.socket, address: str, deadline: float) -> None:
         self.socket = client
+        self.address = address
         self.deadline: float | None = deadline
         """None while a thread works on the response."""
         self.received = bytearray()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from holdfast.coordinator.connect import ClientConnection, CoordinatorConnector
@@ -40,8 +40,13 @@ class Served:
     async def client(self) -> Client:
         return Client(await self.connector.connect())
 
-    def silent(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port))
+    def stranger(self, source: str = "127.0.0.1") -> socket.socket:
+        """Return a connection that says one byte; of one that says none the server learns nothing."""
+        connected = socket.create_connection(
+            ("127.0.0.1", self.port), LIMIT_S, source_address=(source, 0)
+        )
+        connected.sendall(b"\0")
+        return connected
 
 
 class Client:
@@ -78,6 +83,35 @@ def status(node: str, *, nodes: int = 1, seq: int = 1, **changes: Any) -> Status
         "settings": JobSettings(min_nodes=nodes, max_nodes=nodes),
     }
     return Status(seq=seq, **(given | changes))
+
+
+@asynccontextmanager
+async def flood(served: Served, connections: int) -> AsyncIterator[None]:
+    """Keep up so many connections from another address that say one byte and no more."""
+    opened = 0
+
+    async def keep_up() -> None:
+        nonlocal opened
+        while True:
+            with suppress(OSError):
+                reader, writer = await asyncio.open_connection(
+                    "127.0.0.1", served.port, local_addr=("127.0.0.2", 0)
+                )
+                opened += 1
+                try:
+                    writer.write(b"\0")
+                    await reader.read()
+                finally:
+                    writer.close()
+
+    strangers = [asyncio.create_task(keep_up()) for _ in range(connections)]
+    try:
+        await soon(lambda: opened >= connections)
+        yield
+    finally:
+        for stranger in strangers:
+            stranger.cancel()
+        await asyncio.wait(strangers)
 
 
 @asynccontextmanager

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from serving import LIMIT_S, Client, Served, serving, soon, status
+from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import admission, job_status, server, server_connection
@@ -22,6 +23,7 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
+from holdfast.net import listening
 from holdfast.net.tls import TlsFiles
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
@@ -275,7 +277,7 @@ async def test_handshakes_have_a_time_limit_and_silent_connections_too(
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
     async with serving(handshake_s=0.2) as served:
-        with served.silent():
+        with served.stranger():
             await soon(lambda: bool(served.warnings))
             await soon(lambda: served.server.connections == 0)
         client = await served.client()
@@ -287,15 +289,51 @@ async def test_handshakes_have_a_time_limit_and_silent_connections_too(
 async def test_the_oldest_unfinished_handshakes_give_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "HALF_OPEN_MIN_S", 0.02)
     async with serving(half_open_max=10) as served:
-        silent = [served.silent() for _ in range(30)]
-        try:
+        with ExitStack() as strangers:
+            for number in range(30):
+                strangers.enter_context(served.stranger(f"127.0.0.{2 + number % 8}"))
             client = await served.client()  # It has to wait in the queue, and is served.
             client.send(status("a"))
             assert isinstance(await client.next(), View)
             assert served.server.connections <= 11
-        finally:
-            for one in silent:
-                one.close()
+
+
+@in_loop
+async def test_a_flood_from_one_address_keeps_nobody_out() -> None:
+    """A connection may keep its place for a second, and there are 8 places: behind 320 of them an
+    honest agent would have to wait for 40 s, and gives up after 10.
+    """
+    token = b"known to the honest alone"
+    async with serving(half_open_max=8, token=token) as served, flood(served, 320):
+        connector = CoordinatorConnector("127.0.0.1", served.port, token=token)
+        for node in "abc":
+            client = Client(await connector.connect())
+            client.send(status(node, nodes=3))
+            assert isinstance(await client.next(), View)
+
+
+@in_loop
+async def test_many_agents_behind_one_address_displace_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(admission, "CROWD_MIN_S", LIMIT_S)
+    async with serving(half_open_max=8) as served:
+        clients = await asyncio.gather(*(served.client() for _ in range(256)))
+        assert all(client.connection.is_open for client in clients)
+        assert not served.warnings
+
+
+@in_loop
+async def test_who_says_nothing_is_not_even_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cookies").write_text("1\n")
+    monkeypatch.setattr(listening, "COOKIES", tmp_path / "cookies")
+    async with serving() as served:
+        with socket.create_connection(("127.0.0.1", served.port), LIMIT_S):
+            for _ in range(3):
+                await served.client()
+            assert served.server.connections == 3
 
 
 @in_loop
@@ -426,7 +464,7 @@ async def test_tls_connections_that_end_in_the_handshake_are_forgotten(tmp_path:
     head = make_certificate(ca, "head")
     context = TlsFiles(cert=head.cert, key=head.key).for_server()
     async with serving(tls=context) as served:
-        gone = served.silent()
+        gone = served.stranger()
         await soon(lambda: served.server.connections == 1)
         gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         gone.close()  # A reset.
@@ -440,7 +478,7 @@ async def test_tls_connections_that_end_in_the_handshake_are_forgotten(tmp_path:
         for number in range(3):
             client.send(StatusRequest(id=number))
             assert (await client.next()).id == number
-        with served.silent():
+        with served.stranger():
             await soon(lambda: served.server.connections == 2)
             (silent,) = [one for one in served.server._peers if not one.is_open]
             # From then on asyncio tells its own part of TLS what happens, and not the peer.

@@ -35,8 +35,8 @@ def respond(request: HttpRequest) -> HttpResponse:
     return HttpResponse(404, "text/plain", b"not here\n")
 
 
-def serve(host: str = "127.0.0.1", port: int = 0) -> HttpServer:
-    return HttpServer(listen_tcp(host, port, name="test"), respond, name="test")
+def serve(host: str = "127.0.0.1", port: int = 0, **limits: int) -> HttpServer:
+    return HttpServer(listen_tcp(host, port, name="test"), respond, name="test", **limits)
 
 
 @pytest.fixture
@@ -161,6 +161,25 @@ def test_silent_clients_make_room_for_others(
     assert silent[0].recv(1) == b""  # The oldest had to go.
     for one in silent:
         one.close()
+
+
+def test_who_comes_in_crowds_displaces_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "EXCHANGE_S", 1000.0)
+    server = serve("127.0.0.1", 0, connections_max=4)
+    where = ("127.0.0.1", server.port)
+    with ExitStack() as clients:
+        slow = clients.enter_context(connect(server))
+        slow.sendall(b"GET /figures HTTP/1.1\r\n")
+        crowd = [
+            clients.enter_context(
+                socket.create_connection(where, PATIENCE_S, source_address=("127.0.0.2", 0))
+            )
+            for _ in range(12)
+        ]
+        assert crowd[8].recv(1) == b""  # Of the last ones three are left.
+        slow.sendall(b"\r\n")
+        assert rest(slow).startswith(b"HTTP/1.1 200")
+    server.close()
 
 
 def test_an_exchange_has_its_time(server: HttpServer, monkeypatch: pytest.MonkeyPatch) -> None:

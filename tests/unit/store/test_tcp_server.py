@@ -50,8 +50,9 @@ PING, PONG = op(13, b"ping"), b"ping"
 class Client:
     """One end of a connection."""
 
-    def __init__(self, port: int, *, greets: bool = True) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    def __init__(self, port: int, *, greets: bool = True, source: str = "127.0.0.1") -> None:
+        where = ("127.0.0.1", port)
+        self.socket = socket.create_connection(where, PATIENCE_S, source_address=(source, 0))
         if greets:
             self.send(HELLO)
 
@@ -269,19 +270,38 @@ def test_whoever_stays_silent_is_closed(monkeypatch: pytest.MonkeyPatch, client:
 
 @pytest.mark.parametrize("enough_s", [0.0, 0.1])
 def test_the_oldest_silent_one_makes_room(
-    enough_s: float, monkeypatch: pytest.MonkeyPatch, client: Client
+    enough_s: float, monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer
 ) -> None:
-    client.ask(b"", b"")
-    port = client.socket.getpeername()[1]
-    monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 2)
+    monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 4)
     monkeypatch.setattr(loop_module, "HALF_OPEN_MIN_S", enough_s)
     with ExitStack() as stack:
-        silent = [stack.enter_context(Client(port, greets=False)) for _ in range(4)]
-        late = stack.enter_context(Client(port))
+        silent = [
+            stack.enter_context(Client(server.port, greets=False, source=f"127.0.0.{number}"))
+            for number in range(2, 8)
+        ]
+        late = stack.enter_context(Client(server.port))
         late.ask(b"", b"")
         assert all(one.is_closed() for one in silent[:3])
         silent[3].send(HELLO)
         silent[3].ask(b"", b"")
+
+
+def test_silent_ones_of_one_host_make_room_for_others_at_once(
+    monkeypatch: pytest.MonkeyPatch, server: TcpStoreServer
+) -> None:
+    monkeypatch.setattr(loop_module, "HALF_OPEN_MAX", 4)
+    monkeypatch.setattr(loop_module, "HALF_OPEN_MIN_S", 1000.0)
+    with ExitStack() as stack:
+        slow = stack.enter_context(Client(server.port, greets=False))
+        silent = [
+            stack.enter_context(Client(server.port, greets=False, source="127.0.0.2"))
+            for _ in range(100)
+        ]
+        late = stack.enter_context(Client(server.port))
+        late.ask(b"", b"")
+        assert all(one.is_closed() for one in silent[:97])
+        slow.send(HELLO)
+        slow.ask(b"", b"")
 
 
 def test_the_number_of_connections_has_a_limit(

@@ -16,6 +16,7 @@ import time
 from struct import Struct
 
 from holdfast import console
+from holdfast.net.half_open import HalfOpen
 from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
 from holdfast.net.peer_user import NOBODY, is_own_user, user_of
 from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected
@@ -42,7 +43,7 @@ CONNECTIONS_MAX = 65_536
 DESCRIPTORS_LEFT = 256  # Left for the rest of this process, but not more than half.
 VALIDATE_S = 30.0
 HALF_OPEN_MAX = 1024  # Connections that have not sent VALIDATE yet.
-HALF_OPEN_MIN_S = 1.0  # How long each of them has before it is closed for another.
+HALF_OPEN_MIN_S = 1.0  # How long each of them has, unless they are most and from one host.
 PROMISE_S = 1.0  # A queue reserves a value for a woken client for 1 to 2 times this.
 NO_ROOM_S = 0.2  # The pause in accepting when no descriptor is left.
 WARNINGS_MAX = 10
@@ -174,11 +175,11 @@ class ClientConnection:
     """One client: its socket, what it has sent, and what it has not read yet."""
 
     __slots__ = (
-        "address", "descriptor", "is_idle", "number", "receive", "requests", "send", "since",
-        "socket", "unfinished", "unsent",
+        "address", "descriptor", "is_idle", "number", "receive", "requests", "send", "socket",
+        "unfinished", "unsent",
     )  # fmt: skip
 
-    def __init__(self, number: int, peer: socket.socket, address: object, now: float) -> None:
+    def __init__(self, number: int, peer: socket.socket, address: object) -> None:
         self.number = number
         self.socket = peer
         self.descriptor = peer.fileno()
@@ -188,7 +189,6 @@ class ClientConnection:
         self.requests = Requests()
         self.is_idle = False
         """Whether its next byte begins a request, and it has read all responses so far."""
-        self.since = now
         self.unfinished = 0
         self.unsent = bytearray()
 
@@ -220,7 +220,7 @@ class ServingLoop:
         self._epoll = epoll
         self._wake = wake
         self._space = KeySpace(BYTES_MAX)
-        self._half_open: dict[ClientConnection, None] = {}  # The oldest first.
+        self._half_open = HalfOpen(HALF_OPEN_MAX, HALF_OPEN_MIN_S)
         self._again: dict[ClientConnection, None] = {}  # Those that yielded with more to do.
         self._accept_at: float | None = None  # When to accept again, while paused.
         self._promises_at: float | None = None  # When to end old promises, if there are any.
@@ -268,7 +268,7 @@ class ServingLoop:
                 self._accept()
             timeout = -1.0
             if (
-                self._half_open
+                self._half_open.since
                 or self._again
                 or self._accept_at is not None
                 or self._promises_at is not None
@@ -353,8 +353,8 @@ class ServingLoop:
             connection.unfinished = requests.unfinished_bytes
             self._check_limit()
         connection.is_idle = requests.idle and not connection.unsent
-        if requests.validated and connection in self._half_open:
-            del self._half_open[connection]
+        if requests.validated and connection in self._half_open.since:
+            self._half_open.remove(connection)
             self._resume_accepting()
 
     def _send_woken(self, connection: ClientConnection | None, responses: list[bytes]) -> None:
@@ -433,7 +433,7 @@ class ServingLoop:
     def _shut(self, connection: ClientConnection) -> None:
         del self.connections[connection.number]
         del self._by_descriptor[connection.descriptor]
-        self._half_open.pop(connection, None)
+        self._half_open.remove(connection)
         self._again.pop(connection, None)
         self._buffered_bytes -= connection.buffered_bytes()
         # Otherwise a copy in a process that was forked just now would keep it registered.
@@ -449,15 +449,15 @@ class ServingLoop:
         until = self._accept_at
         if self._promises_at is not None:
             until = self._promises_at if until is None else min(until, self._promises_at)
-        if self._half_open:
-            oldest = next(iter(self._half_open)).since + VALIDATE_S
+        if self._half_open.since:
+            oldest = next(iter(self._half_open.since.values())) + VALIDATE_S
             until = oldest if until is None else min(until, oldest)
         return -1 if until is None else max(0.0, until - time.monotonic())
 
     def _check_deadlines(self, now: float) -> None:
-        while self._half_open:
-            oldest = next(iter(self._half_open))
-            if now - oldest.since < VALIDATE_S:
+        while self._half_open.since:
+            oldest, since = next(iter(self._half_open.since.items()))
+            if now - since < VALIDATE_S:
                 break
             self._disconnect(oldest, f"it sent nothing within {VALIDATE_S:g} s")
         if self._accept_at is not None and now >= self._accept_at:
@@ -501,14 +501,14 @@ class ServingLoop:
             return True
         if user != NOBODY:
             self._warn(
-                f"workers' store: refused {ClientConnection(0, peer, address, 0.0)}: it is another "
+                f"workers' store: refused {ClientConnection(0, peer, address)}: it is another "
                 f"user's (uid {user})"
             )
         return False
 
-    def _add(self, peer: socket.socket, address: object, now: float) -> None:
+    def _add(self, peer: socket.socket, address: Any, now: float) -> None:
         peer.setblocking(False)  # noqa: FBT003 (the name says it)
-        connection = ClientConnection(self._numbers, peer, address, now)
+        connection = ClientConnection(self._numbers, peer, address)
         self._numbers += 1
         if len(self.connections) >= self._connections_max:
             self._warn(
@@ -525,15 +525,15 @@ class ServingLoop:
             return
         self.connections[connection.number] = connection
         self._by_descriptor[connection.descriptor] = connection
-        if len(self._half_open) >= HALF_OPEN_MAX:
-            oldest = next(iter(self._half_open))
-            self._disconnect(oldest, "it has sent nothing yet, and others want to connect")
-        self._half_open[connection] = None
+        if self._half_open.is_full:
+            other, _ = self._half_open.next_to_go()
+            self._disconnect(other, "it has sent nothing yet, and others want to connect")
+        self._half_open.add(connection, address[0], now)
 
     def _may_accept(self, now: float) -> bool:
         """Whether there is room for one more connection, which is half open at first.
 
-        At the limit of half-open ones there is if the oldest has had its time; `_add` closes that.
+        At the limit of half-open ones there is if one of them may be closed; `_add` does that.
         """
         in_all = sum(len(loop.connections) for loop in _loops)
         if in_all >= self._connections_max:
@@ -545,11 +545,11 @@ class ServingLoop:
             )
             self._pause_accepting(now + NO_ROOM_S)
             return False
-        if len(self._half_open) < HALF_OPEN_MAX:
+        if not self._half_open.is_full:
             return True
-        oldest = next(iter(self._half_open))
-        if now - oldest.since < HALF_OPEN_MIN_S:
-            self._pause_accepting(oldest.since + HALF_OPEN_MIN_S)
+        _, at = self._half_open.next_to_go()
+        if now < at:
+            self._pause_accepting(at)
             return False
         return True
 

@@ -1,0 +1,138 @@
+"""Strangers who flood a coordinator with connections, and an honest agent who wants in.
+
+    flood.py {silent,byte,hello} CONNECTIONS ROUNDS [DESCRIPTORS [BACKLOG]]
+
+The strangers come from 127.0.0.2 and keep up so many connections: whichever is closed is opened
+again at once. They say nothing, one byte, or the first message of the handshake, and never more. The
+coordinator has a token, as many DESCRIPTORS as are given and a process of its own. Answers with one
+line of JSON: how long the honest agent took to be in, each time (null: it gave up), and how many
+connections a second the strangers opened meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+
+from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.server import CoordinatorServer
+from holdfast.net import listening
+from holdfast.wire.handshake import ClientHandshake
+
+TOKEN = b"known to the honest alone"
+STRANGERS = "127.0.0.2"
+OPENED_AT_ONCE = 64
+BUILD_UP_S = 2.0  # Then the flood is as high as it gets.
+PAUSE_S = 0.5
+NO_WAIT = struct.pack("ii", 1, 0)  # For SO_LINGER: no port is held after the end.
+COUNT = struct.Struct("<q")
+PR_SET_PDEATHSIG = 1  # No process outlives this one.
+
+
+def attack(port: int, kind: str, wanted: int, told: int) -> None:
+    """Keep up so many connections until this process is killed; tell how many were ever opened."""
+    first = {"silent": b"", "byte": b"\0", "hello": ClientHandshake(None).start()}[kind]
+    poll = select.epoll()
+    held: dict[int, socket.socket] = {}
+    opened = 0
+    while True:
+        for _ in range(min(OPENED_AT_ONCE, wanted - len(held))):
+            one = socket.socket()
+            one.setblocking(False)  # noqa: FBT003 (the name says it)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, NO_WAIT)
+            one.bind((STRANGERS, 0))
+            one.connect_ex(("127.0.0.1", port))
+            held[one.fileno()] = one
+            poll.register(one, select.EPOLLOUT)
+            opened += 1
+        for fd, events in poll.poll(0 if len(held) < wanted else 0.1):
+            if events == select.EPOLLOUT:
+                poll.modify(fd, select.EPOLLRDHUP)
+                if first:
+                    held[fd].send(first)
+            else:
+                held.pop(fd).close()
+        os.pwrite(told, COUNT.pack(opened), 0)
+
+
+def serve(listener: socket.socket, descriptors: int) -> None:
+    async def forever() -> None:
+        server = CoordinatorServer(
+            listener, silence_s=5.0, grace_s=0.2, token=TOKEN, warn=lambda _: None
+        )
+        await asyncio.Event().wait()
+        del server
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(descriptors, hard), hard))
+    asyncio.run(forever())
+
+
+async def knock(port: int, rounds: int) -> list[float | None]:
+    """Return how long an honest agent took, each time it wanted in."""
+    took: list[float | None] = []
+    for _ in range(rounds):
+        await asyncio.sleep(PAUSE_S)
+        began = time.monotonic()
+        try:
+            connection = await CoordinatorConnector("127.0.0.1", port, token=TOKEN).connect()
+        except ConnectFailed as problem:
+            sys.stderr.write(f"{problem} ({time.monotonic() - began:.1f} s)\n")
+            took.append(None)
+        else:
+            took.append(time.monotonic() - began)
+            connection.close()
+            await connection.ended
+    return took
+
+
+def fork(work: object, *args: object) -> int:
+    pid = os.fork()
+    if pid == 0:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        try:
+            work(*args)  # type: ignore[operator]
+        finally:
+            os._exit(1)
+    return pid
+
+
+def main() -> None:
+    kind, wanted, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    descriptors = int(sys.argv[4]) if len(sys.argv) > 4 else 1024
+    backlog = int(sys.argv[5]) if len(sys.argv) > 5 else listening.BACKLOG
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    listener = listening.listen([(socket.AF_INET, ("127.0.0.1", 0))], backlog)
+    port = listener.getsockname()[1]
+    told = os.memfd_create("opened")
+    children = [fork(serve, listener, descriptors)]
+    listener.close()
+    if wanted:
+        children.append(fork(attack, port, kind, wanted, told))
+    try:
+        time.sleep(BUILD_UP_S)
+        before, began = os.pread(told, COUNT.size, 0), time.monotonic()
+        took = asyncio.run(knock(port, rounds))
+        rate = 0.0
+        if wanted:
+            opened = COUNT.unpack(os.pread(told, COUNT.size, 0))[0] - COUNT.unpack(before)[0]
+            rate = opened / (time.monotonic() - began)
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    print(json.dumps({"in_s": took, "opened_per_s": round(rate)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

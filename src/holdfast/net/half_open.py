@@ -1,0 +1,101 @@
+"""Who has to go when too many connections have not yet said who they are; pure.
+
+A connection has one of a few places until its handshake or request has come. When all are taken the
+oldest goes for the next, but not before it had its time; until then others wait in the kernel's
+queue, and so a thousand honest ones that come at once are all served.
+
+One address could have all places and everybody's time this way. So where an address has more than a
+share of the places, its oldest goes for the next: at once if it came without a word, and otherwise
+after a much shorter time. A flood drives out itself. Hundreds of agents behind one address get in
+all the same: they come with their first message, and soon have the last.
+"""
+
+from __future__ import annotations
+
+import _socket
+
+from holdfast.net.peer_user import MAPPED
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+SHARE = 4  # An address may have one place in so many.
+
+
+class HalfOpen:
+    """The half-open connections of one server; they are compared, and nothing else.
+
+    Each has `min_s` before it goes for another; one of a crowd that came with a word, `crowd_min_s`.
+    """
+
+    def __init__(self, places: int, min_s: float = 0.0, crowd_min_s: float = 0.0) -> None:
+        self.since: dict[Any, float] = {}
+        """Since when each is here, the oldest first."""
+        self._places = places
+        self._min_s = min_s
+        self._crowd_min_s = crowd_min_s
+        self._groups: dict[str | bytes, _Group] = {}  # By address.
+        self._group_of: dict[Any, _Group] = {}
+        self._crowds: dict[str | bytes, _Group] = {}  # Those with more than a share.
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.since) >= self._places
+
+    def add(self, connection: Any, address: str, now: float, *, silent: bool = True) -> None:
+        source = source_of(address)
+        group = self._groups.get(source)
+        if group is None:
+            group = self._groups[source] = _Group(source)
+        (group.silent if silent else group.others)[connection] = None
+        self._group_of[connection] = group
+        self.since[connection] = now
+        if len(group) * SHARE > self._places:
+            self._crowds[source] = group
+
+    def remove(self, connection: Any) -> bool:
+        """Forget a connection that is done, or gone; return whether it was here."""
+        if self.since.pop(connection, None) is None:
+            return False
+        group = self._group_of.pop(connection)
+        group.silent.pop(connection, None)
+        group.others.pop(connection, None)
+        if len(group) * SHARE <= self._places:
+            self._crowds.pop(group.source, None)
+        if not len(group):
+            del self._groups[group.source]
+        return True
+
+    def next_to_go(self) -> tuple[Any, float]:
+        """Return who has to go for one more, and from when on."""
+        oldest, since = next(iter(self.since.items()))
+        if not self._crowds:
+            return oldest, since + self._min_s
+        crowd = max(self._crowds.values(), key=len)
+        if crowd.silent:
+            return next(iter(crowd.silent)), 0.0
+        first = next(iter(crowd.others))
+        return first, self.since[first] + self._crowd_min_s
+
+
+class _Group:
+    """The connections from one address, the oldest first."""
+
+    __slots__ = ("others", "silent", "source")
+
+    def __init__(self, source: str | bytes) -> None:
+        self.source = source
+        self.silent: dict[Any, None] = {}
+        self.others: dict[Any, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.silent) + len(self.others)
+
+
+def source_of(address: str) -> str | bytes:
+    """Return whose an address is: of IPv6 a host, or a site, has 64 bits and more to itself."""
+    if ":" not in address:
+        return address
+    packed = _socket.inet_pton(_socket.AF_INET6, address.partition("%")[0])
+    return packed if packed.startswith(MAPPED) else packed[:8]
