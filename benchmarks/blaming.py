@@ -150,7 +150,10 @@ def _short(report: dict[str, Any]) -> str:
         text = (one["message"] or one["traceback"]).strip().rpartition("\n")[2]
         return f"{one['rank']} [{one['exitcode']}{mark}] {text[:60]}"
 
-    return " | ".join(line(one) for one in [report["first"], *report["others"]])
+    candidates = report.get("first_is_one_of") or [report["first"]["rank"]]
+    return f"{candidates}: " + " | ".join(
+        line(one) for one in [report["first"], *report["others"]]
+    )
 
 
 def _said(folder: Path) -> str:

@@ -197,6 +197,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             warm=self._warm,
             capture_stderr=self._capture_stderr,
             deadline=self._begin_deadline(),
+            world_size=self._worker_group.workers[0].world_size,
         )
 
     def _begin_deadline(self) -> WorkersDeadline | None:

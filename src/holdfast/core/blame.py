@@ -30,12 +30,10 @@ KILLED_NOTICE_NS_MAX = 250_000_000
 have recorded their broken connections before, or even have ended. Raising it blames the killed
 worker for what went wrong before."""
 EXIT_NS_MAX = 50_000_000
-"""The same for one that exits without a word: its connections are closed while it is torn down."""
+"""The same for one that exits without a word: its connections are closed while it is torn down. So
+long before it ended, or after another did, either may have been what the other noticed."""
 COMPLAINT_NS_MAX = 2_000_000_000
 """A worker that failed so much later than another complained of its peers was not what it meant."""
-SILENT_EXIT_NS = 10_000_000
-"""One that exits without a word closes its connections before it is gone: so soon after others spoke
-it may be what they spoke of."""
 CLOSE_NS = 3_000_000
 """What is closer than this on one node may have happened in the other order. Between nodes the
 time that messages take comes on top."""
@@ -53,7 +51,7 @@ class Trace(Enum):
     PEER = "peer"
     """It told of a peer that was gone, or did not answer."""
     STOPPED = "stopped"
-    """The stop of its group ended it before it said anything."""
+    """The stop of its group ended it before it had said anything."""
 
 
 class Suspect(Value):
@@ -98,11 +96,12 @@ def blame(suspects: Sequence[Suspect], close_ns: int = CLOSE_NS) -> Blame:
     ordered = sorted(suspects, key=lambda one: (one.stopped, one.moment_ns, one.order))
     contenders = _contenders(ordered, close_ns)
     rivals: list[Suspect] = []
-    if any(one.trace is Trace.KILLED for one in contenders):
-        told = [one for one in contenders if one.trace is not Trace.SILENT]
+    first = min(contenders, key=lambda one: (one.moment_ns, one.order))
+    reached = [one for one in contenders if one.earliest_ns <= first.moment_ns]
+    if any(one.trace is Trace.KILLED for one in reached):
+        told = [one for one in reached if one.trace is not Trace.SILENT]
         first = min(told, key=lambda one: (one.ended_ns, one.order))
     else:
-        first = min(contenders, key=lambda one: (one.moment_ns, one.order))
         rivals = [one for one in contenders if _may_be_earlier(one, first, close_ns)]
     if first.trace is Trace.PEER:  # Of whom does it tell? Perhaps of one that had no time to speak.
         limit_ns = first.moment_ns + EXIT_NS_MAX
@@ -114,11 +113,9 @@ def blame(suspects: Sequence[Suspect], close_ns: int = CLOSE_NS) -> Blame:
 
 def _may_be_earlier(one: Suspect, first: Suspect, close_ns: int) -> bool:
     """Whether another may have failed before the one that seems to be first."""
-    later_ns = one.moment_ns - first.moment_ns
-    if first.spoke_ns and not one.spoke_ns:
-        return later_ns < close_ns + SILENT_EXIT_NS
-    # Who ended before another began to say why did not end because of it.
-    return later_ns < close_ns and not (one.spoke_ns and not first.spoke_ns)
+    both_spoke = first.spoke_ns and one.spoke_ns
+    close_ns += 0 if both_spoke else EXIT_NS_MAX
+    return one.moment_ns - first.moment_ns < close_ns
 
 
 def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
@@ -129,7 +126,7 @@ def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
     else:
         # Who was about to end when the stop began may have begun to before the others.
         begun_ns = min(one.moment_ns for one in free)
-        limit_ns = begun_ns + SILENT_EXIT_NS + close_ns
+        limit_ns = begun_ns + EXIT_NS_MAX + close_ns
         if all(one.trace is Trace.PEER for one in free):
             limit_ns += COMPLAINT_NS_MAX  # Then even later words are worth more, if its own.
         quiet = free[0].trace is Trace.SILENT
@@ -146,7 +143,7 @@ def _contenders(ordered: list[Suspect], close_ns: int) -> list[Suspect]:
     complaints = [one for one in free if one.trace is Trace.PEER]
     if complaints:
         limit_ns = min(one.moment_ns for one in complaints) + COMPLAINT_NS_MAX
-        causes = [one for one in free if one.trace is not Trace.PEER and one.moment_ns <= limit_ns]
+        mute = (Trace.PEER, Trace.STOPPED)  # Or cut off in the middle of what it had begun to say.
+        causes = [one for one in free if one.trace not in mute and one.moment_ns <= limit_ns]
         free = causes or complaints
-    latest_ns = min(one.moment_ns for one in free)
-    return [one for one in free if one.earliest_ns <= latest_ns]
+    return free

@@ -538,7 +538,8 @@ class Rounds:
         first, certain = first_of(known, told)
         other = told if first is known else known
         rivals = () if certain else (other.rank,)
-        if first.trace is Trace.PEER:  # It tells of a peer: of any that had no time to speak.
+        # It tells of a peer: of any that had no time to speak.
+        if not certain or first.trace is Trace.PEER:
             rivals += other.rivals
         if first is told:
             self._blame(with_rivals(told, *rivals), status.report)

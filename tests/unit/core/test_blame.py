@@ -52,13 +52,25 @@ CASES: dict[str, tuple[list[Case], list[int]]] = {
         [(OWN, 100, 120, False), (SILENT, 0, 108, False)],
         [0, 1],
     ),
-    "words long before a quiet exit": ([(OWN, 100, 120, False), (SILENT, 0, 130, False)], [0]),
-    "a quiet exit before the others' words": (
-        [(OWN, 100, 120, False), (SILENT, 0, 99, False)],
+    "words long before a quiet exit": ([(OWN, 100, 120, False), (SILENT, 0, 160, False)], [0]),
+    "a quiet exit just before another's words: either": (
+        [(OWN, 130, 140, False), (SILENT, 0, 99, False)],
+        [1, 0],
+    ),
+    "a quiet exit long before another's words": (
+        [(OWN, 160, 170, False), (SILENT, 0, 99, False)],
         [1],
+    ),
+    "of quiet exits, any within the time that an exit takes": (
+        [(SILENT, 0, 100, False), (SILENT, 0, 140, False), (SILENT, 0, 160, False)],
+        [0, 1],
     ),
     "all complain, and one had no time to speak": (
         [(PEER, 100, 105, False), (STOPPED, 0, 120, True), (PEER, 110, 130, True)],
+        [0, 1],
+    ),
+    "all complain, and one was cut off in the middle of its words": (
+        [(PEER, 100, 105, False), (STOPPED, 99, 120, False), (PEER, 103, 107, False)],
         [0, 1],
     ),
     "all complain, and one speaks of something else after the stop": (

@@ -31,6 +31,7 @@ from holdfast.core.rounds import (
     NodeLost,
     Rounds,
     WaitEnded,
+    dated,
 )
 
 TWO = a_job_of(2, 2, max_restarts=1)
@@ -135,6 +136,19 @@ def test_a_failed_job_ends_with_the_report_of_the_likelier_cause_and_only_then()
     views = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
     assert [(view.report, view.final) for view in views] == [(b"cause", True)] * 2
     assert {view.failure.node for view in views if view.failure} == {"b"}
+
+
+def test_where_two_nodes_failed_too_close_to_tell_all_that_may_be_first_are_named() -> None:
+    """Both exits were silent, and of b's two either may have been the first there."""
+    rounds, (a, b) = active(a_job_of(2, 2))
+    rounds.handle(0.0, dated(1.0, a.fail()))
+    b.fail(report=b"as well")
+    assert b.failure is not None
+    b.failure = msgspec.structs.replace(b.failure, rank=2, rivals=(3,))
+    rounds.handle(0.0, dated(1.02, b.status()))
+    (view, _) = rounds.handle(0.0, WaitEnded(rounds.job.wait_seq))
+    assert view.failure is not None
+    assert (view.failure.node, view.failure.rivals) == ("a", (2, 3))
 
 
 def test_what_is_kept_of_a_job_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from holdfast.processes.workers import group as workers_group
 from holdfast.processes.workers.command_workers import SubprocessContext
 from holdfast.processes.workers.group import StopEnded
 from real_jobs import News, Watched
@@ -159,6 +160,50 @@ def test_the_first_failure_is_the_one_that_came_first(group: Group) -> None:
     first = context.first_failure()
     assert first is not None
     assert first.rank == 1
+
+
+# Exits with code 1 after it has said what is given on standard error.
+SAYS = """printf 'Traceback (most recent call last):\\n  File "t.py", line 1\\n{}\\n' >&2; exit 1"""
+COMPLAINS = SAYS.format("ConnectionResetError: reset by peer")
+
+
+@pytest.mark.parametrize("follows", [COMPLAINS, "exit 1", "kill -PIPE $$"])
+def test_an_exit_that_may_follow_from_a_peers_is_told_with_that_of_the_peer(
+    group: Group, monkeypatch: pytest.MonkeyPatch, follows: str
+) -> None:
+    """The stop that answers it would keep the peer from ending by itself."""
+    monkeypatch.setattr(workers_group, "EXIT_NS_MAX", PATIENCE_S * 10**9)
+    context = group.start(WAITS, follows, ready=1)
+    assert until(context, lambda: context.running() == {0}) == []
+    os.kill(context.pids()[0], signal.SIGKILL)
+    seen = all_ended(context)
+    assert [(one.rank, one.after_stop) for one in seen] == [(1, False), (0, False)]
+
+
+def test_an_exit_that_may_follow_from_a_peers_is_told_when_that_of_none_comes(
+    group: Group,
+) -> None:
+    context = group.start(WAITS, COMPLAINS, ready=1)
+    failures = finished(context).failures
+    assert (failures[0].stopped, failures[1].consequence) == (True, False)
+
+
+@pytest.mark.parametrize("reason", [SAYS.format("ValueError: shape"), "kill -KILL $$"])
+def test_an_exit_that_has_a_reason_of_its_own_is_told_at_once(
+    group: Group, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    monkeypatch.setattr(workers_group, "EXIT_NS_MAX", 2 * PATIENCE_S * 10**9)
+    context = group.start(WAITS, reason, ready=1)
+    seen: list[WorkerExit] = []
+    until(context, lambda: bool(seen), seen)
+
+
+def test_nobody_is_waited_for_where_nobody_is_left(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers_group, "EXIT_NS_MAX", 2 * PATIENCE_S * 10**9)
+    assert len(all_ended(group.start(COMPLAINS, COMPLAINS))) == 2
+    assert len(all_ended(group.start(COMPLAINS))) == 1
 
 
 class SlowToHear(SubprocessContext):

@@ -10,6 +10,10 @@ There are two layers of use. A caller of TorchElastic's interface uses `start`, 
 or for `next_deadline()`, and takes the events of `poll_events`: a `WorkerExit` for each worker and,
 after `begin_stop`, one `StopEnded`.
 
+A worker that failed of a peer is often seen dead before that peer is. Where it shows no reason of
+its own, its `WorkerExit` is held back until another worker fails with one, for `EXIT_NS_MAX` at
+most: the stop that answers it would cut off the exit of the peer, and with it the reason.
+
 The way of a worker's exit: the keeper reaps the process (`keeper/main.py`), the client turns its
 message into `Exited` (`keeper/client.py`), `_receive_keeper_events` and `_worker_exited` note it
 here, and the agent gets it from `poll_events`.
@@ -25,6 +29,7 @@ from abc import ABC, abstractmethod
 
 from holdfast import console
 from holdfast.core import stopping
+from holdfast.core.blame import EXIT_NS_MAX, Trace
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
@@ -59,6 +64,8 @@ if TYPE_CHECKING:
 
 # How long the agent waits for what a failed worker has written: its file system may not answer.
 READ_S_MAX = 2.0
+# What ends a worker whose peer is gone, besides an exit of its own: a watchdog, a broken pipe.
+OF_A_PEER = (signal.SIGABRT, signal.SIGPIPE)
 # How long a worker that was given up may still take once the keeper is gone too.
 LAST_MS_MAX = 1_000
 
@@ -106,12 +113,14 @@ class PContext(ABC):
         warm: WarmStart | None = None,
         capture_stderr: bool = True,
         deadline: WorkersDeadline | None = None,
+        world_size: int = 0,
     ) -> None:
         self.name = name
         self.entrypoint = entrypoint
         self.args = args
         self.envs = envs
         self.nprocs = len(args)
+        self._world_size = max(world_size, self.nprocs)
         self.numa_options = numa_options
         _require_every_rank(args, self.nprocs, "args")
         _require_every_rank(envs, self.nprocs, "envs")
@@ -144,6 +153,8 @@ class PContext(ABC):
         self._running: set[int] = set()
         self._exits: dict[int, WorkerExit] = {}
         self._pending: list[GroupEvent] = []
+        self._held: list[WorkerExit] = []  # Until their cause had time to be seen.
+        self._held_until = 0.0
         self._stop: stopping.Stop | None = None
         self._stop_began_ns = 0
         self._said_before_stop: dict[int, int] = {}  # Bytes on standard error.
@@ -177,7 +188,8 @@ class PContext(ABC):
         deadline = None if timeout < 0 else time.monotonic() + timeout
         while not self._closed:
             self.poll_events(time.monotonic())
-            if self._stop is None and (self.first_failure() or self.all_ended()):
+            undecided = self._stop is not None or self._held
+            if not undecided and (self.first_failure() or self.all_ended()):
                 self.begin_stop(self.stop_signal, self.grace_s)
             if self.stop_ended:
                 result = self.result()
@@ -226,6 +238,8 @@ class PContext(ABC):
         for fd, _events in self._epoll.poll(0):
             if fd in self._readers:  # One that was read before it may have ended the watch.
                 self._readers[fd]()
+        if self._held and (now >= self._held_until or len(self._exits) == self._world_size):
+            self._let_go()
         if self._stop is not None and not self._stop.ended:
             self._perform(self._stop.handle(now, TICK, self._stop.story.last))
             if self._stop.ended:  # Time was over, before all were gone.
@@ -240,6 +254,8 @@ class PContext(ABC):
         """Return when `poll_events` is due at the latest, on the monotonic clock."""
         if self._pending or (self.stop_ended and not self._stop_reported):
             return 0.0  # They came with other events, and no descriptor becomes readable for them.
+        if self._held:
+            return self._held_until
         return self._stop.next_deadline() if self._stop is not None else None
 
     def begin_stop(
@@ -257,6 +273,7 @@ class PContext(ABC):
         `node` and `cause` are for the story of the stop.
         """
         if self._stop is None:
+            self._let_go()
             self._stop_began_ns = time.time_ns()
             self._said_before_stop = {
                 rank: self._stdio.stderr_written(rank) for rank in self._running
@@ -482,8 +499,18 @@ class PContext(ABC):
             stray_signal=bool(stop and died_of and not detail and not stop.has_sent(died_of, rank)),
         )
         self._exits[rank] = exited
-        self._pending.append(exited)
+        if exited.failed and self._may_follow(exited):
+            self._held.append(exited)
+        else:
+            if exited.failed:
+                self._let_go()
+            self._pending.append(exited)
         self._stop_event(stopping.LeaderExited(rank, died_of))
+
+    def _let_go(self) -> None:
+        """Report the exits that were held back."""
+        self._pending += self._held
+        self._held.clear()
 
     def _keeper_lost(self) -> None:
         """Note that the keeper was killed: the kernel has killed the workers with it."""
@@ -573,6 +600,16 @@ class PContext(ABC):
         else:
             self._keeper.kill_tree(rank)
 
+    def _may_follow(self, exited: WorkerExit) -> bool:
+        """Say whether a worker may have failed of a peer whose exit is still to come."""
+        now = time.monotonic()
+        self._held_until = self._held_until or now + EXIT_NS_MAX / 1e9
+        if self._stop is not None or now >= self._held_until or self._world_size == 1:
+            return False
+        if exited.detail or (exited.exitcode < 0 and -exited.exitcode not in OF_A_PEER):
+            return False
+        return self._failure(exited).trace() in (Trace.PEER, Trace.SILENT)
+
     def _failure(self, exited: WorkerExit) -> ProcessFailure:
         from holdfast.side_thread import Hung, SideThread
 
@@ -631,13 +668,14 @@ def start_processes(
     warm: WarmStart | None = None,
     capture_stderr: bool = True,
     deadline: WorkersDeadline | None = None,
+    world_size: int = 0,
 ) -> PContext:
     """Start one worker for each local rank and return their context, which must be closed.
 
     A string is a program, and `args` its arguments; anything else is a function, called in new
     processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1. `warm` goes with
     its `keeper`, for commands and for functions by `spawn`. When `deadline` passes, the keeper
-    kills the workers.
+    kills the workers. `world_size` counts those of other nodes, too.
     """
     how: dict[str, Any] = {
         "log_line_prefixes": log_line_prefixes,
@@ -646,6 +684,7 @@ def start_processes(
         "duplicate_stderr_filters": duplicate_stderr_filters,
         "capture_stderr": capture_stderr,
         "deadline": deadline,
+        "world_size": world_size,
     }
     context: PContext
     try:
