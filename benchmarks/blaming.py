@@ -151,9 +151,7 @@ def _short(report: dict[str, Any]) -> str:
         return f"{one['rank']} [{one['exitcode']}{mark}] {text[:60]}"
 
     candidates = report.get("first_is_one_of") or [report["first"]["rank"]]
-    return f"{candidates}: " + " | ".join(
-        line(one) for one in [report["first"], *report["others"]]
-    )
+    return f"{candidates}: " + " | ".join(line(one) for one in [report["first"], *report["others"]])
 
 
 def _said(folder: Path) -> str:

@@ -162,3 +162,45 @@ def test_a_handler_of_the_users_own_brings_agents_together(tmp_path: Path, news:
         for agent in agents:
             agent.kill()
             agent.wait()
+
+
+AGENTS = """
+import multiprocessing, os, threading
+from holdfast.elastic.rendezvous.etcd_server import EtcdServer
+from holdfast.launcher import LaunchConfig, elastic_launch
+
+def work():
+    return int(os.environ["RANK"])
+
+def agent(endpoint):
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=3, nproc_per_node=2, run_id="job", rdzv_backend="etcd",
+        rdzv_endpoint=endpoint, rdzv_configs={"last_call_timeout": 60}, max_restarts=0)
+    print(*elastic_launch(config, work)().values(), flush=True)
+
+if __name__ == "__main__":
+    server = EtcdServer()
+    server.start()
+    try:
+        where = (server.get_endpoint(),)
+        process = multiprocessing.get_context("spawn").Process(target=agent, args=where)
+        others = [process, threading.Thread(target=agent, args=where)]
+        for one in others:
+            one.start()
+        agent(*where)
+        for one in others:
+            one.join()
+        assert process.exitcode == 0
+    finally:
+        server.stop()
+"""
+
+
+def test_a_program_may_have_several_agents_of_one_job_and_its_etcd(tmp_path: Path) -> None:
+    """Two in processes of their own, a third in a thread; the last call is long enough for all."""
+    program = tmp_path / "program.py"
+    program.write_text(AGENTS)
+    words = [sys.executable, str(program)]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert sorted(ran.stdout.split()) == ["0", "1", "2", "3", "4", "5"]

@@ -29,7 +29,7 @@ The rules:
     status. But a node that came when the job had just failed waits for its report like all others.
 6.  A store that fails or does not answer for `away_s` is given up, once; it is still tried. Only
     time this process was awake for counts. State that cannot be read at the first contact is not
-    this job's: the node gives up at once.
+    this job's: the node gives up at once. So it does on a store that keeps nothing.
 7.  A member that is alive but does not start a generation, or stop its workers for one, is put
     out by those that have, after `absent_s`; only where the agents ask for rounds, and may forget to.
 
@@ -105,9 +105,13 @@ BEATS_PER_SILENCE_MIN = 3
 """However many nodes there are, each has so many chances to be heard before it counts as lost. The
 price is that in jobs of very many nodes a lost one is noticed later than the settings ask for: by
 default above 33 nodes, and after 15 s where there are 100."""
+VAIN_WRITES_MAX = 3
+"""A store that has no state after so many writes that it did not confirm keeps none. One such write
+may be a race with another node, which then removed what it had stored."""
 STEPS_PER_AWAY = 10
 """How often the time of an absent store is looked at; a process that slept longer was not awake."""
 NO_ANSWER = "it does not answer"
+KEEPS_NOTHING = "there is no state after one was stored"
 
 _decoder = msgspec.msgpack.Decoder(Job)
 _encoder = msgspec.msgpack.Encoder()
@@ -242,6 +246,7 @@ class SharedStateSession:
         self.problem = ""
         """Why the last call failed; nothing after one that did not."""
         self.ever_read = False
+        self._vain_writes = 0  # Since a state was last seen.
         self._timeouts = timeouts
         self._draw = draw
         self._fence_floor = fence_floor
@@ -350,6 +355,7 @@ class SharedStateSession:
             case WriteConflict():
                 self._expect(CallState.WRITING, event)
                 self._touch()
+                self._vain_writes += 1
                 self._read_at = now + self._draw() * self._backoff_s
                 self._backoff_s = min(BACKOFF_S_MAX, self._backoff_s * 2)
                 return self._after_call([])
@@ -415,7 +421,8 @@ class SharedStateSession:
         self.problem = why
         self._rounds = None
         self._read_at = now + self._longest_pause_s()
-        if invalid and not self.ever_read and not self.given_up:
+        is_new = not self.ever_read or self._vain_writes >= VAIN_WRITES_MAX
+        if invalid and is_new and not self.given_up:
             # Later it may be the mistake of another program, and be repaired.
             self.given_up = True
             return [RefuseJoin(why)]
@@ -436,6 +443,9 @@ class SharedStateSession:
     # One read of the state.
 
     def _was_read(self, now: float, state: bytes | None, token: Any) -> list[SessionEffect]:
+        self._vain_writes = 0 if state is not None or self.in_job else self._vain_writes
+        if self._vain_writes >= VAIN_WRITES_MAX:
+            return self._failed(now, KEEPS_NOTHING, invalid=True)
         try:
             rounds = self._current(state)
         except ValueError as problem:

@@ -114,7 +114,8 @@ class RendezvousBackend(ABC):
         """Replace the state that `token` names; without one, be the first to store any.
 
         Returns what is stored after the call, its token, and whether that is the new state: if
-        another node was faster it is the other's. None if nothing is stored at all.
+        another node was faster it is the other's. None if nothing is stored at all, or if that is
+        not known: what is stored is then read.
 
         Raises `RendezvousConnectionError` or `RendezvousStateError`.
         """
@@ -309,9 +310,11 @@ class BackendConnection:
                 effects = []
             problem = self._session.problem
             if problem and isinstance(event, StateRead):
+                hint = "another program or version uses the same place; choose another --rdzv-id"
+                if event.state is None:
+                    hint = "get_state must return what set_state was given, from all nodes"
                 self.error = RendezvousStateError(
-                    f"{self._backend.name!r}, job {self.run_id!r}: {problem}",
-                    hint="another program or version uses the same place; choose another --rdzv-id",
+                    f"{self._backend.name!r}, job {self.run_id!r}: {problem}", hint=hint
                 )
             if problem and not had_problem and not any(type(e) is RefuseJoin for e in effects):
                 console.warning(f"{problem}; trying again")

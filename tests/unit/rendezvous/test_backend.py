@@ -365,3 +365,44 @@ def test_a_handler_on_a_backend_of_ones_own_has_the_local_address() -> None:
     assert handler.settings.timeout.close == timedelta(seconds=70)
     handler.set_closed()
     handler.shutdown()
+
+
+class Silent(Kept):
+    """Compares tokens as it should, and says nothing of what became of a state it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lock = threading.Lock()
+
+    def set_state(self, state: bytes, token: int | None = None) -> None:  # type: ignore[override]
+        with self.lock:
+            super().set_state(state, token)
+
+
+class Forgetful(Silent):
+    """Stores nothing at all."""
+
+    def get_state(self) -> None:
+        return None
+
+
+def handlers_on(backend: RendezvousBackend, nodes: int) -> list[DynamicRendezvousHandler]:
+    params = RendezvousParameters("mine", "", "job", nodes, nodes, local_addr="127.0.0.1")
+    store = MemoryStore()
+    return [create_handler(store, backend, params) for _ in range(nodes)]
+
+
+def test_a_backend_need_not_say_what_became_of_a_state() -> None:
+    handlers = handlers_on(Silent(), 2)
+    with ThreadPoolExecutor(2) as pool:
+        infos = [*pool.map(lambda one: one.next_rendezvous(), handlers)]
+        assert {(info.rank, info.world_size) for info in infos} == {(0, 2), (1, 2)}
+        assert all(pool.map(lambda one: one.shutdown(), handlers))
+
+
+def test_a_backend_that_keeps_nothing_is_a_state_error() -> None:
+    """Two nodes on it would each be alone, so one is not let in either."""
+    (handler,) = handlers_on(Forgetful(), 1)
+    with pytest.raises(RendezvousStateError, match="'mine'"):
+        handler.next_rendezvous()
+    handler.shutdown()
