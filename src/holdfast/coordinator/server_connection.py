@@ -288,8 +288,8 @@ class ServerConnection(asyncio.BufferedProtocol):
                 self._reader.frame_bytes_max = FRAME_BYTES_MAX
             if reply:
                 self.post(reply)
-        if handshake is None and bodies and self._reader.buffered_bytes:
-            # A frame that was too large before the handshake was done is judged anew.
+        if bodies and self._reader.buffered_bytes:
+            # What came with the last frame is judged anew: it may be longer now, or it is a fault.
             self._take(self._reader.feed(b""))
 
     def _take_part(self, message: Part | PartTaken) -> None:

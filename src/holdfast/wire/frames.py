@@ -35,7 +35,8 @@ class FrameReader:
     """Cuts a stream of bytes into the bodies of frames.
 
     `frame_bytes_max` may be changed between calls, once a peer has proven who it is. A frame that
-    was too large until then is judged anew: `feed(b"")` returns what is whole already.
+    was too large until then is judged anew: `feed(b"")` returns what is whole already. Until that is
+    called, all that was read with it is held; so call it as long as `feed` returns something.
     """
 
     __slots__ = ("_buffer", "_fault", "_held", "_wanted", "frame_bytes_max")

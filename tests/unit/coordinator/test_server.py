@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,7 +13,7 @@ from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import admission, job_status, server, server_connection
-from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.connect import READ_BYTES, ConnectFailed, CoordinatorConnector
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,
@@ -27,6 +27,7 @@ from holdfast.net import listening
 from holdfast.net.tls import TlsFiles
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
+from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, StatusRequest, StoreCall, StoreResult, Welcome, decode
 from in_loop import in_loop
 
@@ -334,6 +335,22 @@ async def test_who_says_nothing_is_not_even_accepted(
             for _ in range(3):
                 await served.client()
             assert served.server.connections == 3
+
+
+@in_loop
+async def test_strangers_fill_no_memory() -> None:
+    """They say hello, which is answered, and in the same breath the beginning of a long frame."""
+    sent = ClientHandshake(None).start() + FRAME_BYTES_MAX.to_bytes(4, "big") + bytes(32 * 1024)
+    async with serving(token=b"known to the honest alone") as served:
+        with ExitStack() as strangers:
+            for _ in range(5):
+                stranger = socket.create_connection(("127.0.0.1", served.port), LIMIT_S)
+                strangers.enter_context(stranger).sendall(sent)
+                stranger.setblocking(False)  # noqa: FBT003 (the name says it)
+                with suppress(ConnectionResetError):
+                    await asyncio.get_running_loop().sock_recv(stranger, READ_BYTES)
+            held = sum(one._reader.buffered_bytes for one in served.server._peers)
+            assert held <= 5 * HANDSHAKE_FRAME_BYTES_MAX
 
 
 @in_loop
