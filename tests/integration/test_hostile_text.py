@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
+from etcd_teams import EtcdTeam
+from holdfast.core import rounds
+from holdfast.core.etcd.keys import JobRecord, NodeRecord, pack
 from holdfast.core.protocol import Failure, JobSettings, NodeInfo, NodePhase, NodeRole, Status, View
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.failures.report import FailedWorker
@@ -20,6 +23,8 @@ from real_teams import OBEY, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from real_etcd import Etcd
 
 # Sets the title, fills the clipboard, clears the screen, turns the order of what follows.
 ESCAPES = "\x1b]0;OWNED\x07\x1b]52;c;cm0gLXJmIH4K\x07\x1b[2J\x9b2J\u202e\u200b"
@@ -55,23 +60,41 @@ def test_what_a_worker_raises_is_shown_on_all_nodes(tmp_path: Path) -> None:
         check(coordinator.said())
 
 
+INFO = NodeInfo(node="evil", incarnation=6, address="127.0.0.1", ports=(1,))
+
+
 def join(client: RawClient, settings: JobSettings) -> View:
     """Be a node of the job; return its view as a member."""
-    info = NodeInfo(node="evil", incarnation=6, address="127.0.0.1", ports=(1,))
-    client.say(Status(seq=1, run_id="job", info=info, settings=settings))
+    client.say(Status(seq=1, run_id="job", info=INFO, settings=settings))
     while True:
         view = client.hear()
         if isinstance(view, View) and view.role is NodeRole.MEMBER:
             running = Status(
-                seq=2, run_id="job", info=info, settings=settings, phase=NodePhase.RUNNING,
+                seq=2,
+                run_id="job",
+                info=INFO,
+                settings=settings,
+                phase=NodePhase.RUNNING,
                 generation=view.generation,
-            )  # fmt: skip
+            )
             client.say(running)
             return view
 
 
-@pytest.mark.parametrize("with_report", [True, False])
-def test_what_a_node_reports_forges_no_line(tmp_path: Path, with_report: bool) -> None:
+def evil_report() -> bytes:
+    """Return the report of a worker all of whose texts are evil."""
+    worker = FailedWorker.from_failure(1, ProcessFailure(0, 7, 1, "", host="h", detail="d"))
+    texts = ("host", "detail", "message", "traceback", "stderr_tail", "stdout_file", "error_file")
+    return msgspec.msgpack.encode([msgspec.structs.replace(worker, **dict.fromkeys(texts, EVIL))])
+
+
+@pytest.mark.parametrize(
+    "report",
+    [evil_report(), b"", b"\x91\x81\xa4host\xa2\xff\xfe", b"\x91" * 100_000 + b"\x90"],
+    ids=["a report", "no report", "not UTF-8", "too deep"],
+)
+def test_what_a_node_reports_forges_no_line(tmp_path: Path, report: bytes) -> None:
+    """Nor does it end the agents of others, but as a failure of the job does."""
     settings = JobSettings(min_nodes=2, max_nodes=2)
     with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
         coordinator = cluster.start_coordinator("coordinator")
@@ -79,23 +102,64 @@ def test_what_a_node_reports_forges_no_line(tmp_path: Path, with_report: bool) -
         with RawClient(cluster.port).shake_hands() as client:
             view = join(client, settings)
             cluster.next_start()
-            worker = FailedWorker.from_failure(
-                view.first_rank, ProcessFailure(0, 7, 1, "", host="h", detail="d")
+            failure = Failure(
+                node="evil", rank=view.first_rank, summary=EVIL, exitcode=1, sudden=True
             )
-            texts = ("host", "detail", "message", "traceback", "stderr_tail", "stdout_file")
-            worker = msgspec.structs.replace(worker, **dict.fromkeys(texts, EVIL), error_file=EVIL)
             failed = Status(
-                seq=3, run_id="job", settings=settings, phase=NodePhase.FAILED,
-                info=NodeInfo(node="evil", incarnation=6, address="127.0.0.1", ports=(1,)),
+                seq=3,
+                run_id="job",
+                info=INFO,
+                settings=settings,
+                phase=NodePhase.FAILED,
                 generation=view.generation,
-                failure=Failure(node="evil", rank=view.first_rank, summary=EVIL, sudden=True),
-                report=msgspec.msgpack.encode([worker]) if with_report else b"",
-            )  # fmt: skip
+                failure=failure,
+                report=report,
+            )
             client.say(failed)
             code, said = agent.end()
-        assert code != 0
+        assert code == 1, said
         check(said)
         check(coordinator.said())
+
+
+def test_records_of_others_in_etcd_are_told_of_and_ignored(tmp_path: Path, etcd: Etcd) -> None:
+    """They would be the first node of the round, and choose where its workers meet."""
+    honest = NodeInfo(node="honest", incarnation=7, address="203.0.113.66")
+    odd: list[dict[str, Any]] = [{"host": EVIL}, {"ports": ()}, {"label": "x" * 1000}]
+    infos = [
+        msgspec.structs.replace(honest, node=f"evil{number}", incarnation=number, **more)
+        for number, more in enumerate(odd)
+    ]
+    with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="2:5") as cluster:
+        for info in infos:
+            settings = JobSettings(min_nodes=2, max_nodes=5)
+            status = Status(seq=1, run_id="job", info=info, settings=settings)
+            put(cluster, f"nodes/{info.node}/{info.incarnation:x}", NodeRecord(status))
+        status = msgspec.structs.replace(status, info=honest)
+        put(cluster, "nodes/another/6", NodeRecord(status))
+        leader = cluster.start_host("a")
+        cluster.start("b")
+        starts = cluster.generation(2)
+        said = leader.said()
+        for node in (*(info.node for info in infos), "another"):
+            lines = [line for line in said.split("\n") if f"{node!r}" in line]
+            assert len(lines) == 1, said
+        check(said)
+        assert cluster.finish(starts) == {"a": 0, "b": 0}
+
+
+def test_a_job_of_others_in_etcd_is_one_line(tmp_path: Path, etcd: Etcd) -> None:
+    member = NodeInfo(node="evil", incarnation=6, host=EVIL, ports=())
+    with EtcdTeam(tmp_path, OBEY, etcd=etcd, nnodes="1:2") as cluster:
+        put(cluster, "job", JobRecord(rounds.Job(run_id="job", members=[member]), 1))
+        code, said = cluster.start("a").end()
+    assert (code, said.count("\n")) == (78, 1), said
+    assert f"{cluster.root}job" in said
+    assert said[:-1].isprintable()
+
+
+def put(cluster: EtcdTeam, key: str, record: NodeRecord | JobRecord) -> None:
+    cluster.etcd.put(f"{cluster.root}{key}".encode(), pack(record))
 
 
 def test_what_another_user_calls_a_process_is_shown() -> None:

@@ -51,6 +51,7 @@ from holdfast.core.etcd.calls import (
     Problem,
     ProblemKind,
     Put,
+    ReportUnreadable,
     Request,
     RequestAnswered,
     Revoke,
@@ -138,6 +139,8 @@ class EtcdNode:
                     self._log(f"ack of status {ack.seq} of {ack.incarnation}")
                 case ReportLeft():
                     self._log("has left")
+                case ReportUnreadable(key, _node, why):
+                    self._log(f"ignores {short(key)}: {why}")
 
     def _log(self, text: str) -> None:
         self._scene.log.append(f"{self.node.name}: {text}")

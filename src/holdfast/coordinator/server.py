@@ -258,7 +258,7 @@ class CoordinatorServer:
 
     def _store_call(self, now: float, peer: ServerConnection, call: StoreCall) -> None:
         if call.run_id not in self.machine.jobs:
-            why = f"there is no job {quoted(call.run_id)!r} here"
+            why = f"there is no job {quoted(repr(call.run_id))} here"
             peer.post(encode_frame(StoreResult(id=call.id, ok=False, why=why)))
             return
         self._answer_calls(self._stores.call(now, peer, call))

@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.core.coordinator import CLOSED_JOB_KEEP_S
 from holdfast.core.memory import JobMemory  # noqa: TC001 (msgspec reads the annotation)
-from holdfast.core.protocol import View
+from holdfast.core.protocol import MALFORMED, View
 from holdfast.errors import UsageError
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class StateFile:
             return None
         try:
             contents = msgspec.json.decode(text, type=_Contents)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except MALFORMED as error:
             raise self._refusal(
                 f"it is not a coordinator's state ({error}); give another name, or move it away"
             ) from None

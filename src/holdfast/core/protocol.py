@@ -75,6 +75,10 @@ Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
 ClockTime = Annotated[float, Meta(ge=0.0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=AWAY_S_MAX)]
 
+MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
+"""What is raised for bytes that are no message. Besides its own errors msgspec lets through what
+Python says of text that is not UTF-8 and of things that are nested too deep."""
+
 
 class NodePhase(Enum):
     """What a node is doing, by its own report."""
@@ -357,10 +361,8 @@ Message = Status | Heartbeat | Ack | View
 
 def sound_status(status: Status) -> Status:
     """Return a status as it may be used; raise `ValueError` if it may not be."""
-    info, settings = status.info, status.settings
-    check_names(status.run_id, info.node, info.role, info.host, info.label, info.address)
-    if settings.min_nodes > settings.max_nodes:
-        raise ValueError(f"min_nodes {settings.min_nodes} is over max_nodes {settings.max_nodes}")
+    check_names(status.run_id, *names_in(status.info))
+    check_settings(status.settings)
     failure = sound_failure(status.failure)
     if failure is status.failure and status.stuck.isprintable():
         return status
@@ -392,11 +394,23 @@ def sound_failure(failure: Failure | None) -> Failure | None:
     return msgspec.structs.replace(failure, summary=one_line(failure.summary, SUMMARY_CHARS_MAX))
 
 
+def names_in(info: NodeInfo) -> tuple[str, ...]:
+    """Return all that a node goes by."""
+    return info.node, info.role, info.host, info.label, info.address
+
+
+def check_settings(settings: JobSettings) -> None:
+    """Raise `ValueError` for settings that no job can have."""
+    if settings.min_nodes > settings.max_nodes:
+        raise ValueError(f"min_nodes {settings.min_nodes} is over max_nodes {settings.max_nodes}")
+
+
 def check_names(*names: str) -> None:
     """Raise `ValueError` for a name that is not printable."""
-    for name in names:
-        if not name.isprintable():
-            raise ValueError(f"control characters in {quoted(name)!r}")
+    if "".join(names).isprintable():
+        return
+    bad = next(name for name in names if not name.isprintable())
+    raise ValueError(f"control characters in {quoted(repr(bad))}")
 
 
 def reason(text: str) -> str:

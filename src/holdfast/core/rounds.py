@@ -64,17 +64,33 @@ from holdfast.core.blame import Suspect, Trace, blame
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.protocol import (
     RIVALS_MAX,
+    Count,
     Failure,
     Heartbeat,
+    Incarnation,
     JobOutcome,
     JobSettings,
+    Name,
+    NodeCount,
+    NodeId,
     NodeInfo,
     NodePhase,
+    NodeRank,
     NodeRole,
+    Number,
+    Port,
     RefusalReason,
+    Report,
+    RunId,
+    Seconds,
     Status,
     View,
+    Why,
+    check_names,
+    check_settings,
+    names_in,
     reason,
+    sound_failure,
 )
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, order_nodes
 from holdfast.core.supervision import Budget, Verdict, judge
@@ -132,33 +148,33 @@ class Node(msgspec.Struct):
     """A node that is there, and the newest it reported of itself."""
 
     info: NodeInfo
-    seq: int
+    seq: Number
     phase: NodePhase
-    generation: int
+    generation: Number
     failure: Failure | None = None
-    claim: tuple[int, int, int] = NO_CLAIM
+    claim: tuple[Count, Number, Incarnation] = NO_CLAIM
     """`(round_term, round, round_key)` of an earlier coordinator's round, while recovering."""
-    claimed_rank: int = -1
-    claimed_size: int = 0
-    claimed_generation: int = -1
-    sent_revision: int = 0
+    claimed_rank: NodeRank = -1
+    claimed_size: NodeCount = 0
+    claimed_generation: Number = -1
+    sent_revision: Count = 0
     """The revision of the last view that was made for it."""
-    sent_present: int = 0
-    workers: int = -1
+    sent_present: NodeCount = 0
+    workers: Number = -1
     """The generation of which it may have workers, or -1."""
-    used_ports: tuple[int, ...] = ()
+    used_ports: tuple[Port, ...] = ()
     """Ports that it still lists although workers of some generation may have met there."""
-    heartbeats: int = 0
+    heartbeats: Count = 0
     """Counts up while the node is alive; used where nodes share this state, without a coordinator."""
-    departures: int = 0
+    departures: Count = 0
     """How often whoever had its place went and broke a round, until `Job.quiet` is `forgotten_at`."""
-    forgotten_at: int = 0
+    forgotten_at: Count = 0
 
 
 class RetiredNode(msgspec.Struct, frozen=True):
     """What became of an incarnation that is no longer in the job."""
 
-    why: str
+    why: Why
     superseded: bool = False
     """Another agent with the same node id took its place: it must not come back."""
 
@@ -166,37 +182,37 @@ class RetiredNode(msgspec.Struct, frozen=True):
 class Vacancy(msgspec.Struct, frozen=True):
     """The place of a node that went, for whoever comes in its stead."""
 
-    node: str
-    host: str
-    departures: int
-    forgotten_at: int
+    node: NodeId
+    host: Name
+    departures: Count
+    forgotten_at: Count
 
 
 class Job(msgspec.Struct, kw_only=True):
     """Everything about one job."""
 
-    run_id: str
+    run_id: RunId
     settings: JobSettings | None = None
     phase: JobPhase = JobPhase.FORMING
-    term: int = 1
-    revision: int = 0
-    round_term: int = 0
-    round: int = -1
-    generation: int = -1
-    released: int = -1
+    term: Count = 1
+    revision: Count = 0
+    round_term: Count = 0
+    round: Number = -1
+    generation: Number = -1
+    released: Number = -1
     """The last generation whose workers might start."""
-    slow: str = ""
+    slow: Why = ""
     """Who keeps the current generation from starting, once that has taken long."""
-    restarts: int = 0
-    fence: int = 0
+    restarts: Count = 0
+    fence: Count = 0
     """Of the current generation: it grows with each, whoever decides."""
-    fence_floor: int = 0
+    fence_floor: Count = 0
     """The next is above this, whatever is known of those before: a number that nobody can have had
     who decided earlier."""
-    why: str = ""
+    why: Why = ""
     members: list[NodeInfo] = []
     """The nodes of the current round by rank; of the last one while there is none."""
-    master_port: int = 0
+    master_port: Port = 0
     """Where the workers of this generation meet, on the first member's host: of no other one."""
     succeeded: set[str] = set()
     """Members whose workers of this generation are all done."""
@@ -206,35 +222,90 @@ class Job(msgspec.Struct, kw_only=True):
     """Incarnations that are out of the job, but whose workers may not be gone yet."""
     retired: dict[int, RetiredNode] = {}
     vacancies: list[Vacancy] = []
-    held_back: dict[str, int] = {}
+    held_back: dict[str, Count] = {}
     """Nodes that are there and do not count yet, each with the number of its wait."""
-    held_back_seq: int = 0
-    quiet: int = 0
+    held_back_seq: Count = 0
+    quiet: Count = 0
     """Counts quiet times, as long as there are departures to forget."""
-    forgotten_at: int = 0
+    forgotten_at: Count = 0
     """When `quiet` is this, no departure is remembered."""
-    recover_s: float = 0.0
+    recover_s: Seconds = 0.0
     """How long to wait for nodes of an earlier coordinator's round, by how long they were away."""
-    patience_s: float = 0.0
+    patience_s: Seconds = 0.0
     """How long to wait at least while nodes are missing that are expected: as many as could join,
     or those `awaited`."""
-    awaited: int = 0
+    awaited: Count = 0
     """So many members of an earlier coordinator's round are known to run."""
-    claimed: int = 0
+    claimed: Count = 0
     """So many nodes have come back from a round."""
-    wait_seq: int = 0
+    wait_seq: Count = 0
     waiting: bool = False
     """Whether the wait number `wait_seq` is on."""
-    settle_seq: int = 0
+    settle_seq: Count = 0
     """The wait with which this settling began."""
-    coordinator_address: str = ""
+    coordinator_address: Name = ""
     """How nodes of other hosts reach this one's coordinator; for members that came by loopback."""
-    silence_s: float = 0.0
+    silence_s: Seconds = 0.0
     """How long a node may be silent before its coordinator takes it for lost."""
     outcome: JobOutcome | None = None
     failure: Failure | None = None
-    report: bytes = b""
+    report: Report = b""
     final: bool = False
+
+
+def sound_job(job: Job) -> Job:
+    """Return a stored job as it may be gone on with; raise `ValueError` if it may not be.
+
+    Besides what holds for messages (`core.protocol`), it must be one that this machine can make.
+    """
+    names = [job.run_id, job.coordinator_address, *job.succeeded]
+    for info in job.members:
+        names += names_in(info)
+    for vacancy in job.vacancies:
+        names += (vacancy.node, vacancy.host)
+    for one in (*job.nodes.values(), *job.departed.values()):
+        names += names_in(one.info)
+        one.failure = sound_failure(one.failure)
+    check_names(*names)
+    for incarnation, fate in job.retired.items():
+        if not fate.why.isprintable():
+            job.retired[incarnation] = msgspec.structs.replace(fate, why=reason(fate.why))
+    job.failure = sound_failure(job.failure)
+    job.why, job.slow = reason(job.why), reason(job.slow)
+    wrong = contradiction(job)
+    if wrong:
+        raise ValueError(f"a job with {wrong}")
+    return job
+
+
+def contradiction(job: Job) -> str:
+    """Return what cannot be in a job beside the rest of it, or nothing."""
+    settings, is_active = job.settings, job.phase is JobPhase.ACTIVE
+    if any(name != node.info.node for name, node in job.nodes.items()):
+        return "a node under another name than its own"
+    if any(number != node.info.incarnation for number, node in job.departed.items()):
+        return "a node under another incarnation than its own"
+    if not job.held_back.keys() <= job.nodes.keys():
+        return "a node held back that is not there"
+    if len({info.node for info in job.members}) != len(job.members):
+        return "a node of two ranks"
+    if len(job.succeeded) > len(job.members):
+        return "more members done than there are"
+    if job.released > job.generation:
+        return "a generation that started before it was decided"
+    if (job.outcome is not None) != (job.phase is JobPhase.CLOSED):
+        return "an outcome that goes on, or an end without one"
+    if settings is None:
+        return "nodes and no settings" if is_active or job.nodes or job.waiting else ""
+    check_settings(settings)
+    if job.restarts > max(0, settings.max_restarts):
+        return "more restarts than it may have"
+    if is_active and not settings.min_nodes <= len(job.members) <= settings.max_nodes:
+        return "a round of too few or too many members"
+    counted = len(job.nodes) - len(job.held_back)
+    if job.phase is JobPhase.FORMING and job.waiting and counted < settings.min_nodes:
+        return "a round about to form of too few nodes"
+    return ""
 
 
 # Events; a node's `Status` is one too.
@@ -368,7 +439,7 @@ class Rounds:
         if job.waiting:
             step = WaitEnded(job.wait_seq)
             if job.phase is JobPhase.RECOVERING:
-                short_s = min(max(RECOVER_S_MIN, job.recover_s), RECOVER_S_MAX)
+                short_s = max(RECOVER_S_MIN, job.recover_s)
                 if any(one.info.stops_alone for one in job.nodes.values()):
                     short_s = max(short_s, job.silence_s)  # Those who do not come have stopped.
                 long_s = max(short_s, job.patience_s)
@@ -570,7 +641,7 @@ class Rounds:
         if after_another:
             job.term = status.term + 1
         if after_another or claims(status):
-            job.recover_s = max(job.recover_s, 2 * status.away_s)
+            job.recover_s = min(RECOVER_S_MAX, max(job.recover_s, 2 * status.away_s))
         ahead = self._is_ahead(status)
         job.generation = max(job.generation, heard_generation(status))
         job.fence = max(job.fence, status.fence)

@@ -49,6 +49,7 @@ import msgspec
 from holdfast.core.liveness import AttendedClock, Liveness, StopDeadline
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick, brief
 from holdfast.core.protocol import (
+    MALFORMED,
     JobOutcome,
     JobSettings,
     NodeInfo,
@@ -69,6 +70,7 @@ from holdfast.core.rounds import (
     Rounds,
     WaitTimers,
     is_held,
+    sound_job,
     view_for_node,
     view_for_outsider,
 )
@@ -83,6 +85,7 @@ from holdfast.core.session import (
     StatusChanged,
     what_is_heard,
 )
+from holdfast.printable import quoted
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -585,9 +588,11 @@ class SharedStateSession:
     def _view_of(self, rounds: Rounds, me: Node) -> View | None:
         job, info = rounds.job, me.info
         if info.incarnation in job.departed:  # It leaves, or was replaced.
-            fate = job.retired[info.incarnation]
+            fate = job.retired.get(info.incarnation)
+            if fate is None or not fate.superseded:
+                return None
             refused = (NodeRole.REFUSED, fate.why, RefusalReason.REPLACED)
-            return view_for_outsider(job, info, *refused) if fate.superseded else None
+            return view_for_outsider(job, info, *refused)
         recovering = job.phase is JobPhase.RECOVERING  # All keep on until it is decided.
         return None if recovering else view_for_node(job, rounds.rank_table, info)
 
@@ -776,9 +781,9 @@ def decode(state: bytes) -> Job:
     if not state.startswith(STATE_MARK):
         raise ValueError("it does not begin like a job of this version of Holdfast")
     try:
-        return _decoder.decode(memoryview(state)[len(STATE_MARK) :])
-    except msgspec.MsgspecError as problem:
-        raise ValueError(str(problem)) from None
+        return sound_job(_decoder.decode(memoryview(state)[len(STATE_MARK) :]))
+    except MALFORMED as problem:
+        raise ValueError(quoted(str(problem))) from None
 
 
 def _content(view: View) -> View:

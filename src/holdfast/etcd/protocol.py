@@ -39,6 +39,7 @@ from holdfast.core.etcd.calls import (
     Txn,
     TxnDone,
 )
+from holdfast.core.protocol import MALFORMED
 from holdfast.printable import one_line, quoted
 
 RANGE, DELETE_RANGE = "/v3/kv/range", "/v3/kv/deleterange"
@@ -170,7 +171,7 @@ def decode_refusal(status: int, body: bytes) -> Refusal:
     """Return what an answer that is not a success means."""
     try:
         error = _error.decode(body)
-    except msgspec.MsgspecError:
+    except MALFORMED:
         error = _Error()
     if error.text and error.text != "Not Found":  # Which is said of an unknown path.
         return _classify(error.text, error.grpc_code)
@@ -410,7 +411,7 @@ def decode(request: Request, status: int, body: bytes) -> Answer | Refusal:
         if body.startswith(b'{"error"'):
             return _missing_lease(request, decode_refusal(status, body))
         return KeptAlive(max(_lease_line.decode(body).result.TTL, 0))
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         return _not_understood(error, body)
 
 
@@ -419,7 +420,7 @@ def decode_token(status: int, body: bytes) -> str | Refusal:
     if status == OK:
         try:
             return _authenticated.decode(body).token
-        except msgspec.MsgspecError as error:
+        except MALFORMED as error:
             return _not_understood(error)
     refusal = decode_refusal(status, body)
     return "" if refusal.code is ErrorCode.AUTH_NOT_ENABLED else refusal
@@ -429,7 +430,7 @@ def decode_line(line: bytes) -> WatchEvents | Refusal:
     """Return what one line of a watch means."""
     try:
         answer = _watch_line.decode(line)
-    except msgspec.MsgspecError as error:
+    except MALFORMED as error:
         return _not_understood(error, line)
     result, failed = answer.result, answer.error
     if failed is not None and failed.message:

@@ -22,6 +22,7 @@ from holdfast.coordinator.connect import ConnectFailed
 from holdfast.core.etcd.calls import (
     Get,
     KeysChanged,
+    ReportUnreadable,
     RequestAnswered,
     SendRequest,
     StartWatch,
@@ -343,6 +344,11 @@ class EtcdConnector:
                     self._closed(why, permanent=permanent)
                 case ReportLeft():
                     self._left.set()
+                case ReportUnreadable(key, node, why):
+                    whose = f"of the node {node!r} " if node else ""
+                    console.warning(
+                        f"the record {whose}in etcd is ignored: {why} ({key.decode(errors='replace')})"
+                    )
         self._schedule()
 
     async def _call(self, sent: SendRequest, cause: str) -> None:

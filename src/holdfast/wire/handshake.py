@@ -199,7 +199,9 @@ class ServerHandshake(_Handshake):
 
     def _challenge(self, hello: Hello) -> bytes:
         if hello.magic != MAGIC:
-            raise NotOurProtocol(f"the first message has {quoted(hello.magic)!r}, not {MAGIC!r}")
+            raise NotOurProtocol(
+                f"the first message has {quoted(repr(hello.magic))}, not {MAGIC!r}"
+            )
         offered = (hello.version_min, hello.version_max)
         version = min(hello.version_max, self._versions[1])
         if version < max(hello.version_min, self._versions[0]):

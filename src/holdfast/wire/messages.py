@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.protocol import (
+    MALFORMED,
     NODE_ID_CHARS_MAX,
     RUN_ID_CHARS_MAX,
     Ack,
@@ -204,10 +205,6 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Message).decode
 _decode_handshake = msgspec.msgpack.Decoder(HandshakeMessage).decode
 
-# Besides its own errors msgspec lets through what Python says of text that is not UTF-8 and of
-# things that are nested too deep.
-_MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
-
 
 def encode(message: Message) -> bytes:
     """Return the body of the frame for a message.
@@ -227,7 +224,7 @@ def decode(body: bytes | bytearray | memoryview) -> Message:
     """Return the message that a frame's body holds, or raise `BadMessage`."""
     try:
         message: Message = _decode(body)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise BadMessage(f"invalid message: {quoted(str(error))}") from None
     try:
         if isinstance(message, (Heartbeat, Ack)):
@@ -247,7 +244,7 @@ def decode_handshake(body: bytes | bytearray | memoryview) -> HandshakeMessage:
     """Do the same until the handshake is done: a stranger's bytes become nothing but these."""
     try:
         message: HandshakeMessage = _decode_handshake(body)
-    except _MALFORMED as error:
+    except MALFORMED as error:
         raise BadMessage(f"no message of the handshake: {quoted(str(error))}") from None
     return message
 

@@ -220,7 +220,15 @@ class StopWatch(Effect):
     number: int
 
 
-EtcdEffect = SendRequest | StartWatch | StopWatch
+class ReportUnreadable(Effect):
+    """Tell the person that what is stored for a node cannot be used, and is ignored."""
+
+    key: bytes
+    node: str
+    why: str
+
+
+EtcdEffect = SendRequest | StartWatch | StopWatch | ReportUnreadable
 
 # Events for the machines.
 

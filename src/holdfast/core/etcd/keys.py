@@ -11,28 +11,36 @@
 
 All but what is on a node's own lease is on the lease of the job, which leaders keep alive: so
 nothing stays for ever, and whatever belongs to one node goes with it. Names are quoted, so that
-none can reach outside its place. A value that cannot be read is None, never an error: another
-version, or another program, may have written it.
+none can reach outside its place. Values are checked like messages of the wire (`core.protocol`): another
+version, another program or anybody who has the same user at etcd may have written them.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
+from msgspec import Meta
 
-from holdfast.core.etcd.calls import Get, end_of_prefix
-from holdfast.core.protocol import Status, View
-from holdfast.core.rounds import Job  # noqa: TC001 (msgspec reads the annotation)
+from holdfast.core.etcd.calls import Get, ReportUnreadable, end_of_prefix
+from holdfast.core.protocol import MALFORMED, Count, Status, View, sound_status, sound_view
+from holdfast.core.rounds import Job, sound_job
+from holdfast.printable import quoted
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MARK = b"hf2"
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 """Of an uncompressed record; far above what etcd accepts compressed."""
 COMPRESS_FROM_BYTES = 4096
+UNREADABLE_MAX = 64  # Keys that are told of.
 ROLL_CALL_DIGITS_MAX = 18  # A number of 64 bits, whatever its digits.
 
+Lease = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 T = TypeVar("T")
 
 
@@ -40,14 +48,14 @@ class NodeRecord(msgspec.Struct, frozen=True):
     """A node's status, and the last roll call that it has seen."""
 
     status: Status
-    call: int = 0
+    call: Count = 0
 
 
 class JobRecord(msgspec.Struct, frozen=True):
     """A job as it is stored, and the lease it is on."""
 
     job: Job
-    lease: int
+    lease: Lease
 
 
 class JobKeys:
@@ -98,6 +106,11 @@ _encoder = msgspec.msgpack.Encoder()
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {
     kind: msgspec.msgpack.Decoder(kind) for kind in (NodeRecord, JobRecord, View)
 }
+_checks: dict[Any, Callable[[Any], Any]] = {
+    NodeRecord: lambda record: NodeRecord(sound_status(record.status), record.call),
+    JobRecord: lambda record: JobRecord(sound_job(record.job), record.lease),
+    View: sound_view,
+}
 
 
 def pack(record: NodeRecord | JobRecord | View) -> bytes:
@@ -108,25 +121,53 @@ def pack(record: NodeRecord | JobRecord | View) -> bytes:
     return MARK + b"z" + zlib.compress(body, 1)
 
 
-def unpack(kind: type[T], value: bytes) -> T | None:
-    """Return a record of this kind, or None if the value is not one."""
+def read_record(kind: type[T], value: bytes) -> T:
+    """Return a record of this kind; raise `ValueError`, with why, if the value is not one."""
     start = len(MARK) + 1
     try:
         if value[:start] == MARK + b"z":
             inflating = zlib.decompressobj()
             body = inflating.decompress(memoryview(value)[start:], RECORD_BYTES_MAX)
             if not inflating.eof:
-                return None
+                raise ValueError("it is not whole, or too large")
         elif value[:start] == MARK + b"=":
             body = value[start:]
         else:
-            return None
-        record: T = _decoders[kind].decode(body)
-    except (msgspec.MsgspecError, zlib.error, ValueError, RecursionError):
-        return None  # The last two are for invalid UTF-8 and for too deep nesting.
+            raise ValueError("it begins otherwise")
+        record: T = _checks[kind](_decoders[kind].decode(body))
+    except (*MALFORMED, zlib.error) as problem:
+        raise ValueError(quoted(str(problem))) from None
     return record
+
+
+def unpack(kind: type[T], value: bytes) -> T | None:
+    """Return a record of this kind, or None if the value is not one."""
+    try:
+        return read_record(kind, value)
+    except ValueError:
+        return None
 
 
 def roll_call_number(value: bytes) -> int:
     """Return the number of a stored roll call, or 0 if the value is not one."""
     return int(value) if value.isdigit() and len(value) <= ROLL_CALL_DIGITS_MAX else 0
+
+
+class UnreadableKeys:
+    """What is stored for nodes and cannot be used: each key is told of once."""
+
+    def __init__(self, keys: JobKeys) -> None:
+        self._keys = keys
+        self._told: set[bytes] = set()
+        self._untold: list[ReportUnreadable] = []
+
+    def add(self, key: bytes, why: str) -> None:
+        if key not in self._told and len(self._told) < UNREADABLE_MAX:
+            self._told.add(key)
+            peer = self._keys.peer_of(key)
+            self._untold.append(ReportUnreadable(key, peer[0] if peer is not None else "", why))
+
+    def take(self) -> list[ReportUnreadable]:
+        """Return what is to be told now."""
+        untold, self._untold = self._untold, []
+        return untold

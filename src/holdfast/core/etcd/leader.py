@@ -78,8 +78,10 @@ from holdfast.core.etcd.keys import (
     JobKeys,
     JobRecord,
     NodeRecord,
+    UnreadableKeys,
     get_prefix,
     pack,
+    read_record,
     roll_call_number,
     unpack,
 )
@@ -602,6 +604,7 @@ class Leadership:
         self._strict = strict
         self._make = rounds
         self._takeover = TakeoverRollCall(keys)
+        self._unreadable = UnreadableKeys(keys)
         self._own_incarnation = 0
         self._cause = ""
         self._requests: dict[int, _Purpose] = {}
@@ -628,7 +631,7 @@ class Leadership:
         """Take in one event; return what must now be done, in order."""
         state = self.state
         self._cause = cause
-        effects = self._handle(now, event)
+        effects = self._handle(now, event) + self._unreadable.take()
         if effects or self.state is not state:
             self.story.record(now, state, event, effects, cause)
         return effects
@@ -721,11 +724,12 @@ class Leadership:
             return self._hand_over()
         job, roll_call, nodes, _views = read.results
         self._job_revision = job[0].mod_revision if job else 0
-        record = unpack(JobRecord, job[0].value) if job else None
-        if job and record is None:
+        try:
+            record = read_record(JobRecord, job[0].value) if job else None
+        except ValueError as problem:
             why = (
-                f"{self._keys.job.decode()} does not hold a job of this version of Holdfast: "
-                "another program or version uses the same keys"
+                f"{self._keys.job.decode()} does not hold a job of this version of Holdfast "
+                f"({problem}): another program or version uses the same keys"
             )
             return [FailSession(Problem(ProblemKind.REFUSED, why))]
         number = roll_call_number(roll_call[0].value) if roll_call else 0
@@ -751,9 +755,9 @@ class Leadership:
         _job, roll_call, nodes, views = read.results
         reports: list[NodeReported] = []
         for one in sorted(nodes, key=lambda one: one.create_revision):
-            node = unpack(NodeRecord, one.value)
-            if node is not None and node.status.run_id == self._run_id:
-                reports.append(NodeReported(node.status, node.call))
+            report = self._report_at(one.key, one.value)
+            if report is not None:
+                reports.append(report)
         alive = {(one.status.info.node, one.status.info.incarnation) for one in reports}
         self.led = led = LedJob(
             now,
@@ -832,15 +836,27 @@ class Leadership:
                 pending.forget(*peer)
                 lost[peer] = NodeLost(*peer, self._lost_why())
                 continue
-            record = unpack(NodeRecord, change.value)
-            if record is not None and record.status.run_id == self._run_id:
+            report = self._report_at(change.key, change.value)
+            if report is not None:
                 if peer in lost:  # It is back, and its report comes after its loss.
                     views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
                     lost = {}
                 self._alive.add(peer)
-                views += led.handle(now, NodeReported(record.status, record.call))
+                views += led.handle(now, report)
         views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
         return self._decided(views)
+
+    def _report_at(self, key: bytes, value: bytes) -> NodeReported | None:
+        """Return what a node stored; None, and it is said once, if that cannot be used."""
+        try:
+            record = read_record(NodeRecord, value)
+            info, run_id = record.status.info, record.status.run_id
+            if run_id != self._run_id or self._keys.peer_of(key) != (info.node, info.incarnation):
+                raise ValueError(f"it is of {info.node!r}, of the job {run_id!r}")
+        except ValueError as problem:
+            self._unreadable.add(key, str(problem))
+            return None
+        return NodeReported(record.status, record.call)
 
     def _lost_why(self) -> str:
         return f"no sign of life for {self._lease_s:g} s, or it ended"

@@ -73,8 +73,10 @@ from holdfast.core.etcd.keys import (
     JobKeys,
     JobRecord,
     NodeRecord,
+    UnreadableKeys,
     get_prefix,
     pack,
+    read_record,
     roll_call_number,
     unpack,
 )
@@ -246,6 +248,7 @@ class EtcdSession:
         self._roll_call = 0
         self._answer_due = False
         self._leave_requested = False
+        self._unreadable = UnreadableKeys(self.keys)
         self._cause = ""
         self.story = Story("etcd", node=info.node)
         self.leadership = Leadership(
@@ -287,7 +290,9 @@ class EtcdSession:
                 return self._answered(now, purpose, answer)
             case KeysChanged(number, changes):
                 if number == self._views_watch:
-                    return [one for each in changes for one in self._deliver_view(each.value)]
+                    return [
+                        one for each in changes for one in self._deliver_view(each.key, each.value)
+                    ]
                 if number == self._shared_watch:
                     return self._shared_changed(now, changes)
                 return self._lead(now, event)
@@ -385,7 +390,7 @@ class EtcdSession:
                 self._note_roll_call(one.value)
         effects += self._lead(now, SessionUp(self._lease, leader))
         for one in answer.results[1]:
-            effects += self._deliver_view(one.value)
+            effects += self._deliver_view(one.key, one.value)
         return effects
 
     # The node's status.
@@ -523,9 +528,17 @@ class EtcdSession:
 
     # Views and roll calls.
 
-    def _deliver_view(self, value: bytes | None) -> list[SessionEffect]:
-        view = unpack(View, value) if value is not None else None
-        return [DeliverMessage(view)] if view is not None and view.run_id == self._run_id else []
+    def _deliver_view(self, key: bytes, value: bytes | None) -> list[SessionEffect]:
+        if value is None:
+            return []
+        try:
+            view = read_record(View, value)
+            if (view.run_id, view.node) != (self._run_id, self._node):
+                raise ValueError(f"it is for {view.node!r}, of the job {view.run_id!r}")
+        except ValueError as problem:
+            self._unreadable.add(key, str(problem))
+            return [*self._unreadable.take()]
+        return [DeliverMessage(view)]
 
     def _shared_changed(self, now: float, changes: tuple[Change, ...]) -> list[SessionEffect]:
         effects: list[SessionEffect] = []
@@ -596,7 +609,7 @@ class EtcdSession:
             Delete(one, end_of_prefix(one)) for one in (keys.views, keys.store, keys.shared)
         ]
         if record is not None and record.job.outcome is None:
-            left = msgspec.structs.replace(record.job, nodes={}, restarts=0)
+            left = msgspec.structs.replace(record.job, nodes={}, held_back={}, restarts=0)
             unneeded.append(Put(keys.job, pack(JobRecord(left, record.lease)), record.lease))
         fence = (
             Compare(keys.leader, Field.CREATE, 0),

@@ -43,9 +43,20 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
+from holdfast.core.protocol import (
+    EXITCODE_MAX,
+    LOCAL_WORLD_SIZE_MAX,
+    MALFORMED,
+    PID_MAX,
+    Count,
+    WorkerRank,
+)
+from holdfast.printable import quoted
 from holdfast.processes.failures.error_file import write_whole
 from holdfast.processes.failures.failure import (
     NOT_AVAILABLE,
@@ -60,15 +71,15 @@ VERSION = 1
 class FailedWorker(msgspec.Struct, frozen=True, kw_only=True):
     """One failed worker; the module's docstring explains the keys."""
 
-    rank: int
-    local_rank: int
+    rank: WorkerRank
+    local_rank: Annotated[int, Meta(ge=-1, lt=LOCAL_WORLD_SIZE_MAX)]
     host: str
-    pid: int
-    exitcode: int
+    pid: Annotated[int, Meta(ge=-1, le=PID_MAX)]
+    exitcode: Annotated[int, Meta(ge=-EXITCODE_MAX, le=EXITCODE_MAX)]
     signal: str
     ending: str
     time: str
-    time_ns: int
+    time_ns: Count
     consequence: bool
     detail: str
     message: str
@@ -201,8 +212,8 @@ def unpack(packed: bytes) -> dict[int, ProcessFailure]:
     """Return the failures by global rank; the first one is no consequence of any other."""
     try:
         workers = msgspec.msgpack.decode(packed, type=list[FailedWorker])
-    except msgspec.MsgspecError as problem:
-        raise BadReport(f"a failure report that cannot be read: {problem}") from None
+    except MALFORMED as problem:
+        raise BadReport(f"a failure report that cannot be read: {quoted(str(problem))}") from None
     if not workers:
         raise BadReport("a failure report without a failure")
     return {

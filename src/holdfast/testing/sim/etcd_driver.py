@@ -16,6 +16,7 @@ from holdfast.core.etcd.calls import (
     Answer,
     Get,
     KeysChanged,
+    ReportUnreadable,
     Request,
     RequestAnswered,
     SendRequest,
@@ -163,6 +164,8 @@ class EtcdAgent(Agent):
                     self._session_event(Disconnected(why, permanent))
                 case ReportLeft():
                     self._go()
+                case ReportUnreadable():
+                    raise AssertionError(f"nobody else writes here: {effect}")
         if self.alive:
             self.arm(self.etcd_session.next_deadline(self.clock))
 
