@@ -374,7 +374,8 @@ class Job:
         size = self._ledger.stat().st_size
         with self._ledger.open("rb") as ledger:
             ledger.seek(max(0, size - 32768))
-            lines = ledger.read().decode().splitlines()[1:]
+            # The first line may be cut, and the last one just being written.
+            lines = ledger.read().decode().split("\n")[1:-1]
         return [one for one in read_ledger(lines) if one.at_s >= since]
 
     def _left(self) -> list[str]:
