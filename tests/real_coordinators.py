@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from holdfast.coordinator.agent_connection import JoinRefused
     from holdfast.core.coordinated_supervision import CoordinatorLost
+    from holdfast.wire.sealing import Seal
 
 PATIENCE_S = 20.0  # Only a test that fails waits for so long.
 LOCAL = "127.0.0.1"
@@ -138,11 +139,14 @@ class Coordinator:
 class RawClient:
     """A client in small steps, for what no honest one does."""
 
-    def __init__(self, port: int, host: str = LOCAL, token: bytes | None = None) -> None:
+    def __init__(
+        self, port: int, host: str = LOCAL, token: bytes | None = None, run_id: str = "job"
+    ) -> None:
         self.socket = socket.create_connection((host, port), timeout=PATIENCE_S)
         self._reader = FrameReader(STATUS_FRAME_BYTES_MAX)
         self._bodies: list[bytes] = []
-        self._token = token
+        self._handshake = ClientHandshake(token, run_id=run_id, host=host, port=port)
+        self._seals: tuple[Seal, Seal] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -152,20 +156,28 @@ class RawClient:
 
     def shake_hands(self) -> RawClient:
         """Do the handshake."""
-        handshake = ClientHandshake(self._token)
-        self.socket.sendall(handshake.start())
-        while not handshake.done:
-            message = self.hear()
-            assert message is not None
-            self.socket.sendall(handshake.receive(message))
+        self.socket.sendall(self._handshake.start())
+        while not self._handshake.done:
+            body = self.next_body()
+            assert body is not None
+            self.socket.sendall(self._handshake.receive(body))
+        self._seals = self._handshake.seals
         return self
 
     def say(self, message: Message) -> None:
         """Send a message."""
-        self.socket.sendall(encode_frame(message))
+        frame = encode_frame(message)
+        self.socket.sendall(self._seals[0].seal(frame) if self._seals else frame)
 
     def hear(self) -> Message | None:
         """Return the next message, or None if the connection is closed."""
+        body = self.next_body()
+        if body is not None and self._seals is not None:
+            body = self._seals[1].open(body)
+        return None if body is None else decode(body)
+
+    def next_body(self) -> bytes | None:
+        """Return the body of the next frame as it came."""
         while not self._bodies:
             try:
                 data = self.socket.recv(65536)
@@ -174,4 +186,4 @@ class RawClient:
             if not data:
                 return None
             self._bodies = self._reader.feed(data)
-        return decode(self._bodies.pop(0))
+        return self._bodies.pop(0)

@@ -1,6 +1,6 @@
 """A fleet of agents' connections on one coordinator: how long a round takes, and a restart.
 
-    fleet.py AGENTS LIMIT_S [PAUSE_S]
+    fleet.py AGENTS LIMIT_S [PAUSE_S [TOKEN]]
 
 The coordinator has a process of its own. All agents are in this one: the real handshake, the real
 machine of a node's membership and heartbeats every second, but no asyncio and no workers, so that
@@ -38,7 +38,7 @@ from holdfast.core.session import Connected, Send, Session, SessionTimeouts, Sta
 from holdfast.net.listening import try_bind
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
-from holdfast.wire.messages import decode, decode_handshake
+from holdfast.wire.messages import decode
 
 RUN_ID = "fleet"
 # The defaults of a job.
@@ -56,7 +56,7 @@ class Agent:
 
     __slots__ = ("beat", "generation", "handshake", "link", "membership", "reader")
 
-    def __init__(self, number: int, settings: JobSettings) -> None:
+    def __init__(self, number: int, port: int, settings: JobSettings, token: bytes | None) -> None:
         self.membership = Session(
             time.monotonic(),
             run_id=RUN_ID,
@@ -65,7 +65,7 @@ class Agent:
             timeouts=SessionTimeouts(),
             draw=random.random,
         )
-        self.handshake = ClientHandshake(None)
+        self.handshake = ClientHandshake(token, run_id=RUN_ID, host="127.0.0.1", port=port)
         self.reader = FrameReader()
         self.generation = -1
         self.beat = b""
@@ -85,10 +85,14 @@ class Agent:
         before = self.generation
         for body in self.reader.feed(data):
             if not self.handshake.done:
-                self.link.send(self.handshake.receive(decode_handshake(body)))
+                self.link.send(self.handshake.receive(body))
                 if self.handshake.done:
                     self._perform(Connected())
-            elif b"\xa4view" in body[:16]:  # An acknowledgement changes nothing here.
+                continue
+            seals = self.handshake.seals
+            if seals is not None:
+                body = seals[1].open(body)  # noqa: PLW2901 (it is the same, without its tag)
+            if b"\xa4view" in body[:16]:  # An acknowledgement changes nothing here.
                 view = decode(body)
                 assert isinstance(view, View)
                 self._perform(view)
@@ -96,6 +100,10 @@ class Agent:
                     self.generation = view.generation
                     self._perform(StatusChanged(NodePhase.RUNNING, view.generation))
         return self.generation > before
+
+    def send(self, frame: bytes) -> None:
+        seals = self.handshake.seals
+        self.link.send(frame if seals is None else seals[0].seal(frame))
 
     def fail(self) -> None:
         node = self.membership.status.info.node
@@ -105,7 +113,7 @@ class Agent:
     def _perform(self, event: Connected | StatusChanged | View) -> None:
         for effect in self.membership.handle(time.monotonic(), event):
             if isinstance(effect, Send):
-                self.link.send(encode_frame(effect.message))
+                self.send(encode_frame(effect.message))
         status, view = self.membership.status, self.membership.view
         self.beat = encode_frame(
             Heartbeat(
@@ -122,9 +130,9 @@ class Agent:
 class Fleet:
     """All agents, driven by one loop."""
 
-    def __init__(self, port: int, count: int, deadline: float) -> None:
+    def __init__(self, port: int, count: int, deadline: float, token: bytes | None) -> None:
         settings = JobSettings(min_nodes=count, max_nodes=count, max_restarts=RESTARTS)
-        self.agents = [Agent(number, settings) for number in range(count)]
+        self.agents = [Agent(number, port, settings, token) for number in range(count)]
         self._port = port
         self._deadline = deadline
         self._poll = select.epoll()
@@ -162,7 +170,7 @@ class Fleet:
         while self._beats and self._beats[0][0] <= now:
             _, agent = self._beats.popleft()
             if agent.beat:
-                agent.link.send(agent.beat)
+                agent.send(agent.beat)
             self._beats.append((now + BEAT_S, agent))
         wait_s = min(wait_s, self._beats[0][0] - now)
         for fd, _ in self._poll.poll(max(0.0, wait_s)):
@@ -199,9 +207,9 @@ def cpu_s_of(pid: int) -> float:
         return int(stat.read().split()[0]) / 1e9
 
 
-def serve(listener: socket.socket) -> None:
+def serve(listener: socket.socket, token: bytes | None) -> None:
     async def forever() -> None:
-        server = CoordinatorServer(listener, silence_s=SILENCE_S, grace_s=GRACE_S)
+        server = CoordinatorServer(listener, silence_s=SILENCE_S, grace_s=GRACE_S, token=token)
         await asyncio.Event().wait()
         del server
 
@@ -212,6 +220,7 @@ def serve(listener: socket.socket) -> None:
 def main() -> None:
     count, limit_s = int(sys.argv[1]), float(sys.argv[2])
     pause_s = float(sys.argv[3]) if len(sys.argv) > 3 else PAUSE_S
+    token = sys.argv[4].encode() if len(sys.argv) > 4 else None
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     listener = try_bind("127.0.0.1", 0, is_host=True)
@@ -220,13 +229,13 @@ def main() -> None:
     server = os.fork()
     if server == 0:
         try:
-            serve(listener)
+            serve(listener, token)
         finally:
             os._exit(1)
     listener.close()
     gc.disable()  # What this process does besides is to be little.
     try:
-        fleet = Fleet(port, count, time.monotonic() + limit_s)
+        fleet = Fleet(port, count, time.monotonic() + limit_s, token)
         found: object = measure(fleet, server, pause_s)
     except TimeoutError:
         found = None

@@ -12,6 +12,7 @@ from wire_strategies import anything, messages
 
 from holdfast.wire.errors import (
     BadMessage,
+    BrokenSeal,
     EmptyFrame,
     FrameTooLarge,
     HandshakeRefused,
@@ -22,6 +23,7 @@ from holdfast.wire.frames import HEADER_BYTES, FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake, ServerHandshake
 from holdfast.wire.limits import HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import (
+    PROTOCOL_VERSION,
     Challenge,
     Goodbye,
     HandshakeMessage,
@@ -236,25 +238,29 @@ def test_any_first_bytes(first: bytes) -> None:
         assert str(found).isprintable()
 
 
-def message_in(frame: bytes) -> Message:
+def body_in(frame: bytes) -> bytes:
     (body,) = FrameReader(HANDSHAKE_FRAME_BYTES_MAX).feed(frame)
-    return decode(body)
+    return body
+
+
+def message_in(frame: bytes) -> Message:
+    return decode(body_in(frame))
 
 
 def shake(client: ClientHandshake, server: ServerHandshake) -> None:
-    challenge = server.receive(message_in(client.start()))
-    proof = client.receive(message_in(challenge))
-    client.receive(message_in(server.receive(message_in(proof))))
+    challenge = server.receive(body_in(client.start()))
+    proof = client.receive(body_in(challenge))
+    client.receive(body_in(server.receive(body_in(proof))))
 
 
 @untimed
-@given(tokens, tokens, st.booleans())
+@given(tokens, tokens, st.booleans(), st.text(max_size=3))
 def test_two_sides_agree_if_and_only_if_their_tokens_do(
-    mine: bytes | None, theirs: bytes | None, alike: bool
+    mine: bytes | None, theirs: bytes | None, alike: bool, run_id: str
 ) -> None:
     if alike:
         theirs = mine
-    client, server = ClientHandshake(mine), ServerHandshake(theirs)
+    client, server = ClientHandshake(mine, run_id=run_id), ServerHandshake(theirs)
     refused = outcome(shake, client, server)
     assert client.done is server.done is (mine == theirs)
     if mine != theirs:
@@ -287,14 +293,14 @@ handshake_messages: SearchStrategy[Message] = st.one_of(
     st.builds(Hello, nonce=nonces),
     st.builds(
         Challenge,
-        version=st.just(1),
+        version=st.just(PROTOCOL_VERSION),
         nonce=nonces,
         token_wanted=st.booleans(),
         proof=st.binary(max_size=64),
     ),
     st.builds(Proof, proof=st.binary(max_size=64)),
     st.just(Proof()),
-    st.just(Welcome(version=1)),
+    st.just(Welcome(version=PROTOCOL_VERSION)),
 )
 
 
@@ -309,7 +315,8 @@ def test_whoever_does_not_know_the_token_never_gets_in(
     heard = [] if isinstance(machine, ServerHandshake) else [message_in(machine.start())]
     for message in said:
         again = data.draw(st.sampled_from(heard)) if echo and heard else None
-        reply = outcome(machine.receive, given_back(message, again) if again else message)
+        said_now = given_back(message, again) if again else message
+        reply = outcome(machine.receive, encode(said_now))
         assert not machine.done
         if isinstance(reply, WireError):
             assert str(reply).isprintable()
@@ -336,10 +343,68 @@ def test_without_a_token_any_order_of_messages_is_taken_or_refused(
     machine: ClientHandshake | ServerHandshake
     machine = ServerHandshake(None) if serving else ClientHandshake(None)
     for message in said:
-        reply = outcome(machine.receive, message)
+        reply = outcome(machine.receive, encode(message))
         if isinstance(reply, WireError):
             assert str(reply).isprintable()
         elif machine.done:
             return
         else:
             message_in(reply)
+
+
+changes = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "cut", "add", "drop", "repeat", "swap", "turn"]), st.integers(0)
+    ),
+    max_size=3,
+)
+
+
+def changed(frames: list[bytes], others: list[bytes], what: str, at: int) -> list[bytes]:
+    """Do to the frames of one side what somebody in between can; `others` are those of the other."""
+    if not frames:
+        return frames
+    at, where = at % len(frames), at // len(frames)
+    before, one, after = frames[:at], frames[at], frames[at + 1 :]
+    where %= len(one)
+    match what:
+        case "flip":
+            return [*before, one[:where] + bytes([one[where] ^ 1]) + one[where + 1 :], *after]
+        case "cut":
+            return [*before, one[: where or 1], *after]
+        case "add":
+            return [*before, one + b"x", *after]
+        case "drop":
+            return before + after
+        case "repeat":
+            return [*before, one, one, *after]
+        case "swap":
+            return [*before, *after[:1], one, *after[1:]]
+    return [*before, others[at % len(others)], *after]
+
+
+@untimed
+@given(st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=6), changes)
+def test_only_what_was_sealed_is_ever_taken_and_in_that_order(
+    bodies: list[bytes], done: list[tuple[str, int]]
+) -> None:
+    client, server = ClientHandshake(b"token"), ServerHandshake(b"token")
+    shake(client, server)
+    assert server.seals is not None
+    sent, others = (
+        [machine.seals[0].seal(framed(body))[HEADER_BYTES:] for body in bodies]  # type: ignore[index]
+        for machine in (client, server)
+    )
+    arrived = sent
+    for what, at in done:
+        arrived = changed(arrived, others, what, at)
+    taken = []
+    for body in arrived:
+        found = outcome(server.seals[1].open, body)
+        if isinstance(found, BrokenSeal):
+            break
+        taken.append(found)
+    unharmed = next(
+        (at for at, (a, b) in enumerate(zip(arrived, sent, strict=False)) if a != b), len(arrived)
+    )
+    assert taken == bodies[:unharmed]

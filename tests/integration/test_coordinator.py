@@ -115,7 +115,7 @@ def test_two_jobs_on_one_endpoint_know_nothing_of_each_other() -> None:
                 assert until(one, member).run_id == one.run_id
             jobs[0][0].report(NodePhase.FAILED, 0)
             until(jobs[0][1], lambda view: view.generation == 1)
-            with RawClient(coordinator.port).shake_hands() as asking:
+            with RawClient(coordinator.port, run_id="").shake_hands() as asking:
                 asking.say(StatusRequest(id=7))
                 answer = asking.hear()
             assert isinstance(answer, StatusReply)
@@ -257,7 +257,7 @@ def forms_a_round(port: int) -> None:
         b"GET / HTTP/1.1\r\n\r\n",
         b"\x00\x00\x00\x05nope!",
         b"\x7f\xff\xff\xff" + b"x" * 100,
-        b"\x00\x00\x20\x00" + b"x" * 100,
+        b"\x00\x00\x40\x00" + b"x" * 100,
         b"\x00\x00\x00\x00",
     ],
 )

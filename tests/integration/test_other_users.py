@@ -10,7 +10,6 @@ from holdfast.store.errors import DistNetworkError
 from holdfast.store.tcp.client import TCPStore
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ClientHandshake
-from holdfast.wire.messages import decode
 from other_users import STRANGER, as_user
 from real_jobs import Job
 from real_teams import OBEY, Cluster
@@ -47,7 +46,7 @@ def shake_hands(port: int) -> str:
         connection.sendall(handshake.start())
         while not handshake.done:
             for body in reader.feed(connection.recv(65536)):
-                connection.sendall(handshake.receive(decode(body)))
+                connection.sendall(handshake.receive(body))
     return "let in"
 
 

@@ -79,7 +79,8 @@ def build_parser() -> argparse.ArgumentParser:
         default="",
         metavar="K=V,...",
         help="settings, as for holdfast run: token_file, auth, tls_cert, tls_key, tls_ca, "
-        "keep_alive_interval, keep_alive_max_attempt, reconnect_grace, recover_timeout, state_file",
+        "advertised_port, keep_alive_interval, keep_alive_max_attempt, reconnect_grace, "
+        "recover_timeout, state_file",
     )
     parser.add_argument(
         "--state",
@@ -204,6 +205,7 @@ def _serve(
             silence_s=config.lost_after_s,
             grace_s=config.reconnect_grace,
             token=token,
+            advertised_port=config.advertised_port,
             tls=tls.for_server() if tls is not None else None,
             follows_another=True,
             recover_s=config.recover_timeout,

@@ -754,13 +754,14 @@ class CoordinatorConnection(AgentConnection):
         token: bytes | None,
         tls: TlsFiles | None,
         reconnect_grace_s: float = 0.2,
+        advertised_port: int | None = None,
         recover_s: float | None = None,
         state_file: str | None = None,
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
         self._host, self._port = endpoint_host, endpoint_port
         self._is_host, self._token, self._tls = is_host, token, tls
-        self._grace_s = reconnect_grace_s
+        self._grace_s, self._advertised_port = reconnect_grace_s, advertised_port
         self._recover_s, self._state_file = recover_s, state_file
         # With TLS a coordinator needs a certificate.
         self._may_host = is_host is not False and (tls is None or tls.can_serve or bool(is_host))
@@ -827,6 +828,7 @@ class CoordinatorConnection(AgentConnection):
         return CoordinatorConnector(
             self._host,
             self._port,
+            run_id=self.run_id,
             token=self._token,
             tls=self._client_tls,
             server_name=self._tls.server_name if self._tls is not None else None,
@@ -851,6 +853,8 @@ class CoordinatorConnection(AgentConnection):
             silence_s=self._timeouts.silence_s,
             grace_s=self._grace_s,
             token=self._token,
+            run_id=self.run_id,
+            advertised_port=self._advertised_port,
             tls=self._server_tls,
             follows_another=follows_another,
             host=self._info.node,

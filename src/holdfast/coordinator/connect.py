@@ -1,9 +1,9 @@
 """From an endpoint to a connection on which both sides have proven what they must.
 
-`CoordinatorConnector` is what all clients of one loop share: where to connect, and with which token
-and certificates. `ClientConnection` is one connection. Every way it can fail ends in one line for
-the user, and in whether retrying can help: a wrong token does not get right by waiting, a
-coordinator that is not there yet may come.
+`CoordinatorConnector` is what all clients of one loop share: where to connect, for which job, and
+with which token and certificates. `ClientConnection` is one connection. Every way it can fail ends
+in one line for the user, and in whether retrying can help: a wrong token does not get right by
+waiting, a coordinator that is not there yet may come.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
-from holdfast.wire.messages import Goodbye, Message, Part, PartTaken, decode, decode_handshake
+from holdfast.wire.messages import Goodbye, Message, Part, PartTaken, decode
 from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
+from holdfast.wire.sealing import TAG_BYTES
 from holdfast.wire.sniff import check_server_bytes, explain_silent_close
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.net.addresses import Address
+    from holdfast.wire.sealing import Seal
 
 CONNECT_S = 3.0
 HANDSHAKE_S = 10.0
@@ -65,7 +67,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_buffer", "_handshake", "_has_tls", "_heard", "_incoming", "_open", "_outgoing", "_reader",
-        "_transport", "ended", "heard_at", "on_closed", "on_message", "problem", "ready",
+        "_seals", "_transport", "ended", "heard_at", "on_closed", "on_message", "problem", "ready",
     )  # fmt: skip
 
     def __init__(self, connector: CoordinatorConnector) -> None:
@@ -79,10 +81,13 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._buffer = connector.read_buffer
         self._has_tls = connector.has_tls
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
-        self._handshake: ClientHandshake | None = ClientHandshake(connector.token)
+        self._handshake: ClientHandshake | None = ClientHandshake(
+            connector.token, run_id=connector.run_id, host=connector.host, port=connector.port
+        )
+        self._seals: tuple[Seal, Seal] | None = None
         self._transport: asyncio.Transport | None = None
         self._incoming = IncomingParts()
-        self._outgoing = OutgoingParts(0)
+        self._outgoing = OutgoingParts()
         self._heard = False
         self._open = True
 
@@ -101,11 +106,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     def send(self, message: Message) -> None:
         """Send a message; one that cannot be sent any more is lost, as its connection is."""
         kind = "status" if type(message) is Status else ""
-        self.send_bytes(self._outgoing.send(encode_frame(message), kind))
-
-    def send_bytes(self, frames: bytes) -> None:
-        if frames and self._open and self._transport is not None:
-            self._transport.write(frames)
+        self._send_frame(self._outgoing.send(encode_frame(message), kind))
 
     def abort(self) -> bool:
         """End the connection now; return whether there was one."""
@@ -120,9 +121,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._transport is None:
             return
         if self.is_open:
-            self._transport.write(self._outgoing.rest() + encode_frame(Goodbye(why=why)))
+            for frame in (*self._outgoing.rest(), encode_frame(Goodbye(why=why))):
+                self._send_frame(frame)
         self._open = False
         self._transport.close()
+
+    def _send_frame(self, frame: bytes) -> None:
+        if frame and self._open and self._transport is not None:
+            self._transport.write(self._seals[0].seal(frame) if self._seals is not None else frame)
 
     # For asyncio.
 
@@ -164,42 +170,48 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.ended.set_result(None)
 
     def _take(self, bodies: list[bytes]) -> None:
+        came = bool(bodies)
+        if self._handshake is not None:
+            bodies = self._shake_hands(self._handshake, bodies)
+        seals = self._seals
         for body in bodies:
-            if self._handshake is not None:
-                self._shake_hands(self._handshake, body)
-            else:
-                self._received(decode(body))
+            self._received(decode(seals[1].open(body) if seals is not None else body))
             if not self._open:
                 return
-        if bodies and self._reader.buffered_bytes:
+        if came and self._reader.buffered_bytes:
+            # What came with the last frame is judged anew: it may be longer now, or it is a fault.
             self._take(self._reader.feed(b""))
 
     def _received(self, message: Message) -> None:
         if type(message) is Part:
-            self.send_bytes(TAKEN)
+            self._send_frame(TAKEN)
             body = self._incoming.take(message)
             if body is None:
                 return
             message = decode(body)
         if type(message) is PartTaken:
-            self.send_bytes(self._outgoing.taken())
+            self._send_frame(self._outgoing.taken())
         elif type(message) is Goodbye:
             why = quoted(message.why) or "the coordinator closed the connection"
             self._end(ConnectFailed(why))
         elif self.on_message is not None:
             self.on_message(message)
 
-    def _shake_hands(self, handshake: ClientHandshake, body: bytes) -> None:
-        reply = handshake.receive(decode_handshake(body))
-        if reply:
-            assert self._transport is not None
-            self._transport.write(reply)
-        if handshake.done:
-            self._handshake = None
-            self._outgoing = OutgoingParts(handshake.version)
-            self._reader.frame_bytes_max = FRAME_BYTES_MAX
-            if not self.ready.done():
-                self.ready.set_result(None)
+    def _shake_hands(self, handshake: ClientHandshake, bodies: list[bytes]) -> list[bytes]:
+        """Go on with the handshake; return what came after it."""
+        for at, body in enumerate(bodies):
+            reply = handshake.receive(body)
+            if reply:
+                assert self._transport is not None
+                self._transport.write(reply)
+            if handshake.done:
+                self._handshake = None
+                self._seals = handshake.seals
+                self._reader.frame_bytes_max = FRAME_BYTES_MAX + TAG_BYTES
+                if not self.ready.done():
+                    self.ready.set_result(None)
+                return bodies[at + 1 :]
+        return []
 
     def _loss(self, exc: Exception | None) -> ConnectFailed:
         if self._handshake is None:
@@ -236,6 +248,7 @@ class CoordinatorConnector:
         host: str,
         port: int,
         *,
+        run_id: str,
         token: bytes | None = None,
         tls: ssl.SSLContext | None = None,
         server_name: str | None = None,
@@ -243,6 +256,7 @@ class CoordinatorConnector:
     ) -> None:
         self.host = host
         self.port = port
+        self.run_id = run_id
         self.token = token
         self.has_tls = tls is not None
         self.read_buffer = memoryview(bytearray(READ_BYTES))

@@ -9,26 +9,33 @@ from holdfast.printable import one_line
 from holdfast.wire.errors import FrameTooLarge
 from holdfast.wire.frames import encode_frame
 from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
-from holdfast.wire.messages import JobSummary, NodeSummary, StatusReply, StatusRequest
+from holdfast.wire.messages import JobSummary, NodeSummary, StatusReply
 
 if TYPE_CHECKING:
     from holdfast.core.coordinator import CoordinatorMachine
     from holdfast.core.rounds import Rounds
 
 
-def reply_frame(machine: CoordinatorMachine, request: StatusRequest) -> bytes:
-    """Return the frame of a reply; without the nodes if it would be too large."""
-    chosen = [rounds for run_id, rounds in machine.jobs.items() if request.run_id in ("", run_id)]
-    try:
-        reply = StatusReply(id=request.id, jobs=[summary_of(rounds) for rounds in chosen])
-        return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
-    except FrameTooLarge:
-        jobs = [summary_of(rounds, brief=True) for rounds in chosen]
-        return encode_frame(StatusReply(id=request.id, jobs=jobs), STATUS_FRAME_BYTES_MAX)
+def reply_frame(
+    machine: CoordinatorMachine, request_id: int, run_id: str, *, brief: bool = False
+) -> bytes:
+    """Return the frame of a reply about one job, or with an empty run id about all.
+
+    It is brief for those who may not know more, and where it would be too large.
+    """
+    chosen = [rounds for one, rounds in machine.jobs.items() if run_id in ("", one)]
+    if not brief:
+        try:
+            reply = StatusReply(id=request_id, jobs=[summary_of(rounds) for rounds in chosen])
+            return encode_frame(reply, STATUS_FRAME_BYTES_MAX)
+        except FrameTooLarge:
+            pass
+    jobs = [summary_of(rounds, brief=True) for rounds in chosen]
+    return encode_frame(StatusReply(id=request_id, jobs=jobs), STATUS_FRAME_BYTES_MAX)
 
 
 def summary_of(rounds: Rounds, *, brief: bool = False) -> JobSummary:
-    """Return the state of a job; `brief` leaves out its nodes and its history."""
+    """Return the state of a job; if `brief`, numbers alone: no node, no line of its history."""
     job = rounds.job
     return JobSummary(
         run_id=job.run_id,
@@ -38,6 +45,7 @@ def summary_of(rounds: Rounds, *, brief: bool = False) -> JobSummary:
         generation=job.generation,
         restarts=job.restarts,
         max_restarts=job.settings.max_restarts if job.settings else 0,
+        present=len(job.nodes),
         nodes=[] if brief else _nodes_of(rounds),
         history=[] if brief else [one_line(line, WHY_CHARS_MAX) for line in rounds.history],
     )

@@ -20,18 +20,24 @@ from holdfast import console
 from holdfast.coordinator.admission import HALF_OPEN_MAX, HANDSHAKE_S, Acceptor
 from holdfast.coordinator.job_status import reply_frame
 from holdfast.coordinator.kv import JobStores
-from holdfast.coordinator.server_connection import READ_BYTES, NodeKey, ServerConnection
+from holdfast.coordinator.server_connection import (
+    READ_BYTES,
+    NodeKey,
+    ServerConnection,
+    UnreadAnswers,
+)
 from holdfast.core.coordinator import ConnectionClosed, CoordinatorMachine, StatusReceived
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import WHY_CHARS_MAX, Ack, Heartbeat, NodeRole, Status, View
+from holdfast.core.quotas import CONNECTIONS_MAX, UNREAD_ANSWERS_BYTES_MAX, Shares
 from holdfast.core.rounds import JobPhase
 from holdfast.net import addresses
 from holdfast.net.listening import descriptor_limit
-from holdfast.net.peer_user import is_own_user
+from holdfast.net.peer_user import is_local_user, is_own_user
 from holdfast.printable import one_line, quoted
-from holdfast.wire.errors import BadMessage
+from holdfast.wire.errors import BadMessage, HandshakeRefused
 from holdfast.wire.frames import encode_frame
-from holdfast.wire.handshake import refusal
+from holdfast.wire.handshake import is_job_token
 from holdfast.wire.messages import Goodbye, Message, StatusRequest, StoreCall, StoreResult
 
 if TYPE_CHECKING:
@@ -40,9 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from holdfast.coordinator.state_file import StateFile, WriteAhead
+    from holdfast.wire.messages import Hello
 
-
-CONNECTIONS_MAX = 65_536
 SPARE_DESCRIPTORS = 128  # What this process needs besides connections.
 IDLE_S = 300.0  # Nodes send a heartbeat every second; a connection silent for so long is dead.
 SWEEP_S = 30.0
@@ -52,7 +57,11 @@ GOING = "the coordinator is going away"
 
 
 class CoordinatorServer:
-    """A coordinator behind one listening socket."""
+    """A coordinator behind one listening socket.
+
+    With the token of one job it serves that job alone: `run_id`, or else the first that proves it.
+    `advertised_port` is one that agents may dial besides the one that is listened at.
+    """
 
     def __init__(
         self,
@@ -61,6 +70,8 @@ class CoordinatorServer:
         silence_s: float,
         grace_s: float,
         token: bytes | None = None,
+        run_id: str = "",
+        advertised_port: int | None = None,
         tls: ssl.SSLContext | None = None,
         connections_max: int = CONNECTIONS_MAX,
         half_open_max: int = HALF_OPEN_MAX,
@@ -73,10 +84,17 @@ class CoordinatorServer:
         warn: Callable[[str], None] = console.warning,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        descriptors = _descriptors_max()
+        half_open_max = max(1, min(half_open_max, descriptors // 4))
+        self._connections_max = min(connections_max, descriptors - half_open_max)
+        self._no_more = f"the coordinator has {self._connections_max} connections already"
+        if self._connections_max < connections_max:
+            self._no_more += ", all that `ulimit -n` on its host allows: raise it there"
         self.machine = CoordinatorMachine(
             self._loop.time(),
             silence_s=silence_s,
             grace_s=grace_s,
+            nodes_max=self._connections_max,
             follows_another=follows_another,
             memories=state.memories if state is not None else None,
             recover_s=recover_s,
@@ -92,15 +110,14 @@ class CoordinatorServer:
             self._write_ahead = WriteAhead(state, self.machine, self._send_now, self._warn_rarely)
         self._stores = JobStores()
         self._token = token
+        self._only_job = run_id
+        self._port: int = listener.getsockname()[1]
+        self._advertised_port = advertised_port
         self._tls = tls
         self._on_change = on_change
         self._warn = warn
-        descriptors = _descriptors_max()
-        half_open_max = max(1, min(half_open_max, descriptors // 4))
-        self._connections_max = min(connections_max, descriptors - half_open_max)
-        self._no_more = f"the coordinator has {self._connections_max} connections already"
-        if self._connections_max < connections_max:
-            self._no_more += ", all that `ulimit -n` on its host allows: raise it there"
+        self._shares = Shares(self._connections_max)
+        self._unread = UnreadAnswers(UNREAD_ANSWERS_BYTES_MAX)
         self._handshake_s = handshake_s
         self._peers: set[ServerConnection] = set()
         self._by_key: dict[NodeKey, ServerConnection] = {}
@@ -139,20 +156,45 @@ class CoordinatorServer:
             peer.use()
         self._batch_soon()
 
-    def admits(self, peer: ServerConnection) -> bool:
-        """Count a connection whose handshake is done; return False if there are too many."""
+    def judge(self, peer: ServerConnection, hello: Hello) -> None:
+        """Count a connection whose handshake is all but done, or refuse it."""
         self._acceptor.finished(peer)
-        if self._token is None and not is_own_user(peer.user):
-            why = (
-                f"without a token the coordinator serves its own user alone (uid {os.geteuid()}, "
-                f"not {peer.user}): set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE to the same for both"
-            )
-            peer.reject(why, refusal(why))
-            return False
+        if self._token is None:
+            if not is_own_user(peer.user):
+                raise HandshakeRefused(
+                    "without a token the coordinator serves its own user alone (uid "
+                    f"{os.geteuid()}, not {peer.user}): set HOLDFAST_TOKEN or HOLDFAST_TOKEN_FILE "
+                    "to the same for both"
+                )
+        else:
+            self._judge_proven(self._token, hello)
         if len(self._peers) - len(self._acceptor) > self._connections_max:
-            peer.reject(self._no_more, refusal(self._no_more, permanent=False))
-            return False
-        return True
+            raise HandshakeRefused(self._no_more, permanent=False)
+        if self._shares.is_over(peer.network):
+            raise HandshakeRefused(
+                f"the coordinator has few connections left, and {peer.network} has "
+                f"{self._shares.taken_by(peer.network)} already",
+                permanent=False,
+            )
+        self._shares.take(peer.network)
+        peer.has_share = True
+
+    def _judge_proven(self, token: bytes, hello: Hello) -> None:
+        """Refuse a client that has the token, and meant another coordinator."""
+        if hello.port not in (self._port, self._advertised_port):
+            # Somebody may have relayed it from there. Names differ between honest hosts.
+            raise HandshakeRefused(
+                f"the client dialled port {hello.port}, the coordinator listens at {self._port}: "
+                f"if that is forwarded, give the coordinator --rdzv-conf "
+                f"advertised_port={hello.port}"
+            )
+        if is_job_token(token):
+            self._only_job = self._only_job or hello.run_id
+            if hello.run_id != self._only_job or not hello.run_id:
+                raise HandshakeRefused(
+                    f"the coordinator has the token of {quoted(repr(self._only_job))} and serves no "
+                    "other job"
+                )
 
     def received(self, peer: ServerConnection, message: Message) -> None:
         now = peer.heard_at = self._loop.time()
@@ -162,10 +204,7 @@ class CoordinatorServer:
         elif kind is StoreCall:
             self._store_call(now, peer, message)  # type: ignore[arg-type]
         elif kind is StatusRequest:
-            if peer.owes_reply:  # A short request can bring a long reply.
-                peer.reject("it asks again before it has read the reply")
-            else:
-                peer.post_reply(reply_frame(self.machine, message))  # type: ignore[arg-type]
+            self._status_request(peer, message)  # type: ignore[arg-type]
         elif kind is Goodbye:
             peer.close()
         else:
@@ -184,6 +223,10 @@ class CoordinatorServer:
         """Forget a connection; its node is lost soon if it does not come back."""
         self._peers.discard(peer)
         self._acceptor.finished(peer)
+        if peer.has_share:
+            peer.has_share = False
+            self._shares.give_back(peer.network)
+        self._unread.forget(peer)
         self._stores.forget_caller(peer)
         key = peer.key
         if key is not None and self._by_key.get(key) is peer:
@@ -203,21 +246,23 @@ class CoordinatorServer:
             assert type(message) is Status
             key = (message.run_id, message.info.node, message.info.incarnation)
         if peer.key != key or key not in self._by_key:
-            self._bind_node(peer, key)
-        if peer.is_remote:
-            self._locate(peer, key[0])
+            self._bind_node(peer, key)  # So what is bound already needs no second look.
         now = self._loop.time()
         if isinstance(message, Status):
-            answers = self.machine.handle(now, StatusReceived(message, peer.address))
+            reached = peer.local_address if peer.is_remote else ""
+            answers = self.machine.handle(now, StatusReceived(message, peer.address, reached))
         else:
             answers = self.machine.handle(now, message)
-        if peer.is_remote:
-            self._locate(peer, key[0])  # The job may be a new one.
         self._send(answers)
         self._batch_soon()
 
     def _bind_node(self, peer: ServerConnection, key: NodeKey) -> None:
         """Answer a node from now on over this connection, and over no older one."""
+        if key[0] != peer.run_id:
+            raise BadMessage(f"a message of the job {quoted(repr(key[0]))} on another's connection")
+        if peer.node not in ("", key[1]):
+            raise BadMessage(f"a message of {quoted(key[1])} on the connection of {peer.node}")
+        peer.node = key[1]
         if peer.key is not None and self._by_key.get(peer.key) is peer:
             del self._by_key[peer.key]
         older = self._by_key.get(key)
@@ -227,12 +272,6 @@ class CoordinatorServer:
         if older is not None:
             older.key = None
             older.close(encode_frame(Goodbye(why="the node has a newer connection")))
-
-    def _locate(self, peer: ServerConnection, run_id: str) -> None:
-        """Note under which address nodes of other hosts see this one, before it is needed."""
-        rounds = self.machine.jobs.get(run_id)
-        if rounds is not None and not rounds.job.coordinator_address:
-            rounds.job.coordinator_address = peer.local_address
 
     def _send(self, answers: Sequence[View | Ack]) -> None:
         if self._write_ahead is not None:
@@ -254,12 +293,22 @@ class CoordinatorServer:
             elif peer is not None:
                 peer.post(encode_frame(answer))
 
-    # The store.
+    def _is_member(self, peer: ServerConnection) -> bool:
+        """Whether the node of a connection is in its job."""
+        rounds = self.machine.jobs.get(peer.run_id)
+        key = peer.key
+        if rounds is None or key is None:
+            return False
+        return rounds.seq_of(*key[1:]) >= 0
+
+    # Questions.
 
     def _store_call(self, now: float, peer: ServerConnection, call: StoreCall) -> None:
-        if call.run_id not in self.machine.jobs:
-            why = f"there is no job {quoted(repr(call.run_id))} here"
-            peer.post(encode_frame(StoreResult(id=call.id, ok=False, why=why)))
+        if call.run_id != peer.run_id:
+            raise BadMessage(f"a call to the store of {quoted(repr(call.run_id))}, another's job")
+        if not self._is_member(peer):
+            why = f"only nodes of the job {quoted(repr(call.run_id))} may use its store"
+            self._answer(peer, encode_frame(StoreResult(id=call.id, ok=False, why=why)))
             return
         self._answer_calls(self._stores.call(now, peer, call))
         self._batch_soon()
@@ -267,7 +316,27 @@ class CoordinatorServer:
     def _answer_calls(self, answers: Iterable[tuple[object, StoreResult]]) -> None:
         for peer, result in answers:
             assert isinstance(peer, ServerConnection)
-            peer.post(encode_frame(result))
+            self._answer(peer, encode_frame(result))
+
+    def _status_request(self, peer: ServerConnection, request: StatusRequest) -> None:
+        if peer.owes_reply:  # A short request can bring a long reply.
+            raise BadMessage("it asks again before it has read the reply")
+        run_id = request.run_id or peer.run_id
+        if peer.run_id and run_id != peer.run_id:
+            raise BadMessage(f"a request for the state of {quoted(repr(run_id))}, another's job")
+        # Who proved a token proved that it may know; so did a process of our own user.
+        may_know = self._token is not None or is_local_user(peer.user) or self._is_member(peer)
+        frame = reply_frame(self.machine, request.id, run_id, brief=not may_know)
+        self._answer(peer, frame, is_reply=True)
+
+    def _answer(self, peer: ServerConnection, frame: bytes, *, is_reply: bool = False) -> None:
+        """Send what a peer asked for, as long as all of them together read what they get."""
+        if is_reply:
+            peer.post_reply(frame)
+        else:
+            peer.post(frame)
+        for one in self._unread.note(peer):
+            one.reject("it does not read the answers that it asked for")
 
     # Batches and timers.
 

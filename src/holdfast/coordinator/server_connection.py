@@ -15,23 +15,28 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Protocol
 
+from holdfast.core.quotas import UNREAD_BYTES_MAX
 from holdfast.net import addresses
 from holdfast.net.tls import explain_failure
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ServerHandshake, refusal
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX, PART_BYTES
-from holdfast.wire.messages import Message, Part, PartTaken, decode, decode_handshake
+from holdfast.wire.messages import Message, Part, PartTaken, decode
 from holdfast.wire.parts import TAKEN, IncomingParts, OutgoingParts
+from holdfast.wire.sealing import TAG_BYTES
 from holdfast.wire.sniff import check_client_bytes
 
 if TYPE_CHECKING:
     import socket
     import ssl
 
+    from holdfast.wire.messages import Hello
+    from holdfast.wire.sealing import Seal
+
 READ_BYTES = 256 * 1024
-WRITE_BYTES_MAX = 4 * 1024 * 1024
-"""What a connection may leave unread. Raising it lets each slow reader hold that much memory."""
+RELIEF = 0.75
+"""Once too much is unread, some have to go until it is this much of what is allowed."""
 
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 """OpenSSL's reasons for a client that began with something else than TLS."""
@@ -50,8 +55,8 @@ class ConnectionOwner(Protocol):
 
     def connected(self, peer: ServerConnection) -> None: ...
 
-    def admits(self, peer: ServerConnection) -> bool:
-        """Return whether a connection whose handshake is done may stay; if not, it was closed."""
+    def judge(self, peer: ServerConnection, hello: Hello) -> None:
+        """Raise `HandshakeRefused` if a client cannot be served that has proven what it must."""
 
     def received(self, peer: ServerConnection, message: Message) -> None: ...
 
@@ -69,18 +74,26 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_handshake", "_incoming", "_out", "_out_bytes", "_outgoing", "_owner", "_posted_bytes",
-        "_raw", "_reader", "_reply_end", "_started", "_transport", "address", "closed", "heard_at", "is_remote", "key",
-        "knows_end", "local_address", "user",
+        "_raw", "_reader", "_reply_end", "_seals", "_started", "_transport", "address", "closed",
+        "has_share", "heard_at", "is_remote", "key", "knows_end", "local_address", "network", "node",
+        "run_id", "user",
     )  # fmt: skip
 
     def __init__(
         self, owner: ConnectionOwner, token: bytes | None, address: str, local_address: str
     ) -> None:
         self.address = address
+        self.network = addresses.network_of(address)
+        self.has_share = False
+        """Whether it is counted as one of those from its network."""
         self.is_remote = not addresses.is_loopback(address)
         self.local_address = local_address
         self.user: int | None = None
         """Whose process is at the other end, if it is on this host."""
+        self.run_id = ""
+        """The job that it is for, as its hello said; empty of an operator."""
+        self.node = ""
+        """The one node that it may speak for, once it has spoken."""
         self.key: NodeKey | None = None
         self.heard_at = 0.0
         self.knows_end = False
@@ -88,10 +101,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.closed = False
         self._owner = owner
         self._reader = FrameReader(HANDSHAKE_FRAME_BYTES_MAX)
-        self._handshake: ServerHandshake | None = ServerHandshake(token)
+        self._handshake: ServerHandshake | None = ServerHandshake(token, judge=self._judge)
+        self._seals: tuple[Seal, Seal] | None = None
         self._started = False
         self._incoming: IncomingParts | None = None  # Most connections never need one.
-        self._outgoing = OutgoingParts(0)
+        self._outgoing = OutgoingParts()
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._posted_bytes = 0  # All that ever were.
@@ -109,7 +123,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._raw = transport
-        transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+        transport.set_write_buffer_limits(high=UNREAD_BYTES_MAX)
         if self.closed:
             transport.abort()
             return
@@ -119,7 +133,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Begin to send, over TLS if a transport for that is given."""
         self._transport = transport or self._raw
         if transport is not None:
-            transport.set_write_buffer_limits(high=WRITE_BYTES_MAX)
+            transport.set_write_buffer_limits(high=UNREAD_BYTES_MAX)
         self.flush()
 
     async def begin_tls(self, context: ssl.SSLContext, limit_s: float) -> None:
@@ -197,19 +211,24 @@ class ServerConnection(asyncio.BufferedProtocol):
         """
         if len(frame) > PART_BYTES:
             frame = self._outgoing.send(frame, kind)
-            if self._outgoing.unsent_bytes > WRITE_BYTES_MAX:
+            if self._outgoing.unsent_bytes > UNREAD_BYTES_MAX:
                 self.pause_writing()
         self._post(frame)
 
     def _post(self, frame: bytes) -> None:
-        if self.closed or not frame:
-            return
+        if frame and not self.closed:
+            self._queue(self._sealed(frame))
+
+    def _sealed(self, frame: bytes) -> bytes:
+        return self._seals[0].seal(frame) if self._seals is not None else frame
+
+    def _queue(self, frame: bytes) -> None:
         if not self._out:
             self._owner.wants_flush(self)
         self._out.append(frame)
         self._out_bytes += len(frame)
         self._posted_bytes += len(frame)
-        if self._out_bytes > WRITE_BYTES_MAX:
+        if self._out_bytes > UNREAD_BYTES_MAX:
             self.flush()
 
     def flush(self) -> None:
@@ -219,18 +238,28 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
 
     @property
+    def unread_answers_bytes(self) -> int:
+        """What the kernel does not take, because the peer does not read; views do not count."""
+        return self._unsent_bytes + self._outgoing.unsent_answers_bytes
+
+    @property
     def owes_reply(self) -> bool:
         """Whether a large reply is still to be sent, all of it or a part."""
+        return max(0, self._posted_bytes - self._unsent_bytes) < self._reply_end
+
+    @property
+    def _unsent_bytes(self) -> int:
         unsent = self._out_bytes
-        for transport in {self._transport, self._raw}:  # With TLS they are two.
-            if transport is not None:
-                unsent += transport.get_write_buffer_size()
-        return max(0, self._posted_bytes - unsent) < self._reply_end
+        if self._transport is not None:
+            unsent += self._transport.get_write_buffer_size()
+        if self._raw is not None and self._raw is not self._transport:  # With TLS they are two.
+            unsent += self._raw.get_write_buffer_size()
+        return unsent
 
     def post_reply(self, frame: bytes) -> None:
         """Send a frame that may be larger than what a peer may leave unread otherwise."""
         if self._transport is not None:
-            self._transport.set_write_buffer_limits(high=WRITE_BYTES_MAX + len(frame))
+            self._transport.set_write_buffer_limits(high=UNREAD_BYTES_MAX + len(frame))
         self._post(frame)
         self._reply_end = self._posted_bytes
 
@@ -238,7 +267,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Close once everything is sent."""
         if self.closed:
             return
-        self._post(self._outgoing.rest())
+        for frame in self._outgoing.rest():
+            self._post(frame)
         self.flush()
         transport = self._transport
         self.closed = True
@@ -246,7 +276,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             self.abort()
             return
         if last_frame:
-            transport.write(last_frame)
+            transport.write(self._sealed(last_frame))
         transport.close()
 
     def abort(self) -> None:
@@ -266,31 +296,39 @@ class ServerConnection(asyncio.BufferedProtocol):
         else:
             self.abort()
 
+    def _judge(self, hello: Hello) -> None:
+        self.run_id = hello.run_id
+        self._owner.judge(self, hello)
+
     def _take(self, bodies: list[bytes]) -> None:
-        handshake = self._handshake
+        came = bool(bodies)
+        if self._handshake is not None:
+            bodies = self._shake_hands(self._handshake, bodies)
         received = self._owner.received
+        seals = self._seals
         for body in bodies:
-            if handshake is None:
-                message = decode(body)
-                if type(message) is Part or type(message) is PartTaken:
-                    self._take_part(message)
-                else:
-                    received(self, message)
-                if self.closed:
-                    return
-                continue
-            reply = handshake.receive(decode_handshake(body))
-            if handshake.done:
-                if not self._owner.admits(self):
-                    return
-                self._outgoing = OutgoingParts(handshake.version)
-                self._handshake = handshake = None
-                self._reader.frame_bytes_max = FRAME_BYTES_MAX
-            if reply:
-                self.post(reply)
-        if bodies and self._reader.buffered_bytes:
+            message = decode(seals[1].open(body) if seals is not None else body)
+            if type(message) is Part or type(message) is PartTaken:
+                self._take_part(message)
+            else:
+                received(self, message)
+            if self.closed:
+                return
+        if came and self._reader.buffered_bytes:
             # What came with the last frame is judged anew: it may be longer now, or it is a fault.
             self._take(self._reader.feed(b""))
+
+    def _shake_hands(self, handshake: ServerHandshake, bodies: list[bytes]) -> list[bytes]:
+        """Go on with the handshake; return what came after it."""
+        for at, body in enumerate(bodies):
+            reply = handshake.receive(body)
+            self._queue(reply)
+            if handshake.done:
+                self._handshake = None
+                self._seals = handshake.seals
+                self._reader.frame_bytes_max = FRAME_BYTES_MAX + TAG_BYTES
+                return bodies[at + 1 :]
+        return []
 
     def _take_part(self, message: Part | PartTaken) -> None:
         if type(message) is PartTaken:
@@ -302,6 +340,44 @@ class ServerConnection(asyncio.BufferedProtocol):
         body = incoming.take(message)
         if body is not None:
             self._owner.received(self, decode(body))
+
+
+class UnreadAnswers:
+    """What all connections asked for and do not read."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._unread: dict[ServerConnection, int] = {}  # As it was when each was last looked at.
+        self._total = 0
+
+    def note(self, peer: ServerConnection) -> list[ServerConnection]:
+        """Look at a connection that was answered; return which have to go, never itself."""
+        self._look(peer)
+        if self._total <= self._bytes_max:
+            return []
+        for one in [*self._unread]:  # Most of it may have been read by now, or was not even sent.
+            one.flush()
+            self._look(one)
+        if self._total <= self._bytes_max:
+            return []
+        going: list[ServerConnection] = []
+        for one in sorted(self._unread, key=self._unread.__getitem__, reverse=True):
+            if one is not peer:
+                going.append(one)
+                self.forget(one)
+            if self._total <= RELIEF * self._bytes_max:
+                break
+        return going
+
+    def forget(self, peer: ServerConnection) -> None:
+        self._total -= self._unread.pop(peer, 0)
+
+    def _look(self, peer: ServerConnection) -> None:
+        self.forget(peer)
+        unread = 0 if peer.closed else peer.unread_answers_bytes
+        if unread:
+            self._unread[peer] = unread
+            self._total += unread
 
 
 def _duplicate(transport: asyncio.Transport) -> socket.socket | None:

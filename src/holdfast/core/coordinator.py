@@ -40,6 +40,7 @@ from holdfast.core.protocol import (
     Status,
     View,
 )
+from holdfast.core.quotas import JOB_NODES_MAX, JOBS_MAX, MEMORIES_MAX, Shares
 from holdfast.core.rounds import (
     RECOVER_S_MAX,
     CloseRequested,
@@ -63,8 +64,6 @@ if TYPE_CHECKING:
     Answer = View | Ack
     Peer = tuple[str, str, int]
 
-JOBS_MAX = 1_000
-MEMORIES_MAX = 10_000  # Jobs that nobody was in for long, of which only the numbers are kept.
 SUCCESSOR_WAIT_S = 1.2  # Nodes that lost their coordinator look for it at least every second.
 CLOSED_JOB_KEEP_S = 600.0  # Late nodes can learn for so long how a job ended.
 
@@ -74,6 +73,8 @@ class StatusReceived(Event):
 
     status: Status
     address: str
+    local_address: str = ""
+    """Where the node reached the coordinator, if it is on another host."""
 
 
 class ConnectionClosed(Event):
@@ -118,6 +119,7 @@ class CoordinatorMachine:
         grace_s: float,
         closed_job_keep_s: float = CLOSED_JOB_KEEP_S,
         jobs_max: int = JOBS_MAX,
+        nodes_max: int = JOB_NODES_MAX,
         coordinator_address: str = "",
         follows_another: bool = False,
         memories: Iterable[JobMemory] | None = None,
@@ -150,7 +152,9 @@ class CoordinatorMachine:
         self._recover_until = now + (recover_s or 0.0) if memories is None else now
         self._fence_floor = fence_floor
         self._host = host
-        self._jobs_max = jobs_max
+        self._jobs_max, self._nodes_max = jobs_max, nodes_max
+        self._shares = Shares(jobs_max)
+        self._begun_from: dict[str, str] = {}  # Jobs, and the address of the first node of each.
         self._address = coordinator_address
         self._strict = strict
         self._rounds = rounds
@@ -172,10 +176,10 @@ class CoordinatorMachine:
         match event:
             case Tick():
                 return self._tick(now)
-            case StatusReceived(status, address):
+            case StatusReceived(status, address, local_address):
                 cause = cause or status.id
                 status = dated(now, status)
-                answer = self._answer_without_job(status)
+                answer = self._answer_without_job(status, address)
                 rounds = self.jobs.get(status.run_id)
                 if rounds is not None and self._may_be_due_to_a_loss(rounds, status):
                     answers = self._hold(now, rounds, status)
@@ -183,7 +187,7 @@ class CoordinatorMachine:
                     self._ends.setdefault(status.run_id, []).append(status)
                     answers = [_ack(status, status.seq)]
                 elif answer is None:
-                    return self._status(now, status, address, cause)
+                    return self._status(now, status, address, cause, local_address)
                 else:
                     answers = [answer]
                 event = StatusReceived(msgspec.structs.replace(status, report=b""), address)
@@ -199,24 +203,51 @@ class CoordinatorMachine:
         self.story.record(now, None, event, answers, cause)
         return answers
 
-    def _answer_without_job(self, status: Status) -> Answer | None:
+    def _answer_without_job(self, status: Status, address: str) -> Answer | None:
         """Answer a status that no job gets to see."""
-        if status.run_id in self.jobs:
-            return None
+        rounds = self.jobs.get(status.run_id)
+        if rounds is not None:
+            if not self._is_full(rounds.job, status.info):
+                return None
+            why = f"the job has {self._nodes_max} nodes already"
+            return _refused(status, RefusalReason.TOO_MANY_NODES, why)
         if status.phase is NodePhase.LEAVING or status.stuck:  # Nobody misses it.
             return _ack(status, status.seq)
-        return None if self._make_room() else self._no_room(status)
+        if not self._make_room():
+            why = f"the coordinator has {self._jobs_max} jobs already; use another, or end some"
+        elif self._shares.is_over(address):
+            begun = self._shares.taken_by(address)
+            why = (
+                f"the coordinator has room for few more jobs, and {begun} were begun from {address} "
+                "already; use another, or end some"
+            )
+        else:
+            return None
+        return _refused(status, RefusalReason.TOO_MANY_JOBS, why)
 
-    def _status(self, now: float, status: Status, address: str, cause: str) -> list[Answer]:
+    def _is_full(self, job: Job, info: NodeInfo) -> bool:
+        """Whether a node would be one too many."""
+        is_known = info.node in job.nodes or info.incarnation in job.retired
+        is_over = len(job.nodes) + len(job.departed) >= self._nodes_max
+        return is_over and not is_known and job.phase is not JobPhase.CLOSED
+
+    def _status(
+        self, now: float, status: Status, address: str, cause: str, local_address: str = ""
+    ) -> list[Answer]:
         info, run_id = status.info, status.run_id
-        rounds = self.jobs.get(run_id) or self._new_job(now, run_id)
+        rounds = self.jobs.get(run_id) or self._new_job(now, run_id, address)
         if not info.address and rounds.seq_of(info.node, info.incarnation) < 0:
             info = msgspec.structs.replace(info, address=address)
             status = msgspec.structs.replace(status, info=info)
+        is_located = bool(rounds.job.coordinator_address)
+        if not is_located:
+            rounds.job.coordinator_address = local_address  # This very status may form a round.
         answers = self._decide(now, rounds, status, cause)
         peer = (run_id, info.node, info.incarnation)
         seq = rounds.seq_of(info.node, info.incarnation)
         if seq < 0:
+            if not is_located:  # One that is not in the job has no say in where it meets.
+                rounds.job.coordinator_address = ""
             self._liveness.forget(peer)
         else:
             self._liveness.heard(peer, now)
@@ -228,7 +259,9 @@ class CoordinatorMachine:
             answers += self._call(rounds, info)
         return _newest(answers + self._release(now)) if self._held else answers
 
-    def _new_job(self, now: float, run_id: str) -> Rounds:
+    def _new_job(self, now: float, run_id: str, address: str) -> Rounds:
+        self._begun_from[run_id] = address
+        self._shares.take(address)
         memory = self._memories.pop(run_id, None)
         if memory is not None:
             return self._take_up(recall(memory, patience_s=self._recover_s or RECOVER_S_MAX))
@@ -482,6 +515,8 @@ class CoordinatorMachine:
     def _drop(self, run_id: str) -> None:
         job = self.jobs.pop(run_id).job
         del self._empty_since[run_id]
+        if run_id in self._begun_from:
+            self._shares.give_back(self._begun_from.pop(run_id))
         self._fence_floor = max(self._fence_floor, job.fence)
         if job.outcome is None:
             self._memories[run_id] = remember(job)
@@ -489,18 +524,6 @@ class CoordinatorMachine:
                 del self._memories[next(iter(self._memories))]
         self._waits.pop(run_id, None)
         self.broken.pop(run_id, None)
-
-    def _no_room(self, status: Status) -> View:
-        return View(
-            run_id=status.run_id,
-            node=status.info.node,
-            incarnation=status.info.incarnation,
-            term=status.term + 1,  # Newer than whatever view it has.
-            revision=1,
-            role=NodeRole.REFUSED,
-            refusal=RefusalReason.TOO_MANY_JOBS,
-            why=f"the coordinator has {self._jobs_max} jobs already; use another, or end some",
-        )
 
 
 def _newest(answers: list[Answer]) -> list[Answer]:
@@ -511,6 +534,19 @@ def _newest(answers: list[Answer]) -> list[Answer]:
         for one in answers
         if type(one) is not View or last[one.run_id, one.node, one.incarnation] is one
     ]
+
+
+def _refused(status: Status, refusal: RefusalReason, why: str) -> View:
+    return View(
+        run_id=status.run_id,
+        node=status.info.node,
+        incarnation=status.info.incarnation,
+        term=status.term + 1,  # Newer than whatever view it has.
+        revision=1,
+        role=NodeRole.REFUSED,
+        refusal=refusal,
+        why=why,
+    )
 
 
 def _ack(status: Status, seq: int) -> Ack:

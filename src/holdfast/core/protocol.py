@@ -123,6 +123,8 @@ class RefusalReason(Enum):
     """It was started with other settings than the job's, or with a rank that cannot be."""
     TOO_MANY_JOBS = "too-many-jobs"
     """The coordinator takes no more jobs."""
+    TOO_MANY_NODES = "too-many-nodes"
+    """The coordinator takes no more nodes of this job."""
 
 
 class JobOutcome(Enum):

@@ -28,7 +28,7 @@ The rules:
     request. Losing nodes, even all of them, closes nothing.
 9.  A node is known by its id and incarnation. A new incarnation replaces the old one; a status of
     an incarnation that is out of the job is answered with why, or with the job's end, and changes
-    nothing.
+    nothing. What failed is told to those that were in the job: who comes later learns how it ended.
 10. Decisions carry a term and a revision, and nodes ignore what is older than what they have.
     A coordinator that finds nodes of an earlier one takes a higher term than any they heard of,
     and carries their round on, unchanged, if all of its members are back.
@@ -519,7 +519,7 @@ class Rounds:
         if status.phase is NodePhase.LEAVING or status.stuck:
             return []
         if job.phase is JobPhase.CLOSED:
-            return [self._send_outsider(info, NodeRole.CLOSED, job.why, heard=status.term)]
+            return [self._send_end(status)]
         wrong = objection(job, status)
         if wrong:
             refusal = RefusalReason.SETTINGS
@@ -1059,6 +1059,16 @@ class Rounds:
         if heard < self.job.term:
             return view
         return msgspec.structs.replace(view, term=heard + 1)  # Else it would be ignored.
+
+    def _send_end(self, status: Status) -> View:
+        """Return the view of one that comes when all is over; of what failed, if it was there."""
+        job, info = self.job, status.info
+        view = self._send_outsider(info, NodeRole.CLOSED, job.why, heard=status.term)
+        was_member = self.rank_table.incarnation_of(info.node) == info.incarnation
+        if was_member or job.outcome is not JobOutcome.FAILED:
+            return view
+        why = f"it failed before {info.node} came"
+        return msgspec.structs.replace(view, why=why, failure=None, report=b"", final=True)
 
     def _send_members(self) -> list[View]:
         here = (self._known(info.node, info.incarnation) for info in self.job.members)

@@ -56,6 +56,11 @@ def is_own_user(user: int | None) -> bool:
     return user in (None, 0, os.geteuid())
 
 
+def is_local_user(user: int | None) -> bool:
+    """Whether the other end is a process on this host, of this user or root's."""
+    return user is not None and is_own_user(user)
+
+
 def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
     """Return whose socket has these ends, seen from its own side."""
     ends = struct.pack("!HH", local[1], remote[1])

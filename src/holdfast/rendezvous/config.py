@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
-from holdfast.core.protocol import NODE_ID_CHARS_MAX
+from holdfast.core.protocol import NODE_ID_CHARS_MAX, PORT_MAX
 from holdfast.errors import UsageError
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
@@ -192,7 +192,7 @@ class Key(NamedTuple):
 
     name: str
     kind: str
-    """`seconds`, `count`, `number`, `switch`, `path`, `text`, `secret`, or the accepted words."""
+    """`seconds`, `count`, `number`, `port`, `switch`, `path`, `text`, `secret`, or the accepted words."""
     default: Any
     backends: tuple[str, ...]
     meaning: str
@@ -235,6 +235,8 @@ KEYS = (
     Key("on_lost", "stop|run", None, MEETING,
         "what a node does that is cut off: stop its workers before others may take their place "
         "(the default with etcd), or let them run (with all others)"),
+    Key("advertised_port", "port", None, COORDINATED,
+        "the port that agents with a token dial, if another is forwarded to the coordinator's"),
     Key("token_file", "path", None, COORDINATED,
         "a file with the secret that nodes and coordinator share"),
     Key("auth", "token|none", None, COORDINATED,
@@ -301,6 +303,7 @@ class RendezvousConfig:
     recover_timeout: float | None
     state_file: str | None
     on_lost: str | None
+    advertised_port: int | None
     token_file: str | None
     auth: str | None
     tls_cert: str | None
@@ -425,6 +428,11 @@ def _value(params: RendezvousParameters, key: Key) -> Any:
             return _at_least(1, params, key)
         case "count or 0" | "number":
             return _at_least(0, params, key)
+        case "port":
+            number = params.get_as_int(key.name)
+            if number is None or not 1 <= number <= PORT_MAX:
+                raise _refusal(key, value, f"a port from 1 to {PORT_MAX}")
+            return number
         case "path" | "text":
             return _text(value, key)
         case "secret":

@@ -160,6 +160,7 @@ class CoordinatorHandler(PolledHandler):
             token=token,
             tls=tls,
             reconnect_grace_s=conf.reconnect_grace,
+            advertised_port=conf.advertised_port,
             recover_s=conf.recover_timeout,
             state_file=conf.state_file,
         )

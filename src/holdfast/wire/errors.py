@@ -6,6 +6,7 @@
     ├── FrameTooLarge         a frame is announced that is longer than allowed
     ├── EmptyFrame            a frame without a body: Holdfast sends none
     ├── BadMessage            the body of a frame is not a message, or has absurd values in it
+    ├── BrokenSeal            a frame was changed, repeated or left out on its way
     ├── NotOurProtocol        the other side speaks something else: TLS, HTTP, ...
     └── HandshakeRefused      one side does not accept the other: token, version, ...
 
@@ -38,6 +39,15 @@ class EmptyFrame(WireError):
 
 class BadMessage(WireError):
     """A frame's body is not a message, or a value in it is out of its range."""
+
+
+class BrokenSeal(WireError):
+    """A frame is not the one that the other side sent next."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "a frame was changed, repeated or left out on its way: somebody is in between"
+        )
 
 
 class NotOurProtocol(WireError):

@@ -3,7 +3,7 @@
 ::
 
     client                                          server
-      Hello(versions, nonce)                 ->
+      Hello(versions, nonce, job, endpoint)  ->
                                              <-     Challenge(version, nonce, proof)
       Proof(proof)                           ->
                                              <-     Welcome(version)  or  Refused(why)
@@ -13,21 +13,33 @@ goes on only with a side without one. There is no "if possible", or anybody in b
 the proof away. Either side may end it with a `Goodbye` or a `Refusal` that carries the reason; the
 error that is raised has it as `HandshakeRefused.reply`.
 
-Neither machine reads, writes or waits: the owner of the connection decodes each frame (by
-`messages.decode_handshake`, from a reader of `HANDSHAKE_FRAME_BYTES_MAX`), calls `receive`, sends
-what that returns, and closes the connection if the whole takes too long.
+**Keys.** A master token is good for all jobs; from it and the run id both sides derive the token of
+one job, which may also be all that a node or a coordinator was given. Each proof covers all that was
+sent before it, byte by byte, so a proof for one job, endpoint or version is none for another. With a
+token, two keys come out of it, and what follows the client's proof is sealed (`wire.sealing`), the
+`Welcome` included: whoever relays a handshake can only go on to relay.
+
+What a server says before it has proven itself may be anybody's. A client with a token takes no
+refusal of such a one for final.
+
+Neither machine reads, writes or waits: the owner of the connection gives the body of each frame
+(from a reader of `HANDSHAKE_FRAME_BYTES_MAX`) to `receive`, sends what that returns, and closes the
+connection if the whole takes too long.
 """
 
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import WHY_CHARS_MAX
+import msgspec
+
+from holdfast.core.protocol import NAME_CHARS_MAX, WHY_CHARS_MAX
 from holdfast.errors import InternalError
 from holdfast.printable import one_line, quoted
 from holdfast.wire.errors import BadMessage, HandshakeRefused, NotOurProtocol
-from holdfast.wire.frames import encode_frame
+from holdfast.wire.frames import HEADER_BYTES, encode_frame
 from holdfast.wire.limits import NONCE_BYTES
 from holdfast.wire.messages import (
     MAGIC,
@@ -39,7 +51,9 @@ from holdfast.wire.messages import (
     Proof,
     Refusal,
     Welcome,
+    decode_handshake,
 )
+from holdfast.wire.sealing import Seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +95,8 @@ class _Handshake:
         self._nonce = nonce()
         self._versions = versions
         self._version = 0
+        self._transcript: tuple[bytes, ...] = ()  # The bodies that were exchanged so far.
+        self._seals: tuple[Seal, Seal] | None = None
         self._done = False
 
     @property
@@ -91,33 +107,77 @@ class _Handshake:
     @property
     def version(self) -> int:
         """The version that both sides speak from now on."""
-        if not self._done:
-            raise InternalError("asked for the version before the handshake was done")
+        self._over()
         return self._version
+
+    @property
+    def seals(self) -> tuple[Seal, Seal] | None:
+        """Those of what this side sends and of what it receives, from now on; None without a token."""
+        self._over()
+        return self._seals
+
+    def _over(self) -> None:
+        if not self._done:
+            raise InternalError("asked for the outcome before the handshake was done")
 
     def _open(self) -> None:
         if self._done:
             raise InternalError("a message for a handshake that is done")
 
+    def _draw_seals(self, key: bytes, *, serving: bool) -> None:
+        """Begin to seal, now that everything that can be proven has been said."""
+        ours, theirs = (SERVER, CLIENT) if serving else (CLIENT, SERVER)
+        mine, yours = (_mac(key, b"seal of " + side, *self._transcript) for side in (ours, theirs))
+        self._seals = Seal(mine), Seal(yours)
+
 
 class ClientHandshake(_Handshake):
-    """The side that connects: `start`, then `receive` until `done`."""
+    """The side that connects: `start`, then `receive` until `done`.
+
+    `run_id` is the job that it connects for, empty for an operator; `host` and `port` are the
+    endpoint as the user wrote it.
+    """
 
     _challenged = False
+
+    def __init__(
+        self,
+        token: bytes | None,
+        *,
+        run_id: str = "",
+        host: str = "",
+        port: int = 0,
+        nonce: Callable[[], bytes] = draw_nonce,
+        versions: Versions = OUR_VERSIONS,
+    ) -> None:
+        super().__init__(token, nonce=nonce, versions=versions)
+        self._run_id, self._host, self._port = run_id, host, port
 
     def start(self) -> bytes:
         """Return the first bytes to send."""
         low, high = self._versions
-        return encode_frame(Hello(version_min=low, version_max=high, nonce=self._nonce))
+        hello = Hello(
+            version_min=low,
+            version_max=high,
+            nonce=self._nonce,
+            run_id=self._run_id,
+            host=one_line(self._host, NAME_CHARS_MAX),
+            port=self._port,
+        )
+        return self._say(hello)
 
-    def receive(self, message: Message) -> bytes:
-        """Take the server's next message; return what to send, nothing once it is `done`."""
+    def receive(self, body: bytes) -> bytes:
+        """Take the body of the server's next frame; return what to send, nothing once it is `done`."""
         self._open()
+        if self._seals is not None:
+            body = self._seals[1].open(body)
+        message = decode_handshake(body)
+        is_known = self._token is None or self._seals is not None
         match message:
             case Refusal():
                 raise HandshakeRefused(
                     f"the coordinator refused: {one_line(message.why, WHY_CHARS_MAX)}",
-                    permanent=message.permanent,
+                    permanent=message.permanent and is_known,
                 )
             case Goodbye():
                 raise HandshakeRefused(
@@ -125,79 +185,88 @@ class ClientHandshake(_Handshake):
                     permanent=False,
                 )
             case Challenge() if not self._challenged:
-                return self._answer(message)
+                return self._answer(message, body)
             case Welcome(version=version) if self._challenged and version == self._version:
                 self._done = True
                 return b""
         raise BadMessage(f"unexpected {type(message).__name__} in the handshake")
 
-    def _answer(self, challenge: Challenge) -> bytes:
+    def _answer(self, challenge: Challenge, body: bytes) -> bytes:
         low, high = self._versions
         if not low <= challenge.version <= high:
             raise self._leave(
                 f"the coordinator chose protocol version {challenge.version}, "
                 f"the client speaks {_range(self._versions)}"
             )
+        self._challenged = True
+        self._version = challenge.version
         if self._token is None:
             if challenge.token_wanted:
                 raise self._leave(
                     "the coordinator wants a token and the client has none: "
                     f"set {SETTINGS} to the coordinator's token where the client runs"
                 )
-            proof = b""
-        else:
-            proof = self._proof(self._token, challenge)
-        self._challenged = True
-        self._version = challenge.version
-        return encode_frame(Proof(proof=proof))
-
-    def _proof(self, token: bytes, challenge: Challenge) -> bytes:
-        """Judge the server's proof and return our own."""
+            return self._say(Proof())
         if not challenge.token_wanted or not challenge.proof:
             raise self._leave(
                 "the coordinator has no token and the client has one: set the same token where "
                 f"the coordinator runs ({SETTINGS}), or remove the client's"
             )
-
-        def proof_of(side: bytes) -> bytes:
-            return prove(
-                token,
-                side,
-                offered=self._versions,
-                version=challenge.version,
-                client_nonce=self._nonce,
-                server_nonce=challenge.nonce,
-            )
-
-        if not same(challenge.proof, proof_of(SERVER)):
+        key = _key(self._token, self._run_id)
+        if not same(challenge.proof, _proof_of_server(key, self._transcript[0], challenge)):
             raise self._leave(
                 "the coordinator's token is not the client's: "
                 f"set {SETTINGS} to the same on both sides"
             )
-        return proof_of(CLIENT)
+        self._transcript += (body,)
+        said = self._say(Proof(proof=_mac(key, CLIENT, *self._transcript)))
+        self._draw_seals(key, serving=False)
+        return said
+
+    def _say(self, message: Message) -> bytes:
+        frame = encode_frame(message)
+        self._transcript += (frame[HEADER_BYTES:],)
+        return frame
 
     def _leave(self, why: str) -> HandshakeRefused:
         return HandshakeRefused(why, reply=encode_frame(Goodbye(why=why)))
 
 
 class ServerHandshake(_Handshake):
-    """The side that listens: `receive` until `done`."""
+    """The side that listens: `receive` until `done`.
+
+    `judge` is called with the client's hello once it is proven, and raises `HandshakeRefused` for
+    one that cannot be served; the client is told why.
+    """
 
     _hello: Hello | None = None
 
-    def receive(self, message: Message) -> bytes:
-        """Take the client's next message and return what to send."""
+    def __init__(
+        self,
+        token: bytes | None,
+        *,
+        judge: Callable[[Hello], None] | None = None,
+        nonce: Callable[[], bytes] = draw_nonce,
+        versions: Versions = OUR_VERSIONS,
+    ) -> None:
+        super().__init__(token, nonce=nonce, versions=versions)
+        self._judge = judge
+        self._key = b""
+
+    def receive(self, body: bytes) -> bytes:
+        """Take the body of the client's next frame and return what to send."""
         self._open()
+        message = decode_handshake(body)
         match message:
             case Goodbye():
                 raise HandshakeRefused(f"the client left: {one_line(message.why, WHY_CHARS_MAX)}")
             case Hello() if self._hello is None:
-                return self._challenge(message)
+                return self._challenge(message, body)
             case Proof() if self._hello is not None:
-                return self._welcome(self._hello, message)
+                return self._welcome(self._hello, message, body)
         raise BadMessage(f"unexpected {type(message).__name__} in the handshake")
 
-    def _challenge(self, hello: Hello) -> bytes:
+    def _challenge(self, hello: Hello, body: bytes) -> bytes:
         if hello.magic != MAGIC:
             raise NotOurProtocol(
                 f"the first message has {quoted(repr(hello.magic))}, not {MAGIC!r}"
@@ -211,40 +280,44 @@ class ServerHandshake(_Handshake):
             )
         self._hello = hello
         self._version = version
-        proof = b"" if self._token is None else self._proof(self._token, hello, SERVER)
-        return encode_frame(
-            Challenge(
-                version=version,
-                nonce=self._nonce,
-                token_wanted=self._token is not None,
-                proof=proof,
-            )
+        challenge = Challenge(
+            version=version, nonce=self._nonce, token_wanted=self._token is not None
         )
+        if self._token is not None:
+            self._key = _key(self._token, hello.run_id)
+            proof = _proof_of_server(self._key, body, challenge)
+            challenge = msgspec.structs.replace(challenge, proof=proof)
+        frame = encode_frame(challenge)
+        self._transcript = (body, frame[HEADER_BYTES:])
+        return frame
 
-    def _welcome(self, hello: Hello, theirs: Proof) -> bytes:
+    def _welcome(self, hello: Hello, theirs: Proof, body: bytes) -> bytes:
         if self._token is None:
             if theirs.proof:
                 raise self._refuse("the client proved a token and the coordinator has none")
-        elif not same(theirs.proof, self._proof(self._token, hello, CLIENT)):
-            raise self._refuse(
-                f"the client's token is not the coordinator's: set {SETTINGS} "
-                "to the same on both sides"
-            )
+        else:
+            if not same(theirs.proof, _mac(self._key, CLIENT, *self._transcript)):
+                raise self._refuse(
+                    f"the client's token is not the coordinator's: set {SETTINGS} "
+                    "to the same on both sides"
+                )
+            self._transcript += (body,)
+            self._draw_seals(self._key, serving=True)
+        if self._judge is not None:
+            try:
+                self._judge(hello)
+            except HandshakeRefused as refused:
+                raise self._refuse(refused.why, permanent=refused.permanent) from None
         self._done = True
-        return encode_frame(Welcome(version=self._version))
+        self._transcript = ()
+        return self._sealed(encode_frame(Welcome(version=self._version)))
 
-    def _proof(self, token: bytes, hello: Hello, side: bytes) -> bytes:
-        return prove(
-            token,
-            side,
-            offered=(hello.version_min, hello.version_max),
-            version=self._version,
-            client_nonce=hello.nonce,
-            server_nonce=self._nonce,
-        )
+    def _sealed(self, frame: bytes) -> bytes:
+        return self._seals[0].seal(frame) if self._seals is not None else frame
 
-    def _refuse(self, why: str) -> HandshakeRefused:
-        return HandshakeRefused(why, reply=refusal(why))
+    def _refuse(self, why: str, *, permanent: bool = True) -> HandshakeRefused:
+        reply = self._sealed(refusal(why, permanent=permanent))
+        return HandshakeRefused(why, permanent=permanent, reply=reply)
 
 
 def _range(versions: Versions) -> str:
@@ -252,35 +325,14 @@ def _range(versions: Versions) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def prove(
-    token: bytes,
-    side: bytes,
-    *,
-    offered: tuple[int, int],
-    version: int,
-    client_nonce: bytes,
-    server_nonce: bytes,
-) -> bytes:
-    """Return the proof that `side` (`SERVER` or `CLIENT`) knows the token.
-
-    An HMAC-SHA256 over what both sides sent so far, keyed by the token, with a label for the side
-    that makes it; so the proof of one side, sent back to it, proves nothing.
-
-    `offered` is the client's range of versions: nobody in between can make two sides settle on an
-    older version than they would have.
-    """
-    import hashlib
-    import hmac
-
-    text = _with_lengths(side, b"%d %d %d" % (*offered, version), client_nonce, server_nonce)
-    # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
-    return hmac.digest(hashlib.sha256(token).digest(), text, "sha256")
+# Tokens and keys.
 
 
 def job_token(token: bytes, run_id: str) -> bytes:
     """Return the token of one job: derived from a master token, or the job's own as it is.
 
-    Whoever has it can speak for that job alone, and cannot find the master token by it.
+    Whoever has it can speak for that job alone, and cannot find the master token by it. That of no
+    job, an empty run id, is an operator's.
     """
     if is_job_token(token):
         return token
@@ -295,6 +347,30 @@ def job_token(token: bytes, run_id: str) -> bytes:
 def is_job_token(token: bytes) -> bool:
     """Whether a token is good for one job only."""
     return token.startswith(JOB_TOKEN_PREFIX)
+
+
+@lru_cache(maxsize=64)
+def _key(token: bytes, run_id: str) -> bytes:
+    """Return the key of a job; remembered, because all nodes of a job ask for the same."""
+    import hashlib
+
+    # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
+    return hashlib.sha256(job_token(token, run_id)).digest()
+
+
+def _proof_of_server(key: bytes, hello: bytes, challenge: Challenge) -> bytes:
+    """Return what proves that a server has the key: all it says, and all it was told, besides."""
+    return _mac(key, SERVER, hello, b"%d" % challenge.version, challenge.nonce)
+
+
+def _mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
+    """Return the HMAC-SHA256 of some parts; the label tells what it is for.
+
+    So the proof of one side, sent back to it, proves nothing.
+    """
+    import hmac
+
+    return hmac.digest(key, _with_lengths(label, *parts), "sha256")
 
 
 def _with_lengths(*parts: bytes) -> bytes:

@@ -17,8 +17,8 @@ PART_BYTES = 8 * KIB
 """A message above this is sent in parts of this size. A heartbeat may have to wait for one of them:
 raising it makes slow links look dead sooner."""
 
-HANDSHAKE_FRAME_BYTES_MAX = 4 * KIB
-"""The same for a peer that has not yet proven who it is."""
+HANDSHAKE_FRAME_BYTES_MAX = 8 * KIB
+"""The same for a peer that has not yet proven who it is: a hello with the longest run id."""
 
 STATUS_FRAME_BYTES_MAX = 16 * KIB * KIB
 """The same for a client that asked for the state of the jobs: about 200 bytes per node."""

@@ -25,7 +25,9 @@ from holdfast.core.protocol import (
     Count,
     Heartbeat,
     Name,
+    NodeCount,
     Number,
+    Port,
     RunId,
     Status,
     View,
@@ -40,9 +42,9 @@ from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
 
 MAGIC = "holdfast"
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """The newest version spoken here."""
-PROTOCOL_VERSION_MIN = 2
+PROTOCOL_VERSION_MIN = 4
 """The oldest one."""
 
 Version = Annotated[int, Meta(ge=1, le=limits.VERSION_MAX)]
@@ -56,12 +58,20 @@ Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """The client's first message: what it is, the versions it speaks, a nonce that it drew."""
+    """The client's first message: what it is and wants, and a nonce that it drew.
+
+    Versions before 4 named neither a job nor an endpoint.
+    """
 
     magic: Annotated[str, Meta(max_length=len(MAGIC))] = MAGIC
     version_min: Version = PROTOCOL_VERSION_MIN
     version_max: Version = PROTOCOL_VERSION
     nonce: Nonce
+    run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
+    """The job that this connection is for; empty of an operator, who asks about all jobs."""
+    host: Name = ""
+    port: Port = 0
+    """The endpoint that the client dialled, as it was written."""
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):
@@ -155,7 +165,7 @@ class StoreResult(msgspec.Struct, frozen=True, kw_only=True, tag="store_result")
 
 
 class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, tag="query"):
-    """Asks for the state of a job, or with an empty `run_id` of all jobs."""
+    """Asks for the state of a job; with an empty `run_id` of all that the connection is for."""
 
     id: Count
     run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
@@ -183,6 +193,8 @@ class JobSummary(msgspec.Struct, frozen=True, kw_only=True):
     generation: Number = -1
     restarts: Count = 0
     max_restarts: Int64 = 0
+    present: NodeCount = 0
+    """How many nodes are there, though they may not be listed."""
     nodes: Annotated[list[NodeSummary], Meta(max_length=limits.SUMMARIES_MAX)] = []
     history: Annotated[list[Why], Meta(max_length=limits.HISTORY_LINES_MAX)] = []
 

@@ -5,8 +5,7 @@ one, so no more than one part is ever on its way in front of a heartbeat: not in
 not in one of the kernel's, not on a slow link. One large message is sent at a time, in the order in
 which they came; a newer one of its kind takes the place of one that has to wait.
 
-It opens no sockets: `send`, `taken` and `rest` return the bytes to write. Protocol version 2 knows no
-parts; a connection that speaks it sends everything whole.
+It opens no sockets: `send`, `taken` and `rest` return the frames to write.
 """
 
 from __future__ import annotations
@@ -18,19 +17,17 @@ from holdfast.wire.frames import HEADER_BYTES, encode_frame
 from holdfast.wire.limits import FRAME_BYTES_MAX, PART_BYTES
 from holdfast.wire.messages import Part, PartTaken
 
-PARTS_VERSION = 3
-"""The first version of the protocol that knows parts."""
 TAKEN = encode_frame(PartTaken())
 
 
 class OutgoingParts:
     """What one side of a connection still has to send in parts."""
 
-    __slots__ = ("_begun", "_is_on", "_waiting", "_waiting_bytes")
+    __slots__ = ("_begun", "_waiting", "_waiting_bytes")
 
-    def __init__(self, version: int) -> None:
-        self._is_on = version >= PARTS_VERSION
-        self._begun: tuple[bytes, int] | None = None  # A frame, and how much of it is sent.
+    def __init__(self) -> None:
+        # A frame, how much of it is sent, and its kind.
+        self._begun: tuple[bytes, int, str] | None = None
         self._waiting: deque[tuple[bytes, str]] = deque()  # With their kinds.
         self._waiting_bytes = 0
 
@@ -38,16 +35,24 @@ class OutgoingParts:
     def unsent_bytes(self) -> int:
         return self._waiting_bytes + (len(self._begun[0]) - self._begun[1] if self._begun else 0)
 
+    @property
+    def unsent_answers_bytes(self) -> int:
+        """The same of messages without a kind: all of them are kept, not the newest alone."""
+        waiting = sum(len(frame) for frame, kind in self._waiting if not kind)
+        if self._begun is not None and not self._begun[2]:
+            waiting += len(self._begun[0]) - self._begun[1]
+        return waiting
+
     def send(self, frame: bytes, kind: str = "") -> bytes:
         """Return what to write now for a frame: the frame, its first part, or nothing yet.
 
         One that is being sent already is not sent twice; one that waits is replaced by one of the
         same `kind`.
         """
-        if not self._is_on or len(frame) <= PART_BYTES:
+        if len(frame) <= PART_BYTES:
             return frame
         if self._begun is None:
-            self._begun = (frame, HEADER_BYTES)
+            self._begun = (frame, HEADER_BYTES, kind)
             return self._next()
         if frame == self._begun[0]:
             return b""
@@ -61,21 +66,21 @@ class OutgoingParts:
     def taken(self) -> bytes:
         """Return what to write now that the other side has the last part."""
         if self._begun is None and self._waiting:
-            frame, _ = self._waiting.popleft()
+            frame, kind = self._waiting.popleft()
             self._waiting_bytes -= len(frame)
-            self._begun = (frame, HEADER_BYTES)
+            self._begun = (frame, HEADER_BYTES, kind)
         return self._next() if self._begun is not None else b""
 
-    def rest(self) -> bytes:
+    def rest(self) -> list[bytes]:
         """Return all that is left at once, for a connection that is about to close."""
-        return b"".join(iter(self.taken, b""))
+        return [*iter(self.taken, b"")]
 
     def _next(self) -> bytes:
         assert self._begun is not None
-        frame, at = self._begun
+        frame, at, kind = self._begun
         end = min(len(frame), at + PART_BYTES)
         is_last = end == len(frame)
-        self._begun = None if is_last else (frame, end)
+        self._begun = None if is_last else (frame, end, kind)
         return encode_frame(Part(data=frame[at:end], last=is_last))
 
 

@@ -35,10 +35,14 @@ class Served:
             warn=self.warnings.append,
             on_change=lambda *change: self.changes.append(change),
         )
-        self.connector = CoordinatorConnector("127.0.0.1", self.port)
+        self._token = options.get("token")
 
-    async def client(self) -> Client:
-        return Client(await self.connector.connect())
+    def connector(self, run_id: str = "job", **options: Any) -> CoordinatorConnector:
+        given: dict[str, Any] = {"token": self._token} | options
+        return CoordinatorConnector("127.0.0.1", self.port, run_id=run_id, **given)
+
+    async def client(self, run_id: str = "job", **options: Any) -> Client:
+        return Client(await self.connector(run_id, **options).connect())
 
     def stranger(self, source: str = "127.0.0.1") -> socket.socket:
         """Return a connection that says one byte; of one that says none the server learns nothing."""

@@ -82,11 +82,11 @@ def is_member(news: object) -> bool:
 async def test_a_refusal_is_final_for_a_newcomer_only() -> None:
     """A node that was in touch goes on trying: the wrong one may be there for a moment."""
     first = Served()
-    node = Node(first.connector)
+    node = Node(first.connector())
     await node.until(is_member)
     await first.server.stop()
     other = Served(first.port, token=b"another job's")
-    newcomer = Node(first.connector, "b")
+    newcomer = Node(first.connector(), "b")
     await newcomer.until(lambda news: isinstance(news, JoinRefused))
     assert newcomer.driver.refused
     await soon(lambda: "token" in node.driver.session.last_problem)
@@ -101,7 +101,7 @@ async def test_a_refusal_is_final_for_a_newcomer_only() -> None:
 @in_loop
 async def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
     async with serving() as served:
-        node = Node(served.connector, heartbeat_s=0.01, silence_s=0.05, away_s=0.1)
+        node = Node(served.connector(), heartbeat_s=0.01, silence_s=0.05, away_s=0.1)
         await node.until(is_member)
         served.server.received = lambda peer, message: None  # type: ignore[method-assign]
         served.server._acceptor.close()
@@ -114,7 +114,7 @@ async def test_a_silent_coordinator_is_dropped_and_given_up() -> None:
 @in_loop
 async def test_whoever_gives_up_while_connecting_says_what_seems_wrong() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        connector = CoordinatorConnector("127.0.0.1", silent.getsockname()[1])
+        connector = CoordinatorConnector("127.0.0.1", silent.getsockname()[1], run_id="job")
         node = Node(connector, first_contact_s=0.02)
         connector.suspicion = "it is mute"
         lost = await node.until(lambda news: isinstance(news, CoordinatorLost))
@@ -129,7 +129,7 @@ async def test_whoever_gives_up_while_connecting_says_what_seems_wrong() -> None
 @in_loop
 async def test_a_failure_of_any_length_can_be_reported() -> None:
     async with serving() as served:
-        node = Node(served.connector)
+        node = Node(served.connector())
         await node.until(is_member)
         failure = Failure(node="a", host="h\n" * 1000, summary="s" * 10_000, retryable=False)
         report = b"r" * (REPORT_BYTES_MAX + 1)
@@ -144,7 +144,7 @@ async def test_a_failure_of_any_length_can_be_reported() -> None:
 @in_loop
 async def test_leaving_waits_until_the_coordinator_has_it() -> None:
     async with serving() as served:
-        node = Node(served.connector, heartbeat_s=0.01)
+        node = Node(served.connector(), heartbeat_s=0.01)
         await node.until(is_member)
         session = node.driver.session
         await soon(lambda: session.acked_seq == session.status.seq)

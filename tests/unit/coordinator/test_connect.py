@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from typing import Any
 
 import pytest
 from serving import serving, soon
@@ -16,19 +17,26 @@ from in_loop import in_loop
 LOCAL = "127.0.0.1"
 
 
+def connector_at(port: int, **options: Any) -> CoordinatorConnector:
+    return CoordinatorConnector(LOCAL, port, run_id="job", **options)
+
+
 @pytest.mark.parametrize(
-    ("answer", "permanent"),
+    ("answer", "token", "permanent"),
     [
-        (b"", False),
-        (b"HTTP/1.1 400 Bad Request\r\n", True),
-        (b"\x00\x00\x00\x01\xc1", False),
-        (refusal("go away"), True),
-        (refusal("full", permanent=False), False),
-        (b"\x00\x00", False),
+        (b"", None, False),
+        (b"HTTP/1.1 400 Bad Request\r\n", None, True),
+        (b"\x00\x00\x00\x01\xc1", None, False),
+        (refusal("go away"), None, True),
+        (refusal("go away"), b"the token", False),  # Nobody has proven to be the coordinator.
+        (refusal("full", permanent=False), None, False),
+        (b"\x00\x00", None, False),
     ],
 )
 @in_loop
-async def test_every_failure_says_whether_it_is_permanent(answer: bytes, permanent: bool) -> None:
+async def test_every_failure_says_whether_it_is_permanent(
+    answer: bytes, token: bytes | None, permanent: bool
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(4)
         writer.write(answer)
@@ -36,7 +44,7 @@ async def test_every_failure_says_whether_it_is_permanent(answer: bytes, permane
 
     async with await asyncio.start_server(serve, LOCAL, 0) as server:
         with pytest.raises(ConnectFailed) as caught:
-            await CoordinatorConnector(LOCAL, server.sockets[0].getsockname()[1]).connect()
+            await connector_at(server.sockets[0].getsockname()[1], token=token).connect()
     assert caught.value.why
     assert caught.value.permanent is permanent
 
@@ -44,7 +52,7 @@ async def test_every_failure_says_whether_it_is_permanent(answer: bytes, permane
 @in_loop
 async def test_a_mute_server_is_suspected_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((LOCAL, 0)) as silent:
-        connector = CoordinatorConnector(LOCAL, silent.getsockname()[1])
+        connector = connector_at(silent.getsockname()[1])
         monkeypatch.setattr(connect, "MUTE_S", 0.01)
         task = asyncio.create_task(connector.connect())
         await soon(lambda: connector.suspicion == connect.MUTE)
@@ -72,7 +80,7 @@ async def test_a_connection_that_is_ready_just_when_it_is_given_up_is_closed(
     tasks: list[asyncio.Task[ClientConnection]] = []
     monkeypatch.setattr(connect, "ClientConnection", GivenUp)
     async with serving() as served:
-        tasks.append(asyncio.create_task(served.connector.connect()))
+        tasks.append(asyncio.create_task(served.connector().connect()))
         with pytest.raises(asyncio.CancelledError):
             await tasks[0]
         await soon(lambda: served.server.connections == 0)
@@ -86,7 +94,7 @@ async def test_when_nobody_listens_somebody_may_begin_to(monkeypatch: pytest.Mon
         bound.bind((LOCAL, 0))  # And does not listen.
         port = bound.getsockname()[1]
         with pytest.raises(ConnectFailed, match="refused") as caught:
-            await CoordinatorConnector(LOCAL, port).connect()
+            await connector_at(port).connect()
         assert not caught.value.permanent
         asked: list[list[Address]] = []
 
@@ -96,7 +104,7 @@ async def test_when_nobody_listens_somebody_may_begin_to(monkeypatch: pytest.Mon
             return True
 
         with pytest.raises(ConnectFailed, match=connect.MUTE):
-            await CoordinatorConnector(LOCAL, port, when_refused=when_refused).connect()
+            await connector_at(port, when_refused=when_refused).connect()
         assert asked == [[Address(socket.AF_INET, (LOCAL, port))]]
 
 
@@ -109,7 +117,7 @@ async def test_names_are_resolved_and_each_address_is_tried(
 
     monkeypatch.setattr(addresses, "resolve_async", unknown)
     with pytest.raises(ConnectFailed, match=r"nowhere.*name or service not known"):
-        await CoordinatorConnector("nowhere", 1).connect()
+        await CoordinatorConnector("nowhere", 1, run_id="job").connect()
     with socket.socket() as bound, socket.create_server((LOCAL, 0)) as silent:
         bound.bind((LOCAL, 0))
         found = [Address(socket.AF_INET, one.getsockname()) for one in (bound, silent)]
@@ -120,4 +128,4 @@ async def test_names_are_resolved_and_each_address_is_tried(
         monkeypatch.setattr(addresses, "resolve_async", resolve)
         monkeypatch.setattr(connect, "HANDSHAKE_S", 0.02)
         with pytest.raises(ConnectFailed, match=connect.MUTE):
-            await CoordinatorConnector("both", 1).connect()
+            await CoordinatorConnector("both", 1, run_id="job").connect()

@@ -13,26 +13,30 @@ from serving import LIMIT_S, Client, Served, flood, serving, soon, status
 
 from certificates import make_ca, make_certificate
 from holdfast.coordinator import admission, job_status, server, server_connection
-from holdfast.coordinator.connect import READ_BYTES, ConnectFailed, CoordinatorConnector
+from holdfast.coordinator.connect import READ_BYTES, ConnectFailed
 from holdfast.core.protocol import (
     Ack,
     Heartbeat,
     JobSettings,
+    NodeInfo,
     NodePhase,
     NodeRole,
     Status,
     View,
 )
 from holdfast.net import listening
+from holdfast.net.addresses import Address
 from holdfast.net.tls import TlsFiles
 from holdfast.wire.frames import FrameReader, encode_frame
-from holdfast.wire.handshake import ClientHandshake
+from holdfast.wire.handshake import ClientHandshake, job_token
 from holdfast.wire.limits import FRAME_BYTES_MAX, HANDSHAKE_FRAME_BYTES_MAX
 from holdfast.wire.messages import Goodbye, StatusRequest, StoreCall, StoreResult, Welcome, decode
 from in_loop import in_loop
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from holdfast.wire.messages import Message
 
 TWO = JobSettings(min_nodes=1, max_nodes=2, settle_s=0.0)
 
@@ -53,6 +57,13 @@ def beat(node: str, seq: int = 1, **fields: int) -> Heartbeat:
 
 def succeeded(node: str, seq: int = 2) -> Status:
     return status(node, nodes=2, seq=seq, phase=NodePhase.SUCCEEDED, generation=0)
+
+
+def write(client: Client, *messages: Message) -> None:
+    """Send several messages in one write."""
+    transport = client.connection._transport
+    assert transport is not None
+    transport.write(b"".join(map(encode_frame, messages)))
 
 
 def sudden_end(client: Client) -> None:
@@ -142,15 +153,20 @@ async def test_any_other_failure_ends_the_job_whatever_became_of_its_node(end: s
 
 
 @in_loop
-async def test_the_store_answers_in_time_and_only_for_jobs_that_are_here() -> None:
+async def test_the_store_answers_in_time_and_only_nodes_of_its_job() -> None:
     async with serving() as served:
-        client = await served.client()
-        client.send(StoreCall(id=5, run_id="none", op="num_keys"))
-        answer = await client.next()
-        assert isinstance(answer, StoreResult)
-        assert (answer.id, answer.ok) == (5, False)
+        client, stranger = await served.client(), await served.client()
+        for one in (client, stranger):
+            one.send(StoreCall(id=5, run_id="job", op="num_keys"))
+            answer = await one.next()
+            assert isinstance(answer, StoreResult)
+            assert (answer.id, answer.ok) == (5, False)
         client.send(status("a"))
         await client.next()
+        stranger.send(status("z", nodes=2))  # Not with these settings.
+        assert (await stranger.next()).role is NodeRole.REFUSED
+        stranger.send(StoreCall(id=6, run_id="job", op="num_keys"))
+        assert not (await stranger.next()).ok
         client.send(StoreCall(id=1, run_id="job", op="get", keys=("k",), timeout_s=0.02))
         assert (await client.next()).timed_out
         client.send(StoreCall(id=2, run_id="job", op="get", keys=("k",), timeout_s=60.0))
@@ -162,21 +178,147 @@ async def test_the_store_answers_in_time_and_only_for_jobs_that_are_here() -> No
 @in_loop
 async def test_the_state_of_jobs_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as served:
-        client = await served.client()
-        client.send(status("a"), status("b", run_id="other"), StatusRequest(id=1))
-        reply = await client.until(lambda message: hasattr(message, "jobs"))
-        job, other = reply.jobs
-        assert (job.run_id, other.run_id) == ("job", "other")
+        client, other, operator = [await served.client(one) for one in ("job", "other", "")]
+        for name, one, run_id in (("a", client, "job"), ("b", other, "other")):
+            one.send(status(name, run_id=run_id))
+            await one.next()
+        operator.send(StatusRequest(id=1))
+        job, another = (await operator.next()).jobs
+        assert (job.run_id, another.run_id) == ("job", "other")
         assert (job.nodes[0].node, job.nodes[0].rank, len(job.history)) == ("a", 0, 1)
-        client.send(StatusRequest(id=2, run_id="other"))
-        assert [one.run_id for one in (await client.next()).jobs] == ["other"]
+        operator.send(StatusRequest(id=2, run_id="other"))
+        assert [one.run_id for one in (await operator.next()).jobs] == ["other"]
+        client.send(StatusRequest(id=3))
+        assert [one.run_id for one in (await client.next()).jobs] == ["job"]
         monkeypatch.setattr(job_status, "STATUS_FRAME_BYTES_MAX", 200)
         client.send(StatusRequest(id=3, run_id="job"))
         (brief,) = (await client.next()).jobs
-        assert (brief.run_id, brief.nodes) == ("job", [])
-        frames = encode_frame(StatusRequest(id=4, run_id="job")) * 2
-        client.connection.send_bytes(frames)  # Again, before the reply was read.
+        assert (brief.run_id, brief.present, brief.nodes) == ("job", 1, [])
+        write(client, *[StatusRequest(id=4, run_id="job")] * 2)  # Before the reply was read.
         assert isinstance(await client.next(), str)
+
+
+@in_loop
+async def test_strangers_are_told_numbers_alone() -> None:
+    async with serving() as served:
+        client, late, stranger = [await served.client(one) for one in ("job", "job", "")]
+        client.send(status("a"))
+        await client.next()
+        for peer in served.server._peers:
+            peer.user = None  # As if from another host.
+        client.send(StatusRequest(id=1))  # Its node is in the job.
+        assert (await client.next()).jobs[0].nodes
+        for one in (late, stranger):
+            one.send(StatusRequest(id=1))
+            (job,) = (await one.next()).jobs
+            assert (job.run_id, job.present) == ("job", 1)
+            assert (job.nodes, job.history) == ([], [])
+
+
+# Who may speak for whom.
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        status("a", run_id="other"),
+        status("b"),
+        Heartbeat(run_id="job", node="b", incarnation=98, seq=1, term=0, revision=0),
+        StoreCall(id=1, run_id="other", op="num_keys"),
+        StatusRequest(id=1, run_id="other"),
+    ],
+)
+@in_loop
+async def test_a_connection_speaks_for_one_node_of_one_job(said: Message) -> None:
+    async with serving() as served:
+        other, client = await served.client("other"), await served.client()
+        other.send(status("b", run_id="other"))
+        await other.next()
+        client.send(status("a"))
+        await client.next()
+        client.send(said)
+        assert isinstance(await client.next(), str)
+        assert [*served.server.machine.jobs["other"].job.nodes] == ["b"]
+        other.send(Heartbeat(run_id="other", node="b", incarnation=98, seq=1, term=0, revision=0))
+        assert isinstance(await other.next(), View | Ack)
+
+
+@in_loop
+async def test_a_node_may_begin_anew_on_its_connection() -> None:
+    async with serving() as served:
+        client = await served.client()
+        for incarnation in (1, 2):
+            client.send(status("a", info=NodeInfo(node="a", incarnation=incarnation)))
+            view = await client.until(lambda one: one.role is NodeRole.MEMBER)
+            assert view.incarnation == incarnation
+
+
+@in_loop
+async def test_a_token_of_one_job_is_good_for_that_job_alone() -> None:
+    async with serving(token=b"master") as served:
+        own = await served.client(token=job_token(b"master", "job"))
+        own.send(status("a"))
+        assert isinstance(await own.next(), View)
+        for run_id in ("other", ""):  # An empty one is an operator's.
+            with pytest.raises(ConnectFailed, match="token"):
+                await served.client(run_id, token=job_token(b"master", "job"))
+        operator = await served.client("")
+        operator.send(StatusRequest(id=1))
+        assert (await operator.next()).jobs[0].nodes
+
+
+@pytest.mark.parametrize("named", ["job", ""])
+@in_loop
+async def test_a_coordinator_with_a_jobs_token_serves_that_job_alone(named: str) -> None:
+    async with serving(token=job_token(b"master", "job"), run_id=named) as served:
+        for token in (b"master", job_token(b"master", "job")):
+            await served.client(token=token)
+        for run_id, token in (("other", b"master"), ("", b"master")):
+            with pytest.raises(ConnectFailed):
+                await served.client(run_id, token=token)
+        for run_id in ("other", ""):  # It has the token, and says another name.
+            with pytest.raises(ConnectFailed) as caught:
+                await served.client(run_id)
+            assert caught.value.permanent
+
+
+@in_loop
+async def test_a_client_that_dialled_another_port_is_refused() -> None:
+    async with serving(token=b"token") as served:
+        dialled = served.connector()
+        dialled.port, real = 1, dialled.port
+        connect_first = dialled._connect_first
+
+        async def forward(found: list[Address]) -> socket.socket:
+            return await connect_first([Address(one.family, (one.ip, real)) for one in found])
+
+        dialled._connect_first = forward  # type: ignore[method-assign]
+        with pytest.raises(ConnectFailed, match="advertised_port=1") as caught:
+            await dialled.connect()
+        assert caught.value.permanent  # It has proven to be a coordinator of this job.
+        served.server._advertised_port = 1
+        (await dialled.connect()).abort()
+
+
+@in_loop
+async def test_the_address_of_the_coordinator_is_what_nodes_of_the_job_saw() -> None:
+    async with serving() as served:
+        first = await served.client()
+        first.send(status("a", settings=TWO))
+        await first.next()
+        job = served.server.machine.jobs["job"].job
+        for name, settings, local in (("x", None, "10.0.0.66"), ("b", TWO, "10.0.0.1")):
+            before = {*served.server._peers}
+            client = await served.client()
+            (peer,) = served.server._peers - before
+            peer.address, peer.is_remote, peer.local_address = "10.0.0.7", True, local
+            client.send(status(name, nodes=9) if settings is None else status(name, settings=TWO))
+            view = await client.next()
+            if settings is None:  # It is not taken in.
+                assert (view.role, job.coordinator_address) == (NodeRole.REFUSED, "")
+        assert job.coordinator_address == "10.0.0.1"
+        view = await first.until(lambda view: view.size == 2)
+        assert view.master_addr == "10.0.0.1"
 
 
 @in_loop
@@ -186,7 +328,7 @@ async def test_what_is_known_of_forgotten_jobs_is_forgotten(
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
     async with serving() as served:
         served.server.machine._keep_s = 0.0
-        client, other = await served.client(), await served.client()
+        client, other = await served.client(), await served.client("other")
         other.send(status("b", run_id="other"))
         client.send(status("a"))
         await soon(lambda: len(served.server._last_line) == 2)
@@ -200,7 +342,7 @@ async def test_what_is_known_of_forgotten_jobs_is_forgotten(
 @in_loop
 async def test_draining_waits_for_nodes_of_jobs_that_are_over_only() -> None:
     async with serving() as served:
-        ended, running = await served.client(), await served.client()
+        ended, running = await served.client(), await served.client("other")
         ended.send(status("a"))
         running.send(status("b", run_id="other"))
         for client in (ended, running):
@@ -409,10 +551,7 @@ async def test_what_is_sent_in_one_turn_goes_out_in_one_write(
         written: list[bytes] = []
         assert peer._transport is not None
         monkeypatch.setattr(peer._transport, "write", written.append)
-        both = encode_frame(status("a")) + encode_frame(
-            StoreCall(id=1, run_id="job", op="num_keys")
-        )
-        client.connection.send_bytes(both)
+        write(client, status("a"), StoreCall(id=1, run_id="job", op="num_keys"))
         await soon(lambda: bool(written))
         assert len(written) == 1
 
@@ -421,15 +560,16 @@ async def test_what_is_sent_in_one_turn_goes_out_in_one_write(
 async def test_frames_may_be_larger_once_the_handshake_is_done() -> None:
     async with serving() as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        writer.write((4096).to_bytes(4, "big") + b"x" * 4096 + (4097).to_bytes(4, "big"))
+        limit = HANDSHAKE_FRAME_BYTES_MAX
+        writer.write(limit.to_bytes(4, "big") + b"x" * limit + (limit + 1).to_bytes(4, "big"))
         assert await reader.read() == b""
         writer.close()
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
-        handshake, frames = ClientHandshake(None), FrameReader()
+        handshake, frames = ClientHandshake(None, run_id="job"), FrameReader()
         writer.write(handshake.start())
         (challenge,) = frames.feed(await reader.read(4096))
-        large = encode_frame(status("a", report=b"r" * 5000))  # In the same write.
-        writer.write(handshake.receive(decode(challenge)) + large)
+        large = encode_frame(status("a", report=b"r" * limit))  # In the same write.
+        writer.write(handshake.receive(challenge) + large)
         bodies: list[bytes] = []
         while len(bodies) < 2:
             bodies += frames.feed(await reader.read(4096))
@@ -440,7 +580,7 @@ async def test_frames_may_be_larger_once_the_handshake_is_done() -> None:
 
 @in_loop
 async def test_a_client_that_does_not_read_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_connection, "WRITE_BYTES_MAX", 1000)
+    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 1000)
     async with serving() as served:
         client = await served.client()
         (peer,) = served.server._peers
@@ -462,7 +602,7 @@ async def test_a_client_that_does_not_read_the_last_frames_is_dropped_in_the_end
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(server, "SWEEP_S", 0.01)
-    monkeypatch.setattr(server_connection, "WRITE_BYTES_MAX", 100_000_000)
+    monkeypatch.setattr(server_connection, "UNREAD_BYTES_MAX", 100_000_000)
     async with serving() as served:
         client = await served.client()
         client.stop_reading()
@@ -488,10 +628,7 @@ async def test_tls_connections_that_end_in_the_handshake_are_forgotten(tmp_path:
         await soon(lambda: served.server.connections == 0)
         assert len(served.warnings) == 1
         trusting = TlsFiles(ca=ca.cert).for_client()
-        connector = CoordinatorConnector(
-            "127.0.0.1", served.port, tls=trusting, server_name="localhost"
-        )
-        client = Client(await connector.connect())
+        client = await served.client(tls=trusting, server_name="localhost")
         for number in range(3):
             client.send(StatusRequest(id=number))
             assert (await client.next()).id == number

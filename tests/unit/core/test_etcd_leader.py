@@ -158,18 +158,22 @@ def test_a_failure_of_the_last_generation_is_no_answer_in_this_one() -> None:
     assert one.led.job.generation == 2
 
 
-def test_a_node_that_comes_before_the_report_of_the_end_gets_it_too() -> None:
-    one = Led("ab", a_job_of(2, 2))
+def test_the_report_of_the_end_is_for_those_that_were_in_the_job() -> None:
+    one = Led("abc", a_job_of(2, 3))
+    one.lose("c")
     one.report(one.nodes["a"].fail(), roll_call=0)
     one.answer("b")
     assert one.led.job.outcome is JobOutcome.FAILED
     assert not one.led.job.final
-    one.nodes["z"] = a_node("z", a_job_of(2, 2), 9)
-    one.answer("z")
+    one.nodes["z"] = a_node("z", a_job_of(2, 3), 9)
+    (told,) = one.answer("z")
+    assert (told.role, told.final, told.failure) == (NodeRole.CLOSED, True, None)
+    one.answer("c")
     one.nodes["a"].report = b"the whole report"
     one.report(one.nodes["a"].status())
     views = [view for s in range(1, 99) for view in one.led.handle(float(s), TICK)]
-    assert [view.report for view in views if view.node == "z"] == [b"the whole report"]
+    reports = {view.node: view.report for view in views}
+    assert (reports["c"], reports["z"]) == (b"the whole report", b"")
     assert one.led.is_changed
 
 

@@ -13,7 +13,6 @@ import pytest
 from holdfast.errors import EnvironmentProblem, HoldfastError, UsageError
 from holdfast.net import token as token_module
 from holdfast.net.token import TOKEN_BYTES_MAX, choose_token, load_token, make_token, own_token
-from holdfast.wire.handshake import SERVER, prove
 from other_users import STRANGER, as_user
 
 if TYPE_CHECKING:
@@ -243,25 +242,3 @@ def test_a_user_without_a_home_is_told_so(monkeypatch: pytest.MonkeyPatch) -> No
     said = as_user(STRANGER, lambda: str(own_token()))
     assert said.startswith("EnvironmentProblem")
     assert "HOLDFAST_TOKEN_FILE" in said
-
-
-def proof(**changed: object) -> bytes:
-    parts = {
-        "token": b"t", "side": SERVER, "offered": (1, 2), "version": 2,
-        "client_nonce": b"c" * 16, "server_nonce": b"s" * 16, **changed,
-    }  # fmt: skip
-    return prove(**parts)  # type: ignore[arg-type]
-
-
-def test_a_proof_is_the_hmac_that_other_programs_compute() -> None:
-    """Written out once, so that a change of the bytes is noticed: both sides must agree on it."""
-    import hashlib
-    import hmac
-
-    text = (
-        b"\0\0\0\x14holdfast coordinator"
-        b"\0\0\0\x05"
-        b"1 2 2"
-        b"\0\0\0\x10" + b"c" * 16 + b"\0\0\0\x10" + b"s" * 16
-    )
-    assert proof() == hmac.new(hashlib.sha256(b"t").digest(), text, hashlib.sha256).digest()

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
+import struct
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from holdfast.errors import InternalError
-from holdfast.wire.errors import HandshakeRefused, NotOurProtocol
+from holdfast.wire.errors import BrokenSeal, HandshakeRefused, NotOurProtocol
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import (
     JOB_TOKEN_PREFIX,
@@ -26,6 +30,7 @@ from holdfast.wire.messages import (
     Proof,
     Refusal,
     decode,
+    encode,
 )
 
 if TYPE_CHECKING:
@@ -34,19 +39,23 @@ if TYPE_CHECKING:
 TOKEN = b"the token"
 
 
-def message_in(frame: bytes) -> Message:
+def body_in(frame: bytes) -> bytes:
     (body,) = FrameReader(HANDSHAKE_FRAME_BYTES_MAX).feed(frame)
-    return decode(body)
+    return body
+
+
+def message_in(frame: bytes) -> Message:
+    return decode(body_in(frame))
 
 
 def shake(client: ClientHandshake, server: ServerHandshake) -> None:
-    challenge = server.receive(message_in(client.start()))
-    proof = client.receive(message_in(challenge))
+    challenge = server.receive(body_in(client.start()))
+    proof = client.receive(body_in(challenge))
     assert not client.done
     assert not server.done
-    welcome = server.receive(message_in(proof))
+    welcome = server.receive(body_in(proof))
     assert server.done
-    assert client.receive(message_in(welcome)) == b""
+    assert client.receive(body_in(welcome)) == b""
     assert client.done
 
 
@@ -65,11 +74,13 @@ def test_the_newest_version_that_both_speak_is_spoken() -> None:
     assert client.version == server.version == 3
     for machine in (client, server):
         with pytest.raises(InternalError):
-            machine.receive(Goodbye())
+            machine.receive(encode(Goodbye()))
     client = ClientHandshake(None)
     client.start()
     with pytest.raises(HandshakeRefused):  # It was not offered.
-        client.receive(Challenge(version=PROTOCOL_VERSION + 1, nonce=bytes(32), token_wanted=False))
+        client.receive(
+            encode(Challenge(version=PROTOCOL_VERSION + 1, nonce=bytes(32), token_wanted=False))
+        )
 
 
 @pytest.mark.parametrize(("theirs", "ours"), [((1, 2), (3, 4)), ((5, 5), (3, 4)), ((4, 3), (3, 4))])
@@ -87,21 +98,21 @@ def test_each_side_learns_why_the_other_ended_it() -> None:
     client, server = ClientHandshake(None), ServerHandshake(TOKEN)
     refused = refusal_of(client, server)
     with pytest.raises(HandshakeRefused, match=re.escape(refused.why)):
-        server.receive(message_in(refused.reply))
+        server.receive(body_in(refused.reply))
     client = ClientHandshake(None)
     client.start()
     with pytest.raises(HandshakeRefused, match="too many connections") as raised:
-        client.receive(message_in(refusal("too many connections", permanent=False)))
+        client.receive(body_in(refusal("too many connections", permanent=False)))
     assert not raised.value.permanent
 
 
 def test_a_proof_that_was_not_asked_for_and_another_magic_are_refused() -> None:
     server = ServerHandshake(None)
-    server.receive(Hello(nonce=draw_nonce()))
+    server.receive(encode(Hello(nonce=draw_nonce())))
     with pytest.raises(HandshakeRefused):
-        server.receive(Proof(proof=bytes(32)))
+        server.receive(encode(Proof(proof=bytes(32))))
     with pytest.raises(NotOurProtocol):
-        ServerHandshake(None).receive(Hello(magic="holdslow", nonce=bytes(32)))
+        ServerHandshake(None).receive(encode(Hello(magic="holdslow", nonce=bytes(32))))
 
 
 def test_a_server_that_does_not_know_the_token_is_left() -> None:
@@ -113,36 +124,109 @@ def test_a_server_that_does_not_know_the_token_is_left() -> None:
         client = ClientHandshake(TOKEN)
         client.start()
         with pytest.raises(HandshakeRefused):
-            client.receive(challenge)
+            client.receive(encode(challenge))
 
 
 def test_a_proof_sent_back_proves_nothing() -> None:
     """Somebody without the token lets the server prove it, and sends that very proof."""
     nonce = bytes(range(32))
     server = ServerHandshake(TOKEN, nonce=lambda: nonce)
-    challenge = message_in(server.receive(Hello(nonce=nonce)))
+    challenge = message_in(server.receive(encode(Hello(nonce=nonce))))
     assert isinstance(challenge, Challenge)
     with pytest.raises(HandshakeRefused):
-        server.receive(Proof(proof=challenge.proof))
+        server.receive(encode(Proof(proof=challenge.proof)))
 
 
 def test_a_proof_of_an_earlier_connection_proves_nothing() -> None:
     client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
-    hello = message_in(client.start())
-    old = message_in(client.receive(message_in(server.receive(hello))))
+    hello = body_in(client.start())
+    old = body_in(client.receive(body_in(server.receive(hello))))
     again = ServerHandshake(TOKEN)
     again.receive(hello)
     with pytest.raises(HandshakeRefused):
         again.receive(old)
 
 
-def test_nobody_in_between_can_take_the_newer_version_away() -> None:
-    client = ClientHandshake(TOKEN, versions=(1, 2))
-    server = ServerHandshake(TOKEN, versions=(1, 2))
-    hello: Any = message_in(client.start())
-    lowered = Hello(version_min=1, version_max=1, nonce=hello.nonce)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version_max": 2},
+        {"version_min": 1},
+        {"run_id": "another"},
+        {"run_id": ""},
+        {"host": "elsewhere"},
+        {"port": 1},
+    ],
+)
+def test_nobody_in_between_can_change_the_hello(changes: dict[str, Any]) -> None:
+    client = ClientHandshake(TOKEN, run_id="job", host="head", port=29400, versions=(2, 3))
+    server = ServerHandshake(TOKEN, versions=(1, 3))
+    changed = msgspec.structs.replace(message_in(client.start()), **changes)
+    with pytest.raises(HandshakeRefused) as raised:
+        client.receive(body_in(server.receive(encode(changed))))
+    assert "token" in raised.value.why
+
+
+def test_a_field_of_a_newer_hello_is_covered_too() -> None:
+    """A server that does not know it can still tell that it was there."""
+    client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
+    fields = msgspec.msgpack.decode(body_in(client.start()))
+    newer = msgspec.msgpack.encode(fields | {"colour": "blue"})
     with pytest.raises(HandshakeRefused):
-        client.receive(message_in(server.receive(lowered)))
+        client.receive(body_in(server.receive(newer)))
+
+
+def test_a_proof_for_one_job_is_none_for_another() -> None:
+    tokens = {"master": TOKEN, "a": job_token(TOKEN, "a"), "b": job_token(TOKEN, "b")}
+    for ours, theirs in (("master", "a"), ("a", "master"), ("a", "a")):
+        shake(ClientHandshake(tokens[ours], run_id="a"), ServerHandshake(tokens[theirs]))
+    for ours, theirs in (("b", "master"), ("master", "b"), ("a", "b")):
+        refusal_of(ClientHandshake(tokens[ours], run_id="a"), ServerHandshake(tokens[theirs]))
+
+
+def test_a_proven_server_is_believed_when_it_refuses() -> None:
+    def judge(hello: Hello) -> None:
+        raise HandshakeRefused(f"{hello.run_id} is not served")
+
+    for token in (TOKEN, None):
+        client = ClientHandshake(token, run_id="job")
+        server = ServerHandshake(token, judge=judge)
+        proof = body_in(client.receive(body_in(server.receive(body_in(client.start())))))
+        with pytest.raises(HandshakeRefused) as refused:
+            server.receive(proof)
+        with pytest.raises(HandshakeRefused, match="job is not served") as told:
+            client.receive(body_in(refused.value.reply))
+        assert told.value.permanent
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_may_be_anybodys_is_no_final_refusal(is_late: bool) -> None:
+    client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
+    challenge = body_in(server.receive(body_in(client.start())))
+    if is_late:
+        client.receive(challenge)
+    with pytest.raises(BrokenSeal if is_late else HandshakeRefused) as raised:
+        client.receive(body_in(refusal("go away")))
+    assert not getattr(raised.value, "permanent", False)
+
+
+def test_what_comes_out_of_it_is_sealed_each_way_with_another_key() -> None:
+    client, server = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
+    shake(client, server)
+    assert client.seals is not None
+    assert server.seals is not None
+    frame = refusal("x")
+    sealed = [machine.seals[0].seal(frame) for machine in (client, server)]  # type: ignore[index]
+    assert sealed[0] != sealed[1]
+    assert server.seals[1].open(body_in(sealed[0])) == body_in(frame)
+    assert client.seals[1].open(body_in(sealed[1])) == body_in(frame)
+    again = ClientHandshake(TOKEN), ServerHandshake(TOKEN)
+    shake(*again)
+    with pytest.raises(BrokenSeal):
+        again[1].seals[1].open(body_in(sealed[0]))  # type: ignore[index]
+    plain = ClientHandshake(None), ServerHandshake(None)
+    shake(*plain)
+    assert (plain[0].seals, plain[1].seals) == (None, None)
 
 
 def test_the_token_is_not_in_anything_that_may_be_printed() -> None:
@@ -151,9 +235,36 @@ def test_the_token_is_not_in_anything_that_may_be_printed() -> None:
     for machine in machines:
         assert b"not-to-be-seen" not in repr(machine).encode() + str(machine).encode()
     hello = machines[0].start()
-    challenge = machines[1].receive(message_in(hello))
-    proof = machines[0].receive(message_in(challenge))
+    challenge = machines[1].receive(body_in(hello))
+    proof = machines[0].receive(body_in(challenge))
     assert secret not in hello + challenge + proof
+
+
+def test_the_bytes_are_those_that_another_program_computes() -> None:
+    """Written out once, so that a change is noticed: both sides must agree on them."""
+
+    def mac(*parts: bytes) -> bytes:
+        key = hashlib.sha256(job_token(TOKEN, "job")).digest()
+        text = b"".join(struct.pack("!I", len(part)) + part for part in parts)
+        return hmac.new(key, text, hashlib.sha256).digest()
+
+    client = ClientHandshake(TOKEN, run_id="job", host="head", port=1, nonce=lambda: b"c" * 32)
+    server = ServerHandshake(TOKEN, nonce=lambda: b"s" * 32)
+    hello = body_in(client.start())
+    challenge = body_in(server.receive(hello))
+    proof = body_in(client.receive(challenge))
+    first, second = decode(challenge), decode(proof)
+    assert isinstance(first, Challenge)
+    assert isinstance(second, Proof)
+    assert first.proof == mac(b"holdfast coordinator", hello, b"4", b"s" * 32)
+    assert second.proof == mac(b"holdfast agent", hello, challenge)
+    client.receive(body_in(server.receive(proof)))  # The server's frame 0.
+    key = mac(b"seal of holdfast coordinator", hello, challenge, proof)
+    body = b"view"
+    assert server.seals is not None
+    sealed = body_in(server.seals[0].seal(struct.pack("!I", len(body)) + body))
+    tag = hashlib.blake2b(struct.pack("!Q", 1) + body, digest_size=16, key=key).digest()
+    assert sealed == body + tag
 
 
 def test_the_token_of_a_job_is_always_the_same_and_no_other_jobs() -> None:
