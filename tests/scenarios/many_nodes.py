@@ -283,11 +283,14 @@ def described(view: View) -> str:
 
 
 class CoordinatorPlayer:
-    """`new min=2 max=2 restarts=1 jobs=3 keep=60`, then `now verb node`; `a@other` is in another job.
+    """`new min=2 max=2 restarts=1 jobs=3 nodes=9 keep=60`, then `now verb node`; `a@other` is in another job.
 
     Verbs are those of rounds (join, back, beats, fails, done, leaves), and `cut a` (its connection
     closed), `tick`, `close job outcome why`; `new coordinator` follows another one, and knows of
-    nothing; with `remembers` it has what that one stored, in the agent of `host`. Nodes apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the jobs, and the next deadline.
+    nothing; with `remembers` it has what that one stored, in the agent of `host`. A node joins
+    `from` an address, its own unless given, and with `reaches` by one of the coordinator's. Nodes
+    apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the
+    jobs, and the next deadline.
     """
 
     machine: CoordinatorMachine
@@ -306,6 +309,7 @@ class CoordinatorPlayer:
                     name: given.pop(short)
                     for short, name in (
                         ("jobs", "jobs_max"),
+                        ("nodes", "nodes_max"),
                         ("keep", "closed_job_keep_s"),
                         ("recover", "recover_s"),
                     )
@@ -315,6 +319,7 @@ class CoordinatorPlayer:
                     least, most, **{SETTINGS[name]: value for name, value in given.items()}
                 )
                 self.nodes: dict[str, FakeNode] = {}
+                self.links: dict[str, tuple[str, str]] = {}
                 self.clock = Clock()
             host = fields([word for word in words if word.startswith("host=")]).get("host", "")
             self.machine = CoordinatorMachine(
@@ -334,7 +339,7 @@ class CoordinatorPlayer:
         lines = [self._answer(one) for one in self.machine.handle(now, self._event(*words))]
         while self.stopped:
             node = self.stopped.pop(0)
-            event = StatusReceived(node.status(), f"{node.name}.seen")
+            event = self._received(node.status())
             views = [one for one in self.machine.handle(now, event) if isinstance(one, View)]
             lines += map(self._answer, views)
         return [*lines, self._state()]
@@ -348,9 +353,11 @@ class CoordinatorPlayer:
             short, _, run = name.partition("@")
             known = fields([*more])
             term = int(known.pop("term", "0"))
+            link = known.pop("from", f"{short}.seen"), known.pop("reaches", "")
             about = {ABOUT_NODES.get(key, key): number(text) for key, text in known.items()}
             node = a_node(short, self.settings, len(self.nodes) + 1, address="", **about)
             self.nodes[name] = msgspec.structs.replace(node, run_id=run or RUN, term=term)
+            self.links[f"{short}@{run or RUN}"] = link
         node = self.nodes[name]
         match verb:
             case "beats":
@@ -369,7 +376,10 @@ class CoordinatorPlayer:
                 status = node.leave()
             case _:
                 raise AssertionError(f"what is {verb!r}?")
-        return StatusReceived(status, f"{node.name}.seen")
+        return self._received(status)
+
+    def _received(self, status: Status) -> StatusReceived:
+        return StatusReceived(status, *self.links[f"{status.info.node}@{status.run_id}"])
 
     def _answer(self, answer: View | Ack) -> str:
         run = "" if answer.run_id == RUN else f"@{answer.run_id}"

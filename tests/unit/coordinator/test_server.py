@@ -402,6 +402,51 @@ async def test_connections_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @in_loop
+async def test_the_last_connections_are_not_for_one_address_alone() -> None:
+    async with serving(connections_max=8) as served:
+        held = [await served.client() for _ in range(6)]
+        with pytest.raises(ConnectFailed) as caught:
+            await served.client()
+        assert not caught.value.permanent
+        other = served.connector()
+
+        async def connect(_found: list[Address]) -> socket.socket:
+            return socket.create_connection(
+                ("127.0.0.1", served.port), source_address=("127.0.0.2", 0)
+            )
+
+        other._connect_first = connect  # type: ignore[method-assign]
+        held += [Client(await other.connect()) for _ in range(2)]
+        for one in held[:3]:
+            one.connection.close()
+        await soon(lambda: served.server.connections == 5)
+        await served.client()
+
+
+@in_loop
+async def test_answers_that_nobody_reads_are_limited_over_all_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large, limit = bytes(16_000_000), 40_000_000
+    monkeypatch.setattr(server, "UNREAD_ANSWERS_BYTES_MAX", limit)
+    async with serving() as served:
+        slow = [await served.client() for _ in range(8)]
+        with monkeypatch.context() as patch:
+            patch.setattr(server, "reply_frame", lambda *_, **__: large)
+            for one in slow:
+                one.stop_reading()
+                one.send(StatusRequest(id=1))
+            await soon(lambda: served.server.connections < len(slow))
+        held = sum(peer.unread_answers_bytes for peer in served.server._peers)
+        assert held <= limit + len(large)
+        honest = await served.client()
+        honest.send(StatusRequest(id=1))
+        assert (await honest.next()).id == 1
+        for one in slow:
+            one.connection.abort()
+
+
+@in_loop
 async def test_a_flood_of_faults_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as served:
         for number in range(6):
