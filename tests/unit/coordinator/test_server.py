@@ -493,9 +493,8 @@ async def test_a_flood_from_one_address_keeps_nobody_out() -> None:
     """
     token = b"known to the honest alone"
     async with serving(half_open_max=8, token=token) as served, flood(served, 320):
-        connector = CoordinatorConnector("127.0.0.1", served.port, token=token)
         for node in "abc":
-            client = Client(await connector.connect())
+            client = await served.client()
             client.send(status(node, nodes=3))
             assert isinstance(await client.next(), View)
 
