@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import encodings.idna  # noqa: F401 (for names of hosts, where another user cannot read it)
 import os
-import shutil
-import tempfile
+import socket
 import traceback
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,11 +47,29 @@ def as_user(user: int, act: Callable[[], str]) -> str:
 
 
 @contextmanager
-def shared_folder(mode: int = 0o1777) -> Iterator[Path]:
-    """Make a folder that other users can reach, unlike those of pytest; they may write to it."""
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
+def listening_as(user: int, host: str = "127.0.0.1") -> Iterator[int]:
+    """Let another user listen at any port of this address, which is returned, and not serve it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    (told, tell), (stop, hold) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(hold)
+            os.setgroups([])
+            os.setresuid(user, user, user)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            with socket.create_server((host, 0), family=family, dualstack_ipv6=host == "::") as one:
+                os.write(tell, str(one.getsockname()[1]).encode())
+                os.close(tell)
+                os.read(stop, 1)
+        finally:
+            os._exit(0)
     try:
-        folder.chmod(mode)
-        yield folder
+        for one in (tell, stop):
+            os.close(one)
+        with os.fdopen(told) as port:
+            yield int(port.read())
     finally:
-        shutil.rmtree(folder)
+        os.close(hold)
+        os.waitpid(pid, 0)

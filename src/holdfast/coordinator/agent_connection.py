@@ -832,6 +832,8 @@ class CoordinatorConnection(AgentConnection):
             token=self._token,
             tls=self._client_tls,
             server_name=self._tls.server_name if self._tls is not None else None,
+            # Who has a token proves it; who says is_host=0 means whoever is there.
+            own_users_only=self._token is None and self._is_host is not False,
             when_refused=self._take_over if self._may_host else None,
         )
 

@@ -13,7 +13,9 @@ import os
 from typing import TYPE_CHECKING
 
 from holdfast.core.protocol import Status
-from holdfast.net import addresses, tls
+from holdfast.errors import EnvironmentProblem
+from holdfast.net import addresses, listening, tls
+from holdfast.net.peer_user import listener_of
 from holdfast.printable import quoted
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader, encode_frame
@@ -239,7 +241,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 class CoordinatorConnector:
     """Where the coordinator is and how to connect to it; belongs to one loop.
 
-    `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
+    With `own_users_only` a listener on this host must be this user's or root's. `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
     returns true, somebody does now, and the connection is tried again at once.
     """
 
@@ -252,6 +254,7 @@ class CoordinatorConnector:
         token: bytes | None = None,
         tls: ssl.SSLContext | None = None,
         server_name: str | None = None,
+        own_users_only: bool = False,
         when_refused: Callable[[list[Address]], bool] | None = None,
     ) -> None:
         self.host = host
@@ -264,6 +267,7 @@ class CoordinatorConnector:
         """What seems wrong with the attempt that is under way; any thread may look."""
         self._tls = tls
         self._server_name = server_name or host
+        self._own_users_only = own_users_only
         self._when_refused = when_refused
         self._turns = asyncio.Semaphore(CONNECTING_MAX)
 
@@ -278,6 +282,8 @@ class CoordinatorConnector:
                 connected = await self._connect_first(found)
             except OSError as error:
                 raise ConnectFailed(_describe(error)) from None
+            if self._own_users_only:
+                _check_listener(connected, self.port)
             return await self._shake_hands(connected)
 
     async def _connect_first(self, found: list[Address]) -> socket.socket:
@@ -325,6 +331,14 @@ class CoordinatorConnector:
     def _suspect(self, connection: ClientConnection) -> None:
         if connection.is_mute:
             self.suspicion = MUTE
+
+
+def _check_listener(connected: socket.socket, port: int) -> None:
+    try:
+        listening.refuse_other_user(listener_of(connected), port)
+    except EnvironmentProblem as problem:
+        connected.close()
+        raise ConnectFailed(str(problem), permanent=True) from None
 
 
 def _is_tls_fault(error: Exception) -> bool:

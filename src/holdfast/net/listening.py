@@ -204,6 +204,7 @@ def bind_one_of(
 ) -> socket.socket | None:
     """Do as `try_bind` does, with an endpoint whose addresses are known."""
     from holdfast.net import addresses
+    from holdfast.net.peer_user import listener_at
 
     if is_host is False:
         return None
@@ -215,8 +216,31 @@ def bind_one_of(
         return listen(candidates)
     except OSError as problem:
         if problem.errno == errno.EADDRINUSE and not is_host:
+            for one in found:
+                refuse_other_user(listener_at(one.family, one.sockaddr), port)
             return None
         raise _refusal(host, port, problem) from None
+
+
+def refuse_other_user(user: int | None, port: int) -> None:
+    """Raise if whoever listens at a port of this machine is another user, who would decide for us."""
+    from holdfast.net.peer_user import NOBODY, is_own_user
+
+    if user is None or user == NOBODY or is_own_user(user):
+        return
+    raise EnvironmentProblem(
+        f"port {port} of this host is held by another user, {_name_of(user)}",
+        hint="choose another port, or set --rdzv-conf is_host=0 if that is the coordinator you mean",
+    )
+
+
+def _name_of(user: int) -> str:
+    import pwd
+
+    try:
+        return f"{pwd.getpwuid(user).pw_name} (uid {user})"
+    except KeyError:
+        return f"uid {user}"
 
 
 def is_local(address: Address) -> bool:

@@ -1,8 +1,9 @@
-"""Whose process is at the other end of a connection within this host, as the kernel knows it.
+"""Whose process is at the other end of a connection within this host, or listens there.
 
 Loopback is no border between the users of a host: each of them can connect. So a server that has no
 token to ask for asks the kernel (`sock_diag`, a netlink socket) for the owner of the other end, and
-serves its own user and root. A connection of another host has no owner here.
+serves its own user and root. Likewise a client can ask whose the listener is, before it believes
+what that says. A connection of another host has no owner here.
 
 A socket that its process has closed belongs to user 0 in the kernel's answer, and so does one that
 only waits for late packets; both have no inode, and are nobody's.
@@ -14,6 +15,10 @@ import _socket
 import os
 import struct
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 SOCK_DIAG_BY_FAMILY = 20
 NETLINK_SOCK_DIAG = 4
@@ -28,6 +33,7 @@ REPLY_BYTES_MAX = 4096
 NOBODY = -1
 """The owner of a socket that nobody has any more."""
 MAPPED = bytes(10) + b"\xff\xff"
+LISTENING = "0A"  # In the tables.
 TCP_TABLES = ("/proc/net/tcp", "/proc/net/tcp6")
 
 
@@ -40,15 +46,35 @@ def user_of(connection: _socket.socket) -> int | None:
         here, there = connection.getsockname(), connection.getpeername()
     except OSError:
         return NOBODY  # It ended before it began.
-    if connection.family not in (_socket.AF_INET, _socket.AF_INET6):
-        return None
-    ours, theirs = _packed(here[0]), _packed(there[0])
-    if ours != theirs and not (_is_loopback(ours) and _is_loopback(theirs)):
+    if not _is_within_host(connection.family, here, there):
         return None
     try:
         return _ask(connection.family, there, here)
     except OSError:
         return _look_up(there, here)
+
+
+def listener_of(connection: _socket.socket) -> int | None:
+    """Return the user who listens where a connection of ours leads, as `user_of` does.
+
+    The other end of the connection itself is nobody's until it is accepted.
+    """
+    try:
+        here, there = connection.getsockname(), connection.getpeername()
+    except OSError:
+        return NOBODY
+    if not _is_within_host(connection.family, here, there):
+        return None
+    return listener_at(connection.family, there)
+
+
+def listener_at(family: int, where: tuple[Any, ...]) -> int | None:
+    """Return the user who listens at an address of this host, `NOBODY` if there is none."""
+    anybody = ("::" if family == _socket.AF_INET6 else "0.0.0.0", 0)  # noqa: S104 (it is not bound)
+    try:
+        return _ask(family, (where[0], where[1]), anybody)
+    except OSError:
+        return _look_up((where[0], where[1]), anybody)
 
 
 def is_own_user(user: int | None) -> bool:
@@ -59,6 +85,13 @@ def is_own_user(user: int | None) -> bool:
 def is_local_user(user: int | None) -> bool:
     """Whether the other end is a process on this host, of this user or root's."""
     return user is not None and is_own_user(user)
+
+
+def _is_within_host(family: int, here: tuple[Any, ...], there: tuple[Any, ...]) -> bool:
+    if family not in (_socket.AF_INET, _socket.AF_INET6):
+        return False
+    ours, theirs = _packed(here[0]), _packed(there[0])
+    return ours == theirs or (_is_loopback(ours) and _is_loopback(theirs))
 
 
 def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
@@ -89,8 +122,11 @@ def _ask(family: int, local: tuple[str, int], remote: tuple[str, int]) -> int:
 
 
 def _look_up(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """Return the same out of the kernel's tables, where there is no netlink; None without these."""
-    wanted = tuple((_packed(end[0]), end[1]) for end in (local, remote))
+    """Return the same out of the kernel's tables, where there is no netlink; None without these.
+
+    A listener may be there for all addresses.
+    """
+    here, there = ((_packed(end[0]), end[1]) for end in (local, remote))
     seen = False
     for table in TCP_TABLES:
         try:
@@ -99,7 +135,11 @@ def _look_up(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
                 for row in rows:
                     seen = True
                     words = row.split()
-                    if (_from_table(words[1]), _from_table(words[2])) == wanted:
+                    address, port = _from_table(words[1])
+                    if words[3] == LISTENING and not any(address):
+                        address = here[0]
+                    is_listener = words[3] == LISTENING and there[1] == 0
+                    if (address, port) == here and (is_listener or _from_table(words[2]) == there):
                         return int(words[7]) if words[9] != "0" else NOBODY
         except OSError:
             continue

@@ -13,6 +13,7 @@ from holdfast.net import addresses
 from holdfast.net.addresses import Address
 from holdfast.wire.handshake import refusal
 from in_loop import in_loop
+from other_users import STRANGER, listening_as
 
 LOCAL = "127.0.0.1"
 
@@ -129,3 +130,13 @@ async def test_names_are_resolved_and_each_address_is_tried(
         monkeypatch.setattr(connect, "HANDSHAKE_S", 0.02)
         with pytest.raises(ConnectFailed, match=connect.MUTE):
             await CoordinatorConnector("both", 1, run_id="job").connect()
+
+
+@in_loop
+async def test_a_listener_of_another_user_is_not_spoken_to() -> None:
+    with listening_as(STRANGER) as port:
+        with pytest.raises(ConnectFailed, match=str(STRANGER)) as caught:
+            await connector_at(port, own_users_only=True).connect()
+        assert caught.value.permanent
+    async with serving() as served:
+        (await served.connector(own_users_only=True).connect()).abort()

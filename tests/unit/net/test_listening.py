@@ -11,6 +11,7 @@ from holdfast.errors import EnvironmentProblem
 from holdfast.net import addresses
 from holdfast.net.addresses import Address
 from holdfast.net.listening import bind_one_of, is_local, owner_of, try_bind
+from other_users import STRANGER, listening_as
 
 FOREIGN = "192.0.2.251"  # Set aside for documentation: nobody's.
 
@@ -78,6 +79,18 @@ def test_only_the_first_binds_and_the_owner_of_a_busy_port_is_named() -> None:
     with socket.socket() as bound:  # It does not listen.
         bound.bind(("127.0.0.1", 0))
         assert owner_of(bound.getsockname()[1]) == ""
+
+
+@pytest.mark.parametrize("host", ["localhost", os.uname().nodename])
+def test_a_port_that_another_user_holds_is_not_joined(host: str) -> None:
+    with listening_as(STRANGER, "127.0.0.1" if host == "localhost" else "::") as port:
+        with pytest.raises(EnvironmentProblem) as caught:
+            try_bind(host, port, None)
+        assert str(port) in str(caught.value)
+        assert str(STRANGER) in str(caught.value)
+        assert try_bind(host, port, is_host=False) is None  # That one is meant.
+    with listening_as(0, "127.0.0.1") as port:
+        assert try_bind("localhost", port, None) is None
 
 
 def test_a_port_can_be_bound_right_after_its_coordinator_was_killed() -> None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.net import peer_user
-from holdfast.net.peer_user import NOBODY, is_own_user, user_of
-from other_users import STRANGER, as_user
+from holdfast.net.peer_user import NOBODY, is_own_user, listener_at, listener_of, user_of
+from other_users import STRANGER, as_user, listening_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,3 +84,22 @@ def test_a_connection_of_another_family_has_no_user() -> None:
     ours, its = socket.socketpair()
     with ours, its:
         assert user_of(ours) is None
+
+
+@pytest.mark.parametrize("way", ["netlink", "tables"])
+@pytest.mark.parametrize("user", [0, STRANGER])
+@pytest.mark.parametrize(("here", "there"), [pair[1:] for pair in FAMILIES.values()])
+def test_the_kernel_knows_who_listens(
+    here: str, there: str, user: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_netlink(*_: object) -> int:
+        raise OSError
+
+    if way == "tables":
+        monkeypatch.setattr(peer_user, "_ask", no_netlink)
+    family = socket.AF_INET6 if ":" in there else socket.AF_INET
+    with listening_as(user, here) as port, socket.socket(family) as client:
+        client.connect((there, port))  # It is never accepted, so its other end is nobody's.
+        assert listener_of(client) == user
+        other = client.getsockname()[1]  # Nobody listens there.
+        assert listener_at(family, (there, other)) == NOBODY
