@@ -105,12 +105,13 @@ def eventually(condition: Callable[[], bool]) -> None:
 class Coordinator:
     """`holdfast coordinator` in a process of its own."""
 
-    def __init__(self, *flags: str, **environment: str) -> None:
+    def __init__(self, *flags: str, descriptors: int = 0, **environment: str) -> None:
+        limited = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
         reading, writing = os.pipe()
         bare = {name: value for name, value in os.environ.items() if "TOKEN" not in name}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", VERB, f"--ready-fd={writing}", *flags],
+                [*limited, sys.executable, "-c", VERB, f"--ready-fd={writing}", *flags],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -140,9 +141,16 @@ class RawClient:
     """A client in small steps, for what no honest one does."""
 
     def __init__(
-        self, port: int, host: str = LOCAL, token: bytes | None = None, run_id: str = "job"
+        self,
+        port: int,
+        host: str = LOCAL,
+        token: bytes | None = None,
+        run_id: str = "job",
+        source: str = "",
     ) -> None:
-        self.socket = socket.create_connection((host, port), timeout=PATIENCE_S)
+        self.socket = socket.create_connection(
+            (host, port), timeout=PATIENCE_S, source_address=(source, 0) if source else None
+        )
         self._reader = FrameReader(STATUS_FRAME_BYTES_MAX)
         self._bodies: list[bytes] = []
         self._handshake = ClientHandshake(token, run_id=run_id, host=host, port=port)

@@ -1,0 +1,376 @@
+"""Attacks on a coordinator and its nodes, each run as an attacker would, and worth nothing."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Self
+
+import msgspec
+import pytest
+
+from holdfast.coordinator.agent_connection import JoinRefused
+from holdfast.core.protocol import (
+    Ack,
+    Failure,
+    Heartbeat,
+    JobOutcome,
+    JobSettings,
+    NodeInfo,
+    NodePhase,
+    NodeRole,
+    RefusalReason,
+    Status,
+    View,
+)
+from holdfast.core.quotas import ADDRESS_SHARE_MAX, JOBS_MAX, NEARLY_FULL, UNREAD_ANSWERS_BYTES_MAX
+from holdfast.core.session import SessionTimeouts
+from holdfast.wire.errors import HandshakeRefused, WireError
+from holdfast.wire.frames import FrameReader
+from holdfast.wire.handshake import job_token
+from holdfast.wire.limits import STATUS_FRAME_BYTES_MAX
+from holdfast.wire.messages import Message, StatusReply, StatusRequest, StoreCall, decode, encode
+from holdfast.wire.sealing import TAG_BYTES
+from other_users import STRANGER, listening_as
+from real_coordinators import Coordinator, RawClient, fault, member, node, started, until
+from real_jobs import PATIENCE_S
+from real_teams import OBEY, Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TOKEN = b"d41d8cd98f00b204e9800998ecf8427e"
+EVIL = "203.0.113.66"
+HASTY = SessionTimeouts(first_contact_s=1.0, away_s=1.0)
+SECRET = "login failed for user=prod password=hunter2"
+
+
+def status(name: str, run_id: str = "job", **changes: object) -> Status:
+    given: dict[str, object] = {
+        "seq": 1,
+        "info": NodeInfo(node=name, incarnation=sum(name.encode())),
+        "settings": JobSettings(min_nodes=1, max_nodes=1, max_restarts=10**6),
+    }
+    return Status(run_id=run_id, **(given | changes))  # type: ignore[arg-type]
+
+
+def coordinating(*flags: str, token: bytes = TOKEN) -> Coordinator:
+    return Coordinator("--endpoint=127.0.0.1:0", *flags, HOLDFAST_TOKEN=token.decode())
+
+
+# Somebody in between.
+
+
+class InBetween:
+    """Listens where a node connects, and passes on what it likes.
+
+    `change` is called with the body of each frame that the coordinator sends, and returns what to
+    send instead.
+    """
+
+    def __init__(self, change: Callable[[bytes], list[bytes]]) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.tried = False
+        """Whether there was anything to change."""
+        self._change = change
+        self._threads = [threading.Thread(target=self._accept)]
+        self._open = ExitStack()
+
+    def serve(self, there: int) -> Self:
+        self._there = there
+        self._threads[0].start()
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._open.close()
+        for one in self._threads:
+            one.join(PATIENCE_S)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection(("127.0.0.1", self._there))
+            for one in (client, server):
+                self._open.callback(one.close)
+                self._open.callback(_shut, one)
+            pumps = (self._pass_on, client, server), (self._pass_back, server, client)
+            for work, source, sink in pumps:
+                thread = threading.Thread(target=work, args=(source, sink))
+                self._threads.append(thread)
+                thread.start()
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        try:
+            while data := client.recv(65536):
+                server.sendall(data)
+        except OSError:
+            pass
+        _shut(server)
+
+    def _pass_back(self, server: socket.socket, client: socket.socket) -> None:
+        reader = FrameReader(STATUS_FRAME_BYTES_MAX)
+        try:
+            while data := server.recv(65536):
+                for body in reader.feed(data):
+                    instead = self._change(body)
+                    self.tried = self.tried or instead != [body]
+                    for one in instead:
+                        client.sendall(len(one).to_bytes(4, "big") + one)
+        except OSError:
+            pass
+        _shut(client)
+
+
+def _shut(one: socket.socket) -> None:
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # It is closed already.
+
+
+def message_in(body: bytes) -> Message | None:
+    """Return what a sealed body holds: it can be read, though not changed."""
+    try:
+        return decode(body[:-TAG_BYTES])
+    except WireError:
+        return None
+
+
+def evil(view: View) -> View:
+    return msgspec.structs.replace(view, master_addr=EVIL, master_port=6666)
+
+
+def rewrite(body: bytes) -> list[bytes]:
+    view = message_in(body)
+    return [encode(evil(view)) + body[-TAG_BYTES:] if isinstance(view, View) else body]
+
+
+def unseal(body: bytes) -> list[bytes]:
+    view = message_in(body)
+    return [encode(evil(view)) if isinstance(view, View) else body]
+
+
+def leave_out(body: bytes) -> list[bytes]:
+    """Keep an acknowledgement back: the view is then not what comes next."""
+    return [] if isinstance(message_in(body), Ack) else [body]
+
+
+@pytest.mark.parametrize("change", [rewrite, unseal, leave_out])
+def test_nobody_on_the_way_can_change_what_is_said(change: Callable[[bytes], list[bytes]]) -> None:
+    """Not even where the port is known to be forwarded."""
+    with ExitStack() as stack:
+        relay = stack.enter_context(InBetween(change))
+        forwarded = f"--rdzv-conf=advertised_port={relay.port}"
+        relay.serve(stack.enter_context(coordinating(forwarded)).port)
+        one = node(relay.port, "a", nodes=1, token=TOKEN, timeouts=HASTY)
+        with started(one):
+            fault(one)
+            assert relay.tried
+            assert one.view is None
+
+
+class Squatter(InBetween):
+    """Passes the handshake on to another coordinator of the same token, and then takes its part."""
+
+    def __init__(self) -> None:
+        self._said = 0
+        super().__init__(self._take_part)
+
+    def _take_part(self, body: bytes) -> list[bytes]:
+        self._said += 1
+        if self._said % 2:  # The challenge of each connection.
+            return [body]
+        view = View(
+            run_id="job", node="a", incarnation=1, term=9, revision=9, role=NodeRole.MEMBER,
+            round=0, generation=0, rank=0, size=1, world_size=1, master_addr=EVIL,
+        )  # fmt: skip
+        return [body, encode(view), encode(view) + bytes(TAG_BYTES)]
+
+
+@pytest.mark.parametrize("is_forwarded", [False, True])
+def test_who_holds_the_port_gains_nothing_by_another_coordinator(is_forwarded: bool) -> None:
+    with ExitStack() as stack:
+        squatter = stack.enter_context(Squatter())
+        flags = [f"--rdzv-conf=advertised_port={squatter.port}"] if is_forwarded else []
+        another = stack.enter_context(coordinating(*flags))
+        squatter.serve(another.port)
+        info = NodeInfo(node="a", incarnation=1)
+        one = node(squatter.port, "a", nodes=1, token=TOKEN, info=info, timeouts=HASTY)
+        with started(one):
+            told = fault(one)
+            assert one.view is None
+            assert squatter.tried
+            if not is_forwarded:  # The other one has noticed, and is believed: it has the token.
+                assert isinstance(told, JoinRefused)
+                assert str(squatter.port) in told.why
+                assert str(another.port) in told.why
+
+
+def test_a_port_that_another_user_holds_ends_an_agent_with_one_line(tmp_path: Path) -> None:
+    with listening_as(STRANGER) as port:
+        cluster = Cluster(tmp_path, OBEY, nnodes="1:2", port=port)
+        with cluster:
+            code, said = cluster.start("a").end()
+        assert code == 78
+        (line,) = said.splitlines()
+        assert str(port) in line
+        assert str(STRANGER) in line
+
+
+# Somebody who has the token of another job, or none.
+
+
+def test_the_report_of_a_failure_is_for_those_that_were_there() -> None:
+    with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
+        settings = JobSettings(min_nodes=1, max_nodes=1)
+        one = node(coordinator.port, "a", settings=settings)
+        with started(one):
+            until(one, member)
+            failure = Failure(node="a", summary=SECRET)
+            one.report(NodePhase.FAILED, 0, failure, report=SECRET.encode())
+            assert until(one, lambda view: view.final).report == SECRET.encode()
+        late = node(coordinator.port, "late", settings=settings)
+        with started(late):
+            view = until(late, lambda view: view.role is NodeRole.CLOSED)
+            assert (view.final, view.outcome) == (True, JobOutcome.FAILED)
+            assert b"hunter2" not in encode(view)
+
+
+SPOKEN_FOR_ANOTHER: list[Message] = [
+    status("x", "B", phase=NodePhase.CLOSING),
+    Heartbeat(run_id="B", node="b", incarnation=1, seq=1, term=1, revision=1),
+    StoreCall(id=1, run_id="B", op="set", keys=("plan",), value=b"poison"),
+    StoreCall(id=1, run_id="B", op="get", keys=("plan",), timeout_s=0.0),
+    StatusRequest(id=1, run_id="B"),
+]
+
+
+@pytest.mark.parametrize("said", SPOKEN_FOR_ANOTHER, ids=lambda one: type(one).__name__)
+def test_a_node_of_one_job_cannot_touch_another(said: Message) -> None:
+    with coordinating() as coordinator:
+        victim = node(coordinator.port, "b", nodes=1, run_id="B", token=TOKEN)
+        with started(victim):
+            before = until(victim, member)
+            victim.store("plan").set("plan", "honest")
+            token = job_token(TOKEN, "A")
+            with RawClient(coordinator.port, token=token, run_id="A").shake_hands() as attacker:
+                attacker.say(status("x", "A"))
+                assert isinstance(attacker.hear(), Ack | View)
+                attacker.say(said)
+                while (heard := attacker.hear()) is not None:
+                    assert isinstance(heard, Ack | View)
+                    assert heard.run_id == "A"
+            for run_id in ("B", ""):
+                attacker = RawClient(coordinator.port, token=token, run_id=run_id)
+                with attacker, pytest.raises(HandshakeRefused):
+                    attacker.shake_hands()
+            assert victim.store("plan").get("plan") == b"honest"
+            assert victim.view == before
+
+
+# Somebody who takes all there is.
+
+
+def test_one_connection_is_one_node() -> None:
+    with Coordinator("--endpoint=127.0.0.1:0") as coordinator:
+        with RawClient(coordinator.port).shake_hands() as attacker:
+            settings = JobSettings(min_nodes=9, max_nodes=9000)
+            try:
+                for number in range(6000):
+                    attacker.say(status(f"n{number}", settings=settings))
+            except OSError:
+                pass  # It was closed.
+            while attacker.hear() is not None:
+                pass
+        with RawClient(coordinator.port, run_id="").shake_hands() as asking:
+            asking.say(StatusRequest(id=1))
+            reply = asking.hear()
+        assert isinstance(reply, StatusReply)
+        assert [job.present for job in reply.jobs] in ([0], [1])  # Its connection is gone.
+
+
+def test_one_address_does_not_get_all_jobs() -> None:
+    with Coordinator("--endpoint=127.0.0.1:0") as coordinator, ExitStack() as opened:
+
+        def begin(run_id: str, source: str = "127.0.0.1") -> RefusalReason | None:
+            client = opened.enter_context(RawClient(coordinator.port, run_id=run_id, source=source))
+            client.shake_hands().say(status("a", run_id))
+            answer = client.hear()
+            assert isinstance(answer, Ack | View)
+            return answer.refusal if isinstance(answer, View) else None
+
+        free = int(NEARLY_FULL * JOBS_MAX)
+        assert free >= ADDRESS_SHARE_MAX * JOBS_MAX
+        assert {begin(f"job{number}") for number in range(free)} == {None}
+        assert begin("one more") is RefusalReason.TOO_MANY_JOBS
+        assert begin("honest", "127.0.0.2") is None
+
+
+def test_one_address_does_not_get_all_connections() -> None:
+    starting = Coordinator("--endpoint=127.0.0.1:0", descriptors=300)
+    with starting as coordinator, ExitStack() as opened:
+
+        def take_all() -> None:
+            for _ in range(300):
+                opened.enter_context(RawClient(coordinator.port)).shake_hands()
+
+        with pytest.raises(HandshakeRefused) as refused:
+            take_all()
+        assert not refused.value.permanent
+        with RawClient(coordinator.port, source="127.0.0.2").shake_hands() as honest:
+            honest.say(status("a"))
+            assert isinstance(honest.hear(), Ack | View)
+
+
+def test_questions_do_not_fill_the_memory_with_answers() -> None:
+    with coordinating() as coordinator, ExitStack() as opened:
+        for number in range(12):  # Jobs with long histories.
+            tell_tales(opened, coordinator.port, f"job{number}")
+        with RawClient(coordinator.port, token=TOKEN, run_id="").shake_hands() as honest:
+            honest.say(StatusRequest(id=1))
+            reply = honest.hear()
+            assert isinstance(reply, StatusReply)
+            reply_bytes = len(encode(reply))
+            assert reply_bytes > STATUS_FRAME_BYTES_MAX // 3
+        before = resident_bytes(coordinator.process.pid)
+        for _ in range(30):
+            client = RawClient(coordinator.port, token=TOKEN, run_id="")
+            opened.enter_context(client.shake_hands()).say(StatusRequest(id=1))
+        with RawClient(coordinator.port, token=TOKEN, run_id="").shake_hands() as honest:
+            honest.say(StatusRequest(id=1))
+            assert isinstance(honest.hear(), StatusReply)  # All others were answered before.
+            grown = resident_bytes(coordinator.process.pid) - before
+        # Besides what is held: one being made, as objects, as a frame and as a sealed one.
+        assert grown < UNREAD_ANSWERS_BYTES_MAX + 6 * reply_bytes < 30 * reply_bytes / 2
+
+
+def tell_tales(opened: ExitStack, port: int, run_id: str) -> None:
+    client = opened.enter_context(RawClient(port, token=TOKEN, run_id=run_id).shake_hands())
+    failure = Failure(node="a", summary="\N{EURO SIGN}" * 1200)  # As long as a view needs no parts.
+    client.say(status("a", run_id))
+    for seq in range(2, 202):
+        view = client.hear()
+        while not isinstance(view, View):
+            view = client.hear()
+        failed = status(
+            "a", run_id, seq=seq, phase=NodePhase.FAILED, generation=view.generation,
+            clear=view.generation + 1, term=view.term, failure=failure,
+        )  # fmt: skip
+        client.say(failed)
+
+
+def resident_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as numbers:
+        return int(numbers.read().split()[1]) * resource.getpagesize()
