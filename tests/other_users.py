@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import encodings.idna  # noqa: F401 (for names of hosts, where another user cannot read it)
 import os
+import shutil
 import socket
+import tempfile
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -47,6 +50,17 @@ def as_user(user: int, act: Callable[[], str]) -> str:
 
 
 @contextmanager
+def shared_folder(mode: int = 0o1777) -> Iterator[Path]:
+    """Make a folder that other users can reach, unlike those of pytest; they may write to it."""
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-tests-"))
+    try:
+        folder.chmod(mode)
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+@contextmanager
 def listening_as(user: int, host: str = "127.0.0.1") -> Iterator[int]:
     """Let another user listen at any port of this address, which is returned, and not serve it."""
     if os.geteuid() != 0:
@@ -66,8 +80,8 @@ def listening_as(user: int, host: str = "127.0.0.1") -> Iterator[int]:
         finally:
             os._exit(0)
     try:
-        for one in (tell, stop):
-            os.close(one)
+        os.close(tell)
+        os.close(stop)
         with os.fdopen(told) as port:
             yield int(port.read())
     finally:

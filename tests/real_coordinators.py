@@ -105,13 +105,15 @@ def eventually(condition: Callable[[], bool]) -> None:
 class Coordinator:
     """`holdfast coordinator` in a process of its own."""
 
-    def __init__(self, *flags: str, descriptors: int = 0, **environment: str) -> None:
-        limited = ["prlimit", f"--nofile={descriptors}"] if descriptors else []
+    before: tuple[str, ...] = ()
+    """What its command begins with."""
+
+    def __init__(self, *flags: str, **environment: str) -> None:
         reading, writing = os.pipe()
         bare = {name: value for name, value in os.environ.items() if "TOKEN" not in name}
         try:
             self.process = subprocess.Popen(
-                [*limited, sys.executable, "-c", VERB, f"--ready-fd={writing}", *flags],
+                [*self.before, sys.executable, "-c", VERB, f"--ready-fd={writing}", *flags],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -84,7 +84,8 @@ async def knock(port: int, rounds: int) -> list[float | None]:
         await asyncio.sleep(PAUSE_S)
         began = time.monotonic()
         try:
-            connection = await CoordinatorConnector("127.0.0.1", port, token=TOKEN).connect()
+            connector = CoordinatorConnector("127.0.0.1", port, run_id="flood", token=TOKEN)
+            connection = await connector.connect()
         except ConnectFailed as problem:
             sys.stderr.write(f"{problem} ({time.monotonic() - began:.1f} s)\n")
             took.append(None)

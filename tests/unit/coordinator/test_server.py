@@ -410,10 +410,9 @@ async def test_the_last_connections_are_not_for_one_address_alone() -> None:
         assert not caught.value.permanent
         other = served.connector()
 
-        async def connect(_found: list[Address]) -> socket.socket:
-            return socket.create_connection(
-                ("127.0.0.1", served.port), source_address=("127.0.0.2", 0)
-            )
+        async def connect(found: list[Address]) -> socket.socket:
+            source = ("127.0.0.2", 0)
+            return socket.create_connection(found[0].sockaddr, source_address=source)
 
         other._connect_first = connect  # type: ignore[method-assign]
         held += [Client(await other.connect()) for _ in range(2)]
