@@ -119,8 +119,8 @@ def test_nodes_that_share_a_home_have_a_token_by_themselves_and_a_stranger_has_n
 ) -> None:
     """The stranger knows everything but the token, and has another home, or goes without."""
     shared, other = tmp_path / "shared", tmp_path / "other"
-    for home in (shared, other):
-        home.mkdir()
+    for folder in (shared, other):
+        folder.mkdir()
     with NetworkCluster(tmp_path, network, "2") as cluster:
         home = {"HOME": str(shared)}
         first = cluster.start_on("a", conf="node_id=victim", env=home)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -49,7 +49,9 @@ def test_a_job_within_one_host_listens_on_loopback_alone(
     tmp_path: Path, backend: str, host: str, flags: tuple[str, ...], expected: str
 ) -> None:
     (tmp_path / "shared").mkdir()
-    where = {"endpoint": str(tmp_path / "shared")} if backend == "file" else {"host": host}
+    where: dict[str, Any] = (
+        {"endpoint": str(tmp_path / "shared")} if backend == "file" else {"host": host}
+    )
     with Cluster(tmp_path, OBEY, *flags, nnodes="2", backend=backend, **where) as cluster:
         for number, name in enumerate("ab"):
             ranks = ("--node-rank", str(number)) if backend == "static" else ()

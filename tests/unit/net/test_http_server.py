@@ -6,7 +6,7 @@ import http.client
 import socket
 import threading
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -35,7 +35,7 @@ def respond(request: HttpRequest) -> HttpResponse:
     return HttpResponse(404, "text/plain", b"not here\n")
 
 
-def serve(host: str = "127.0.0.1", port: int = 0, **limits: int) -> HttpServer:
+def serve(host: str = "127.0.0.1", port: int = 0, **limits: Any) -> HttpServer:
     return HttpServer(listen_tcp(host, port, name="test"), respond, name="test", **limits)
 
 
