@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 from holdfast.store.errors import DistNetworkError
 from holdfast.store.tcp.client import TCPStore
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import ClientHandshake
-from other_users import STRANGER, as_user
+from other_users import STRANGER, as_user, shared_folder
 from real_jobs import Job
 from real_teams import OBEY, Cluster
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
 
 KEEP = """
 from holdfast.store.from_env import from_environment
@@ -71,3 +75,75 @@ def test_a_coordinator_without_a_token_serves_its_own_user_alone(tmp_path: Path)
         for start in cluster.generation(2).values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": 0}
+
+
+# A folder in which a job meets, where others can write too.
+
+SECRET = "login failed for user=prod password=hunter2"
+
+
+def in_folder(tmp_path: Path, meeting: Path, script: str, *flags: str) -> Cluster:
+    return Cluster(
+        tmp_path, script, *flags, nnodes="1:2", backend="file", endpoint=str(meeting), run_id="mine"
+    )
+
+
+def plant_folder(job: Path, target: Path) -> str:
+    """Make the job's folder before the job does, and lead what it writes elsewhere."""
+    job.mkdir()
+    job.chmod(0o777)
+    (job / "store").mkdir()
+    for name in ("state.new", "store/.new"):
+        (job / name).symlink_to(target)
+    return "planted"
+
+
+def plant_link(job: Path, target: Path) -> str:
+    """Be the job's folder oneself, as a link to one of the user's."""
+    job.symlink_to(target.parent)
+    return "planted"
+
+
+@pytest.mark.parametrize("plant", [plant_folder, plant_link])
+def test_a_job_does_not_meet_in_a_folder_of_somebody_else(
+    tmp_path: Path, plant: Callable[[Path, Path], str]
+) -> None:
+    private = tmp_path / "private"
+    private.mkdir(0o700)
+    (private / "keys").write_text("mine")
+    with shared_folder() as meeting, in_folder(tmp_path, meeting, OBEY) as cluster:
+        job = meeting / "kmine"
+        assert as_user(STRANGER, lambda: plant(job, private / "keys")) == "planted"
+        code, said = cluster.start("a").end()
+        assert (code, said.count("\n")) == (78, 1), said
+        assert str(job) in said
+        assert "--rdzv-endpoint" in said
+        assert (private / "keys").read_text() == "mine"
+        assert os.listdir(private) == ["keys"]
+
+
+def read_all(meeting: Path) -> str:
+    """Read whatever can be read."""
+    found = []
+    for folder, _, names in os.walk(meeting):
+        for name in names:
+            try:
+                found.append((Path(folder) / name).read_text(errors="replace"))
+            except PermissionError:
+                continue
+    return repr(found)
+
+
+def test_what_a_job_stores_in_a_folder_is_for_its_user_alone(tmp_path: Path) -> None:
+    with (
+        shared_folder() as meeting,
+        in_folder(tmp_path, meeting, f"raise RuntimeError({SECRET!r})", "--redirects=3") as cluster,
+    ):
+        before = os.umask(0)
+        try:
+            agent = cluster.start("a")
+        finally:
+            os.umask(before)
+        assert agent.end()[0] == 1
+        assert SECRET in read_all(meeting)
+        assert as_user(STRANGER, lambda: read_all(meeting)) == "[]"

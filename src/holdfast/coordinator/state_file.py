@@ -102,7 +102,8 @@ class StateFile:
 
     def _locked(self) -> int:
         try:
-            lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            lock = os.open(f"{self.path}.lock", flags, 0o600)
         except OSError as error:
             raise self._refusal(f"its folder cannot be written to: {error.strerror}") from None
         try:
@@ -118,11 +119,14 @@ class StateFile:
     def _load(self) -> list[JobMemory] | None:
         try:
             with open(self.path, "rb") as file:
+                owner = os.fstat(file.fileno()).st_uid
                 text = file.read(BYTES_MAX + 1)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise self._refusal(f"it cannot be read: {error.strerror}") from None
+        if owner not in (os.geteuid(), 0):
+            raise self._refusal(f"it belongs to another user (uid {owner}); give another name")
         if not text:
             return None
         try:
@@ -144,7 +148,9 @@ class StateFile:
         contents = _Contents(format=FORMAT, saved_at=time.time(), jobs=memories)
         beside = f"{self.path}.new"
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+            if os.path.lexists(beside):
+                os.unlink(beside)  # Of one that was killed; or somebody's who hopes for a copy.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             with open(os.open(beside, flags, 0o600), "wb") as file:
                 file.write(msgspec.json.encode(contents))
                 file.flush()

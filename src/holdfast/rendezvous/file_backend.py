@@ -2,7 +2,8 @@
 
 One file has the state and is replaced as a whole: written beside it, flushed to the disk, renamed.
 A writer holds a lock and first compares the token in the file, which is random for each write; a
-reader needs no lock. A checksum detects a damaged file.
+reader needs no lock. A checksum detects a damaged file. The folder is this user's alone
+(`store.file.SharedFolder`): the state says what workers run, and has what they said.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.rendezvous.backend import RendezvousBackend, Token
 from holdfast.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
-from holdfast.store.file import LOCK_S_MAX, FileStore, file_name, locked, make_folder, read_file
+from holdfast.store.file import LOCK_S_MAX, FileStore, SharedFolder, file_name
 
 if TYPE_CHECKING:
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.handler import RendezvousHandler
 
 BESIDE = ".holdfast"
+STATE_NAME, STORE_NAME = "state", "store"
 MAGIC = b"holdfast rendezvous 1\n"
 TOKEN_BYTES = 16
 CHECKSUM_BYTES = 16
@@ -29,7 +31,7 @@ HEADER_BYTES = len(MAGIC) + TOKEN_BYTES + CHECKSUM_BYTES
 
 
 class FileRendezvousBackend(RendezvousBackend):
-    """Keeps the state of one job in the file `path`; `path.lock` and `path.new` are beside it."""
+    """Keeps the state of one job in the file `path`; `path.lock` is beside it."""
 
     def __init__(
         self,
@@ -37,8 +39,13 @@ class FileRendezvousBackend(RendezvousBackend):
         *,
         name: str = "file",
         lock_timeout_s: float = LOCK_S_MAX,
+        folder: SharedFolder | None = None,
     ) -> None:
         self.path = os.fspath(path)
+        above, self._file = os.path.split(os.path.abspath(self.path))
+        if folder is None:
+            folder = SharedFolder(os.path.realpath(above), stem=self._file, make=False)
+        self._folder = folder
         self._name = name
         self._lock_timeout_s = lock_timeout_s
 
@@ -59,18 +66,18 @@ class FileRendezvousBackend(RendezvousBackend):
     ) -> tuple[bytes, Token, bool] | None:
         """Replace the state that `token` names; without one, be the first to store any."""
         try:
-            with locked(f"{self.path}.lock", self._lock_timeout_s):
+            with self._folder.locked(self._lock_timeout_s):
                 current = self._read()
                 if (current[1] if current else None) != (token or None):
                     return None if current is None else (*current, False)
                 return state, self._write(state), True
         except (
             OSError
-        ) as problem:  # A lock that is held for too long is a TimeoutError, so here too.
+        ) as problem:  # A lock that is held for too long is a TimeoutError, so it is too.
             raise self._unreachable(problem) from problem
 
     def _read(self) -> tuple[bytes, bytes] | None:
-        content = read_file(self.path)
+        content = self._folder.read(self._file)
         if content is None:
             return None
         token = content[len(MAGIC) : len(MAGIC) + TOKEN_BYTES]
@@ -85,17 +92,8 @@ class FileRendezvousBackend(RendezvousBackend):
 
     def _write(self, state: bytes) -> bytes:
         token = os.urandom(TOKEN_BYTES)
-        new = f"{self.path}.new"  # One name is enough: only the holder of the lock writes.
-        with open(new, "wb") as file:
-            file.write(MAGIC + token + _checksum(token, state) + state)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(new, self.path)
-        folder = os.open(os.path.dirname(self.path) or ".", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        content = MAGIC + token + _checksum(token, state) + state
+        self._folder.write(self._file, content, sync=True)
         return token
 
     def _unreachable(self, problem: OSError) -> RendezvousConnectionError:
@@ -108,12 +106,13 @@ def create_file_handler(params: RendezvousParameters) -> RendezvousHandler:
     """Return the handler behind `--rdzv-backend file`; the endpoint is a folder all nodes see."""
     from holdfast.rendezvous.backend import create_handler
 
-    store = job_store(params)
-    path = os.path.join(job_folder(params), "state")
-    return create_handler(store, FileRendezvousBackend(path, name=params.backend), params)
+    store, folder = job_store(params), job_folder(params)
+    path = os.path.join(folder.path, STATE_NAME)
+    backend = FileRendezvousBackend(path, name=params.backend, folder=folder)
+    return create_handler(store, backend, params)
 
 
-def job_folder(params: RendezvousParameters) -> str:
+def job_folder(params: RendezvousParameters) -> SharedFolder:
     """Return the folder of one job below the endpoint; create it if necessary.
 
     Where the endpoint is a file, as TorchElastic has it, the folder is beside that file.
@@ -125,17 +124,19 @@ def job_folder(params: RendezvousParameters) -> str:
         raise UsageError("--rdzv-endpoint: missing; name a folder that all nodes can write to")
     if os.path.isfile(endpoint):
         endpoint += BESIDE
-    folder = os.path.join(endpoint, file_name(params.run_id))
     was_there = os.path.isdir(endpoint) or endpoint.endswith(BESIDE)
-    make_folder(folder)
+    try:
+        folder = SharedFolder(os.path.join(endpoint, file_name(params.run_id)), stem=STATE_NAME)
+    except EnvironmentProblem as problem:
+        raise EnvironmentProblem(f"--rdzv-endpoint: {problem.message}", hint=problem.hint) from None
     if not was_there:
         console.warning(
             f"--rdzv-endpoint: created the folder {endpoint!r}; if it should be a shared one, is it "
             "mounted here? Otherwise this node waits alone"
         )
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+    if not os.access(folder.path, os.R_OK | os.W_OK | os.X_OK):
         raise EnvironmentProblem(
-            f"--rdzv-endpoint: {folder!r} is not writable",
+            f"--rdzv-endpoint: {folder.path!r} is not writable",
             hint="name a folder that all nodes can write to",
         )
     return folder
@@ -143,7 +144,7 @@ def job_folder(params: RendezvousParameters) -> str:
 
 def job_store(params: RendezvousParameters) -> FileStore:
     """Return the store that the agents of a job share, in the folder of the job."""
-    return FileStore(os.path.join(job_folder(params), "store"))
+    return FileStore(job_folder(params).below(STORE_NAME))
 
 
 def _checksum(token: bytes, state: bytes) -> bytes:

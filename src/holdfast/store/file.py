@@ -11,7 +11,13 @@ k<key>                     a value; h<beginning>-<hash> if the key is too long f
 .queue.<name>              "<first> <count>", while the queue is not empty
 .queue.<name>.<number>     one value of it
 .barrier.<name>            "<turn> <came>": how often all have come, and how many have since
+.lock                      the lock
+.new.<random>              what becomes one of the others
 ```
+
+The folder is this user's alone: whoever else could write to it could answer for other nodes, and lead
+what is written here to other places by links. Files are made for their owner alone, and no link is
+followed.
 
 The lock is `fcntl.lockf`, which works on NFS, and which the kernel releases when its holder dies.
 It does not keep threads of one process apart, and it is dropped when any descriptor of the file is
@@ -25,6 +31,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import stat
 import threading
 import time
 from contextlib import contextmanager
@@ -47,7 +54,6 @@ from holdfast.store.memory import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from contextlib import AbstractContextManager
 
 
 POLL_S_MIN = 0.001
@@ -82,10 +88,11 @@ os.register_at_fork(after_in_child=_table.forget)
 
 
 @contextmanager
-def locked(path: str, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
+def locked(path: str, timeout_s: float = LOCK_S_MAX, folder: int | None = None) -> Iterator[None]:
     """Hold the lock of this file, which is created if need be and never removed.
 
-    Raises `StoreTimeoutError` if another holds it for too long, and `OSError` if it cannot be used.
+    `folder` is a descriptor of its folder, if the caller has one. Raises `StoreTimeoutError` if
+    another holds it for too long, and `OSError` if it cannot be used.
     """
     deadline = time.monotonic() + timeout_s
     with _table.lock:
@@ -93,7 +100,9 @@ def locked(path: str, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
     if not mine.lock.acquire(timeout=timeout_s):
         raise StoreTimeoutError(_held(path, timeout_s))
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        name = path if folder is None else os.path.basename(path)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=folder)
         try:
             _acquire(descriptor, path, deadline, timeout_s)
             yield
@@ -135,25 +144,98 @@ def _held(path: str, timeout_s: float) -> str:
 NAME_CHARS_MAX = 200  # File systems take 255 bytes; the rest is for marks and numbers.
 STALE_TRIES_MAX = 5
 
-LOCK_NAME = ".lock"
-NEW_NAME = ".new"
+LOCK_MARK, NEW_MARK = ".lock", ".new."
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class SharedFolder:
-    """One folder, which is created if it does not exist."""
+    """One folder of this user's, which is created if it does not exist, unless `make` is false.
 
-    def __init__(self, path: str) -> None:
+    Everything in it is reached by a descriptor of the folder that was looked at first: should
+    somebody put another one in its place, that is an `OSError`. `stem` is how the names of its lock
+    and of unfinished files begin.
+    """
+
+    def __init__(self, path: str, *, stem: str = "", make: bool = True) -> None:
         self.path = path
-        make_folder(path)
+        self._stem = stem
+        self._identity: tuple[int, int] | None = None
+        self._is_swept = False
+        if make:
+            make_folder(path)
+            try:
+                self.refresh()  # It is looked at now.
+            except OSError as problem:
+                why = "it is a link" if os.path.islink(path) else problem.strerror
+                raise _unusable(path, why) from None
 
-    def locked(self) -> AbstractContextManager[None]:
-        return locked(self._at(LOCK_NAME))
+    def below(self, name: str) -> SharedFolder:
+        """Return a folder in this one, which is created if it does not exist."""
+        inner = SharedFolder(self._at(name), make=False)
+        with self.opened() as folder:
+            make_folder(inner.path, name, folder)
+            descriptor = os.open(name, _FOLDER, dir_fd=folder)
+            try:
+                inner._look(descriptor)
+            finally:
+                os.close(descriptor)
+        return inner
+
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """Give a descriptor of the folder; raise `EnvironmentProblem` if it is not this user's.
+
+        NFS asks its server about a folder when that is opened, and otherwise caches a missing name
+        for up to a minute.
+        """
+        descriptor = os.open(self.path, _FOLDER)
+        try:
+            self._look(descriptor)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def _look(self, descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        if self._identity is None:
+            check_private(descriptor, self.path)
+            self._identity = found.st_dev, found.st_ino
+        elif self._identity != (found.st_dev, found.st_ino):
+            raise OSError(errno.ESTALE, "another folder is in its place", self.path)
+
+    @contextmanager
+    def locked(self, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
+        """Hold the lock, which is a file in the folder."""
+        path = self._at(self._stem + LOCK_MARK)
+        with self.opened() as folder, locked(path, timeout_s, folder):
+            yield
 
     def exists(self, name: str) -> bool:
-        return os.path.exists(self._at(name))
+        try:
+            with self.opened() as folder:
+                os.stat(name, dir_fd=folder, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
 
     def read(self, name: str) -> bytes | None:
-        return read_file(self._at(name))
+        """Return the content of a file, or None if it does not exist.
+
+        A file that is replaced on another host while it is read here may be stale; then it is reread.
+        """
+        for attempt in range(1, STALE_TRIES_MAX + 1):
+            try:
+                with self.opened() as folder:
+                    return _content(name, folder)
+            except FileNotFoundError:
+                return None
+            except OSError as problem:
+                if problem.errno != errno.ESTALE or attempt == STALE_TRIES_MAX:
+                    raise
+        raise AssertionError("unreachable")
 
     def read_pair(self, name: str) -> tuple[int, int]:
         """Return the two numbers in a file; zeros if it does not exist."""
@@ -163,12 +245,23 @@ class SharedFolder:
         first, second = content.split()
         return int(first), int(second)
 
-    def write(self, name: str, content: bytes) -> None:
-        """Replace a file; the lock has to be held."""
-        new = self._at(NEW_NAME)
-        with open(new, "wb") as file:
-            file.write(content)
-        os.replace(new, self._at(name))
+    def write(self, name: str, content: bytes, *, sync: bool = False) -> None:
+        """Replace a file, on the disk too if `sync`; the lock has to be held."""
+        new = _new_name(self._stem)
+        with self.opened() as folder:
+            self._sweep(folder)
+            try:
+                with open(os.open(new, _NEW_FILE, 0o600, dir_fd=folder), "wb") as file:
+                    file.write(content)
+                    if sync:
+                        file.flush()
+                        os.fsync(file.fileno())
+                os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+            except BaseException:
+                _unlink(new, folder)
+                raise
+            if sync:
+                os.fsync(folder)
 
     def write_pair(self, name: str, first: int, second: int) -> None:
         """Replace a file by two numbers; the lock has to be held."""
@@ -176,23 +269,18 @@ class SharedFolder:
 
     def remove(self, name: str) -> bool:
         """Remove a file, and return whether there was one; the lock has to be held."""
-        try:
-            os.unlink(self._at(name))
-        except FileNotFoundError:
-            return False
-        return True
+        with self.opened() as folder:
+            return _unlink(name, folder)
 
     def names(self) -> list[str]:
         """Return the names of all files that do not begin with a dot."""
-        return [name for name in os.listdir(self.path) if not name.startswith(".")]
+        with self.opened() as folder:
+            return [name for name in os.listdir(folder) if not name.startswith(".")]
 
     def refresh(self) -> None:
-        """Make a network file system forget its cache of missing names.
-
-        NFS asks its server about a folder when that is opened, and otherwise caches a missing name
-        for up to a minute.
-        """
-        os.close(os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        """Make a network file system forget its cache of missing names."""
+        with self.opened():
+            pass
 
     def polls(self, timeout_s: float) -> Iterator[None]:
         """Yield whenever it is time to look, at least once and a last time at the deadline."""
@@ -204,6 +292,14 @@ class SharedFolder:
             if left <= 0:
                 return
             time.sleep(min(pause, left))
+
+    def _sweep(self, folder: int) -> None:
+        """Remove, once, what others left that were killed while they wrote."""
+        if not self._is_swept:
+            self._is_swept = True
+            for name in os.listdir(folder):
+                if name.startswith(self._stem + NEW_MARK):
+                    _unlink(name, folder)
 
     def _at(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -217,32 +313,77 @@ def file_name(key: str) -> str:
     return f"h{name[1:100]}-{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def make_folder(folder: str) -> None:
-    """Create a folder if it does not exist; raise `EnvironmentProblem` if that fails."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError as problem:
-        raise EnvironmentProblem(
-            f"cannot use the shared folder {folder!r}: {problem.strerror}",
-            hint="name a folder that all nodes can write to",
-        ) from None
+def make_folder(path: str, name: str = "", parent: int | None = None) -> None:
+    """Create a folder for this user alone, if it does not exist, and all above it.
 
-
-def read_file(path: str) -> bytes | None:
-    """Return the content of a file, or None if it does not exist.
-
-    A file that is replaced on another host while it is read here may be stale; then it is reread.
+    With `parent` it is `name` in that folder. Raises `EnvironmentProblem` if that fails.
     """
-    for attempt in range(1, STALE_TRIES_MAX + 1):
+    try:
+        if parent is None:
+            os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         try:
-            with open(path, "rb") as file:
-                return file.read()
-        except FileNotFoundError:
-            return None
-        except OSError as problem:
-            if problem.errno != errno.ESTALE or attempt == STALE_TRIES_MAX:
-                raise
-    raise AssertionError("unreachable")
+            os.mkdir(name or path, 0o700, dir_fd=parent)
+        except FileExistsError:
+            pass  # What it is, and whose, is looked at when it is opened.
+    except OSError as problem:
+        raise _unusable(path, problem.strerror) from None
+
+
+def check_private(descriptor: int, path: str) -> None:
+    """Raise `EnvironmentProblem` unless a folder is this user's, and nobody else can write to it."""
+    found = os.fstat(descriptor)
+    if found.st_uid == os.geteuid() and not found.st_mode & _OTHERS_WRITE:
+        return
+    # Some network file systems know neither users nor modes, or take root for somebody else.
+    mine = _as_seen(descriptor, path)
+    if found.st_uid != mine.st_uid:
+        raise _unusable(
+            path, f"it belongs to another user (uid {found.st_uid})", "remove it, or name another"
+        )
+    if found.st_mode & _OTHERS_WRITE and not mine.st_mode & _OTHERS_WRITE:
+        raise _unusable(
+            path, f"other users can write to it (mode {found.st_mode & 0o7777:o})", "chmod 700"
+        )
+
+
+def _as_seen(folder: int, path: str) -> os.stat_result:
+    """Return what a file system makes of a file that is this user's alone."""
+    name = _new_name()
+    try:
+        descriptor = os.open(name, _NEW_FILE, 0o600, dir_fd=folder)
+    except OSError as problem:
+        raise _unusable(path, problem.strerror) from None
+    try:
+        return os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+        _unlink(name, folder)
+
+
+def _new_name(stem: str = "") -> str:
+    return f"{stem}{NEW_MARK}{os.urandom(8).hex()}"
+
+
+def _content(name: str, folder: int) -> bytes:
+    with open(
+        os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), "rb"
+    ) as file:
+        return file.read()
+
+
+def _unlink(name: str, folder: int) -> bool:
+    try:
+        os.unlink(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _unusable(path: str, why: str | None, hint: str = "") -> EnvironmentProblem:
+    return EnvironmentProblem(
+        f"cannot use the shared folder {path!r}: {why}",
+        hint=hint or "name a folder that all nodes can write to",
+    )
 
 
 # The store.
@@ -257,10 +398,14 @@ class FileStore:
     """Keys and values as files of one folder, which is created if it does not exist. See `Store`."""
 
     def __init__(
-        self, folder: str | os.PathLike[str], timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        folder: str | os.PathLike[str] | SharedFolder,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        self.folder = os.fspath(folder)
-        self._files = SharedFolder(self.folder)
+        if not isinstance(folder, SharedFolder):
+            folder = SharedFolder(os.path.realpath(folder))
+        self.folder = folder.path
+        self._files = folder
         self._timeout_s = timeout_s
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -378,7 +523,7 @@ class FileStore:
         self._timeout_s = as_seconds(timeout)
 
     def clone(self) -> FileStore:
-        return FileStore(self.folder, self._timeout_s)
+        return FileStore(self._files, self._timeout_s)
 
     def has_extended_api(self) -> bool:
         return True

@@ -18,6 +18,7 @@ from holdfast.core.coordinator import CoordinatorMachine, StatusReceived
 from holdfast.core.memory import JobMemory
 from holdfast.core.protocol import Ack, JobOutcome, NodeInfo, View
 from holdfast.errors import UsageError
+from other_users import STRANGER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -207,3 +208,25 @@ def test_a_job_goes_on_though_nothing_can_be_stored(
         desk.ahead.close()
 
     asyncio.run(tell())
+
+
+def test_files_of_others_are_neither_believed_nor_written_to(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "state.json.new").symlink_to(tmp_path / "mine")
+    file = StateFile(str(path))
+    assert save(file, RUNNING) == ""
+    file.close(10.0)
+    assert (tmp_path / "mine").read_text() == "mine"
+    for name in (".new", ".lock"):
+        (tmp_path / f"state.json{name}").unlink(missing_ok=True)
+    planted = tmp_path / "state.json.new"
+    planted.touch()
+    planted.chmod(0o666)
+    file = StateFile(str(path))
+    file.close(10.0)
+    assert path.stat().st_mode & 0o777 == 0o600
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    os.chown(path, STRANGER, STRANGER)
+    with pytest.raises(UsageError, match=f"{path}.*{STRANGER}"):
+        StateFile(str(path))

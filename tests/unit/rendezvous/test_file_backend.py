@@ -36,12 +36,14 @@ def test_a_file_that_was_removed_is_not_brought_back_by_an_old_token(tmp_path: P
 
 
 def test_what_a_writer_left_half_done_does_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "state.new").write_bytes(b"half of it")
+    unfinished = [tmp_path / f"state.new.{number}" for number in range(2)]
+    for file in unfinished:
+        file.write_bytes(b"half of it")
     backend = FileRendezvousBackend(tmp_path / "state")
     assert backend.get_state() is None
     backend.set_state(b"whole")
     assert (backend.get_state() or (None,))[0] == b"whole"
-    assert not (tmp_path / "state.new").exists()
+    assert not any(file.exists() for file in unfinished)
 
 
 def test_a_folder_that_had_to_be_created_is_warned_about(
@@ -123,10 +125,10 @@ def params(endpoint: object, run_id: str = "job") -> RendezvousParameters:
 def test_jobs_have_folders_of_their_own_below_the_endpoint(tmp_path: Path) -> None:
     one = job_folder(params(tmp_path / "new" / "place", "a/b"))
     other = job_folder(params(tmp_path / "new" / "place", "../a"))
-    assert one != other
+    assert one.path != other.path
     for folder in (one, other):
-        assert os.path.dirname(folder) == str(tmp_path / "new" / "place")
-        assert os.path.isdir(folder)
+        assert os.path.dirname(folder.path) == str(tmp_path / "new" / "place")
+        assert os.path.isdir(folder.path)
     assert job_store(params(tmp_path)).folder.startswith(str(tmp_path))
 
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import EnvironmentProblem
 from holdfast.store import file
 from holdfast.store.file import FileStore, SharedFolder, file_name, locked
 
@@ -107,13 +108,15 @@ def test_a_stale_file_is_read_again_but_not_for_ever(
     folder.write("key", b"value")
     times = [3]
 
-    def stale_at_first(path: str, mode: str) -> object:
+    content = file._content
+
+    def stale_at_first(name: str, descriptor: int) -> bytes:
         times[0] -= 1
         if times[0] >= 0:
             raise OSError(errno.ESTALE, "stale")
-        return open(path, mode)
+        return content(name, descriptor)
 
-    monkeypatch.setattr(file, "open", stale_at_first, raising=False)
+    monkeypatch.setattr(file, "_content", stale_at_first)
     assert folder.read("key") == b"value"
     times[0] = 10**6
     with pytest.raises(OSError, match="stale"):
@@ -234,3 +237,62 @@ def test_keys_must_be_there_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(store._files, "exists", deleting)
     with pytest.raises(TimeoutError, match=r"\ba\b"):
         store.wait(["a", "b"], timedelta(milliseconds=1))
+
+
+# Other users.
+
+
+def test_folder_and_files_are_the_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        store = FileStore(tmp_path / "new")
+        store.set("x" * 500, "1")
+        store.queue_push("queue", "a")
+        store.barrier("here", 1)
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "new").iterdir()}
+    assert len(modes) >= 6
+    assert set(modes.values()) == {0o600}, modes
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    store = FileStore(tmp_path / "folder")
+    (tmp_path / "folder" / "kkey").symlink_to(elsewhere)
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        store.get("key")
+    (tmp_path / "folder" / ".lock").symlink_to(tmp_path / "lock elsewhere")
+    with pytest.raises(OSError, match=os.strerror(errno.ELOOP)):
+        store.set("other", "value")
+    assert not (tmp_path / "lock elsewhere").exists()
+    (tmp_path / "folder" / ".lock").unlink()
+    store.multi_set(["key"], ["value"])
+    assert (elsewhere.read_text(), store.get("key")) == ("mine", b"value")
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    with pytest.raises(EnvironmentProblem, match="link"):
+        SharedFolder(str(tmp_path / "link"))
+    assert FileStore(tmp_path / "link").get("key") == b"value"  # The user's own choice.
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(EnvironmentProblem, match=f"open': .*{mode:o}"):
+        FileStore(folder)
+    assert os.listdir(folder) == []
+
+
+def test_another_folder_in_its_place_is_not_used(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "folder")
+    store.set("key", "value")
+    (tmp_path / "folder").rename(tmp_path / "old")
+    (tmp_path / "folder").mkdir(0o700)
+    for call in (lambda: store.get("key"), lambda: store.set("key", "new"), store.num_keys):
+        with pytest.raises(OSError, match=f"{tmp_path}/folder"):
+            call()
+    assert os.listdir(tmp_path / "folder") == []

@@ -273,9 +273,9 @@ def write_whole(path: str, content: bytes) -> None:
         with open(os.open(place, os.O_WRONLY | os.O_NONBLOCK), "wb") as file:
             file.write(content)
         return
-    beside = f"{place}.{os.getpid()}.tmp"
+    beside = f"{place}.{os.urandom(4).hex()}.tmp"  # Nobody can have put a link there.
     try:
-        with open(beside, "wb") as file:
+        with open(beside, "xb") as file:
             file.write(content)
         os.replace(beside, place)
     except BaseException:
