@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+import ssl
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,28 @@ def test_nodes_take_part_over_tls_and_plain_ones_do_not(tmp_path: Path) -> None:
         for start in cluster.generation(2).values():
             start.finish()
         assert cluster.codes() == {"a": 0, "plain": 78, "distrustful": 78, "b": 0}
+
+
+def test_nodes_encrypt_by_their_token_where_python_can(tmp_path: Path) -> None:
+    token = {"HOLDFAST_TOKEN": TOKEN}
+    with Cluster(tmp_path, OBEY, nnodes="2") as cluster:
+        if not getattr(ssl, "HAS_PSK", False):
+            code, said = cluster.start("a", conf="tls=psk", env=token).end()
+            assert code == 2
+            assert len(said.splitlines()) == 1
+            assert "3.13" in said
+            return
+        cluster.await_coordinator(cluster.start("a", conf="tls=psk", env=token))
+        cluster.start("plain", conf=SOON, env=token)
+        assert "tls=psk" in one_line_from(cluster, "plain")
+        cluster.start(
+            "wrong", conf=f"{SOON},tls=psk", env={"HOLDFAST_TOKEN": "another-token-altogether"}
+        )
+        assert "token" in one_line_from(cluster, "wrong")
+        cluster.start("b", conf="tls=psk", env=token)
+        for start in cluster.generation(2).values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "plain": 78, "wrong": 78, "b": 0}
 
 
 def test_a_tls_client_at_a_plain_coordinator_is_told_so(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from holdfast.coordinator.state_file import StateFile
-    from holdfast.net.tls import TlsFiles
+    from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.rendezvous.config import RendezvousConfig
 
 DEFAULT_ENDPOINT = "localhost"
@@ -78,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--rdzv_conf",
         default="",
         metavar="K=V,...",
-        help="settings, as for holdfast run: token_file, auth, tls_cert, tls_key, tls_ca, "
+        help="settings, as for holdfast run: token_file, auth, tls, tls_cert, tls_key, tls_ca, "
         "advertised_port, keep_alive_interval, keep_alive_max_attempt, reconnect_grace, "
         "recover_timeout, state_file",
     )
@@ -117,7 +117,6 @@ def execute(args: argparse.Namespace) -> None:
     from holdfast.coordinator.agent_connection import warn_if_open
     from holdfast.net.endpoints import parse_rendezvous_endpoint
     from holdfast.net.listening import raise_descriptor_limit, try_bind
-    from holdfast.net.tls import TlsFiles
     from holdfast.net.token import choose_token
 
     console.check_level()
@@ -130,9 +129,8 @@ def execute(args: argparse.Namespace) -> None:
         auth=config.auth,
         certified=config.certified,
     )
-    tls = None
-    if config.tls_cert or config.tls_key or config.tls_ca:
-        tls = TlsFiles(cert=config.tls_cert, key=config.tls_key, ca=config.tls_ca)
+    tls = config.tls_with(token)
+    if tls is not None:
         tls.for_server()  # Files that cannot be used are reported before the port is bound.
     raise_descriptor_limit()
     state_path = args.state or config.state_file
@@ -180,7 +178,7 @@ def _serve(
     host: str,
     listener: socket.socket,
     token: bytes | None,
-    tls: TlsFiles | None,
+    tls: TlsFiles | TlsToken | None,
     state: StateFile | None,
 ) -> None:
     import asyncio

@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
     from holdfast.net.addresses import Address
-    from holdfast.net.tls import TlsFiles
+    from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.store.interface import RoundStore
     from holdfast.wire.messages import Message
 
@@ -752,7 +752,7 @@ class CoordinatorConnection(AgentConnection):
         timeouts: SessionTimeouts,
         is_host: bool | None,
         token: bytes | None,
-        tls: TlsFiles | None,
+        tls: TlsFiles | TlsToken | None,
         reconnect_grace_s: float = 0.2,
         advertised_port: int | None = None,
         recover_s: float | None = None,
@@ -831,6 +831,7 @@ class CoordinatorConnection(AgentConnection):
             run_id=self.run_id,
             token=self._token,
             tls=self._client_tls,
+            has_psk=self._tls is not None and self._tls.is_psk,
             server_name=self._tls.server_name if self._tls is not None else None,
             # Who has a token proves it; who says is_host=0 means whoever is there.
             own_users_only=self._token is None and self._is_host is not False,
@@ -917,7 +918,7 @@ _warned = threading.Event()
 
 
 def warn_if_open(
-    listener: socket.socket, token: bytes | None, tls: TlsFiles | None, host: str
+    listener: socket.socket, token: bytes | None, tls: TlsFiles | TlsToken | None, host: str
 ) -> None:
     """Warn, once, that everybody who can reach a coordinator may take part."""
     address, port = listener.getsockname()[:2]

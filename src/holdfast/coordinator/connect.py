@@ -241,7 +241,8 @@ class ClientConnection(asyncio.BufferedProtocol):
 class CoordinatorConnector:
     """Where the coordinator is and how to connect to it; belongs to one loop.
 
-    With `own_users_only` a listener on this host must be this user's or root's. `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
+    `has_psk` is whether TLS is by the token. With `own_users_only` a listener on this host must be
+    this user's or root's. `when_refused` is called with the endpoint's addresses if nobody listens at any of them. If it
     returns true, somebody does now, and the connection is tried again at once.
     """
 
@@ -253,6 +254,7 @@ class CoordinatorConnector:
         run_id: str,
         token: bytes | None = None,
         tls: ssl.SSLContext | None = None,
+        has_psk: bool = False,
         server_name: str | None = None,
         own_users_only: bool = False,
         when_refused: Callable[[list[Address]], bool] | None = None,
@@ -261,7 +263,7 @@ class CoordinatorConnector:
         self.port = port
         self.run_id = run_id
         self.token = token
-        self.has_tls = tls is not None
+        self.has_tls, self.has_psk = tls is not None, has_psk
         self.read_buffer = memoryview(bytearray(READ_BYTES))
         self.suspicion = ""
         """What seems wrong with the attempt that is under way; any thread may look."""
@@ -319,7 +321,7 @@ class CoordinatorConnector:
         except OSError as error:
             if self.has_tls and _is_tls_fault(error):
                 raise ConnectFailed(tls.explain_failure(error), permanent=True) from None
-            raise ConnectFailed(explain_silent_close(tls=self.has_tls)) from None
+            raise ConnectFailed(explain_silent_close(self.has_tls, self.has_psk)) from None
         finally:
             suspecting.cancel()
             self.suspicion = ""

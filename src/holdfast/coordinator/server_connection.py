@@ -41,7 +41,7 @@ RELIEF = 0.75
 NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "UNKNOWN_PROTOCOL")
 """OpenSSL's reasons for a client that began with something else than TLS."""
 TLS_RECORD = 0x16  # The first byte of a TLS client.
-SPEAK_TLS = "it speaks TLS and this side does not (set tls_ca here)"
+SPEAK_TLS = "it speaks TLS and this side does not (set tls_ca or tls=psk here, as there)"
 SPEAK_PLAIN = "it does not speak TLS"
 
 NodeKey = tuple[str, str, int]

@@ -4,6 +4,8 @@ There is no half-hearted TLS. A server with `tls_ca` requires a certificate of e
 client always verifies the server's certificate, against `tls_ca` or, without one, against what the
 machine trusts, and that it is for the host of the endpoint or for `tls_server_name`.
 
+With `tls=psk` there are no certificates: the key is made of the token (`TlsToken`).
+
 `ssl` is imported when it is needed: it costs more than the rest of a start. Nothing here opens a
 connection.
 """
@@ -11,18 +13,21 @@ connection.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.printable import quoted
+from holdfast.wire.handshake import tls_key
 
 if TYPE_CHECKING:
     import ssl
 
 
 CERT, KEY, CA = "tls_cert", "tls_key", "tls_ca"
+PSK = "tls=psk"
+IDENTITY_BYTES_MAX = 200  # OpenSSL takes no more than 255.
 NAMES = (CERT, KEY, CA)
 SERVER_NAME = "tls_server_name"
 
@@ -89,8 +94,11 @@ def explain_failure(error: Exception) -> str:
         "RECORD_LAYER_FAILURE",
     ):
         return (
-            f"the other side does not speak TLS (a node needs {CA}, a coordinator {CERT} and {KEY})"
+            f"the other side does not speak TLS (a node needs {CA}, a coordinator {CERT} and {KEY}; "
+            f"or both {PSK})"
         )
+    if reason in ("BINDER_DOES_NOT_VERIFY", "NO_SUITABLE_SIGNATURE_ALGORITHM"):
+        return f"the other side has another token, or does not use {PSK}"
     if "CERTIFICATE_REQUIRED" in reason or reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return f"a client certificate is required (set {CERT} and {KEY} on the client's side)"
     if "UNKNOWN_CA" in reason:
@@ -163,6 +171,7 @@ def _check_readable(setting: str, path: str) -> None:
 class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The settings `tls_cert`, `tls_key`, `tls_ca` and the like of a process that may be both sides."""
 
+    is_psk: ClassVar[bool] = False
     cert: str | None = None
     key: str | None = None
     ca: str | None = None
@@ -185,3 +194,63 @@ class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
     def for_client(self) -> ssl.SSLContext:
         """Return the context of an agent."""
         return client_context(self.ca, self.cert, self.key)
+
+
+class TlsToken:
+    """`tls=psk`: both sides make the key of their token, and need no certificates.
+
+    A client names its job, so that a coordinator knows by which key of how many. TLS 1.3 draws new
+    keys from it for each connection, so a token that becomes known later opens nothing of before.
+    """
+
+    is_psk = True
+    can_serve = True
+    ca: str | None = None
+    server_name: str | None = None
+
+    def __init__(self, token: bytes, run_id: str = "") -> None:
+        self._token = token
+        self._run_id = run_id
+
+    def for_server(self) -> ssl.SSLContext:
+        """Return the context of a coordinator."""
+        import ssl
+
+        _require_psk()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.set_psk_server_callback(self._key_of)  # type: ignore[attr-defined, unused-ignore]
+        return context
+
+    def for_client(self) -> ssl.SSLContext:
+        """Return the context of an agent."""
+        import ssl
+
+        _require_psk()
+        if len(self._run_id.encode()) > IDENTITY_BYTES_MAX:
+            raise UsageError(
+                f"--rdzv-conf: {PSK} needs a --rdzv-id of at most {IDENTITY_BYTES_MAX} bytes"
+            )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        context.check_hostname = False
+        # No certificate is trusted: without the key there is no connection.
+        context.verify_mode = ssl.CERT_REQUIRED
+        identity, key = self._run_id, tls_key(self._token, self._run_id)
+        context.set_psk_client_callback(lambda _hint: (identity, key))  # type: ignore[attr-defined, unused-ignore]
+        return context
+
+    def _key_of(self, identity: str | None) -> bytes:
+        return b"" if identity is None else tls_key(self._token, identity)
+
+
+def _require_psk() -> None:
+    import ssl
+    import sys
+
+    if not getattr(ssl, "HAS_PSK", False):
+        raise UsageError(
+            f"--rdzv-conf: {PSK} needs Python 3.13 or newer on all nodes, with an OpenSSL that has "
+            f"pre-shared keys; this is Python {sys.version.split()[0]}",
+            hint=f"use certificates: {CERT}, {KEY} and {CA}",
+        )

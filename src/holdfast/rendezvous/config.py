@@ -28,6 +28,10 @@ from holdfast.core.protocol import NODE_ID_CHARS_MAX, PORT_MAX
 from holdfast.errors import UsageError
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from holdfast.net.tls import TlsFiles, TlsToken
+
 SECONDS_MAX = 10 * 365 * 24 * 3600
 """Longer than any job; a longer time is a mistake, and would overflow a deadline somewhere."""
 
@@ -242,6 +246,8 @@ KEYS = (
     Key("auth", "token|none", None, COORDINATED,
         "with none everybody who reaches the coordinator is let in; with token nobody without the "
         "token, on loopback either"),
+    Key("tls", "psk", None, COORDINATED,
+        "psk: encrypt by keys made of the token, without certificates; needs Python 3.13 everywhere"),
     Key("tls_cert", "path", None, COORDINATED, "the certificate to show, in PEM"),
     Key("tls_key", "path", None, COORDINATED, "the key of the certificate, in PEM"),
     Key("tls_ca", "path", None, COORDINATED, "the certificates to trust, in PEM"),
@@ -306,6 +312,7 @@ class RendezvousConfig:
     advertised_port: int | None
     token_file: str | None
     auth: str | None
+    tls: str | None
     tls_cert: str | None
     tls_key: str | None
     tls_ca: str | None
@@ -322,6 +329,23 @@ class RendezvousConfig:
     def certified(self) -> bool:
         """Whether nodes and coordinator must show each other certificates."""
         return self.tls_cert is not None and self.tls_ca is not None
+
+    def tls_with(self, token: bytes | None, run_id: str = "") -> TlsFiles | TlsToken | None:
+        """Return how connections are encrypted, if they are: by certificates, or by the token."""
+        from holdfast.net.tls import PSK, TlsFiles, TlsToken
+
+        if self.tls is not None:
+            if token is None:
+                raise UsageError(
+                    f"--rdzv-conf: {PSK} needs a token, and there is none",
+                    hint="set one for all nodes, or auth=token to use this user's own",
+                )
+            return TlsToken(token, run_id)
+        if not (self.tls_cert or self.tls_key or self.tls_ca):
+            return None
+        return TlsFiles(
+            cert=self.tls_cert, key=self.tls_key, ca=self.tls_ca, server_name=self.tls_server_name
+        )
 
     @property
     def lost_after_s(self) -> float:
@@ -478,6 +502,11 @@ def _check_together(params: RendezvousParameters, values: dict[str, Any]) -> Non
     if bool(values["tls_cert"]) != bool(values["tls_key"]):
         there, missing = ("tls_cert", "tls_key") if values["tls_cert"] else ("tls_key", "tls_cert")
         raise UsageError(f"--rdzv-conf: {there} requires {missing}")
+    if values["tls"] and (values["tls_cert"] or values["tls_ca"]):
+        other = "tls_cert" if values["tls_cert"] else "tls_ca"
+        raise UsageError(
+            f"--rdzv-conf: tls={values['tls']} and {other} are two ways to encrypt; set one of them"
+        )
     if values["spares"] >= params.max_nodes:
         raise UsageError(
             f"--spares: {values['spares']} of at most {params.max_nodes} nodes leave "

@@ -12,7 +12,6 @@ from holdfast.errors import UsageError
 from holdfast.net.addresses import names_loopback
 from holdfast.net.endpoints import format_endpoint, parse_rendezvous_endpoint
 from holdfast.net.listening import LOOPBACK, address_of
-from holdfast.net.tls import TlsFiles
 from holdfast.net.token import choose_token
 from holdfast.rendezvous import config
 from holdfast.rendezvous.polled import ANNOUNCE_S, PolledHandler
@@ -141,14 +140,6 @@ class CoordinatorHandler(PolledHandler):
             first_contact_s=conf.read_timeout or conf.join_timeout,
             needs_answers=self._stops_alone,
         )
-        tls = None
-        if conf.tls_cert or conf.tls_key or conf.tls_ca:
-            tls = TlsFiles(
-                cert=conf.tls_cert,
-                key=conf.tls_key,
-                ca=conf.tls_ca,
-                server_name=conf.tls_server_name,
-            )
         connection = CoordinatorConnection(
             host,
             port,
@@ -158,7 +149,7 @@ class CoordinatorHandler(PolledHandler):
             timeouts=timeouts,
             is_host=conf.is_host,
             token=token,
-            tls=tls,
+            tls=conf.tls_with(token, self._params.run_id),
             reconnect_grace_s=conf.reconnect_grace,
             advertised_port=conf.advertised_port,
             recover_s=conf.recover_timeout,

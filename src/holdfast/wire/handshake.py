@@ -349,6 +349,11 @@ def is_job_token(token: bytes) -> bool:
     return token.startswith(JOB_TOKEN_PREFIX)
 
 
+def tls_key(token: bytes, run_id: str) -> bytes:
+    """Return the key by which the nodes of a job may encrypt, besides all else."""
+    return _mac(_key(token, run_id), b"holdfast tls", run_id.encode(errors="surrogatepass"))
+
+
 @lru_cache(maxsize=64)
 def _key(token: bytes, run_id: str) -> bytes:
     """Return the key of a job; remembered, because all nodes of a job ask for the same."""

@@ -30,7 +30,7 @@ def check_client_bytes(first: bytes) -> None:
     if _begins(first, _TLS_HELLO):
         raise NotOurProtocol(
             "a TLS client; this coordinator is plain (set tls_cert and tls_key here, "
-            "or remove tls_ca there)"
+            "or remove tls_ca or tls=psk there)"
         )
     if any(_begins(first, method) for method in _HTTP_METHODS):
         raise NotOurProtocol("an HTTP client; this port speaks Holdfast's own protocol")
@@ -47,7 +47,7 @@ def check_server_bytes(first: bytes) -> None:
         return
     if _begins(first, _TLS_ALERT) or _begins(first, _TLS_HELLO):
         raise NotOurProtocol(
-            "the coordinator speaks TLS and this side does not (set tls_ca here, "
+            "the coordinator speaks TLS and this side does not (set tls_ca or tls=psk here, "
             "or remove tls_cert and tls_key there)"
         )
     if _begins(first, b"HTTP/"):
@@ -61,11 +61,16 @@ def check_server_bytes(first: bytes) -> None:
     )
 
 
-def explain_silent_close(tls: bool) -> str:
+def explain_silent_close(tls: bool, psk: bool = False) -> str:
     """Return the likely reason why a server closed the connection and never sent a byte.
 
-    `tls` is whether this side, the client, speaks TLS.
+    `tls` is whether this side, the client, speaks TLS, and `psk` whether by its token.
     """
+    if psk:
+        return (
+            "it closed the connection without an answer: it is a coordinator with another token, or "
+            "without tls=psk, or no coordinator"
+        )
     if tls:
         return (
             "it closed the connection without an answer: it is a coordinator without TLS "
@@ -73,7 +78,7 @@ def explain_silent_close(tls: bool) -> str:
         )
     return (
         "it closed the connection without an answer: it is a coordinator with TLS "
-        "(set tls_ca here), or no coordinator"
+        "(set tls_ca or tls=psk here), or no coordinator"
     )
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from certificates import Pair, make_ca, make_certificate, run_openssl
 from holdfast.errors import EnvironmentProblem, UsageError
-from holdfast.net.tls import TlsFiles, client_context, explain_failure, server_context
+from holdfast.net.tls import TlsFiles, TlsToken, client_context, explain_failure, server_context
+from holdfast.wire.handshake import job_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,3 +176,27 @@ def test_one_set_of_files_serves_both_sides(ca: Pair, server: Pair) -> None:
     assert only_ca.for_client().verify_mode == ssl.CERT_REQUIRED
     with pytest.raises(UsageError, match="tls_cert"):
         only_ca.for_server()
+
+
+def test_a_token_takes_the_place_of_certificates_where_python_has_that(
+    ca: Pair, server: Pair
+) -> None:
+    ours = TlsToken(b"master", "job")
+    assert "master" not in repr(ours)
+    if not getattr(ssl, "HAS_PSK", False):
+        for make in (ours.for_client, ours.for_server):
+            with pytest.raises(UsageError, match="tls=psk"):
+                make()
+        return
+    for there in (TlsToken(b"master"), TlsToken(job_token(b"master", "job"))):
+        both = Link(there.for_server(), ours.for_client(), "anything")
+        both.shake()
+        assert both.client.version() == "TLSv1.3"
+        assert both.client.getpeercert(binary_form=True) is None
+    for other in (TlsToken(b"another"), TlsToken(job_token(b"master", "other"))):
+        assert "tls=psk" in failure(Link(other.for_server(), ours.for_client(), "x"))
+    # Nor does a certificate help, whoever signed it.
+    assert "certificate" in failure(Link(server_context(*server), ours.for_client(), "localhost"))
+    assert "tls=psk" in failure(Link(ours.for_server(), client_context(ca.cert), "localhost"))
+    with pytest.raises(UsageError, match="--rdzv-id"):
+        TlsToken(b"master", "j" * 201).for_client()
