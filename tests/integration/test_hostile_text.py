@@ -178,7 +178,7 @@ def test_what_another_user_calls_a_process_is_shown() -> None:
             extra_groups=[],
         ) as process:
             try:
-                code, said = dumped()
+                code, said = dumped(str(process.pid))
             finally:
                 process.kill()
     assert code == 0
@@ -186,9 +186,9 @@ def test_what_another_user_calls_a_process_is_shown() -> None:
     check(said, beginning=("[holdfast] forged", "forged", "== rank 1"))
 
 
-def dumped(*pids: str) -> tuple[int, str]:
+def dumped(pid: str) -> tuple[int, str]:
     """Return the exit code and the output of `holdfast dump`."""
-    done = subprocess.run([*HOLDFAST, "dump", *pids], capture_output=True, timeout=PATIENCE_S)
+    done = subprocess.run([*HOLDFAST, "dump", pid], capture_output=True, timeout=PATIENCE_S)
     return done.returncode, done.stdout.decode()
 
 
