@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
+import subprocess
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.control import stacks
+from holdfast.etcd.process import EtcdProcess
+from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.workers import pages
 from holdfast.store.errors import DistNetworkError
 from holdfast.store.tcp.client import TCPStore
 from holdfast.wire.frames import FrameReader
@@ -147,3 +153,102 @@ def test_what_a_job_stores_in_a_folder_is_for_its_user_alone(tmp_path: Path) -> 
         assert agent.end()[0] == 1
         assert SECRET in read_all(meeting)
         assert as_user(STRANGER, lambda: read_all(meeting)) == "[]"
+
+
+# What another user calls his own, or puts in the way.
+
+
+def given_away(path: Path) -> Path:
+    """Make a folder another user's, which everybody can write to."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can be another user")
+    path.mkdir()
+    path.chmod(0o777)
+    os.chown(path, STRANGER, STRANGER)
+    return path
+
+
+def test_logs_do_not_go_on_in_a_folder_that_somebody_else_made(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.ALL)
+    first = specs.reify({0: {}})
+    assert specs.run_dir is not None
+    for how in ("removed", "replaced"):
+        taken = Path(specs.run_dir)
+        if how == "removed":
+            shutil.rmtree(taken)
+        else:
+            taken.rename(tmp_path / "moved")
+        given_away(taken)
+        again = specs.reify({0: {}})
+        assert os.path.dirname(again.stdouts[0]) != os.path.dirname(first.stdouts[0])
+        assert os.listdir(taken) == []
+        assert specs.run_dir != str(taken)
+        assert Path(specs.run_dir).stat().st_mode & 0o777 == 0o700
+
+
+def test_folders_of_another_user_do_not_keep_what_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are more of them than are removed at once, with names like those of this user's."""
+    monkeypatch.setattr(pages, "SWEPT_MAX", 1)
+    stem = f"{pages.FOLDER_PREFIX}{os.getuid()}-"
+    left = tmp_path / f"{stem}left"
+    left.mkdir(0o700)
+    theirs = [given_away(tmp_path / f"{stem}{number}") for number in range(40)]
+    for folder in (left, *theirs):
+        os.utime(folder, (0, 0))
+    pages._sweep(str(tmp_path))
+    assert not left.exists()
+    assert all(folder.exists() for folder in theirs)
+
+
+def test_nobody_is_called_for_a_process_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its environment names a socket of root's; root dumps it."""
+    monkeypatch.setattr(stacks, "find_py_spy", lambda: None)
+    path = str(tmp_path / "roots.sock")
+    with (
+        socket.socket(socket.AF_UNIX) as server,
+        subprocess.Popen(
+            ["sleep", "600"],
+            env={"PATH": os.environ["PATH"], "TORCH_WORKER_SERVER_SOCKET": path},
+            user=STRANGER if os.geteuid() == 0 else None,
+        ) as process,
+    ):
+        server.bind(path)
+        server.listen()
+        server.settimeout(0)
+        try:
+            text = stacks.dump_stacks(process.pid)
+            if os.geteuid() == 0:
+                with pytest.raises(BlockingIOError):
+                    server.accept()
+        finally:
+            process.kill()
+    assert text.startswith("command: sleep 600\n")
+
+
+def say_ready(address: bytes) -> str:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+        connection.sendto(b"READY=1", address)
+    return "said"
+
+
+def test_another_user_does_not_say_when_etcd_is_ready() -> None:
+    looks: list[bool] = []
+
+    def healthy() -> bool:
+        looks.append(True)
+        return len(looks) == 3
+
+    process = EtcdProcess(["/bin/sleep", "600"], log=subprocess.DEVNULL)
+    try:
+        address = process._notices.getsockname()
+        assert as_user(STRANGER, lambda: say_ready(address)) == "said"
+        process.wait_ready(20.0, healthy)
+        assert len(looks) == 3
+        assert say_ready(address) == "said"
+        process.wait_ready(20.0)
+    finally:
+        process.kill()

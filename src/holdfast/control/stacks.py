@@ -168,7 +168,10 @@ def _ask_for_stacks(path: str, pid: int, deadline: float) -> str:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(max(0.001, deadline - time.monotonic()))
             # A relative path is the worker's, unless it has changed its directory since.
-            connection.connect(os.path.join(f"/proc/{pid}/cwd", path))
+            place = os.path.join(f"/proc/{pid}/cwd", path)
+            if os.stat(place).st_uid != procfs.user_of(pid):
+                return ""  # Its user names another's: nobody is to be called on his behalf.
+            connection.connect(place)
             if peer_of(connection)[0] != pid:
                 return ""  # Another worker has the same path.
             connection.sendall(request)

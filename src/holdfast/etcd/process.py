@@ -5,8 +5,9 @@ the kernel kills a child whose parent is gone (`PR_SET_PDEATHSIG`), but counts t
 started it as the parent. That signal is requested by a few lines of Python that then become etcd:
 `preexec_fn` is unsound in a program with threads, and `setpriv` is not on every machine.
 
-etcd reports that it is ready as systemd expects it: by a datagram to the socket in `NOTIFY_SOCKET`.
-Versions that only do so under systemd have their health checked meanwhile.
+etcd reports that it is ready as systemd expects it: by a datagram to the socket in `NOTIFY_SOCKET`,
+which the kernel says the sender of. Versions that only do so under systemd have their health checked
+meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -40,6 +42,7 @@ INSTALL = (
 LOOK_AGAIN_S = 0.1  # Only for an etcd that does not report that it is ready.
 STOP_S = 10.0  # etcd ends within some milliseconds; a larger limit only delays the SIGKILL.
 NOTICE_BYTES_MAX = 4096
+CREDENTIALS = struct.Struct("3i")  # Process, user, group.
 LOG_TAIL_BYTES = 4096
 LOG_TAIL_LINES = 5
 UNKNOWN_FLAG = "flag provided but not defined"
@@ -124,7 +127,9 @@ class EtcdProcess:
         self._thread = threading.Thread(target=self._live, name="holdfast-etcd", daemon=True)
         self._notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
-            # An address of the kernel's choice, which is gone with the socket: no file, no clash.
+            # An address of the kernel's choice, which is gone with the socket: no file, no clash. Any
+            # user can write to it.
+            self._notices.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
             self._notices.bind("")
             self._thread.start()
             self._started.wait()
@@ -139,19 +144,23 @@ class EtcdProcess:
 
     def wait_ready(self, timeout_s: float, healthy: Callable[[], bool] | None = None) -> None:
         """Return when etcd is ready; `healthy` checks one that does not report it."""
-        deadline = time.monotonic() + timeout_s
+        now = time.monotonic()
+        deadline, look_at = now + timeout_s, now + LOOK_AGAIN_S
         poll = select.poll()
         poll.register(self._notices, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
-        while (rest := deadline - time.monotonic()) > 0:
-            ready = {fd for fd, _ in poll.poll(min(rest, LOOK_AGAIN_S) * 1000)}
+        while (now := time.monotonic()) < deadline:
+            rest = max(0.0, min(deadline, look_at) - now)
+            ready = {fd for fd, _ in poll.poll(rest * 1000)}
             if self._notices.fileno() in ready and self._told_ready():
                 return
             if self._pidfd in ready:
                 self._thread.join()
                 raise EtcdDied(f"{self._command[0]} {ended(self.returncode)}")
-            if not ready and healthy is not None and healthy():
-                return
+            if time.monotonic() >= look_at:
+                if healthy is not None and healthy():
+                    return
+                look_at = time.monotonic() + LOOK_AGAIN_S
         raise EtcdNotReady(f"{self._command[0]} was not ready within {timeout_s:g} s")
 
     def signal(self, signum: signal.Signals) -> None:
@@ -189,7 +198,14 @@ class EtcdProcess:
         self._notices.close()
 
     def _told_ready(self) -> bool:
-        return b"READY=1" in self._notices.recv(NOTICE_BYTES_MAX).split(b"\n")
+        space = socket.CMSG_SPACE(CREDENTIALS.size)
+        said, beside, _, _ = self._notices.recvmsg(NOTICE_BYTES_MAX, space)
+        users = [
+            CREDENTIALS.unpack(data)[1]
+            for level, kind, data in beside
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS)
+        ]
+        return users == [os.geteuid()] and b"READY=1" in said.split(b"\n")
 
     def _live(self) -> None:
         """The thread: the parent of etcd, from its start to its end."""

@@ -6,6 +6,10 @@ same time to be taken. When one more client comes than there may be, one that is
 has to go, the oldest of the address that has most of them (`half_open`). One thread does all reading
 and writing and never waits for a single client, so a slow or confused one does not hold up the others.
 
+A server on loopback is meant for programs of its own host. A web page is not: its author can let a
+name of his mean 127.0.0.1, and then read what a browser there gets. So such a server answers nobody
+who asked for it by a name that is not its own.
+
 `respond` is called in that thread and must not block, unless the server was made with `in_threads`:
 then each call has a thread of its own.
 """
@@ -48,6 +52,7 @@ REASONS = {
     405: "Method Not Allowed",
     411: "Length Required",
     413: "Content Too Large",
+    421: "Misdirected Request",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
@@ -65,6 +70,8 @@ class HttpRequest(NamedTuple):
     query: str = ""
     """What follows the first `?`, as it came."""
     body: bytes = b""
+    host: str = ""
+    """Whom the client asked for, with the port; empty if it does not say."""
 
 
 class HttpResponse(NamedTuple):
@@ -103,7 +110,8 @@ class HttpServer:
 
     A `respond` that raises is reported once, and the client gets a 500. `admit` is asked about each
     connection; one that it turns down is closed without a word. Requests with a method other than
-    `methods` get a 405, and those with a larger body than `body_bytes_max` a 413.
+    `methods` get a 405, and those with a larger body than `body_bytes_max` a 413. `host_name` is a name
+    by which a server on loopback may be asked for, besides `localhost` and addresses; else it is a 421.
     """
 
     def __init__(
@@ -117,8 +125,10 @@ class HttpServer:
         connections_max: int = CONNECTIONS_MAX,
         in_threads: bool = False,
         admit: Callable[[socket.socket], bool] | None = None,
+        host_name: str = "",
     ) -> None:
         self._listener = listener
+        self._host_names = ("localhost", host_name.lower()) if _is_loopback(listener) else None
         self._respond = respond
         self._name = name
         self._methods = methods
@@ -277,6 +287,8 @@ class HttpServer:
         if not status and length > self._body_bytes_max:
             # Of what has no use for a body, one is ignored.
             status, length = (413, 0) if self._body_bytes_max else (0, 0)
+        if not status and self._host_names is not None:
+            status = 0 if is_asked_for(request.host, self._host_names) else 421
         if status:
             self._start_sending(exchange, _failure(status, self._methods))
         elif len(received) - body_at >= length:
@@ -386,18 +398,38 @@ def parse_head(head: bytes, methods: tuple[str, ...]) -> tuple[HttpRequest, int,
     if not target.startswith(b"/") or any(not 0x21 <= one <= 0x7E for one in target):
         return nothing, 0, 400
     path, _, query = target.decode().partition("?")
-    length = b"0"
+    length, hosts = b"0", []
     for line in lines[1:]:
         name, _, value = line.partition(b":")
         match name.strip().lower():
             case b"content-length":
                 length = value.strip()
+            case b"host":
+                hosts.append(value.strip().decode("latin-1"))
             case b"transfer-encoding":
                 return nothing, 0, 411
     if not length.isdigit():
         return nothing, 0, 411
+    if len(hosts) > 1:
+        return nothing, 0, 400
+    request = HttpRequest(method.decode(), path, query, host="".join(hosts))
     # More digits than Python turns into a number are too many bytes all the same.
-    return HttpRequest(method.decode(), path, query), int(length[:20]), 0
+    return request, int(length[:20]), 0
+
+
+def is_asked_for(host: str, names: tuple[str, ...]) -> bool:
+    """Return whether a request is for one of these names, for an address, or does not say."""
+    name, port_sign, port = host.rpartition(":")
+    if not port_sign or not port.isdigit():
+        name = host
+    name = name.lower().removesuffix(".")
+    bare = name[1:-1] if name.startswith("[") and name.endswith("]") else name
+    return not host or (bool(name) and name in names) or addresses.is_ip(bare)
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    inet = listener.family in (socket.AF_INET, socket.AF_INET6)
+    return inet and addresses.is_loopback(listener.getsockname()[0])
 
 
 def _find_head(received: bytearray) -> tuple[int, int]:

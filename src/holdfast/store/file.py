@@ -154,18 +154,27 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 class SharedFolder:
     """One folder of this user's, which is created if it does not exist, unless `make` is false.
 
-    Everything in it is reached by a descriptor of the folder that was looked at first: should
-    somebody put another one in its place, that is an `OSError`. `stem` is how the names of its lock
-    and of unfinished files begin.
+    Whatever is done in it is done by a descriptor of the folder, of which it was seen that it is this
+    user's: somebody who can put another one in its place gains nothing. `stem` is how the names of its
+    lock and of unfinished files begin.
     """
 
-    def __init__(self, path: str, *, stem: str = "", make: bool = True) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        stem: str = "",
+        make: bool = True,
+        parent: SharedFolder | None = None,
+    ) -> None:
         self.path = path
         self._stem = stem
-        self._identity: tuple[int, int] | None = None
+        self._parent = parent
+        self._seen: tuple[int, ...] = ()  # What the folder was when it was looked at.
         self._is_swept = False
         if make:
-            make_folder(path)
+            with self._place() as (name, folder):
+                make_folder(path, name, folder)
             try:
                 self.refresh()  # It is looked at now.
             except OSError as problem:
@@ -174,15 +183,7 @@ class SharedFolder:
 
     def below(self, name: str) -> SharedFolder:
         """Return a folder in this one, which is created if it does not exist."""
-        inner = SharedFolder(self._at(name), make=False)
-        with self.opened() as folder:
-            make_folder(inner.path, name, folder)
-            descriptor = os.open(name, _FOLDER, dir_fd=folder)
-            try:
-                inner._look(descriptor)
-            finally:
-                os.close(descriptor)
-        return inner
+        return SharedFolder(self._at(name), parent=self)
 
     @contextmanager
     def opened(self) -> Iterator[int]:
@@ -191,20 +192,26 @@ class SharedFolder:
         NFS asks its server about a folder when that is opened, and otherwise caches a missing name
         for up to a minute.
         """
-        descriptor = os.open(self.path, _FOLDER)
+        with self._place() as (name, folder):
+            descriptor = os.open(name, _FOLDER, dir_fd=folder)
         try:
-            self._look(descriptor)
+            found = os.fstat(descriptor)
+            seen = found.st_dev, found.st_ino, found.st_uid, found.st_mode
+            if seen != self._seen:
+                check_private(descriptor, self.path)
+                self._seen = seen
             yield descriptor
         finally:
             os.close(descriptor)
 
-    def _look(self, descriptor: int) -> None:
-        found = os.fstat(descriptor)
-        if self._identity is None:
-            check_private(descriptor, self.path)
-            self._identity = found.st_dev, found.st_ino
-        elif self._identity != (found.st_dev, found.st_ino):
-            raise OSError(errno.ESTALE, "another folder is in its place", self.path)
+    @contextmanager
+    def _place(self) -> Iterator[tuple[str, int | None]]:
+        """Give the folder's name, and a descriptor of where that is, if it is not the whole path."""
+        if self._parent is None:
+            yield self.path, None
+        else:
+            with self._parent.opened() as folder:
+                yield os.path.basename(self.path), folder
 
     @contextmanager
     def locked(self, timeout_s: float = LOCK_S_MAX) -> Iterator[None]:
@@ -313,7 +320,7 @@ def file_name(key: str) -> str:
     return f"h{name[1:100]}-{hashlib.sha256(key.encode()).hexdigest()}"
 
 
-def make_folder(path: str, name: str = "", parent: int | None = None) -> None:
+def make_folder(path: str, name: str, parent: int | None) -> None:
     """Create a folder for this user alone, if it does not exist, and all above it.
 
     With `parent` it is `name` in that folder. Raises `EnvironmentProblem` if that fails.
@@ -322,7 +329,7 @@ def make_folder(path: str, name: str = "", parent: int | None = None) -> None:
         if parent is None:
             os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         try:
-            os.mkdir(name or path, 0o700, dir_fd=parent)
+            os.mkdir(name, 0o700, dir_fd=parent)
         except FileExistsError:
             pass  # What it is, and whose, is looked at when it is opened.
     except OSError as problem:

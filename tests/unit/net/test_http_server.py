@@ -75,7 +75,7 @@ def ask(server: HttpServer, path: str, method: str = "GET") -> tuple[int, bytes]
 
 
 def test_a_request_is_answered_and_the_connection_ends(server: HttpServer) -> None:
-    got = reply_to(connect(server), b"GET /figures?name=all HTTP/1.1\r\nHost: here\r\n\r\n")
+    got = reply_to(connect(server), b"GET /figures?name=all HTTP/1.1\r\nHost: localhost\r\n\r\n")
     head, _, body = got.partition(b"\r\n\r\n")
     assert head.splitlines()[0] == b"HTTP/1.1 200 OK"
     assert {b"Content-Length: 6", b"Content-Type: text/plain", b"Connection: close"} <= {
@@ -264,3 +264,24 @@ def test_no_descriptor_left_is_waited_out(
 
     monkeypatch.setattr(socket.socket, "accept", accept)
     assert ask(server, "/figures")[0] == 200
+
+
+REBOUND = ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1.evil.example")
+OWN = ("localhost", "LocalHost.:80", "127.0.0.1:80", "10.0.0.1", "[::1]:80", "figures.lan:80", "")
+
+
+@pytest.mark.parametrize("host", [*REBOUND, *OWN])
+@pytest.mark.parametrize("address", ["127.0.0.1", ""])
+def test_a_name_that_means_loopback_elsewhere_is_not_answered_for(address: str, host: str) -> None:
+    """A page of evil.example, which now is 127.0.0.1, runs in a browser of this host."""
+    server = serve(address, host_name="Figures.lan")
+    try:
+        got = reply_to(connect(server), f"GET /figures HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+    finally:
+        server.close()
+    assert got.split()[1] == (b"421" if address and host in REBOUND else b"200")
+
+
+def test_a_request_for_two_hosts_is_none(server: HttpServer) -> None:
+    request = b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+    assert reply_to(connect(server), request).split()[1] == b"400"

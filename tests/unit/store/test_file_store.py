@@ -287,12 +287,20 @@ def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path, mode: int)
     assert os.listdir(folder) == []
 
 
-def test_another_folder_in_its_place_is_not_used(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "folder")
+def test_a_folder_is_looked_at_whenever_it_is_used(tmp_path: Path) -> None:
+    """Whoever can write to the folder above may put another one in its place."""
+    folder = SharedFolder(str(tmp_path / "job"))
+    store = FileStore(folder.below("store"))
     store.set("key", "value")
-    (tmp_path / "folder").rename(tmp_path / "old")
-    (tmp_path / "folder").mkdir(0o700)
-    for call in (lambda: store.get("key"), lambda: store.set("key", "new"), store.num_keys):
-        with pytest.raises(OSError, match=f"{tmp_path}/folder"):
+    calls = (lambda: store.get("key"), lambda: store.set("key", "new"), store.num_keys)
+    (tmp_path / "job" / "store").chmod(0o777)
+    for call in calls:
+        with pytest.raises(EnvironmentProblem, match=f"{tmp_path}/job/store"):
             call()
-    assert os.listdir(tmp_path / "folder") == []
+    (tmp_path / "job").rename(tmp_path / "old")
+    (tmp_path / "old" / "store").chmod(0o700)
+    (tmp_path / "job").symlink_to(tmp_path / "old")
+    for call in calls:
+        with pytest.raises(OSError, match=f"{tmp_path}/job"):
+            call()
+    assert (tmp_path / "old" / "store" / "kkey").read_bytes() == b"value"

@@ -122,7 +122,9 @@ class HealthCheckServer:
         if self._server is not None:
             return
         listener = listen_tcp(self._host, self._port, name=self._name)
-        self._server = server = HttpServer(listener, self._respond, name=self._name)
+        self._server = server = HttpServer(
+            listener, self._respond, name=self._name, host_name=self._host
+        )
         log = console.info if self._port else console.notice
         log(f"health checks at port {server.port}")
 

@@ -55,7 +55,7 @@ class MetricsEndpoint:
         """Serve from now on; raise `EnvironmentProblem` if the port cannot be bound."""
         name = "--metrics-port"
         listener = listen_tcp(self._host, self._port, name=name, host_name="--metrics-addr")
-        self._server = HttpServer(listener, self._respond, name=name)
+        self._server = HttpServer(listener, self._respond, name=name, host_name=self._host)
         console.notice(f"metrics: {self.url}")
 
     def close(self) -> None:

@@ -184,6 +184,7 @@ class DefaultLogsSpecs(LogsSpecs):
         self._is_shared = False
         self._is_for_one_launch = False
         self._run_dir: str | None = None
+        self._run_dir_owner = -1  # This user, as the file system takes it.
 
     @property
     def root_log_dir(self) -> str:
@@ -305,11 +306,12 @@ class DefaultLogsSpecs(LogsSpecs):
         return not self._local_ranks_filter or rank in self._local_ranks_filter
 
     def _make_attempt_dir(self, env: dict[str, str]) -> str:
-        if self._run_dir is not None and not os.path.isdir(self._run_dir):
+        if self._run_dir is not None and _owner_of(self._run_dir) != self._run_dir_owner:
             self._replace_run_dir()
         if self._run_dir is None:
             run_id = _as_name(env.get("TORCHELASTIC_RUN_ID", "test_run_id"))
             self._run_dir = _make_unique_dir(os.path.join(self.root_log_dir, run_id))
+            self._run_dir_owner = _owner_of(self._run_dir)
         attempt = _as_name(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         plain = os.path.join(self._run_dir, f"attempt_{attempt}")
         path, again = plain, 0
@@ -321,7 +323,9 @@ class DefaultLogsSpecs(LogsSpecs):
     def _replace_run_dir(self) -> None:
         """Do without what was removed meanwhile, as by a cleaner of temporary folders."""
         assert self._run_dir is not None
-        console.warning(f"the log directory {self._run_dir} was removed while the job ran")
+        console.warning(
+            f"the log directory {self._run_dir} was removed or replaced while the job ran"
+        )
         if self._is_temporary:
             self.keep()
             # Under a new name: in a directory for everyone the old one may be someone else's by now.
@@ -329,7 +333,11 @@ class DefaultLogsSpecs(LogsSpecs):
             self._is_shared = False
         else:
             _make_dirs(os.path.dirname(self._run_dir))
-            _make_dir(self._run_dir, 0o700)
+            if not _make_dir(self._run_dir, 0o700):
+                # Somebody else was first, and may want to read what is in it.
+                self._run_dir = _make_unique_dir(self._run_dir)
+                console.warning(f"logs are in {self._run_dir} from now on")
+            self._run_dir_owner = _owner_of(self._run_dir)
 
     def __repr__(self) -> str:
         return (
@@ -408,6 +416,14 @@ def _make_unique_dir(stem: str) -> str:
     while not _make_dir(path, 0o700):
         path = f"{stem}_{_random_suffix()}"
     return path
+
+
+def _owner_of(path: str) -> int:
+    """Return whose directory this is, -1 if it is none, or a link."""
+    try:
+        return -1 if os.path.islink(path) or not os.path.isdir(path) else os.lstat(path).st_uid
+    except OSError:
+        return -1
 
 
 def _make_temporary_dir() -> str:

@@ -230,6 +230,7 @@ def _name_at(names: bytes, slot: int) -> str:
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 (a directory only its owner can open is made there)
 FOLDER_PREFIX = "holdfast-pages-"
 SWEPT_MAX = 64
+LOOKED_AT_MAX = 10_000  # Names like those of this user's agents; a look takes a microsecond.
 """So many directories of killed agents are removed at a start."""
 SWEPT_AGE_S = 60.0
 """A younger one may not have been locked by its agent yet."""
@@ -390,22 +391,29 @@ def _hold(folder_fd: int) -> bool:
 
 
 def _sweep(parent: str) -> None:
-    """Remove what killed agents of this user left."""
+    """Remove what killed agents of this user left; others may call theirs likewise."""
     prefix = f"{FOLDER_PREFIX}{os.getuid()}-"
-    left = [name for name in _names_in(parent) if name.startswith(prefix)]
-    for name in left[:SWEPT_MAX]:
-        folder = os.path.join(parent, name)
+    names = [name for name in _names_in(parent) if name.startswith(prefix)]
+    folders = (os.path.join(parent, name) for name in names[:LOOKED_AT_MAX])
+    for folder in [folder for folder in folders if _is_left(folder)][:SWEPT_MAX]:
         try:
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             continue
-        found = os.fstat(fd)
-        old = time.time() - found.st_mtime > SWEPT_AGE_S
-        if old and found.st_uid == os.getuid() and _hold(fd):
+        if os.fstat(fd).st_uid == os.getuid() and _hold(fd):
             for inner in _names_in(folder):
                 _remove(os.path.join(folder, inner))
             _remove_folder(folder)
         os.close(fd)
+
+
+def _is_left(folder: str) -> bool:
+    """Whether a folder is this user's, and old enough to have been left."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and time.time() - found.st_mtime > SWEPT_AGE_S
 
 
 def _names_in(folder: str) -> list[str]:
