@@ -25,6 +25,8 @@ from holdfast.processes.workers.pages import FOLDER_PREFIX, SHARED_MEMORY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from real_etcd import Etcd
+
 PATIENCE_S = 60
 USER = 61_234  # Of nobody.
 IS_ROOT = os.getuid() == 0
@@ -157,6 +159,16 @@ def test_open_files(
     for limit in too_few:
         assert limited.check(resource.RLIMIT_NOFILE, limit, *words) != 0, limit
     assert limited.check(resource.RLIMIT_NOFILE, enough, *words) == 0
+
+
+def test_on_etcd(limited: Limited, etcd: Etcd) -> None:
+    """What a node leaves in etcd that could not do its part does not keep others of its job out."""
+    words = run(*MANY[:2], f"--rdzv-endpoint={etcd.endpoint}", "--rdzv-backend=etcd")
+    for limit in (8, 20, 30):
+        assert limited.check(resource.RLIMIT_NOFILE, limit, *words) != 0, limit
+    for limit in range(2, 5) if IS_ROOT else ():
+        assert limited.check(resource.RLIMIT_NPROC, limit, *words) != 0, limit
+    assert limited.check(resource.RLIMIT_NOFILE, 200, *words) == 0
 
 
 @pytest.mark.skipif(not IS_ROOT, reason="what else the user runs would count")
