@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import struct
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from real_jobs import Watched
+from real_jobs import Watched, children
 from real_teams import OBEY, Cluster
 
 if TYPE_CHECKING:
@@ -260,6 +261,28 @@ def test_an_agent_whose_coordinator_never_comes_says_so(tmp_path: Path) -> None:
         assert said.startswith("holdfast run: error: ")
         assert cluster.endpoint in said
         assert "connection refused" in said
+
+
+def soft_limit_of(pid: int) -> int:
+    return resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
+
+
+def test_a_coordinator_has_more_descriptors_than_its_agent_was_given_and_workers_have_not(
+    tmp_path: Path,
+) -> None:
+    given = 200
+    fewer = ("sh", "-c", f'ulimit -Sn {given}; exec "$@"', "sh")
+    with Cluster(tmp_path, OBEY, "--max-restarts=1", nnodes="1") as cluster:
+        agent = cluster.start("a", before=fewer, conf="is_host=true")
+        (start,) = cluster.ranks(1)
+        assert soft_limit_of(agent.pid) > given
+        assert soft_limit_of(start.pid) == given
+        (keeper,) = children(agent.pid)
+        os.kill(keeper, signal.SIGKILL)
+        (start,) = cluster.ranks(1)
+        assert soft_limit_of(start.pid) == given  # Of a keeper that was started since.
+        start.finish()
+        assert cluster.codes() == {"a": 0}
 
 
 @pytest.mark.parametrize("by", ["another program", "a coordinator"])

@@ -757,12 +757,14 @@ class CoordinatorConnection(AgentConnection):
         advertised_port: int | None = None,
         recover_s: float | None = None,
         state_file: str | None = None,
+        may_raise_limit: bool = False,
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
         self._host, self._port = endpoint_host, endpoint_port
         self._is_host, self._token, self._tls = is_host, token, tls
         self._grace_s, self._advertised_port = reconnect_grace_s, advertised_port
         self._recover_s, self._state_file = recover_s, state_file
+        self._may_raise_limit = may_raise_limit
         # With TLS a coordinator needs a certificate.
         self._may_host = is_host is not False and (tls is None or tls.can_serve or bool(is_host))
         self._server_tls: ssl.SSLContext | None = None
@@ -850,6 +852,8 @@ class CoordinatorConnection(AgentConnection):
     ) -> None:
         from holdfast.coordinator.server import CoordinatorServer
 
+        if self._may_raise_limit:
+            listening.raise_descriptor_limit()
         warn_if_open(listener, self._token, self._tls, self._host)
         self._server = CoordinatorServer(
             listener,

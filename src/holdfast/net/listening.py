@@ -352,6 +352,8 @@ def _command(pid: int) -> str:
 # of programs that use `select`; the hard limit is far above it. Workers are not changed by raising
 # it: they get their limits from the keeper, which has those that the agent was started with.
 
+_before: list[int] = []  # The soft limit of this process, once that was raised.
+
 
 def descriptor_limit() -> int:
     """Return how many descriptors this process may have now."""
@@ -384,8 +386,23 @@ def raise_descriptor_limit() -> bool:
     wanted = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return False
+    if not _before:
+        _before.append(soft)  # Before any child can have the higher one.
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     except (OSError, ValueError):
         return False  # Something forbids it, such as a filter of system calls.
     return True
+
+
+def restore_descriptor_limit(child: int) -> None:
+    """Give a child of this process the limit that this process had before it raised its own."""
+    if not _before:
+        return
+    import resource
+
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.prlimit(child, resource.RLIMIT_NOFILE, (_before[0], hard))
+    except OSError:
+        pass  # It is gone, which its owner will notice.

@@ -154,6 +154,8 @@ class CoordinatorHandler(PolledHandler):
             advertised_port=conf.advertised_port,
             recover_s=conf.recover_timeout,
             state_file=conf.state_file,
+            # Workers that another launcher starts would have the higher limit too.
+            may_raise_limit=not self._is_polled,
         )
         connection.start()
         return connection

@@ -118,6 +118,8 @@ class Keeper:
     _bequeathed: ClassVar[dict[str, int]] = {}  # Folders, each with the thread that made it.
 
     def __init__(self, pid: int, control: socket.socket) -> None:
+        from holdfast.net.listening import restore_descriptor_limit
+
         self.pid = pid
         self._owner = os.getpid()
         self._control = control
@@ -130,6 +132,7 @@ class Keeper:
         self._loss_reported = False
         self._thread = get_ident()
         Keeper._running.add(self)
+        restore_descriptor_limit(pid)  # Workers get theirs from the keeper.
         self._announce_bequest()
 
     @classmethod
