@@ -181,6 +181,28 @@ SCALING_ROWS = (
         warm_up=False,
     ),
     Row(
+        "flood",
+        scaling.measure_flood,
+        (
+            Metric(
+                "silent", "4,500 silent connections kept up: an agent is in", "s",
+                (Target("limit", 2),), waited=scaling.KNOCK_S_MAX,
+            ),
+            Metric(
+                "byte", "... that send one byte", "s",
+                (Target("limit", 2),), waited=scaling.KNOCK_S_MAX,
+            ),
+            Metric(
+                "hello", "... that begin a handshake", "s",
+                (Target("limit", 2),), waited=scaling.KNOCK_S_MAX,
+            ),
+        ),
+        (HOLDFAST,),
+        rounds=3,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+    Row(
         "simulator",
         scaling.measure_simulator,
         (

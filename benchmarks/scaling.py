@@ -1,6 +1,8 @@
-"""Rows about one coordinator with very many agents, and about the simulator; Holdfast alone.
+"""Rows about one coordinator with very many agents or strangers, and about the simulator; Holdfast
+alone.
 
-`workers/fleet.py` and `workers/simulating.py` do the work, each in a process of its own.
+`workers/fleet.py`, `workers/flood.py` and `workers/simulating.py` do the work, each in a process of
+its own.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.figures import NEVER
 from benchmarks.launching import BenchmarkError
 
 if TYPE_CHECKING:
@@ -17,6 +20,9 @@ FEW, MANY = 1_000, 10_000
 FLEET_S_MAX = 120.0
 SIMULATED_NODES, SIMULATED_MINUTES, SEEDS = 32, 10, 5
 SIMULATION_S_MAX = 120.0
+STRANGERS, KNOCKS = 4_500, 5
+FLOOD_S_MAX = 120.0
+KNOCK_S_MAX = 13.0  # What an agent has to connect and for its handshake.
 
 
 def measure_agents(lab: Lab, _: str) -> Samples:
@@ -33,6 +39,15 @@ def measure_agents(lab: Lab, _: str) -> Samples:
         "formed_growth": [many["formed_s"] / times / few["formed_s"]],
         "told_growth": [told_many / times / told_few],
     }
+
+
+def measure_flood(lab: Lab, _: str) -> Samples:
+    """How long an agent takes to be in while strangers keep up connections of three kinds."""
+    samples: Samples = {}
+    for kind in ("silent", "byte", "hello"):
+        found = lab.figures_of("flood.py", (kind, STRANGERS, KNOCKS), FLOOD_S_MAX)
+        samples[kind] = [NEVER if took_s is None else took_s for took_s in found["in_s"]]
+    return samples
 
 
 def measure_simulator(lab: Lab, _: str) -> Samples:

@@ -105,7 +105,7 @@ class Acceptor:
     def _accept(self) -> None:
         now = self._loop.time()
         for _ in range(ACCEPTED_AT_ONCE_MAX):
-            if not self._has_room(now):
+            if not self._may_accept(now):
                 return
             try:
                 connection, where = self._listener.accept()
@@ -117,17 +117,29 @@ class Acceptor:
                 self._on_error(error.strerror or str(error))
                 self._pause(NO_DESCRIPTOR_S)
                 return
-            connection.setblocking(False)  # noqa: FBT003 (the name says it)
-            try:
-                here = addresses.unmapped(str(connection.getsockname()[0]))
-            except OSError:
-                connection.close()
-                continue
-            peer = self._make_peer(addresses.unmapped(str(where[0])), here)
-            peer.user = user_of(connection)
-            self._half_open.add(peer, peer.address, now, silent=_is_silent(connection))
-            task = self.spawn(self._connect(peer, connection))
-            task.add_done_callback(partial(_close_if_cancelled, connection))
+            self._add(connection, addresses.unmapped(str(where[0])), now)
+
+    def _add(self, connection: socket.socket, address: str, now: float) -> None:
+        connection.setblocking(False)  # noqa: FBT003 (the name says it)
+        half_open = self._half_open
+        silent = _is_silent(connection)
+        if silent and half_open.turns_away(address):
+            connection.close()  # The cheapest end, and a flood may have thousands a second.
+            return
+        try:
+            here = addresses.unmapped(str(connection.getsockname()[0]))
+        except OSError:
+            connection.close()
+            return
+        if half_open.is_full:
+            other, _ = half_open.next_to_go()
+            half_open.remove(other)
+            other.reject("unfinished handshake, and others want to connect")
+        peer = self._make_peer(address, here)
+        peer.user = user_of(connection)
+        half_open.add(peer, address, now, silent=silent)
+        task = self.spawn(self._connect(peer, connection))
+        task.add_done_callback(partial(_close_if_cancelled, connection))
 
     async def _connect(self, peer: ServerConnection, connection: socket.socket) -> None:
         try:
@@ -138,17 +150,15 @@ class Acceptor:
             if not isinstance(error, OSError):  # An `OSError`: the client has gone already.
                 raise
 
-    def _has_room(self, now: float) -> bool:
-        half_open = self._half_open
-        if not half_open.is_full:
+    def _may_accept(self, now: float) -> bool:
+        """Whether one more may be half open; if all places are taken, `_add` sees to one."""
+        if not self._half_open.is_full:
             return True
-        peer, at = half_open.next_to_go()
+        _, at = self._half_open.next_to_go()
         if now < at:
             self._full = True
             self._pause(at - now)
             return False
-        half_open.remove(peer)
-        peer.reject("unfinished handshake, and others want to connect")
         return True
 
     def _pause(self, delay_s: float) -> None:

@@ -7,7 +7,8 @@ queue, and so a thousand honest ones that come at once are all served.
 One address could have all places and everybody's time this way. So where an address has more than a
 share of the places, its oldest goes for the next: at once if it came without a word, and otherwise
 after a much shorter time. A flood drives out itself. Hundreds of agents behind one address get in
-all the same: they come with their first message, and soon have the last.
+all the same: they come with their first message, and get on. Without that short time each of them
+would go for the next before it is done, and none would get in.
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class HalfOpen:
     @property
     def is_full(self) -> bool:
         return len(self.since) >= self._places
+
+    def turns_away(self, address: str) -> bool:
+        """Whether one that comes without a word has to go itself: its address has a crowd here."""
+        return self.is_full and source_of(address) in self._crowds
 
     def add(self, connection: Any, address: str, now: float, *, silent: bool = True) -> None:
         source = source_of(address)

@@ -37,6 +37,13 @@ def test_a_wave_of_handlers_joins_one_round() -> None:
     assert found["took_s"] > 0
 
 
+@pytest.mark.parametrize("kind", ["silent", "byte", "hello"])
+def test_an_agent_is_in_while_strangers_keep_up_connections(kind: str) -> None:
+    found = run("flood.py", kind, 300, 2)
+    assert None not in found["in_s"]
+    assert len(found["in_s"]) == 2
+
+
 def test_the_simulator_counts_its_steps() -> None:
     found = run("simulating.py", 4, 1, 1, "everything")
     assert found["steps"] > 100

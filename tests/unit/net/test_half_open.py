@@ -41,6 +41,15 @@ def test_the_oldest_of_a_crowd_goes_at_once_and_after_a_while_if_it_has_spoken()
     assert half_open.next_to_go() == ("late and silent", 0.0)
 
 
+def test_one_that_comes_without_a_word_is_turned_away_where_its_address_has_a_crowd() -> None:
+    half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 5))
+    assert not half_open.turns_away("10.0.0.2")  # There is room.
+    half_open.add("10.0.0.3 0", "10.0.0.3", 7.0)
+    assert half_open.turns_away("10.0.0.2")
+    assert not half_open.turns_away("10.0.0.1")
+    assert not half_open.turns_away("10.0.0.4")
+
+
 def test_a_crowd_that_got_smaller_is_none() -> None:
     half_open = filled(8, ("10.0.0.1", 2), ("10.0.0.2", 3))
     assert half_open.remove("10.0.0.2 1")
