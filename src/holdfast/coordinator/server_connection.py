@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from holdfast.core.quotas import UNREAD_BYTES_MAX
 from holdfast.net import addresses
+from holdfast.net.half_open import network_of
 from holdfast.net.tls import explain_failure
 from holdfast.wire.errors import HandshakeRefused, NotOurProtocol, WireError
 from holdfast.wire.frames import FrameReader
@@ -83,7 +84,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self, owner: ConnectionOwner, token: bytes | None, address: str, local_address: str
     ) -> None:
         self.address = address
-        self.network = addresses.network_of(address)
+        self.network = network_of(address)
         self.has_share = False
         """Whether it is counted as one of those from its network."""
         self.is_remote = not addresses.is_loopback(address)

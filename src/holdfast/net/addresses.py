@@ -175,14 +175,6 @@ def unmapped(address: str) -> str:
     return socket.inet_ntop(socket.AF_INET, packed) if packed and is_mapped else address
 
 
-def network_of(address: str) -> str:
-    """Return what counts as one source: an IPv4 address, or the /64 that an IPv6 host has to itself."""
-    packed = _packed(address)
-    if packed is None or len(packed) == 4:
-        return address
-    return socket.inet_ntop(socket.AF_INET6, packed[:8].ljust(16, b"\0")) + "/64"
-
-
 _LOOPBACK_6 = bytes(15) + b"\1"
 _MAPPED = bytes(10) + b"\xff\xff"
 

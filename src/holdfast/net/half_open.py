@@ -36,9 +36,9 @@ class HalfOpen:
         self._places = places
         self._min_s = min_s
         self._crowd_min_s = crowd_min_s
-        self._groups: dict[str | bytes, _Group] = {}  # By address.
+        self._groups: dict[str, _Group] = {}  # By address.
         self._group_of: dict[Any, _Group] = {}
-        self._crowds: dict[str | bytes, _Group] = {}  # Those with more than a share.
+        self._crowds: dict[str, _Group] = {}  # Those with more than a share.
 
     @property
     def is_full(self) -> bool:
@@ -46,18 +46,18 @@ class HalfOpen:
 
     def turns_away(self, address: str) -> bool:
         """Whether one that comes without a word has to go itself: its address has a crowd here."""
-        return self.is_full and source_of(address) in self._crowds
+        return self.is_full and network_of(address) in self._crowds
 
     def add(self, connection: Any, address: str, now: float, *, silent: bool = True) -> None:
-        source = source_of(address)
-        group = self._groups.get(source)
+        network = network_of(address)
+        group = self._groups.get(network)
         if group is None:
-            group = self._groups[source] = _Group(source)
+            group = self._groups[network] = _Group(network)
         (group.silent if silent else group.others)[connection] = None
         self._group_of[connection] = group
         self.since[connection] = now
         if len(group) * SHARE > self._places:
-            self._crowds[source] = group
+            self._crowds[network] = group
 
     def remove(self, connection: Any) -> bool:
         """Forget a connection that is done, or gone; return whether it was here."""
@@ -67,9 +67,9 @@ class HalfOpen:
         group.silent.pop(connection, None)
         group.others.pop(connection, None)
         if len(group) * SHARE <= self._places:
-            self._crowds.pop(group.source, None)
+            self._crowds.pop(group.network, None)
         if not len(group):
-            del self._groups[group.source]
+            del self._groups[group.network]
         return True
 
     def next_to_go(self) -> tuple[Any, float]:
@@ -87,10 +87,10 @@ class HalfOpen:
 class _Group:
     """The connections from one address, the oldest first."""
 
-    __slots__ = ("others", "silent", "source")
+    __slots__ = ("network", "others", "silent")
 
-    def __init__(self, source: str | bytes) -> None:
-        self.source = source
+    def __init__(self, network: str) -> None:
+        self.network = network
         self.silent: dict[Any, None] = {}
         self.others: dict[Any, None] = {}
 
@@ -98,9 +98,11 @@ class _Group:
         return len(self.silent) + len(self.others)
 
 
-def source_of(address: str) -> str | bytes:
-    """Return whose an address is: of IPv6 a host, or a site, has 64 bits and more to itself."""
+def network_of(address: str) -> str:
+    """Return what counts as one address: of IPv4 itself, of IPv6 the /64 that a host has at least."""
     if ":" not in address:
         return address
     packed = _socket.inet_pton(_socket.AF_INET6, address.partition("%")[0])
-    return packed if packed.startswith(MAPPED) else packed[:8]
+    if packed.startswith(MAPPED):
+        return _socket.inet_ntop(_socket.AF_INET, packed[12:])
+    return _socket.inet_ntop(_socket.AF_INET6, packed[:8].ljust(16, b"\0")) + "/64"

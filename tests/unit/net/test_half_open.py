@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.net.half_open import HalfOpen, source_of
+from holdfast.net.half_open import HalfOpen, network_of
 
 
 def names(address: str, count: int) -> list[str]:
@@ -72,6 +72,7 @@ def test_a_flood_never_displaces_those_of_other_addresses() -> None:
     [
         ("10.0.0.1", "10.0.0.2", False),
         ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+        ("::ffff:10.0.0.1", "10.0.0.1", True),
         ("2001:db8:0:1::1", "2001:db8:0:1:ffff::2", True),
         ("2001:db8:0:1::1", "2001:db8:0:2::1", False),
         ("fe80::1%lo", "fe80::1%2", True),
@@ -79,4 +80,4 @@ def test_a_flood_never_displaces_those_of_other_addresses() -> None:
     ],
 )
 def test_an_ipv6_address_counts_with_its_neighbours(one: str, other: str, is_same: bool) -> None:
-    assert (source_of(one) == source_of(other)) is is_same
+    assert (network_of(one) == network_of(other)) is is_same
