@@ -62,6 +62,10 @@ class Network:
         """Return what goes before a command that is to run on a node."""
         return _enter(self._nodes[node])
 
+    def add_address(self, node: int, one: str) -> None:
+        """Give a node another address."""
+        self._run(self._nodes[node], f"ip address add {one}/24 dev eth0")
+
     def cut(self, node: int) -> None:
         """Unplug a node."""
         self._run(self.switch, f"ip link set port{node} down")

@@ -28,6 +28,8 @@ from holdfast.processes.workers import pages
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from chaos.network import Network
+
     from real_etcd import Etcd
 
 PATIENCE_S = 30.0
@@ -216,6 +218,19 @@ def _command_line(pid: int) -> str:
             return words.read().replace(b"\0", b" ").decode(errors="replace").strip() or "(ended)"
     except OSError:
         return "(gone)"
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    """Three machines with networks of their own."""
+    from chaos.network import Network, missing
+
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    made = Network(3)
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

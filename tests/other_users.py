@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import encodings.idna  # noqa: F401 (for names of hosts, where another user cannot read it)
 import os
 import shutil
@@ -20,10 +21,11 @@ if TYPE_CHECKING:
 STRANGER = 2002
 
 
-def as_user(user: int, act: Callable[[], str]) -> str:
+def as_user(user: int, act: Callable[[], str], network_of: int = 0) -> str:
     """Return what a function returns in a process of another user, or how it failed.
 
-    What it imports must be imported before: the other user may not be able to read it.
+    What it imports must be imported before: the other user may not be able to read it. It can be
+    given the network of another process.
     """
     if os.geteuid() != 0:
         pytest.skip("only root can be another user")
@@ -31,6 +33,9 @@ def as_user(user: int, act: Callable[[], str]) -> str:
     pid = os.fork()
     if pid == 0:
         try:
+            if network_of:
+                with open(f"/proc/{network_of}/ns/net") as namespace:
+                    assert ctypes.CDLL(None).setns(namespace.fileno(), 0) == 0
             os.setgroups([])
             os.setresgid(user, user, user)
             os.setresuid(user, user, user)

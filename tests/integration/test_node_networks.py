@@ -2,109 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
-from chaos.network import Network, address, missing
+from chaos.network import Network, address
 
+from network_teams import PORT, NetworkCluster, finish, meeting
 from real_jobs import HOLDFAST, PATIENCE_S, Watched
-from real_teams import LOOK_AGAIN_S, QUICK, SOON_SILENT, Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
     from pathlib import Path
-
-    from real_teams import Agent
-
-NODES = 3
-PORT = 29400
-LISTENING = "0A"
-CUTTING = f"{QUICK},{SOON_SILENT}"
-
-
-class NetworkCluster(Cluster):
-    """Agents of which each is on a node of its own: `a` on node 0, which coordinates, and so on."""
-
-    def __init__(
-        self, folder: Path, network: Network, nnodes: str, host: str = "", script: str = ""
-    ) -> None:
-        where = host or address(0)
-        super().__init__(folder, script or MEET, nnodes=nnodes, host=where, port=PORT, conf=CUTTING)
-        self._network = network
-
-    def start_on(self, name: str, conf: str = "", env: Mapping[str, str] | None = None) -> Agent:
-        inside = self._network.inside(ord(name) - ord("a"))
-        return self.start(name, conf=conf, env=env, before=inside)
-
-    def start_nodes(self, names: str, conf: str = "") -> None:
-        """Start agents, and the first of them first."""
-        self.await_coordinator(self.start_on(names[0], conf))
-        for name in names[1:]:
-            self.start_on(name, conf)
-
-    def await_coordinator(self, agent: Agent) -> None:
-        """Wait until the agent listens, as its own network tells."""
-        deadline = time.monotonic() + PATIENCE_S
-        wanted = f":{PORT:04X}"
-        while True:
-            assert agent.process.poll() is None, agent.said()
-            assert time.monotonic() < deadline, agent.said()
-            for table in ("tcp", "tcp6"):
-                with open(f"/proc/{agent.pid}/net/{table}") as sockets:
-                    rows = [row.split() for row in sockets][1:]
-                if any(row[1].endswith(wanted) and row[3] == LISTENING for row in rows):
-                    return
-            time.sleep(LOOK_AGAIN_S)
-
-    def check_port_is_free(self) -> None:
-        """The port is in a network that ends with its node."""
-
-
-# All workers of a generation meet before they wait for orders, in the store that an agent serves.
-MEET = """
-from holdfast.store.from_env import from_environment
-store = from_environment()
-store.set(f"here{RANK}", AGENT)
-store.wait([f"here{rank}" for rank in range(int(E["WORLD_SIZE"]))])
-tell(f"met {AGENT} {NUMBER}")
-obey()
-"""
-
-
-def meeting(cluster: NetworkCluster, *names: str) -> dict[str, int]:
-    """Wait until these agents' workers have met in one generation; return their processes."""
-    met: dict[str, dict[str, int]] = {}
-    while True:
-        words = cluster.news.next()
-        cluster.workers.append(Watched(int(words[-1])))
-        if words[0] != "met":
-            continue
-        _, agent, generation, pid = words
-        mates = met.setdefault(generation, {})
-        mates[agent] = int(pid)
-        if set(mates) == set(names):
-            return mates
-
-
-def finish(pids: dict[str, int]) -> None:
-    for pid in pids.values():
-        os.kill(pid, signal.SIGUSR1)
-
-
-@pytest.fixture
-def network() -> Iterator[Network]:
-    reason = missing()
-    if reason:
-        pytest.skip(reason)
-    made = Network(NODES)
-    yield made
-    made.close()
 
 
 def test_workers_on_several_machines_meet(tmp_path: Path, network: Network) -> None:
@@ -159,13 +70,15 @@ def test_a_host_that_knows_itself_as_loopback_can_be_met_by_the_others(
 def test_a_node_that_reaches_its_coordinator_by_loopback_can_be_met_by_the_others(
     tmp_path: Path, network: Network
 ) -> None:
+    token = {"HOLDFAST_TOKEN": "a token that all of them were given"}
     with NetworkCluster(tmp_path, network, "2") as cluster:
         endpoint = f"{address(0)}:{PORT}"
         command = [*network.inside(0), *HOLDFAST, "coordinator", "--endpoint", endpoint]
-        cluster.await_coordinator(cluster._run("coordinator", command, {}))
+        cluster.await_coordinator(cluster._run("coordinator", command, token))
         for name, host in (("a", "localhost"), ("b", address(0))):
             cluster.host = host
-            cluster.start_on(name, conf=f"rank_order=label,label={name}")  # So `a` is the first.
+            first = f"rank_order=label,label={name}"  # That is `a`.
+            cluster.start_on(name, conf=first, env=token)
         finish(meeting(cluster, *"ab"))
         for name in "ab":
             assert cluster.agents[name].end()[0] == 0

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import socket
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from chaos.network import address
 
+from network_teams import NetworkCluster, finish, meeting
 from other_users import STRANGER, as_user
+from real_jobs import PATIENCE_S
 from real_teams import OBEY, Agent, Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from chaos.network import Network
+
 LISTENING = "0A"
+SECOND_ADDRESS = "10.77.0.101"
+VALIDATE_AND_PING = bytes.fromhex("00 ce f7 85 3c") + b"\x0dping"
 
 
 def listens_at(agent: Agent) -> list[tuple[str, int]]:
@@ -89,3 +99,86 @@ def test_nobody_can_take_a_port_that_is_held_for_a_generation_to_come(tmp_path: 
     # Two of each, and those of the coordinator and of the generation that runs.
     assert len(ports) == 6
     assert all("Address already in use" in one for one in said), said
+
+
+# The worker of rank 0 does what the one of rank 1 says, which takes its time.
+TRUST = """
+from holdfast.store.from_env import from_environment
+store = from_environment()
+store.set(f"here{RANK}", AGENT)
+store.wait(["here0", "here1"])
+tell(f"met {AGENT} {NUMBER}")
+if RANK == "1":
+    obey()
+    store.set("plan", "three-steps")
+tell(f"plan {store.get('plan').decode()}")
+"""
+# A process on a machine outside of the job is quicker than rank 1.
+BE_RANK_1 = """
+import sys
+from datetime import timedelta
+from holdfast.store import TCPStore
+store = TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=1))
+store.set("plan", "curl-evil")
+print(store.get("plan").decode())
+"""
+
+
+@pytest.mark.parametrize(("access", "plan"), [("hosts", "three-steps"), ("open", "curl-evil")])
+def test_a_host_outside_of_the_job_cannot_speak_for_a_rank_unless_it_is_allowed_to(
+    tmp_path: Path, network: Network, access: str, plan: str
+) -> None:
+    with NetworkCluster(tmp_path, network, "2", script=TRUST) as cluster:
+        for name in "ab":
+            cluster.start_on(name, conf=f"store={access},rank_order=label,label={name}")
+        port = cluster.next_start().meeting.rpartition(":")[2]
+        pids = meeting(cluster, *"ab")
+        attack = [*network.inside(2), sys.executable, "-c", BE_RANK_1, address(0), port]
+        attacked = subprocess.run(attack, capture_output=True, text=True, timeout=PATIENCE_S)
+        if access == "hosts":
+            finish({"b": pids["b"]})
+        assert cluster.news.next()[:2] == ["plan", plan]
+        assert (attacked.returncode == 0) == (access == "open"), attacked.stderr
+        if access == "open":
+            finish({"b": pids["b"]})
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("access", ["hosts", "open"])
+def test_another_user_of_the_stores_host_gets_nothing_from_whichever_address(
+    tmp_path: Path, network: Network, access: str
+) -> None:
+    def attack(source: str, port: int) -> str:
+        target = address(0) if source == address(0) else "127.0.0.1"
+        with socket.create_connection((target, port), PATIENCE_S, (source, 0)) as one:
+            one.sendall(VALIDATE_AND_PING)
+            return "served" if one.recv(4) else "refused"
+
+    sources = ("127.0.0.1", "127.0.0.2", address(0), SECOND_ADDRESS)
+    with NetworkCluster(tmp_path, network, "2") as cluster:
+        network.add_address(0, SECOND_ADDRESS)
+        cluster.start_nodes("ab", conf=f"store={access}")
+        port = int(cluster.next_start().meeting.rpartition(":")[2])
+        pids = meeting(cluster, *"ab")
+        inside = cluster.agents["a"].pid
+        for source in sources:
+            said = as_user(STRANGER, lambda source=source: attack(source, port), inside)  # type: ignore[misc]
+            assert said == "refused" or said.startswith("ConnectionResetError"), source
+            assert as_user(0, lambda source=source: attack(source, port), inside) == "served"  # type: ignore[misc]
+        finish(pids)
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("backend", ["c10d", "file"])
+def test_each_generation_is_vouched_for_anew(
+    tmp_path: Path, network: Network, backend: str
+) -> None:
+    (tmp_path / "shared").mkdir()
+    shared = str(tmp_path / "shared") if backend == "file" else ""
+    with NetworkCluster(tmp_path, network, "3", "--max-restarts=1", shared=shared) as cluster:
+        for node, name in enumerate("abc"):
+            cluster.start_on(name, "--local-addr", address(node))
+        first = meeting(cluster, *"abc")
+        os.kill(first["b"], signal.SIGUSR2)
+        finish(meeting(cluster, *"abc"))
+        assert cluster.codes() == {"a": 0, "b": 0, "c": 0}

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from network_teams import NetworkCluster
 from real_teams import Cluster
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from chaos.network import Network
 
 pytestmark = pytest.mark.torch
 
@@ -69,3 +72,17 @@ def test_gloo_works_after_a_node_joined_and_after_one_was_lost(tmp_path: Path) -
         last = sums(cluster, "a")
         order(signal.SIGUSR1, last)
         assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL}
+
+
+@pytest.mark.parametrize("access", ["hosts"])
+def test_gloo_works_over_several_machines_whose_store_is_closed_to_others(
+    tmp_path: Path, network: Network, access: str
+) -> None:
+    with NetworkCluster(tmp_path, network, "2", "--max-restarts=1", script=GLOO) as cluster:
+        for name in "ab":
+            cluster.start_on(name, conf=f"store={access}", env={"GLOO_SOCKET_IFNAME": "eth0"})
+        first = sums(cluster, "a", "b")
+        os.kill(first["b"], signal.SIGKILL)
+        second = sums(cluster, "a", "b")
+        order(signal.SIGUSR1, second)
+        assert cluster.codes() == {"a": 0, "b": 0}

@@ -45,6 +45,7 @@ RIVALS_MAX = 64
 PORT_MAX = 65_535
 PORTS_MAX = 16
 """How many ports a node may hold for the workers' store."""
+STORE_KEY_BYTES = 32
 SETTLE_S_MAX = 86_400.0
 AWAY_S_MAX = 10 * 366 * 86_400.0
 
@@ -72,6 +73,7 @@ NodeCount = Annotated[int, Meta(ge=0, le=NODES_MAX)]
 WorkerCount = Annotated[int, Meta(ge=0, le=WORLD_SIZE_MAX)]
 WorkerRank = Annotated[int, Meta(ge=-1, le=WORLD_SIZE_MAX - 1)]
 Port = Annotated[int, Meta(ge=0, le=PORT_MAX)]
+StoreKey = Annotated[bytes, Meta(max_length=STORE_KEY_BYTES)]
 ClockTime = Annotated[float, Meta(ge=0.0, le=1e15)]
 Seconds = Annotated[float, Meta(ge=0.0, le=AWAY_S_MAX)]
 
@@ -127,6 +129,17 @@ class RefusalReason(Enum):
     """The coordinator takes no more nodes of this job."""
 
 
+class StoreAccess(Enum):
+    """Whom the store of a job's workers serves, besides the first node's own user on its host."""
+
+    HOSTS = "hosts"
+    """The hosts that the job's agents vouch for."""
+    OPEN = "open"
+    """Every host that reaches it."""
+    PRIVATE = "private"
+    """The job's agents, which pass on what their own workers say."""
+
+
 class JobOutcome(Enum):
     """How a job ended."""
 
@@ -147,6 +160,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: Annotated[float, Meta(ge=0.0, le=SETTLE_S_MAX)] = 1.0
     """Wait for more nodes after the last one joined, once the minimum is there."""
     order: RankOrder = RankOrder.STABLE
+    store: StoreAccess = StoreAccess.HOSTS
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +178,9 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     ports: Annotated[tuple[Port, ...], Meta(min_length=1, max_length=PORTS_MAX)] = (0,)
     """Ports it holds for the workers' store that no generation was given yet. The node replaces one
     that was given, so this alone may change."""
+    store_key: StoreKey = b""
+    """A secret that the node drew. If it is the first, members are told what comes of it in their
+    generation (`View.store_key`), and nobody else is. Empty if its agent serves no store."""
     fixed_rank: NodeRank = -1
     """The rank that the node was started with (`static`), or -1."""
     stops_alone: bool = False
@@ -329,6 +346,9 @@ class View(msgspec.Struct, frozen=True, kw_only=True, tag="view"):
     role_world_size: WorkerCount = 0
     master_addr: Name = ""
     master_port: Port = 0
+    store_key: StoreKey = b""
+    """By what agents of this generation prove to the store at that port that they are its members;
+    empty if not all of them can."""
     outcome: JobOutcome | None = None
     failure: Failure | None = None
     report: Report = b""

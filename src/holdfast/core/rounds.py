@@ -57,6 +57,7 @@ from __future__ import annotations
 
 from collections import deque
 from enum import Enum
+from hashlib import blake2b
 
 import msgspec
 
@@ -64,6 +65,7 @@ from holdfast.core.blame import Suspect, Trace, blame
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.protocol import (
     RIVALS_MAX,
+    STORE_KEY_BYTES,
     Count,
     Failure,
     Heartbeat,
@@ -1179,11 +1181,13 @@ class RankTable:
         self.ranks = assign_ranks([NodeShape(info.role, info.local_world_size) for info in members])
         self.key = round_key(members)
         self._incarnations = {info.node: info.incarnation for info in members}
-        self.master_addr, self.master_port = "", 0
+        self.master_addr, self.master_port, self.store_key = "", 0, b""
         if members:
             first = members[0]
             self.master_addr = first.address
             self.master_port = job.master_port
+            if all(info.store_key for info in members):
+                self.store_key = store_key_of(first, job.generation)
             local = is_loopback(first.address) and bool(job.coordinator_address)
             if local and not all(is_loopback(info.address) for info in members):
                 self.master_addr = job.coordinator_address
@@ -1191,6 +1195,12 @@ class RankTable:
     def incarnation_of(self, node: str) -> int | None:
         """Return the incarnation of a member, or None of anybody else."""
         return self._incarnations.get(node)
+
+
+def store_key_of(first: NodeInfo, generation: int) -> bytes:
+    """Return the key of one generation; who knows it knows neither the node's nor another's."""
+    text = b"generation %d" % generation
+    return blake2b(text, key=first.store_key, digest_size=STORE_KEY_BYTES).digest()
 
 
 def round_key(members: list[NodeInfo]) -> int:
@@ -1246,6 +1256,7 @@ def view_for_node(job: Job, rank_table: RankTable, info: NodeInfo) -> View:
         role_world_size=ranks.role_world_size,
         master_addr=rank_table.master_addr if member else "",
         master_port=rank_table.master_port if member else 0,
+        store_key=rank_table.store_key if member else b"",
         failure=job.failure,
     )
 
@@ -1318,6 +1329,7 @@ _AGREED: dict[str, Callable[[JobSettings], str]] = {
     "--max-restarts": lambda settings: str(settings.max_restarts),
     "--spares": lambda settings: str(settings.spares),
     "rank_order": lambda settings: settings.order.value,
+    "store": lambda settings: settings.store.value,
 }
 
 

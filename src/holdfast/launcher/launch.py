@@ -198,6 +198,7 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             master_addr=addr or local_addr,
             master_port=port,
             worker_store=config.worker_store or workers_serve_by_environment(),
+            store_access=store_access_of(config),
         )
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.registry import get_rendezvous_handler
@@ -216,6 +217,16 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             **settings,
         )
     )
+
+
+def store_access_of(config: LaunchConfig) -> str:
+    """Return whom the workers' store of a job on one node serves: whoever reaches it, or nobody else."""
+    if config.rdzv_configs.get("store") is None:
+        return "open"
+    from holdfast.rendezvous.config import RendezvousParameters, value_of
+
+    params = RendezvousParameters(config.rdzv_backend, "", "none", 1, 1, **config.rdzv_configs)
+    return str(value_of(params, "store"))
 
 
 def own_address_if_named(config: LaunchConfig) -> str | None:

@@ -46,12 +46,15 @@ def user_of(connection: _socket.socket) -> int | None:
         here, there = connection.getsockname(), connection.getpeername()
     except OSError:
         return NOBODY  # It ended before it began.
-    if not _is_within_host(connection.family, here, there):
+    if connection.family not in (_socket.AF_INET, _socket.AF_INET6):
         return None
+    is_here = _is_within_host(connection.family, here, there)
     try:
-        return _ask(connection.family, there, here)
+        user = _ask(connection.family, there, here)
     except OSError:
-        return _look_up(there, here)
+        return _look_up(there, here) if is_here else None
+    # A process of this host can come from any of its addresses, and the kernel knows it if it does.
+    return None if user == NOBODY and not is_here else user
 
 
 def listener_of(connection: _socket.socket) -> int | None:
@@ -90,7 +93,7 @@ def is_local_user(user: int | None) -> bool:
 def _is_within_host(family: int, here: tuple[Any, ...], there: tuple[Any, ...]) -> bool:
     if family not in (_socket.AF_INET, _socket.AF_INET6):
         return False
-    ours, theirs = _packed(here[0]), _packed(there[0])
+    ours, theirs = packed(here[0]), packed(there[0])
     return ours == theirs or (_is_loopback(ours) and _is_loopback(theirs))
 
 
@@ -126,7 +129,7 @@ def _look_up(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
 
     A listener may be there for all addresses.
     """
-    here, there = ((_packed(end[0]), end[1]) for end in (local, remote))
+    here, there = ((packed(end[0]), end[1]) for end in (local, remote))
     seen = False
     for table in TCP_TABLES:
         try:
@@ -154,7 +157,8 @@ def _from_table(text: str) -> tuple[bytes, int]:
     return _unmapped(words), int(port, 16)
 
 
-def _packed(host: str) -> bytes:
+def packed(host: str) -> bytes:
+    """Return an address as bytes, an IPv4 address that came in as IPv6 as what it is."""
     host = host.partition("%")[0]
     family = _socket.AF_INET6 if ":" in host else _socket.AF_INET
     return _unmapped(_socket.inet_pton(family, host))

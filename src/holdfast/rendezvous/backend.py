@@ -40,6 +40,7 @@ from holdfast.core.protocol import (
     NodeInfo,
     NodePhase,
     NodeRole,
+    StoreAccess,
     View,
 )
 from holdfast.core.ranks import RankOrder
@@ -434,6 +435,7 @@ class DynamicRendezvousHandler(PolledHandler):
             join_timeout_s=timeout.join.total_seconds(),
             worker_store=worker_store,
             store_address="" if worker_store else store_address,
+            store_access=(job_settings or job_settings_of(settings)).store.value,
         )
         self.close_timeout_s = self.leave_timeout_s = timeout.close.total_seconds()
         self._node = node
@@ -528,11 +530,23 @@ class DynamicRendezvousHandler(PolledHandler):
         return self._has_left
 
     def _make_connection(
-        self, *, role: str, local_world_size: int, max_restarts: int, ports: tuple[int, ...]
+        self,
+        *,
+        role: str,
+        local_world_size: int,
+        max_restarts: int,
+        ports: tuple[int, ...],
+        store_key: bytes,
     ) -> JobConnection:
         replace = msgspec.structs.replace
         connection = self._connect(
-            replace(self._node, role=role, local_world_size=local_world_size, ports=ports),
+            replace(
+                self._node,
+                role=role,
+                local_world_size=local_world_size,
+                ports=ports,
+                store_key=store_key,
+            ),
             replace(self._job_settings, max_restarts=max_restarts),
         )
         # A handler that is dropped without a `shutdown` must not keep its node alive for ever.
@@ -607,7 +621,10 @@ def create_handler(
         store,
         backend,
         job_settings=job_settings_of(
-            settings, spares=conf.spares, order=RankOrder(conf.rank_order)
+            settings,
+            spares=conf.spares,
+            order=RankOrder(conf.rank_order),
+            store=StoreAccess(conf.store),
         ),
         away_s=conf.coordinator_timeout,
         stops_alone=conf.on_lost == "stop",
@@ -628,7 +645,11 @@ def this_node(local_addr: str | None, *, node_id: str = "", label: str = "") -> 
 
 
 def job_settings_of(
-    settings: RendezvousSettings, *, spares: int = 0, order: RankOrder = RankOrder.STABLE
+    settings: RendezvousSettings,
+    *,
+    spares: int = 0,
+    order: RankOrder = RankOrder.STABLE,
+    store: StoreAccess = StoreAccess.HOSTS,
 ) -> JobSettings:
     """Return what all nodes of the job must agree on. How many restarts there are, `enter` adds."""
     return JobSettings(
@@ -637,6 +658,7 @@ def job_settings_of(
         spares=spares,
         settle_s=settings.timeout.last_call.total_seconds(),
         order=order,
+        store=store,
     )
 
 

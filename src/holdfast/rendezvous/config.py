@@ -261,6 +261,8 @@ KEYS = (
         "number of nodes that stand by to replace lost ones"),
     Key("worker_store", "switch", None, MEETING,
         "whether the worker of rank 0 serves the workers' store, as by --worker-store"),
+    Key("store", "hosts|open", None, MEETING,
+        "whom the workers' store serves: hosts of the job, or everybody (the default for one node)"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
     Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
     Key("key", "path", None, ETCD, "the key of that certificate"),
@@ -322,6 +324,7 @@ class RendezvousConfig:
     node_id: str
     spares: int
     worker_store: bool
+    store: str
     given: frozenset[str] = field(default=frozenset(), compare=False)
     """The keys that were given a value."""
 
@@ -386,10 +389,20 @@ def parse(params: RendezvousParameters, *, shares_state: bool = False) -> Rendez
         values["join_timeout"] = values["timeout"]
     if values["worker_store"] is None:
         values["worker_store"] = workers_serve_by_environment()
+    if values["store"] is None:
+        values["store"] = default_store(params.max_nodes)
     _check_together(params, values)
     known = {one.name for one in fields(RendezvousConfig)}
     chosen = {name: value for name, value in values.items() if name in known}
     return RendezvousConfig(**chosen, given=frozenset(given))
+
+
+def default_store(max_nodes: int) -> str:
+    """Return whom the workers' store serves if nobody says.
+
+    Who names an address or an endpoint for a job of one node does so for the sake of other jobs.
+    """
+    return "hosts" if max_nodes > 1 else "open"
 
 
 def warn_about_unused(

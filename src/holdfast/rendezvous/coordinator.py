@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 
 from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
-from holdfast.core.protocol import JobSettings, NodeInfo
+from holdfast.core.protocol import JobSettings, NodeInfo, StoreAccess
 from holdfast.core.ranks import RankOrder
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
@@ -15,12 +16,14 @@ from holdfast.net.listening import LOOPBACK, address_of
 from holdfast.net.token import choose_token
 from holdfast.rendezvous import config
 from holdfast.rendezvous.polled import ANNOUNCE_S, PolledHandler
+from holdfast.wire.handshake import job_token
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from holdfast.coordinator.agent_connection import JobConnection
+    from holdfast.core.protocol import View
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.store.interface import RoundStore
 
@@ -54,6 +57,7 @@ class CoordinatorHandler(PolledHandler):
     """What a node does that is cut off, unless the user says otherwise."""
     environ: Mapping[str, str] = os.environ
     """Where a token may be set."""
+    _job_token = b""
 
     def __init__(self, params: RendezvousParameters, *, fixed_rank: int = -1) -> None:
         self._params = params
@@ -66,6 +70,7 @@ class CoordinatorHandler(PolledHandler):
             join_timeout_s=conf.join_timeout,
             worker_store=conf.worker_store,
             store_address=self._find_store_address(),
+            store_access=conf.store,
         )
         if conf.node_id:
             self.given_id = f"node_id={conf.node_id}"
@@ -79,7 +84,13 @@ class CoordinatorHandler(PolledHandler):
         return self._connection.where if self._connection else format_endpoint(*self._address())
 
     def _make_connection(
-        self, *, role: str, local_world_size: int, max_restarts: int, ports: tuple[int, ...]
+        self,
+        *,
+        role: str,
+        local_world_size: int,
+        max_restarts: int,
+        ports: tuple[int, ...],
+        store_key: bytes,
     ) -> JobConnection:
         params, conf = self._params, self._config
         settings = JobSettings(
@@ -89,6 +100,7 @@ class CoordinatorHandler(PolledHandler):
             spares=conf.spares,
             settle_s=conf.last_call_timeout,
             order=RankOrder(conf.rank_order),
+            store=StoreAccess(conf.store),
         )
         info = NodeInfo(
             node=self.node_id,
@@ -99,6 +111,7 @@ class CoordinatorHandler(PolledHandler):
             label=conf.label,
             address=params.local_addr or self._store_address,
             ports=ports,
+            store_key=store_key,
             fixed_rank=self._fixed_rank,
             stops_alone=self._stops_alone,
         )
@@ -133,6 +146,7 @@ class CoordinatorHandler(PolledHandler):
             auth=conf.auth,
             certified=conf.certified,
         )
+        self._job_token = job_token(token, self._params.run_id) if token is not None else b""
         timeouts = SessionTimeouts(
             heartbeat_s=conf.keep_alive_interval,
             silence_s=conf.lost_after_s,
@@ -159,6 +173,15 @@ class CoordinatorHandler(PolledHandler):
         )
         connection.start()
         return connection
+
+    def _store_key(self, view: View) -> bytes:
+        """Return the key of a view's store, for those who have the job's token, if there is one.
+
+        Without TLS others may read what a view says, but they do not know the token.
+        """
+        if not view.store_key or not self._job_token:
+            return view.store_key
+        return hmac.digest(self._job_token, view.store_key, "sha256")
 
     def _arrivals(self, connection: JobConnection, scope: str) -> RoundStore:
         if isinstance(connection, CoordinatorConnection):

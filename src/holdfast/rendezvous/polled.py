@@ -78,6 +78,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         join_timeout_s: float,
         worker_store: bool,
         store_address: str = "",
+        store_access: str = "hosts",
     ) -> None:
         self.node_id = node_id
         self._backend_name = backend
@@ -85,6 +86,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         self._join_timeout_s = join_timeout_s
         self._workers_serve = worker_store
         self._store_address = store_address
+        self._store_access = store_access
         self._worker_store: WorkerStore | None = None
         self._connection: JobConnection | None = None
         self._stood_by = False
@@ -94,7 +96,13 @@ class PolledHandler(CoordinatedRendezvousHandler):
 
     @abstractmethod
     def _make_connection(
-        self, *, role: str, local_world_size: int, max_restarts: int, ports: tuple[int, ...]
+        self,
+        *,
+        role: str,
+        local_world_size: int,
+        max_restarts: int,
+        ports: tuple[int, ...],
+        store_key: bytes,
     ) -> JobConnection:
         """Return a connection that is started."""
 
@@ -130,7 +138,10 @@ class PolledHandler(CoordinatedRendezvousHandler):
         """Join the job as a node of this shape; called again, return the same connection."""
         if self._connection is None:
             self._worker_store = WorkerStore(
-                ports=PORTS, served=self.use_agent_store, address=self._store_address
+                ports=PORTS,
+                served=self.use_agent_store,
+                address=self._store_address,
+                access=self._store_access,
             )
             try:
                 self._connection = self._make_connection(
@@ -138,6 +149,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
                     local_world_size=local_world_size,
                     max_restarts=max_restarts,
                     ports=self._worker_store.numbers,
+                    store_key=self._worker_store.secret,
                 )
             except BaseException:
                 self._worker_store.close()
@@ -145,7 +157,7 @@ class PolledHandler(CoordinatedRendezvousHandler):
         return self._connection
 
     def serve_workers(self, view: View) -> None:
-        """Serve the store of the workers of a member's view, if they may start and it is the first."""
+        """Serve the store of a member's workers, or vouch for them there, once they may start."""
         store = self._worker_store
         assert store is not None
         assert self._connection is not None
@@ -154,12 +166,18 @@ class PolledHandler(CoordinatedRendezvousHandler):
         held = store.numbers
         store.begin(
             view.generation,
-            is_first=view.rank == 0,
-            number=view.master_port,
+            rank=view.rank,
+            size=view.size,
             host=view.master_addr,
+            number=view.master_port,
+            key=self._store_key(view),
         )
         if store.numbers != held:
             self._connection.hold_ports(store.numbers)
+
+    def _store_key(self, view: View) -> bytes:
+        """Return the key of the workers' store of a view."""
+        return view.store_key
 
     def info_of(self, view: View) -> RendezvousInfo:
         """Return a member's view as TorchElastic's agents know rounds."""

@@ -26,13 +26,16 @@ class SingleNodeHandler(RendezvousHandler):
         master_addr: str | None = None,
         master_port: int | None = None,
         worker_store: bool = False,
+        store_access: str = "open",
     ) -> None:
         self._run_id = run_id
         self._backend = backend
         self._closed = False
-        self._master_addr = master_addr or LOOPBACK
+        is_private = store_access == "private"
+        self._master_addr = LOOPBACK if is_private or not master_addr else master_addr
         self._master_port = master_port
         self._worker_store = worker_store
+        self._store_access = store_access
         self._store: WorkerStore | None = None
         self._rounds = 0
 
@@ -66,7 +69,9 @@ class SingleNodeHandler(RendezvousHandler):
             if self._store is None:
                 served = not self._worker_store
                 address = address_of(self._master_addr) if served else ""
-                self._store = WorkerStore(number=port or 0, served=served, address=address)
+                self._store = WorkerStore(
+                    number=port or 0, served=served, address=address, access=self._store_access
+                )
             port = self._store.open(self._rounds)
             self._rounds += 1
         meeting_point = RendezvousStoreInfo(self._master_addr, port)

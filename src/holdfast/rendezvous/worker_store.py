@@ -8,17 +8,22 @@ every node: workers of other nodes may be faster than the first node's agent, an
 answer instead of being refused.
 
 With `served` False the ports are only reserved, and the worker of rank 0 serves the store itself.
+
+The other nodes of a generation vouch for their hosts there, by the generation's key: see
+`store.tcp.admission` for whom a store serves.
 """
 
 from __future__ import annotations
 
 import os
 
+from holdfast import console
 from holdfast.net.listening import ReservedPort, address_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.store.tcp.embedded import TcpStoreServer
+    from holdfast.store.tcp.vouching import Vouching
 
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
 PORTS = 2
@@ -27,6 +32,7 @@ first was given. `core.rounds` says why that is enough."""
 DRAWS_MAX = 100
 """So many ports are drawn at most to find one that was not given before: after very many generations
 there may be none."""
+SECRET_BYTES = 32
 KEPT = 2
 """How many generations' stores are kept: the newest, and the one before for workers that other nodes
 have yet to stop, so that they end by their agent's signal and not by a lost store."""
@@ -40,12 +46,22 @@ class WorkerStore:
     """
 
     def __init__(
-        self, *, ports: int = 1, number: int = 0, served: bool = True, address: str = ""
+        self,
+        *,
+        ports: int = 1,
+        number: int = 0,
+        served: bool = True,
+        address: str = "",
+        access: str = "open",
     ) -> None:
         self._kept = KEPT if ports > 1 else 1  # A node alone has stopped the old workers itself.
         self._number = number
         self._served = served
         self._address = address
+        self._access = access
+        self.secret = os.urandom(SECRET_BYTES) if served and ports > 1 else b""
+        """From which the keys of generations come in which this node is the first."""
+        self._vouching: Vouching | None = None
         self._ports: list[ReservedPort] = []  # For generations to come.
         self._given: dict[int, ReservedPort] = {}  # By generation, as the servers.
         self._servers: dict[int, TcpStoreServer] = {}
@@ -84,21 +100,36 @@ class WorkerStore:
         why = self._failures.pop(self._newest, "")
         return f"the workers' store on this node failed: {why}" if why else ""
 
-    def begin(self, generation: int, *, is_first: bool, number: int = 0, host: str = "") -> None:
-        """Begin a generation; serve its store, at the port it was given, if this node is the first.
+    def begin(
+        self, generation: int, *, rank: int, size: int, host: str, number: int, key: bytes
+    ) -> None:
+        """Begin a generation, in which this node has this rank among so many.
 
-        `host` is where the others look for it. They may be told another address than loopback by a
-        coordinator that this node alone reached so.
+        Its store is at `host` and `number`, and this node's to serve if it is the first; the others
+        prove `key` there. Without one, not all of them can.
         """
-        if is_first:
+        if generation == self._newest:
+            return
+        if rank == 0:
             if self._is_beyond_reach(host):
                 self._move(host)
-            self.open(generation, number)
-        else:
-            self._newest = generation
-            self._retire(self._kept - 1)
+            self.open(generation, number, key, alone=size == 1)
+            return
+        self._newest = generation
+        self._retire(self._kept - 1)
+        if self._vouching is not None:
+            self._vouching.cancel()
+            self._vouching = None
+        if key and self._served and not _is_loopback(host):
+            from holdfast.store.tcp.vouching import Vouching
 
-    def open(self, generation: int, number: int = 0) -> int:
+            optional = self._access == "open"
+            self._vouching = Vouching(host, number, key, generation, optional=optional)
+            self._vouching.start()
+
+    def open(
+        self, generation: int, number: int = 0, key: bytes = b"", *, alone: bool = True
+    ) -> int:
         """Serve a generation's store, once; return its port: the next one, unless it has a number."""
         self._newest = generation
         if generation not in self._given:
@@ -106,15 +137,32 @@ class WorkerStore:
             port = self._give(number)
             self._given[generation] = port
             if self._served:
-                from holdfast.store.tcp.embedded import TcpStoreServer
+                from holdfast.store.tcp.embedded import Access, TcpStoreServer
 
-                server = TcpStoreServer(port.listener(), lambda why: self._failed(generation, why))
+                mode = self._access if key or alone else self._without_keys()
+                server = TcpStoreServer(
+                    port.listener(),
+                    lambda why: self._failed(generation, why),
+                    Access(mode, key, generation),
+                )
                 server.start()
                 self._servers[generation] = server
         return self._given[generation].number
 
+    def _without_keys(self) -> str:
+        """Return whom to serve where nobody can vouch."""
+        if self._access != "open":
+            console.warning(
+                "the agents of this job cannot all vouch for their hosts (--worker-store on some of "
+                "them, or an older Holdfast): the workers' store serves every host"
+            )
+        return "open"
+
     def close(self) -> None:
         """Close all stores and release the ports."""
+        if self._vouching is not None:
+            self._vouching.cancel()
+            self._vouching = None
         for server in self._servers.values():
             server.close()
         self._servers.clear()
@@ -127,11 +175,8 @@ class WorkerStore:
             self._alarm = -1
 
     def _is_beyond_reach(self, host: str) -> bool:
-        if not self._address or not host:
-            return False
-        from holdfast.net.addresses import is_loopback
-
-        return is_loopback(self._address) and not is_loopback(host)
+        """Whether the others look for it elsewhere: not all nodes reached loopback, as this one."""
+        return bool(self._address) and _is_loopback(self._address) and not _is_loopback(host)
 
     def _move(self, host: str) -> None:
         """Hold other ports, where others find this node. Who came too early has to try again."""
@@ -195,6 +240,12 @@ class WorkerStore:
             port = self._given.pop(old)
             if not self._number:
                 self._release([port])
+
+
+def _is_loopback(host: str) -> bool:
+    from holdfast.net.addresses import is_loopback
+
+    return is_loopback(host)
 
 
 def workers_serve_by_environment() -> bool:

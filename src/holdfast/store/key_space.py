@@ -14,6 +14,8 @@ What is better here than in PyTorch's server:
   request, so that nobody else takes it first: a blocking pop never finds nothing. But the client
   may only have wanted to know, or be stopped: the caller ends old promises from time to time.
 - Giving up costs only as much as what the client itself waits for.
+- Clients can have a `Share` of it, so that none of them, nor some together, can fill it: what a
+  client writes counts for its share until somebody else writes there, or it is gone.
 """
 
 from __future__ import annotations
@@ -47,15 +49,47 @@ class StoreFull(RequestRejected):
         super().__init__(f"the store is full: it holds {bytes_max} bytes at most")
 
 
+class Share:
+    """The part of a store that some clients may use, and what they do.
+
+    What is `buffered` for them and their `connections` is counted by the caller.
+    """
+
+    __slots__ = ("buffered", "bytes_held", "bytes_max", "connections", "part", "whose")
+
+    def __init__(self, whose: str, bytes_max: int, part: int) -> None:
+        self.whose = whose
+        self.part = part
+        self.bytes_max = bytes_max // part
+        self.bytes_held = 0
+        self.buffered = 0
+        self.connections = 0
+
+    def check(self, more: int) -> None:
+        """Raise `ShareUsedUp` if there is no room for so many bytes more."""
+        if more > 0 and self.bytes_held + self.buffered + more > self.bytes_max:
+            raise ShareUsedUp(self)
+
+
+class ShareUsedUp(RequestRejected):
+    """There may be room for it, but not for these clients."""
+
+    def __init__(self, share: Share) -> None:
+        super().__init__(f"the store holds {share.bytes_max} bytes for {share.whose} at most")
+
+
 class _MultiKeyWait:
     """A wait for several keys, until none is missing."""
 
-    __slots__ = ("bytes", "client", "keys", "missing")
+    __slots__ = ("bytes", "client", "keys", "missing", "share")
 
-    def __init__(self, client: int, keys: frozenset[bytes], missing: int) -> None:
+    def __init__(
+        self, client: int, keys: frozenset[bytes], missing: int, share: Share | None
+    ) -> None:
         self.client = client
         self.keys = keys
         self.missing = missing
+        self.share = share
         self.bytes = sum(map(len, keys)) + len(keys) * ENTRY_BYTES
 
 
@@ -77,8 +111,12 @@ class KeySpace:
         """The clients whose wait has ended. The caller empties it."""
         self.bytes_held = 0
         self.bytes_max = bytes_max
+        self.share: Share | None = None
+        """For whom the next calls count; None if without a limit of its own."""
         self._values: dict[bytes, bytes | bytearray] = {}
-        self._queues: dict[bytes, deque[bytes]] = {}  # None of them is empty.
+        self._shares: dict[bytes, tuple[Share, int]] = {}  # For whom a value counts, and how much.
+        # None of them is empty. A value counts for a share with all that a queue of it alone takes.
+        self._queues: dict[bytes, deque[tuple[bytes, Share | None]]] = {}
         # What each waiting client waits for: one key, several, or a barrier.
         self._waits: dict[int, bytes | _MultiKeyWait | _Barrier] = {}
         self._single: dict[bytes, dict[int, None]] = {}
@@ -94,16 +132,18 @@ class KeySpace:
     def set(self, key: bytes, value: bytes) -> None:
         old = self._values.get(key)
         if old is None:
-            self._hold(len(key) + len(value) + ENTRY_BYTES)
+            self._hold_value(key, len(value), 0)
             self._values[key] = value
             self._appeared(key)
         else:
-            self._hold(len(value) - len(old))
+            self._hold_value(key, len(value), len(key) + len(old) + ENTRY_BYTES)
             self._values[key] = value
 
     def multi_set(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
         """Set all of the keys, or none."""
         more = sum(map(len, keys)) + sum(map(len, values)) + len(keys) * ENTRY_BYTES
+        if self.share is not None:
+            self.share.check(more)
         self._hold(more)  # Is there room, even if all of them are new?
         self.bytes_held -= more
         for key, value in zip(keys, values, strict=True):
@@ -144,7 +184,7 @@ class KeySpace:
             return
         if len(old) + len(value) > APPENDED_BYTES_MAX:
             raise RequestRejected(f"the value would exceed {APPENDED_BYTES_MAX} bytes")
-        self._hold(len(value))
+        self._hold_value(key, len(old) + len(value), len(key) + len(old) + ENTRY_BYTES)
         if not isinstance(old, bytearray):
             old = self._values[key] = bytearray(old)  # So that it is not copied each time.
         old += value
@@ -155,6 +195,9 @@ class KeySpace:
         if old is None:
             return False
         self.bytes_held -= len(key) + len(old) + ENTRY_BYTES
+        if key in self._shares:
+            share, held = self._shares.pop(key)
+            share.bytes_held -= held
         if key not in self._queues:
             self._vanished(key)
         return True
@@ -175,15 +218,20 @@ class KeySpace:
 
     def push(self, key: bytes, value: bytes) -> None:
         """Append to a queue. Of the clients that wait for it alone, one is woken."""
-        queue = self._queues.get(key)
+        queue, share = self._queues.get(key), self.share
+        alone = len(key) + len(value) + 2 * ENTRY_BYTES
+        if share is not None:
+            share.check(alone)
         if queue is None:
-            self._hold(len(key) + len(value) + 2 * ENTRY_BYTES)
-            queue = self._queues[key] = deque((value,))
+            self._hold(alone)
+            queue = self._queues[key] = deque(((value, share),))
             if key not in self._values:
                 self._count_down(key)
         else:
             self._hold(len(value) + ENTRY_BYTES)
-            queue.append(value)
+            queue.append((value, share))
+        if share is not None:
+            share.bytes_held += alone
         self._offer(key)
 
     def pop(self, client: int, key: bytes) -> tuple[int, bytes]:
@@ -197,8 +245,10 @@ class KeySpace:
         if queue is None or len(queue) <= self._promised.get(key, 0):
             return 0, b""
         length = len(queue)
-        value = queue.popleft()
+        value, share = queue.popleft()
         self.bytes_held -= len(value) + ENTRY_BYTES
+        if share is not None:
+            share.bytes_held -= len(key) + len(value) + 2 * ENTRY_BYTES
         if not queue:
             del self._queues[key]
             self.bytes_held -= len(key) + ENTRY_BYTES
@@ -219,8 +269,12 @@ class KeySpace:
         missing = sum(not self.has((key,)) for key in set(keys))
         if not missing:
             return True
-        wait = _MultiKeyWait(client, frozenset(keys), missing)
+        wait = _MultiKeyWait(client, frozenset(keys), missing, self.share)
+        if wait.share is not None:
+            wait.share.check(wait.bytes)
         self._hold(wait.bytes)
+        if wait.share is not None:
+            wait.share.bytes_held += wait.bytes
         self._waits[client] = wait
         for key in wait.keys:
             self._several.setdefault(key, {})[wait] = None
@@ -338,6 +392,8 @@ class KeySpace:
 
     def _drop_several(self, wait: _MultiKeyWait) -> None:
         self.bytes_held -= wait.bytes
+        if wait.share is not None:
+            wait.share.bytes_held -= wait.bytes
         for key in wait.keys:
             waits = self._several[key]
             del waits[wait]
@@ -364,6 +420,24 @@ class KeySpace:
         self._promised[key] -= 1
         if not self._promised[key]:
             del self._promised[key]
+
+    def _hold_value(self, key: bytes, value_bytes: int, before: int) -> None:
+        """Make room for the value of a key, which took so much `before`, and count it for its share."""
+        size = len(key) + value_bytes + ENTRY_BYTES
+        share = self.share
+        if share is None and key not in self._shares:
+            self._hold(size - before)
+            return
+        earlier, counted = self._shares.get(key, (None, 0))
+        if share is not None:
+            share.check(size - counted if earlier is share else size)
+        self._hold(size - before)
+        if earlier is not None:
+            earlier.bytes_held -= counted
+            del self._shares[key]
+        if share is not None:
+            share.bytes_held += size
+            self._shares[key] = (share, size)
 
     def _hold(self, more: int) -> None:
         held = self.bytes_held + more

@@ -8,7 +8,8 @@
     ├── BadMessage            the body of a frame is not a message, or has absurd values in it
     ├── BrokenSeal            a frame was changed, repeated or left out on its way
     ├── NotOurProtocol        the other side speaks something else: TLS, HTTP, ...
-    └── HandshakeRefused      one side does not accept the other: token, version, ...
+    ├── HandshakeRefused      one side does not accept the other: token, version, ...
+    └── ProofRefused          an agent and a workers' store are not of one generation of a job
 
 They are the peer's fault, or come of two sides that are configured differently. The owner of the
 connection closes it and decides whom to tell. None of them ever holds a token.
@@ -70,3 +71,7 @@ class HandshakeRefused(WireError):
         self.why = why
         self.permanent = permanent
         self.reply = reply
+
+
+class ProofRefused(WireError):
+    """The other side did not prove that it is of the same generation of a job."""

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+def begin(stores: WorkerStore, generation: int, rank: int = 0, number: int = 0) -> None:
+    """Begin a generation of two nodes on this host."""
+    stores.begin(generation, rank=rank, size=2, host="127.0.0.1", number=number, key=bytes(32))
+
+
 @pytest.fixture
 def stores() -> Iterator[WorkerStore]:
     made = WorkerStore(ports=3)
@@ -45,14 +50,14 @@ def test_a_node_that_is_no_longer_the_first_keeps_its_store_for_one_generation(
     stores: WorkerStore,
 ) -> None:
     port = stores.numbers[0]
-    stores.begin(0, is_first=True, number=port)
+    begin(stores, 0, number=port)
     assert stores.is_serving
     with TCPStore("127.0.0.1", port) as store:
         store.set("key", "value")
-        stores.begin(1, is_first=False)
+        begin(stores, 1, rank=1)
         assert not stores.is_serving
         assert store.get("key") == b"value"
-        stores.begin(2, is_first=False)
+        begin(stores, 2, rank=1)
         with pytest.raises(DistNetworkError):
             store.get("key")
 
@@ -68,7 +73,7 @@ def test_a_port_is_never_given_twice(stores: WorkerStore) -> None:
     given = []
     for generation in range(40):
         port = stores.numbers[0]
-        stores.begin(generation, is_first=True, number=port)
+        begin(stores, generation, number=port)
         given.append(port)
     assert len({*given}) == 40
     for port in given[:-2]:
@@ -82,7 +87,7 @@ def test_a_port_of_a_generation_that_the_node_never_heard_of_is_given_back(
     """Workers of other nodes may have come to it, and their connections would wait there."""
     missed, port, kept = stores.numbers
     with socket.create_connection(("127.0.0.1", missed)) as late:
-        stores.begin(1, is_first=True, number=port)
+        begin(stores, 1, number=port)
         assert stores.numbers[0] == kept
         assert not {missed, port} & {*stores.numbers}
         with pytest.raises(ConnectionResetError):
@@ -106,7 +111,7 @@ def test_whoever_does_not_know_of_newer_ports_gets_what_it_asks_for(stores: Work
     first = stores.open(0)
     for generation in (1, 2):
         stores.open(generation)
-    stores.begin(3, is_first=True, number=first)
+    begin(stores, 3, number=first)
     with TCPStore("127.0.0.1", first) as store:
         assert store.add("count", 1) == 1
 

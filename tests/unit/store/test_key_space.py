@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.store.key_space import APPENDED_BYTES_MAX, ENTRY_BYTES, KeySpace, RequestRejected
+from holdfast.store.key_space import (
+    APPENDED_BYTES_MAX,
+    ENTRY_BYTES,
+    KeySpace,
+    RequestRejected,
+    Share,
+    ShareUsedUp,
+)
 
 A, B, C, D = 1, 2, 3, 4  # Clients.
 
@@ -221,3 +228,86 @@ def test_appending_has_a_limit(space: KeySpace) -> None:
     with pytest.raises(RequestRejected):
         space.append(b"k", piece)
     assert len(space.get(b"k")) == 3 * len(piece)
+
+
+# Shares
+
+
+def fill(space: KeySpace, way: str, name: bytes, size: int) -> None:
+    """Have a client hold something of some size."""
+    match way:
+        case "set":
+            space.set(name, bytes(size))
+        case "multi_set":
+            space.multi_set([name], [bytes(size)])
+        case "append":
+            space.append(name, bytes(size))
+        case "append to another's":
+            space.append(b"another's", bytes(size))
+        case "push":
+            space.push(name, bytes(size))
+        case "push to another's":
+            space.push(b"another's queue", bytes(size))
+        case "wait":
+            space.wait(int.from_bytes(name, "big"), [name, bytes(size)])
+
+
+@pytest.mark.parametrize(
+    "way",
+    ["set", "multi_set", "append", "append to another's", "push", "push to another's", "wait"],
+)
+def test_clients_with_a_share_can_hold_no_more(way: str) -> None:
+    space, share = KeySpace(100_000), Share("they", 100_000, 4)
+    space.set(b"another's", b"")
+    space.push(b"another's queue", b"")
+    space.share = share
+
+    def fill_up() -> None:
+        for number in range(1000):
+            fill(space, way, number.to_bytes(2, "big"), 1000)
+
+    with pytest.raises(ShareUsedUp):
+        fill_up()
+    assert 10_000 < space.bytes_held < 26_000
+    assert share.bytes_held <= share.bytes_max
+    space.share = None  # Others have room.
+    space.set(b"large", bytes(70_000))
+
+
+def test_what_is_gone_does_not_count_for_a_share_any_more() -> None:
+    space, share = KeySpace(), Share("they", 1 << 20, 1)
+    for _ in range(2):
+        space.share = share
+        space.set(b"deleted", b"value")
+        space.set(b"replaced", b"value")
+        space.append(b"replaced", b"more")
+        space.set(b"taken over", b"value")
+        space.add(b"counter", 1)
+        space.push(b"queue", b"value")
+        space.push(b"queue", b"value")
+        space.wait(A, [b"one", b"two"])
+        space.barrier(B, b"barrier", 2)
+        assert share.bytes_held > 0
+        space.set(b"replaced", b"")
+        space.share = None
+        space.set(b"taken over", b"mine")
+        for key in (b"deleted", b"replaced", b"taken over", b"counter"):
+            assert space.delete(key)
+        for _ in range(2):
+            space.pop(C, b"queue")
+        space.leave(A)
+        space.leave(B)
+        space.delete(b"barrier")
+        assert share.bytes_held == 0
+        assert space.bytes_held == 0
+
+
+def test_a_share_that_is_used_up_may_be_given_back_by_a_smaller_value() -> None:
+    space, share = KeySpace(), Share("they", 2000, 1)
+    space.share = share
+    space.set(b"key", bytes(1800))
+    with pytest.raises(ShareUsedUp):
+        space.set(b"key", bytes(1900))
+    assert space.get(b"key") == bytes(1800)
+    space.set(b"key", bytes(10))
+    space.set(b"other", bytes(1000))

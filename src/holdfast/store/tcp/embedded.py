@@ -32,17 +32,38 @@ KEEPALIVE_IDLE_S = 60
 KEEPALIVE_INTERVAL_S = 15
 KEEPALIVE_PROBES = 4
 
+HOSTS, OPEN, PRIVATE = "hosts", "open", "private"
+
 _running: set[TcpStoreServer] = set()
 
 
+class Access:
+    """Whom a store serves, besides its own user on this host: see `core.protocol.StoreAccess`."""
+
+    __slots__ = ("generation", "key", "mode")
+
+    def __init__(self, mode: str, key: bytes = b"", generation: int = 0) -> None:
+        self.mode = mode
+        self.key = key
+        """By which agents prove that they are of the generation; without one there are none."""
+        self.generation = generation
+
+
 class TcpStoreServer:
-    """A store on a bound socket, which belongs to the server from now on."""
+    """A store on a bound socket, which belongs to the server from now on.
+
+    It serves what its `access` says; without one, all hosts that reach it.
+    """
 
     def __init__(
-        self, listener: _socket.socket, on_failure: Callable[[str], None] | None = None
+        self,
+        listener: _socket.socket,
+        on_failure: Callable[[str], None] | None = None,
+        access: Access | None = None,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self._on_failure = on_failure
+        self._access = access
         self._listener = listener
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -112,7 +133,7 @@ class TcpStoreServer:
             if all(descriptor != self._wake for descriptor, _ in self._epoll.poll()):
                 from holdfast.store.tcp.server import ServingLoop
 
-                self._loop = ServingLoop(self._listener, self._epoll, self._wake)
+                self._loop = ServingLoop(self._listener, self._epoll, self._wake, self._access)
                 self._loop.run()
         except BaseException as error:  # noqa: BLE001 (nobody else would hear of it)
             console.error(f"the workers' store failed and closed all connections: {_where(error)}")

@@ -41,6 +41,9 @@ BARRIER = 18
 
 OPERATIONS = 19
 
+PROOF = 0xA5
+"""The first byte of what an agent says to a store: no operation, see `wire.store_proof`."""
+
 MAGIC = 0x3C85F7CE
 """The field of VALIDATE: it names the protocol and its version."""
 

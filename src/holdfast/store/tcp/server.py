@@ -18,15 +18,21 @@ from struct import Struct
 from holdfast import console
 from holdfast.net.half_open import HalfOpen
 from holdfast.net.listening import descriptor_limit, raise_descriptor_limit
-from holdfast.net.peer_user import NOBODY, is_own_user, user_of
-from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected
+from holdfast.net.peer_user import NOBODY, is_own_user, packed, user_of
+from holdfast.store.key_space import BYTES_MAX, KeySpace, RequestRejected, ShareUsedUp
 from holdfast.store.tcp import protocol
+from holdfast.store.tcp.admission import HELD_PART, HELD_S, Admission
+from holdfast.store.tcp.embedded import PRIVATE
 from holdfast.store.tcp.protocol import GET, QUEUE_POP, WAIT, Requests
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Any
+
+    from holdfast.store.key_space import Share
+    from holdfast.store.tcp.embedded import Access
+    from holdfast.wire.store_proof import StoreProof
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 """Limit of one response: a request of a few bytes may ask for the same value many times."""
@@ -175,11 +181,17 @@ class ClientConnection:
     """One client: its socket, what it has sent, and what it has not read yet."""
 
     __slots__ = (
-        "address", "descriptor", "is_idle", "number", "receive", "requests", "send", "socket",
-        "unfinished", "unsent",
+        "address", "descriptor", "greet", "host", "is_idle", "number", "proof", "receive",
+        "requests", "send", "share", "socket", "unfinished", "unsent",
     )  # fmt: skip
 
     def __init__(self, number: int, peer: socket.socket, address: object) -> None:
+        self.host = b""
+        """Where it comes from: an address, or nothing if it is of this host."""
+        self.share: Share | None = None
+        self.greet: Callable[[ClientConnection], None] | None = None
+        """What to do with what it sends, until it is a client."""
+        self.proof: StoreProof | None = None
         self.number = number
         self.socket = peer
         self.descriptor = peer.fileno()
@@ -196,23 +208,37 @@ class ClientConnection:
         """Bytes buffered: of an incomplete request, and of responses that were not read."""
         return self.unfinished + len(self.unsent)
 
+    @property
+    def host_name(self) -> str:
+        """The address of its host, for people."""
+        match self.address:
+            case (str(host), *_):
+                return host.removeprefix("::ffff:")
+        return "a host"
+
     def __str__(self) -> str:
         match self.address:
-            case (str(host), int(port), *_):
-                return f"{host.removeprefix('::ffff:')}:{port}"
+            case (str(_), int(port), *_):
+                return f"{self.host_name}:{port}"
         return "a client"
 
 
 _GONE = (errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.EINTR)
-_IN, _OUT = select.EPOLLIN, select.EPOLLOUT
+_IN, _OUT, _GONE_ONLY = select.EPOLLIN, select.EPOLLOUT, select.EPOLLRDHUP
 
 _loops: list[ServingLoop] = []  # Those of this process: they share its descriptors.
 
 
 class ServingLoop:
-    """Serves until the descriptor `wake` is readable."""
+    """Serves until the descriptor `wake` is readable; without an `access`, whoever comes."""
 
-    def __init__(self, listener: socket.socket, epoll: select.epoll, wake: int) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        epoll: select.epoll,
+        wake: int,
+        access: Access | None = None,
+    ) -> None:
         self.connections: dict[int, ClientConnection] = {}
         """The open ones, by their client number in the key space."""
         self._by_descriptor: dict[int, ClientConnection] = {}
@@ -221,6 +247,8 @@ class ServingLoop:
         self._wake = wake
         self._space = KeySpace(BYTES_MAX)
         self._half_open = HalfOpen(HALF_OPEN_MAX, HALF_OPEN_MIN_S)
+        self._held = HalfOpen(0)  # Of hosts that nobody vouched for yet; they are not read from.
+        self._remote: dict[bytes, dict[ClientConnection, None]] = {}  # By host, if not this one.
         self._again: dict[ClientConnection, None] = {}  # Those that yielded with more to do.
         self._accept_at: float | None = None  # When to accept again, while paused.
         self._promises_at: float | None = None  # When to end old promises, if there are any.
@@ -228,6 +256,7 @@ class ServingLoop:
         self._buffered_bytes = 0  # Of incomplete requests and unread responses.
         self._warnings = 0
         self._connections_max = _connections_possible()
+        self._admission = Admission(access) if access is not None else None
         _loops.append(self)
 
     def run(self) -> None:
@@ -269,6 +298,7 @@ class ServingLoop:
             timeout = -1.0
             if (
                 self._half_open.since
+                or self._held.since
                 or self._again
                 or self._accept_at is not None
                 or self._promises_at is not None
@@ -305,6 +335,9 @@ class ServingLoop:
         if connection.unsent:
             self._send_more(connection)
             return
+        if connection.greet is not None:
+            connection.greet(connection)
+            return
         if connection in self._again:
             return  # Its earlier requests come first.
         wanted = max(RECEIVE_BYTES, min(connection.requests.wanted_bytes, RECEIVE_LARGE_BYTES))
@@ -327,6 +360,7 @@ class ServingLoop:
         """Carry out the complete requests of a client, up to the end of its turn."""
         requests, space = connection.requests, self._space
         number = connection.number
+        space.share = connection.share
         responses = []
         size = 0
         problem = ""
@@ -349,9 +383,9 @@ class ServingLoop:
             self._disconnect(connection, requests.problem or problem)
             return
         if requests.unfinished_bytes != connection.unfinished and number in self.connections:
-            self._buffered_bytes += requests.unfinished_bytes - connection.unfinished
+            more = requests.unfinished_bytes - connection.unfinished
             connection.unfinished = requests.unfinished_bytes
-            self._check_limit()
+            self._buffer(connection, more)
         connection.is_idle = requests.idle and not connection.unsent
         if requests.validated and connection in self._half_open.since:
             self._half_open.remove(connection)
@@ -384,8 +418,7 @@ class ServingLoop:
             self._epoll.modify(connection.descriptor, _OUT)
             connection.is_idle = False
         connection.unsent += memoryview(data)[sent:]
-        self._buffered_bytes += len(data) - sent
-        self._check_limit()
+        self._buffer(connection, len(data) - sent)
 
     def _send_more(self, connection: ClientConnection) -> None:
         """A client has read some of its responses, or is gone."""
@@ -399,16 +432,24 @@ class ServingLoop:
             self._drop(connection)
             return
         del unsent[:sent]
-        self._buffered_bytes -= sent
+        self._buffer(connection, -sent)
         if not unsent:
             self._epoll.modify(connection.descriptor, _IN)
             self._again[connection] = None  # It may have sent requests meanwhile.
 
-    def _check_limit(self) -> None:
-        """If too much is buffered in all, disconnect the client with the most."""
-        if self._buffered_bytes > BYTES_MAX:
+    def _buffer(self, connection: ClientConnection, more: int) -> None:
+        """Count what is buffered; if it is too much, disconnect the client with the most."""
+        self._buffered_bytes += more
+        if connection.share is not None:
+            connection.share.buffered += more
+        if more > 0 and self._buffered_bytes > BYTES_MAX:
             most = max(self.connections.values(), key=ClientConnection.buffered_bytes)
             self._disconnect(most, f"more than {BYTES_MAX} bytes are buffered for all clients")
+        share = connection.share
+        if more > 0 and share is not None and share.bytes_held + share.buffered > share.bytes_max:
+            mates = [one for one in self.connections.values() if one.share is share]
+            most = max(mates, key=ClientConnection.buffered_bytes)
+            self._disconnect(most, str(ShareUsedUp(share)))
 
     def _disconnect(self, connection: ClientConnection, problem: str) -> None:
         if connection.number not in self.connections:
@@ -434,11 +475,124 @@ class ServingLoop:
         del self.connections[connection.number]
         del self._by_descriptor[connection.descriptor]
         self._half_open.remove(connection)
+        self._held.remove(connection)
+        if connection.host:
+            del self._remote[connection.host][connection]
+            if not self._remote[connection.host]:
+                del self._remote[connection.host]
         self._again.pop(connection, None)
         self._buffered_bytes -= connection.buffered_bytes()
+        self._count_for(connection, None)
         # Otherwise a copy in a process that was forked just now would keep it registered.
         self._epoll.unregister(connection.descriptor)
         _shut_down(connection.socket)
+
+    # Who is let in
+
+    def _greet(self, connection: ClientConnection) -> None:
+        """Decide by its first byte, and by where it comes from, what a connection is."""
+        assert self._admission is not None
+        try:
+            first = connection.receive(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self._drop(connection)
+        elif first[0] == protocol.PROOF:
+            self._begin_proof(connection)
+        elif not connection.host or self._admission.is_served(connection.host):
+            connection.greet = None
+            self._on_ready(connection)
+        elif self._admission.is_awaited():
+            self._hold(connection)
+        else:
+            self._refuse(connection)
+
+    def _hold(self, connection: ClientConnection) -> None:
+        """Do not read from a connection until its host is vouched for."""
+        self._half_open.remove(connection)
+        self._resume_accepting()
+        if not self._held.since:
+            self._raise_limit()
+            self._held = HalfOpen(self._connections_max // HELD_PART)
+        if self._held.is_full:
+            other, _ = self._held.next_to_go()
+            self._refuse(other)
+        self._held.add(connection, connection.host_name, time.monotonic())
+        connection.greet = self._drop  # All that is told of it now is that it is gone.
+        self._epoll.modify(connection.descriptor, _GONE_ONLY)
+
+    def _refuse(self, connection: ClientConnection) -> None:
+        assert self._admission is not None
+        if not self._admission.is_told(connection.host):
+            if self._admission.access.mode == PRIVATE:
+                why = "it is not an agent of this job (store=private)"
+            else:
+                why = "no agent of this job vouched for its host"
+            hint = "--rdzv-conf store=open serves every host"
+            self._warn(f"workers' store: refused {connection}: {why} ({hint})")
+        self._drop(connection)
+
+    def _begin_proof(self, connection: ClientConnection) -> None:
+        assert self._admission is not None
+        access = self._admission.access
+        if not access.key:
+            self._disconnect(connection, "this store has nothing to prove")
+            return
+        from holdfast.wire.store_proof import StoreProof
+
+        connection.proof = StoreProof(access.key, access.generation)
+        connection.greet = self._prove
+        self._prove(connection)
+
+    def _prove(self, connection: ClientConnection) -> None:
+        """An agent has sent more of its proof."""
+        from holdfast.wire.errors import ProofRefused
+
+        assert connection.proof is not None
+        try:
+            data = connection.receive(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        try:
+            reply = connection.proof.receive(data)
+        except ProofRefused as refused:
+            self._warn(f"workers' store: refused {connection}: {refused}")
+            self._drop(connection)
+            return
+        if connection.proof.done and connection.host:
+            self._vouched(connection)
+        if reply:
+            self._send(connection, reply)
+        if connection.proof.done:
+            self._drop(connection)
+
+    def _vouched(self, agent: ClientConnection) -> None:
+        """Serve the host of an agent."""
+        assert self._admission is not None
+        share = self._admission.vouch(agent.host, agent.host_name)
+        now = time.monotonic()
+        for mate in self._remote[agent.host]:
+            self._count_for(mate, share)
+            if self._held.remove(mate):
+                mate.greet = None
+                self._half_open.add(mate, mate.host_name, now)
+                self._epoll.modify(mate.descriptor, _IN)
+
+    def _count_for(self, connection: ClientConnection, share: Share | None) -> None:
+        """Count a connection, and what is buffered for it, for another share than before."""
+        for one, sign in ((connection.share, -1), (share, 1)):
+            if one is not None:
+                one.connections += sign
+                one.buffered += sign * connection.buffered_bytes()
+        connection.share = share
 
     # All connections
 
@@ -449,9 +603,10 @@ class ServingLoop:
         until = self._accept_at
         if self._promises_at is not None:
             until = self._promises_at if until is None else min(until, self._promises_at)
-        if self._half_open.since:
-            oldest = next(iter(self._half_open.since.values())) + VALIDATE_S
-            until = oldest if until is None else min(until, oldest)
+        for crowd, limit_s in ((self._half_open, VALIDATE_S), (self._held, HELD_S)):
+            if crowd.since:
+                oldest = next(iter(crowd.since.values())) + limit_s
+                until = oldest if until is None else min(until, oldest)
         return -1 if until is None else max(0.0, until - time.monotonic())
 
     def _check_deadlines(self, now: float) -> None:
@@ -460,6 +615,11 @@ class ServingLoop:
             if now - since < VALIDATE_S:
                 break
             self._disconnect(oldest, f"it sent nothing within {VALIDATE_S:g} s")
+        while self._held.since:
+            oldest, since = next(iter(self._held.since.items()))
+            if now - since < HELD_S:
+                break
+            self._refuse(oldest)
         if self._accept_at is not None and now >= self._accept_at:
             self._accept_at = None
             self._epoll.modify(self._listener.fileno(), _IN)
@@ -488,32 +648,42 @@ class ServingLoop:
                 )
                 self._pause_accepting(now + NO_ROOM_S)
                 return
-            peer = socket.socket(fileno=descriptor)
-            if self._is_served(peer, address):
-                self._add(peer, address, now)
-            else:
-                peer.close()
+            self._welcome(socket.socket(fileno=descriptor), address, now)
 
-    def _is_served(self, peer: socket.socket, address: object) -> bool:
-        """Whether a connection is not another user's of this host; the protocol cannot ask it."""
-        user = user_of(peer)
-        if is_own_user(user):
-            return True
-        if user != NOBODY:
-            self._warn(
-                f"workers' store: refused {ClientConnection(0, peer, address)}: it is another "
-                f"user's (uid {user})"
-            )
-        return False
-
-    def _add(self, peer: socket.socket, address: Any, now: float) -> None:
-        peer.setblocking(False)  # noqa: FBT003 (the name says it)
+    def _welcome(self, peer: socket.socket, address: object, now: float) -> None:
+        """Take a new connection in, unless it is another user's of this host."""
         connection = ClientConnection(self._numbers, peer, address)
         self._numbers += 1
-        if len(self.connections) >= self._connections_max:
+        user = user_of(peer)
+        if not is_own_user(user):
+            if user != NOBODY:
+                self._warn(
+                    f"workers' store: refused {connection}: it is another user's (uid {user})"
+                )
+            peer.close()
+            return
+        if self._admission is not None:
+            connection.greet = self._greet
+            if user is None:
+                connection.host = packed(connection.host_name)
+        self._add(connection, now)
+
+    def _add(self, connection: ClientConnection, now: float) -> None:
+        peer, share = connection.socket, None
+        if connection.host and self._admission is not None:
+            share = self._admission.share_of(connection.host)
+        peer.setblocking(False)  # noqa: FBT003 (the name says it)
+        if share is not None and share.connections >= self._connections_max // share.part:
+            self._raise_limit()
+        most = self._connections_max
+        why = ""
+        if len(self.connections) >= most:
+            why = f"it already has {most} connections"
+        elif share is not None and share.connections >= most // share.part:
+            why = f"{share.connections} of its {most} connections are for {share.whose}"
+        if why:
             self._warn(
-                f"workers' store: refused {connection}: it already has {self._connections_max} "
-                "connections (raise the agent's ulimit -Hn)"
+                f"workers' store: refused {connection}: {why} (raise the agent's ulimit -Hn)"
             )
             peer.close()
             return
@@ -523,12 +693,15 @@ class ServingLoop:
             self._warn(f"workers' store: cannot serve {connection}: {error.strerror}")
             peer.close()
             return
+        self._count_for(connection, share)
+        if connection.host:
+            self._remote.setdefault(connection.host, {})[connection] = None
         self.connections[connection.number] = connection
         self._by_descriptor[connection.descriptor] = connection
         if self._half_open.is_full:
             other, _ = self._half_open.next_to_go()
             self._disconnect(other, "it has sent nothing yet, and others want to connect")
-        self._half_open.add(connection, address[0], now)
+        self._half_open.add(connection, connection.host_name, now)
 
     def _may_accept(self, now: float) -> bool:
         """Whether there is room for one more connection, which is half open at first.

@@ -1,0 +1,113 @@
+"""Agents on machines with networks of their own (`chaos.network`), for tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from chaos.network import address
+
+from real_jobs import PATIENCE_S, Watched
+from real_teams import LOOK_AGAIN_S, QUICK, SOON_SILENT, Cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from chaos.network import Network
+
+    from real_teams import Agent
+
+PORT = 29400
+LISTENING = "0A"
+CUTTING = f"{QUICK},{SOON_SILENT}"
+
+
+class NetworkCluster(Cluster):
+    """Agents of which each is on a node of its own: `a` on node 0, which coordinates, and so on."""
+
+    def __init__(
+        self,
+        folder: Path,
+        network: Network,
+        nnodes: str,
+        *flags: str,
+        host: str = "",
+        script: str = "",
+        shared: str = "",
+    ) -> None:
+        """`shared` is a folder in which they meet instead, by `--rdzv-backend file`."""
+        super().__init__(
+            folder,
+            script or MEET,
+            *flags,
+            nnodes=nnodes,
+            host=host or address(0),
+            port=PORT,
+            conf=CUTTING,
+            backend="file" if shared else "c10d",
+            endpoint=shared,
+        )
+        self._network = network
+
+    def start_on(
+        self, name: str, *flags: str, conf: str = "", env: Mapping[str, str] | None = None
+    ) -> Agent:
+        inside = self._network.inside(ord(name) - ord("a"))
+        return self.start(name, *flags, conf=conf, env=env, before=inside)
+
+    def start_nodes(self, names: str, conf: str = "") -> None:
+        """Start agents, and the first of them first."""
+        self.await_coordinator(self.start_on(names[0], conf=conf))
+        for name in names[1:]:
+            self.start_on(name, conf=conf)
+
+    def await_coordinator(self, agent: Agent) -> None:
+        """Wait until the agent listens, as its own network tells."""
+        deadline = time.monotonic() + PATIENCE_S
+        wanted = f":{PORT:04X}"
+        while True:
+            assert agent.process.poll() is None, agent.said()
+            assert time.monotonic() < deadline, agent.said()
+            for table in ("tcp", "tcp6"):
+                with open(f"/proc/{agent.pid}/net/{table}") as sockets:
+                    rows = [row.split() for row in sockets][1:]
+                if any(row[1].endswith(wanted) and row[3] == LISTENING for row in rows):
+                    return
+            time.sleep(LOOK_AGAIN_S)
+
+    def check_port_is_free(self) -> None:
+        """The port is in a network that ends with its node."""
+
+
+# All workers of a generation meet before they wait for orders, in the store that an agent serves.
+MEET = """
+from holdfast.store.from_env import from_environment
+store = from_environment()
+store.set(f"here{RANK}", AGENT)
+store.wait([f"here{rank}" for rank in range(int(E["WORLD_SIZE"]))])
+tell(f"met {AGENT} {NUMBER}")
+obey()
+"""
+
+
+def meeting(cluster: NetworkCluster, *names: str) -> dict[str, int]:
+    """Wait until these agents' workers have met in one generation; return their processes."""
+    met: dict[str, dict[str, int]] = {}
+    while True:
+        words = cluster.news.next()
+        cluster.workers.append(Watched(int(words[-1])))
+        if words[0] != "met":
+            continue
+        _, agent, generation, pid = words
+        mates = met.setdefault(generation, {})
+        mates[agent] = int(pid)
+        if set(mates) == set(names):
+            return mates
+
+
+def finish(pids: dict[str, int]) -> None:
+    for pid in pids.values():
+        os.kill(pid, signal.SIGUSR1)

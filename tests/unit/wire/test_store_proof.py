@@ -1,0 +1,83 @@
+"""An agent and a workers' store prove to each other that they are of one generation."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.store.tcp.protocol import OPERATIONS, PROOF
+from holdfast.wire import store_proof
+from holdfast.wire.errors import ProofRefused
+from holdfast.wire.store_proof import AgentProof, StoreProof
+
+KEY, OTHER_KEY = bytes(32), bytes(31) + b"\1"
+
+
+def exchange(agent: AgentProof, store: StoreProof, piece: int = 1000) -> None:
+    """Pass on what each side says, in pieces, until both are done."""
+    to_store, to_agent = agent.start(), b""
+    while to_store or to_agent:
+        taken, to_store = to_store[:piece], to_store[piece:]
+        if taken:
+            to_agent += store.receive(taken)
+        taken, to_agent = to_agent[:piece], to_agent[piece:]
+        if taken:
+            to_store += agent.receive(taken)
+    assert agent.done
+    assert store.done
+
+
+@pytest.mark.parametrize("piece", [1, 7, 1000])
+def test_who_has_the_key_is_accepted_however_the_network_cuts(piece: int) -> None:
+    exchange(AgentProof(KEY, 3), StoreProof(KEY, 3), piece)
+
+
+def test_its_first_byte_is_no_operation() -> None:
+    assert AgentProof(KEY, 0).start()[0] == PROOF == store_proof.FIRST_BYTE
+    assert PROOF >= OPERATIONS
+
+
+@pytest.mark.parametrize(
+    ("agent", "store"),
+    [
+        (AgentProof(OTHER_KEY, 3), StoreProof(KEY, 3)),
+        (AgentProof(KEY, 3), StoreProof(KEY, 4)),
+        (AgentProof(KEY, 3, purpose=77), StoreProof(KEY, 3)),
+    ],
+    ids=["key", "generation", "purpose"],
+)
+def test_who_is_of_another_generation_or_kind_is_not(agent: AgentProof, store: StoreProof) -> None:
+    with pytest.raises(ProofRefused):
+        exchange(agent, store)
+    assert not agent.done
+    assert not store.done
+
+
+def test_a_store_without_the_key_gets_no_proof() -> None:
+    """Or else whoever sits at the port could pass it on to the store itself."""
+    agent = AgentProof(KEY, 3)
+    challenge = StoreProof(OTHER_KEY, 3).receive(agent.start())
+    with pytest.raises(ProofRefused):
+        agent.receive(challenge)
+
+
+def test_a_proof_is_good_once() -> None:
+    agent, first, second = AgentProof(KEY, 3), StoreProof(KEY, 3), StoreProof(KEY, 3)
+    hello = agent.start()
+    proof = agent.receive(first.receive(hello))
+    second.receive(hello)
+    first.receive(proof)
+    assert first.done
+    with pytest.raises(ProofRefused):
+        second.receive(proof)
+
+
+def test_the_stores_own_proof_sent_back_is_none() -> None:
+    store = StoreProof(KEY, 3)
+    challenge = store.receive(AgentProof(KEY, 3).start())
+    with pytest.raises(ProofRefused):
+        store.receive(challenge[-store_proof.PROOF_BYTES :])
+
+
+def test_who_says_too_much_is_refused() -> None:
+    with pytest.raises(ProofRefused):
+        StoreProof(KEY, 3).receive(AgentProof(KEY, 3).start() + b"x")
