@@ -271,7 +271,7 @@ def test_an_agent_tries_again_where_nobody_listens_yet(
         held.listen()
         peer, _ = held.accept()
         peer.close()  # As a store would that is closed for another.
-        server = TcpStoreServer(held, None, Access("hosts", KEY, GENERATION))  # type: ignore[arg-type]
+        server = TcpStoreServer(held, None, Access("hosts", KEY, GENERATION))
         server.start()
         ended(word)
         assert word._succeeded
