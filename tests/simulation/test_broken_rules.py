@@ -25,6 +25,7 @@ from holdfast.testing.sim.checkers import (
     RoundForms,
     SameRound,
     SizeInBounds,
+    SlowIsNotLost,
     WedgedIsLost,
 )
 
@@ -88,6 +89,7 @@ CASES: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.NoMaximum), SizeInBounds, "calm"),
     (Machines(coordinator=broken.NobodyIsEverLost), RoundForms, "crashes"),
     (Machines(rounds=broken.StuckIsNoMatter), WedgedIsLost, "wedged"),
+    (Machines(parts=broken.SentWhole), SlowIsNotLost, "slow"),
     (Machines(rounds=broken.EveryReturnIsWelcome), FlappingDamped, "flapping"),
     (Machines(rounds=broken.SettlesForEver), NobodyStarves, "flapping"),
 ]

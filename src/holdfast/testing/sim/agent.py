@@ -199,6 +199,10 @@ class Agent(Process):
         self.link: Link | None = None
         self.cut_in = self.cut_out = False
         self.lag_s = 0.0
+        self.bandwidth = 0.0
+        """Bytes a second of its link, in each direction; 0: they take no time."""
+        self.report_bytes = 0
+        """How long its failure reports are; 0: a few words."""
         self.outcome: Outcome | None = None
         self.view: View | None = None
         self.round: RoundTruth | None = None
@@ -437,6 +441,8 @@ class Agent(Process):
         if effect.phase is not NodePhase.FAILED:
             return StatusChanged(effect.phase, effect.generation, clear=effect.clear)
         report = b"" if self.workers.there else f"report of {self.node}".encode()
+        if report:
+            report = report.ljust(self.report_bytes, b".")
         return StatusChanged(effect.phase, effect.generation, self.failure, report, effect.clear)
 
     def _depart(self) -> None:

@@ -559,6 +559,20 @@ class WedgedIsLost(Checker):
             self.violated(f"{agent.node} is in the round, and its loop does not turn")
 
 
+class SlowIsNotLost(Checker):
+    """A node behind a slow link, who is well and connected, is not taken out of the job."""
+
+    def decided(self, decision: Decision) -> None:
+        before = decision.before
+        if before is None or decision.after.phase is JobPhase.CLOSED:
+            return
+        for incarnation in before.incarnations - decision.after.incarnations:
+            agent = self.world.ledger.agent_of[incarnation]
+            is_same = agent.info.incarnation == incarnation and not agent.superseded
+            if agent.bandwidth and agent.healthy and is_same and agent.outcome is None:
+                self.violated(f"{agent.node} is well, and is out: {decision.job.why}")
+
+
 class Departures:
     """Who broke how many rounds by going, by host."""
 

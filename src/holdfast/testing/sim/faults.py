@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from holdfast.core.protocol import REPORT_BYTES_MAX
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
 from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdDriver
@@ -37,6 +38,8 @@ class Profile(Value):
     jitter_s: float = 0.0
     lag_share: float = 0.0
     """So many of the nodes are slow to answer."""
+    slow_share: float = 0.0
+    """So many of the nodes have links on which bytes take time, and long failure reports."""
     absent_share: float = 0.0
     """So many of the nodes above the minimum do not come when their job begins."""
     only_on: Mapping[str, Mapping[str, float]] = {}
@@ -120,6 +123,13 @@ PROFILES: dict[str, Profile] = {
             only_on={"etcd": {"leader": 0.2}},
         ),
         Profile(
+            "slow",
+            "some nodes are behind slow links, and have much to say of their failures",
+            {**_WORKERS, "join": 0.5, "leave": 0.3},
+            6.0,
+            slow_share=0.5,
+        ),
+        Profile(
             "everything",
             "all of it at once",
             {
@@ -149,6 +159,7 @@ PROFILES: dict[str, Profile] = {
 
 SIGTERM = 15
 LAG_S = 0.15
+BANDWIDTH = (9_000.0, 50_000.0)  # In bytes a second; on the slowest a report takes 7 s.
 OUTAGE_S = (0.05, 12.0)
 PAUSE_S_MAX = 20.0
 REFILLS_S = (0.0, 7.0, 14.0)
@@ -180,6 +191,9 @@ class FaultInjector:
         """Make some of the nodes slow to answer."""
         if self._world.now < self._until_s and self._rng.random() < self._profile.lag_share:
             agent.lag_s = LAG_S
+        if self._profile.slow_share and self._rng.random() < self._profile.slow_share:
+            agent.bandwidth = self._between(*BANDWIDTH)
+            agent.report_bytes = REPORT_BYTES_MAX
 
     def comes(self, job: JobTruth) -> bool:
         """Decide whether another node is there when a job begins."""

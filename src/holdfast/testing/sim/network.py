@@ -5,20 +5,30 @@ also lose, repeat and delay them, which is more than TCP would allow itself: the
 test promise to stand it. A cut stops one direction or both. What is sent into a cut is lost, or
 arrives after it has healed, as TCP's own repeats would. That a link was closed is noticed by the
 other side after the delay of a message, and not at all through a cut.
+
+On the links of some agents bytes take time, too. There, messages are the frames that a real
+connection would write, one after the other in each direction, and large ones go in parts by the code
+that does it in production (`wire.parts`). Such a link loses nothing.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.core.protocol import Status, View
 from holdfast.testing.sim.coordinator import Coordinator
+from holdfast.wire.frames import HEADER_BYTES, encode_frame
+from holdfast.wire.messages import Part, decode
+from holdfast.wire.parts import TAKEN, IncomingParts
 
 if TYPE_CHECKING:
     from random import Random
 
-    from holdfast.core.protocol import Ack, Heartbeat, Status, View
+    from holdfast.core.protocol import Ack, Heartbeat
     from holdfast.testing.sim.agent import Agent
+    from holdfast.testing.sim.process import Process
     from holdfast.testing.sim.world import World
+    from holdfast.wire.parts import OutgoingParts
 
 CONNECT_TIMEOUT_S = 3.0
 HELD_MESSAGES_MAX = 64  # Of one link, in each direction, while it is cut.
@@ -47,7 +57,7 @@ class NetworkConditions:
 class Link:
     """One connection, as each of its ends sees it."""
 
-    __slots__ = ("agent", "coordinator", "down_at", "held", "id", "peers", "up_at")
+    __slots__ = ("agent", "coordinator", "down", "down_at", "held", "id", "peers", "up", "up_at")
 
     def __init__(self, number: int, agent: Agent, coordinator: Coordinator) -> None:
         self.id = number
@@ -57,6 +67,21 @@ class Link:
         self.down_at = 0.0
         self.held: list[tuple[bool, Status | Heartbeat | Ack | View]] = []
         self.peers: list[tuple[str, str, int]] = []
+        parts = agent.world.machines.parts
+        self.up = SlowLine(parts())
+        self.down = SlowLine(parts())
+
+
+class SlowLine:
+    """One direction of a link on which bytes take time."""
+
+    __slots__ = ("free_at", "incoming", "outgoing", "whole")
+
+    def __init__(self, outgoing: OutgoingParts) -> None:
+        self.free_at = 0.0
+        self.outgoing = outgoing
+        self.incoming = IncomingParts()
+        self.whole: dict[bytes, Any] = {}  # Messages that go in parts, by their bodies.
 
 
 class Network:
@@ -75,6 +100,9 @@ class Network:
         if link.agent.cut_out:
             self._hold(link, message, up=True)
             return
+        if link.agent.bandwidth:
+            self._send_slowly(link, message, up=True)
+            return
         world = self.world
         conditions = self.conditions
         at = world.now + (conditions.delay_s + link.agent.lag_s) * (0.5 + self._random())
@@ -89,6 +117,9 @@ class Network:
     def send_down(self, link: Link, message: Ack | View) -> None:
         if link.agent.cut_in:
             self._hold(link, message, up=False)
+            return
+        if link.agent.bandwidth:
+            self._send_slowly(link, message, up=False)
             return
         world = self.world
         conditions = self.conditions
@@ -121,6 +152,56 @@ class Network:
                     link.down_at = arrives
             to = link.coordinator.receive if up else link.agent.receive
             self.world.schedule(arrives, to, (link, message))
+
+    def _send_slowly(
+        self, link: Link, message: Status | Heartbeat | Ack | View, *, up: bool
+    ) -> None:
+        line = link.up if up else link.down
+        kind = {Status: "status", View: "view"}.get(type(message), "")
+        frame = encode_frame(message)
+        written = line.outgoing.send(frame, kind)
+        if written == frame:
+            to = link.coordinator.receive if up else link.agent.receive
+            self.world.schedule(self._arrival_of(link, written, up=up), to, (link, message))
+            return
+        line.whole[frame[HEADER_BYTES:]] = message
+        self._write_part(link, written, up=up)
+
+    def _write_part(self, link: Link, written: bytes, *, up: bool) -> None:
+        if written:
+            to: Process = link.coordinator if up else link.agent
+            takes_s = self._arrival_of(link, written, up=up) - self.world.now
+            to.after(takes_s, self._take_part, (link, written, up))
+
+    def _arrival_of(self, link: Link, written: bytes, *, up: bool) -> float:
+        """Return when what is written now has come; it begins when the line is free."""
+        line = link.up if up else link.down
+        line.free_at = max(line.free_at, self.world.now) + len(written) / link.agent.bandwidth
+        at = max(line.free_at + self.delay_s(link.agent), (link.up_at if up else link.down_at))
+        if up:
+            link.up_at = at
+        else:
+            link.down_at = at
+        return at
+
+    def _take_part(self, what: tuple[Link, bytes, bool]) -> None:
+        """Take in a part, which is answered; the last one brings its message."""
+        link, written, up = what
+        part = decode(written[HEADER_BYTES:])
+        assert type(part) is Part
+        sender: Process = link.agent if up else link.coordinator
+        takes_s = self._arrival_of(link, TAKEN, up=not up) - self.world.now
+        sender.after(takes_s, self._part_taken, (link, up))
+        line = link.up if up else link.down
+        body = line.incoming.take(part)
+        if body is not None:
+            receive = link.coordinator.receive if up else link.agent.receive
+            receive((link, line.whole[body]))
+
+    def _part_taken(self, what: tuple[Link, bool]) -> None:
+        link, up = what
+        line = link.up if up else link.down
+        self._write_part(link, line.outgoing.taken(), up=up)
 
     def _hold(self, link: Link, message: Status | Heartbeat | Ack | View, *, up: bool) -> None:
         if len(link.held) < HELD_MESSAGES_MAX and self._random() < 0.5:

@@ -44,6 +44,7 @@ from holdfast.testing.sim.checkers import (
     RoundForms,
     SameRound,
     SizeInBounds,
+    SlowIsNotLost,
     WedgedIsLost,
 )
 from holdfast.testing.sim.coordinator import Coordinator
@@ -51,6 +52,7 @@ from holdfast.testing.sim.etcd_driver import EtcdDriver
 from holdfast.testing.sim.faults import FaultInjector
 from holdfast.testing.sim.ledger import JobTruth, Ledger
 from holdfast.testing.sim.network import Network
+from holdfast.wire.parts import OutgoingParts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -116,6 +118,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     FencedStaysOut,
     NoNeedlessRestart,
     WedgedIsLost,
+    SlowIsNotLost,
     FlappingDamped,
     NobodyStarves,
     RoundForms,
@@ -137,6 +140,7 @@ class Machines(Value):
     supervision: type[CoordinatedSupervision] = CoordinatedSupervision
     etcd_session: type[EtcdSession] = EtcdSession
     shared_state: type[SharedStateSession] = SharedStateSession
+    parts: type[OutgoingParts] = OutgoingParts
 
 
 class Driver(Protocol):
