@@ -53,7 +53,8 @@ COUNTER_MAX = 2**62
 """What is counted or drawn at random: terms, revisions, generations, ... Far enough from the end
 of what msgpack can write (2**64) that counting on from a hostile value never gets there."""
 REPORTED_COUNTER_MAX = 2**53
-"""The same where a node reports what it heard: a coordinator counts on from there."""
+"""The same where a node reports what it heard: a coordinator counts on from there, if it believes it
+(`core.rounds`)."""
 INCARNATION_MAX = 2**64 - 1
 PID_MAX = 2**31 - 1
 EXITCODE_MAX = 2**31 - 1
@@ -122,7 +123,8 @@ class RefusalReason(Enum):
     REPLACED = "replaced"
     """Another agent joined with the same node id."""
     SETTINGS = "settings"
-    """It was started with other settings than the job's, or with a rank that cannot be."""
+    """It was started with other settings than the job's, or with a rank that cannot be; or it reports
+    numbers that no node of this job can have heard of."""
     TOO_MANY_JOBS = "too-many-jobs"
     """The coordinator takes no more jobs."""
     TOO_MANY_NODES = "too-many-nodes"

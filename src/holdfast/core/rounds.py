@@ -20,7 +20,8 @@ The rules:
     others regroup if min are left; else they wait. One whose workers are all done is not missed.
 4.  Members that stay keep their order and, where the size allows, their ranks (`core.ranks`).
 5.  A worker's failure is answered by the next generation for all members, in the same round.
-6.  Generation, fence and restart budget belong to the job and never go back, whoever decides.
+6.  Generation, fence and restart budget belong to the job and never go back, whoever decides. So
+    a node is refused that reports numbers too far ahead to be true: they would stay.
     Only a worker's failure is charged. A job that all nodes left on request has its whole budget
     again.
 7.  The job succeeds when all members' workers are done. Until then a failure restarts them too.
@@ -64,6 +65,7 @@ import msgspec
 from holdfast.core.blame import Suspect, Trace, blame
 from holdfast.core.machine import Event, InvalidEvent, Story
 from holdfast.core.protocol import (
+    REPORTED_COUNTER_MAX,
     RIVALS_MAX,
     STORE_KEY_BYTES,
     Count,
@@ -126,6 +128,12 @@ REPORT_S = 10.0  # How long a failed job waits for the report of the node that f
 SLOW_STOP_S = 2.0  # A generation that has to wait longer for the end of another says for whom.
 NODES_CLOSE_NS = 10_000_000  # Failures of two nodes this close may have come in the other order.
 BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
+GENERATIONS_AHEAD_MAX = 2**20
+"""A node may have heard, from another coordinator of the job, of so many more generations or rounds.
+Raising these lets one that lies push the job further with each time that it joins."""
+TERMS_AHEAD_MAX = 2**36  # On etcd they are its revisions, which begin anew if it is set up anew.
+FENCE_AHEAD_MAX = 2**32  # Milliseconds by the clock of another machine: seven weeks.
+FIRST_HEARD_MAX = REPORTED_COUNTER_MAX // 2  # Where nothing is known to compare with.
 NO_RANKS = NodeRanks(0, 0, 0, 0)
 NAMES_MAX = 3
 KEY_FACTOR, KEY_MODULUS = 1_000_003, 2**61 - 1
@@ -522,7 +530,7 @@ class Rounds:
             return []
         if job.phase is JobPhase.CLOSED:
             return [self._send_end(status)]
-        wrong = objection(job, status)
+        wrong = objection(job, status) or overstatement(job, status)
         if wrong:
             refusal = RefusalReason.SETTINGS
             return [self._send_outsider(info, NodeRole.REFUSED, wrong, refusal, heard=status.term)]
@@ -1320,6 +1328,23 @@ def objection(job: Job, status: Status) -> str:
             return (
                 f"{info.node} was started with {name} {mine}, but the job {job.run_id!r} runs with "
                 f"{theirs}; start all nodes of a job alike"
+            )
+    return ""
+
+
+def overstatement(job: Job, status: Status) -> str:
+    """Return what a node reports and cannot have heard, or nothing."""
+    fence = max(job.fence, job.fence_floor)
+    for name, reported, known, ahead_max in (
+        ("term", status.term, job.term, TERMS_AHEAD_MAX),
+        ("round", status.round, job.round, GENERATIONS_AHEAD_MAX),
+        ("generation", heard_generation(status), job.generation, GENERATIONS_AHEAD_MAX),
+        ("fence", status.fence, fence, FENCE_AHEAD_MAX),
+    ):
+        if reported > (known + ahead_max if job.generation >= 0 else FIRST_HEARD_MAX):
+            return (
+                f"{status.info.node} reports {name} {reported}, and the job {job.run_id!r} is at "
+                f"{known}: it cannot have been in this job; start its agent anew"
             )
     return ""
 

@@ -76,6 +76,15 @@ def test_no_portion_has_more_bytes_than_etcd_accepts(monkeypatch: pytest.MonkeyP
     assert [[op.key for op in ops] for ops in take_all(some)] == [[KEYS.job], [KEYS.view("a", 1)]]
 
 
+def test_a_roll_call_that_nobody_called_is_not_counted_on_from() -> None:
+    led = LedJob(0.0, Job(run_id=RUN), step_s=1.0, roll_call=7)
+    status = a_node("a", a_job_of(1, 1), 1).status()
+    led.handle(0.0, NodeReported(status, 10**18 - 1))
+    assert led.roll_call == 7
+    led.handle(0.0, NodeReported(status, 900))  # The stored number was lost.
+    assert led.roll_call == 900
+
+
 def test_a_decision_made_meanwhile_is_written_before_the_views_that_are_left() -> None:
     some, led = pending()
     for i in range(OPS_MAX + 5):

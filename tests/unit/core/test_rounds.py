@@ -33,6 +33,7 @@ from holdfast.core.rounds import (
     WaitEnded,
     dated,
 )
+from holdfast.wire.messages import check
 
 TWO = a_job_of(2, 2, max_restarts=1)
 
@@ -100,6 +101,56 @@ def test_every_reason_is_a_line_that_other_nodes_accept() -> None:
         assert view.why.isprintable()
         assert 0 < len(view.why) <= WHY_CHARS_MAX
     assert all(one.why.isprintable() for one in rounds.job.retired.values())
+
+
+def numbers(job: Job) -> dict[str, int]:
+    return {name: getattr(job, name) for name in ("term", "round", "generation", "fence")}
+
+
+LIES: list[dict[str, int]] = [
+    {"term": 2**53, "round_term": 2**53, "rank": 0, "size": 2, "round": 3},
+    {"generation": 2**53},
+    {"assigned_generation": 2**53},
+    {"heard_generation": 2**53},
+    {"round": 2**53, "round_term": 5, "term": 5, "rank": 0, "size": 2},
+    {"fence": 2**53},
+]
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_one_node_does_not_push_the_numbers_of_a_job_to_their_end(lie: dict[str, int]) -> None:
+    """They never go back, and from there on no node could report how it goes on."""
+    rounds, nodes = active()
+    before = numbers(rounds.job)
+    stranger = a_node("z", TWO, 9)
+    said = msgspec.structs.replace(stranger.status(), **lie)
+    (view,) = rounds.handle(0.0, said)
+    assert (view.role, view.refusal) == (NodeRole.REFUSED, RefusalReason.SETTINGS)
+    assert (view.term, view.revision) > (said.term, 0)  # It is not ignored.
+    assert numbers(rounds.job) == before
+    # Where nothing is known to compare with, there is room to count on from what is believed.
+    fresh = Rounds(Job(run_id=RUN))
+    (view,) = fresh.handle(0.0, said)
+    assert view.role is NodeRole.REFUSED
+    half = {name: min(value, 2**52) for name, value in lie.items()}
+    fresh.handle(0.0, msgspec.structs.replace(said, **half))
+    fresh.handle(0.0, NodeLost("z", 9, "silent"))
+    for number, node in enumerate(nodes, start=20):
+        node.begin_anew(number)
+        apply(nodes, fresh.handle(0.0, node.status()))
+    for wait in fresh.waits:
+        apply(nodes, fresh.handle(0.0, wait.ended))
+    assert all(node.is_member for node in nodes)
+    for node in nodes:
+        check(node.status())
+
+
+@pytest.mark.parametrize("lead", [{"generation": 1000}, {"term": 10**10}, {"fence": 10**9}])
+def test_a_node_that_another_coordinator_had_is_believed(lead: dict[str, int]) -> None:
+    rounds, _ = active()
+    rounds.handle(0.0, msgspec.structs.replace(a_node("z", TWO, 9).status(), **lead))
+    assert "z" in rounds.job.nodes
+    assert all(numbers(rounds.job)[name] >= number for name, number in lead.items())
 
 
 def test_each_wait_has_its_time() -> None:

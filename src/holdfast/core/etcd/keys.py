@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.etcd.calls import Get, ReportUnreadable, end_of_prefix
-from holdfast.core.protocol import MALFORMED, Count, Status, View, sound_status, sound_view
+from holdfast.core.protocol import MALFORMED, Status, View, sound_status, sound_view
 from holdfast.core.rounds import Job, sound_job
 from holdfast.printable import quoted
 
@@ -40,6 +40,7 @@ COMPRESS_FROM_BYTES = 4096
 UNREADABLE_MAX = 64  # Keys that are told of.
 ROLL_CALL_DIGITS_MAX = 18  # A number of 64 bits, whatever its digits.
 
+RollCallNumber = Annotated[int, Meta(ge=0, lt=10**ROLL_CALL_DIGITS_MAX)]
 Lease = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 T = TypeVar("T")
 
@@ -48,7 +49,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     """A node's status, and the last roll call that it has seen."""
 
     status: Status
-    call: Count = 0
+    call: RollCallNumber = 0
 
 
 class JobRecord(msgspec.Struct, frozen=True):

@@ -113,6 +113,8 @@ JOB_KEEP_S = 600
 """The lease of a job. So long its end can be looked up, or it can be resumed, without a leader."""
 JOB_KEEP_ALIVE_S = JOB_KEEP_S / 5
 STEPS_PER_LEASE = 5
+ROLL_CALLS_AHEAD_MAX = 2**32
+"""Nodes may have answered so many more calls than are known of: the stored number may be gone."""
 OPS_MAX = 100  # Operations in one transaction; etcd's default limit is 128.
 WRITE_BYTES_MAX = 1_000_000  # In one transaction; etcd's default limit is 1.5 MiB.
 
@@ -236,6 +238,8 @@ class LedJob:
 
     def _reported(self, now: float, status: Status, roll_call: int) -> list[View]:
         status, info = dated(now, status), status.info
+        if roll_call > self.roll_call + ROLL_CALLS_AHEAD_MAX:
+            roll_call = 0  # Nobody has called that: it would be counted on from.
         self._answered[info.incarnation] = roll_call
         # The stored number may have gone with the lease of the job.
         self.roll_call = max(self.roll_call, roll_call)
@@ -481,7 +485,8 @@ class TakeoverRollCall:
         for one in nodes:
             peer, report = self._keys.peer_of(one.key), unpack(NodeRecord, one.value)
             if peer is not None and report is not None:
-                answered[peer] = report.call
+                is_true = report.call <= stored + ROLL_CALLS_AHEAD_MAX
+                answered[peer] = report.call if is_true else 0
         if self._term != term:  # The stored number may be gone where some have answered it.
             self._term, self._number = term, max([stored, *answered.values()]) + 1
         known = {(node.info.node, node.info.incarnation) for node in record.job.nodes.values()}
