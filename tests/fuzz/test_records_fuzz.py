@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from wire_strategies import anything
 
 from fake_node import RUN, FakeNode, a_job_of, a_node
+from holdfast.core.etcd.calls import Get, Grant, KeepAlive, Request, Revoke, Txn
 from holdfast.core.etcd.keys import MARK, JobRecord, NodeRecord, pack, unpack
 from holdfast.core.etcd.leader import LedJob, inherit
 from holdfast.core.machine import TICK
@@ -28,6 +29,7 @@ from holdfast.core.shared_state import (
     decode,
     encode,
 )
+from holdfast.etcd import protocol as etcd_protocol
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.failures.report import BadReport, FailureReport
 from holdfast.processes.failures.report import pack as pack_report
@@ -256,3 +258,43 @@ def test_what_msgspec_lets_through_is_refused_like_the_rest(body: bytes) -> None
     with pytest.raises(ValueError):  # noqa: PT011 (of any kind)
         decode(STATE_MARK + body)
     assert unpack(JobRecord, MARK + b"=" + body) is None
+
+
+# Answers of etcd, or of what was taken for one.
+
+ANSWERS = [
+    {
+        "header": {"revision": "7"},
+        "succeeded": True,
+        "responses": [{"response_range": {"kvs": []}}],
+    },
+    {"header": {"revision": "7"}, "kvs": [{"key": "YQ==", "value": "Yg==", "mod_revision": "3"}]},
+    {"result": {"header": {"revision": "7"}, "events": [{"kv": {"key": "YQ=="}}]}},
+    {"result": {"ID": "7", "TTL": "5"}},
+    {"ID": "7", "TTL": "5"},
+    {"error": {"message": "etcdserver: no space", "grpc_code": 8}},
+    {"token": "abc"},
+]
+REQUESTS: list[Request] = [
+    Txn((), (Get(b"a"),)),
+    Txn((), (Get(b"a"), Get(b"b"))),
+    Grant(5),
+    KeepAlive(7),
+    Revoke(7),
+]
+
+
+@untimed
+@given(st.data(), st.sampled_from([200, 400, 404, 503]))
+def test_any_answer_of_etcd_is_understood_or_not(data: DataObject, status: int) -> None:
+    if data.draw(st.booleans()):
+        body = data.draw(
+            st.binary(max_size=60)
+            | st.sampled_from([b"[" * 100_000, b'{"token":"\xff\xfe"}', b'{"error":"\xff"}'])
+        )
+    else:
+        body = msgspec.json.encode(mutated(data, data.draw(st.sampled_from(ANSWERS))))
+    for request in REQUESTS:
+        etcd_protocol.decode(request, status, body)
+    etcd_protocol.decode_line(body)
+    etcd_protocol.decode_token(status, body)

@@ -10,14 +10,17 @@ import time
 
 from holdfast import console
 from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, identical_ranks
+from holdfast.printable import quoted
 from holdfast.processes.signals import SignalException
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeVar
 
     from holdfast.agent.spec import WorkerGroup, WorkerSpec
+
+    T = TypeVar("T")
 
 ROLE_INFO = "torchelastic/role_info/"
 ASSIGNED_RANKS = "torchelastic/assigned_ranks/"
@@ -59,9 +62,9 @@ def node_ranks(
     interval = spec.monitor_interval
     if group_rank == 0:
         keys = [f"{ROLE_INFO}{node}" for node in range(group_world_size)]
-        infos = [json.loads(one) for one in _multi_get(store, keys, is_broken, interval)]
+        infos = _multi_get(store, keys, is_broken, interval)
         # A store of the user's that knows the ranks by itself may have no infos to give.
-        nodes = [NodeShape(one["role"], one["local_world_size"]) for one in infos]
+        nodes = [_decoded(key, info, _shape) for key, info in zip(keys, infos, strict=False)]
         assigned = [
             json.dumps(
                 (
@@ -76,7 +79,35 @@ def node_ranks(
         _multi_set(store, [f"{ASSIGNED_RANKS}{node}" for node in range(len(nodes))], assigned)
     key = f"{ASSIGNED_RANKS}{group_rank}"
     _await(store, [key], is_broken, interval)
-    return NodeRanks(*json.loads(store.get(key)))
+    return _decoded(key, store.get(key), _ranks)
+
+
+def _decoded(key: str, value: bytes, read: Callable[[Any], T]) -> T:
+    """Return what another agent stored; raise `RendezvousStateError` if none can have."""
+    import json
+
+    try:
+        return read(json.loads(value))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        from holdfast.rendezvous.errors import RendezvousStateError
+
+        raise RendezvousStateError(
+            f"the store of the round has {quoted(repr(value))} at {key!r}",
+            hint="another program uses the same store, or another version",
+        ) from None
+
+
+def _shape(info: dict[str, Any]) -> NodeShape:
+    role, size = info["role"], info["local_world_size"]
+    if type(role) is not str or type(size) is not int or size < 0:
+        raise TypeError
+    return NodeShape(role, size)
+
+
+def _ranks(numbers: list[Any]) -> NodeRanks:
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise TypeError
+    return NodeRanks(*numbers)
 
 
 def _multi_get(

@@ -12,6 +12,7 @@ from holdfast.agent import rank_exchange
 from holdfast.agent.spec import WorkerGroup, WorkerSpec
 from holdfast.core.ranks import NodeRanks
 from holdfast.processes.signals import SignalException
+from holdfast.rendezvous.errors import RendezvousStateError
 from holdfast.store.memory import MemoryStore
 
 if TYPE_CHECKING:
@@ -192,3 +193,18 @@ def test_only_a_signal_gets_out_of_the_barrier(caplog: pytest.LogCaptureFixture)
     ended = SignalException("ended", signal.SIGTERM)
     with pytest.raises(SignalException):
         rank_exchange.exit_barrier(node(BrokenStore(ended), 0, 2), LATE_S)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"\xff\xfe", b"[" * 100_000, b"[]", b"{}", b'{"role": 1, "local_world_size": 1}',
+     b'{"role": "a", "local_world_size": -1}', b"[1, 2]", b'[0, 1, 0, "x"]', b"null"],
+)  # fmt: skip
+def test_what_no_agent_wrote_is_one_line(value: bytes) -> None:
+    """At the first node, which assigns the ranks, and at another, which is given them."""
+    for rank, key in ((0, "role_info/1"), (1, "assigned_ranks/1")):
+        store = MemoryStore(SOON_S)
+        store.set(f"torchelastic/{key}", value)
+        with pytest.raises(RendezvousStateError, match=key) as raised:
+            rank_exchange.node_ranks(store, rank, 2, spec("trainer", 1))
+        assert str(raised.value).isprintable()
