@@ -4,14 +4,18 @@ import os
 import socket
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.net import addresses
+from holdfast.net import addresses, listening
 from holdfast.net.addresses import Address
 from holdfast.net.listening import bind_one_of, is_local, owner_of, try_bind
 from other_users import STRANGER, listening_as
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FOREIGN = "192.0.2.251"  # Set aside for documentation: nobody's.
 
@@ -141,7 +145,39 @@ store.close()
 """
 
 
-@pytest.mark.parametrize("program", [LIMITS, MANY], ids=["limits", "a store raises them"])
+# An agent that asks for rounds, as torchrun's does, has workers that would have its limit.
+OTHERS = """
+import resource
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.coordinator import create_coordinator_handler
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, hard))
+params = RendezvousParameters("c10d", "127.0.0.1:0", "job", 1, 1, is_host=True)
+handler = create_coordinator_handler(params)
+assert handler.next_rendezvous().world_size == 1
+assert resource.getrlimit(resource.RLIMIT_NOFILE) == (160, hard)
+handler.shutdown()
+"""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [LIMITS, MANY, OTHERS],
+    ids=["limits", "a store raises them", "not for others' workers"],
+)
 def test_the_limit_of_descriptors_is_raised_as_far_as_it_may_be(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("cookies", "is_deferred"), [("1\n", True), ("0\n", False), (None, False)])
+def test_silent_connections_are_left_to_a_kernel_with_syn_cookies_alone(
+    cookies: str | None, is_deferred: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if cookies is not None:
+        (tmp_path / "setting").write_text(cookies)
+    monkeypatch.setattr(listening, "COOKIES", tmp_path / "setting")
+    with listening.listen([(socket.AF_INET, ("127.0.0.1", 0))]) as listener:
+        listening.defer_accept(listener, 10.0)
+        deferred = listener.getsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT)
+        assert bool(deferred) is is_deferred
