@@ -189,3 +189,19 @@ def test_a_folder_that_goes_away_is_given_up(tmp_path: Path) -> None:
         assert code != 0
         assert f"{meeting} could not be reached since" in said
         assert "Not a directory" in said
+
+
+def test_an_agent_has_the_place_of_a_dead_one_of_its_name_and_of_no_other(tmp_path: Path) -> None:
+    """Where nobody else is there to notice, it does so itself."""
+    with in_a_folder(tmp_path, "1:2", conf=f"{QUICK_TO_NOTICE},node_id=twin") as cluster:
+        cluster.start("old")
+        cluster.generation(1)
+        cluster.start("new")
+        code, said = cluster.agents["new"].end()
+        assert code == 78
+        assert "is in the job as twin" in said
+        assert cluster.is_quiet()
+        cluster.agents["old"].kill()
+        cluster.start("newer")
+        cluster.generation(1)["newer"].finish()
+        assert cluster.codes() == {"old": KILLED, "new": 78, "newer": 0}

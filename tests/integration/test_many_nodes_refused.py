@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
 import pytest
 
-from real_teams import OBEY, Cluster, fail_all
+from real_teams import OBEY, SOON_SILENT, Cluster, fail_all
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,11 +118,50 @@ def test_a_job_may_be_run_again_under_its_name_once_its_coordinator_is_gone(tmp_
         cluster.end()
 
 
-def test_two_agents_with_one_name_take_turns(tmp_path: Path, team: MakeTeam) -> None:
-    """A node id is given to an agent that is started again; whoever had it before gives way."""
+def test_a_live_agent_keeps_its_place_and_another_of_its_name_is_refused(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    with team(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a", conf=SOON_SILENT)
+        cluster.start("old", conf=f"node_id=twin,{SOON_SILENT}")
+        starts = cluster.generation(2)
+        cluster.start("new", conf=f"node_id=twin,{SOON_SILENT}")
+        cluster.agents["new"].says("is in the job as twin")
+        code, said = cluster.agents["new"].end()
+        assert code == 78
+        assert os.uname().nodename in said
+        assert "node_id=twin" in said  # What to look for.
+        assert cluster.is_quiet()
+        for start in starts.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "old": 0, "new": 78}
+
+
+def test_an_agent_that_is_started_again_has_the_place_of_its_dead_predecessor(
+    tmp_path: Path, team: MakeTeam
+) -> None:
+    """Also if it comes before anybody has noticed that the other is gone."""
+    with team(tmp_path, OBEY, nnodes="2") as cluster:
+        cluster.start_host("a", conf=SOON_SILENT)
+        old = cluster.start("old", conf=f"node_id=twin,{SOON_SILENT}")
+        before = cluster.generation(2)
+        old.freeze()
+        cluster.start("new", conf=f"node_id=twin,{SOON_SILENT}")
+        cluster.agents["new"].says("is in the job as twin")
+        old.kill()
+        after = cluster.generation(2)
+        assert after["new"].rank == before["old"].rank
+        for start in after.values():
+            start.finish()
+        assert cluster.codes() == {"a": 0, "old": -signal.SIGKILL, "new": 0}
+
+
+def test_an_agent_that_gives_way_is_replaced_while_it_is_alive(
+    tmp_path: Path, team: MakeTeam
+) -> None:
     with team(tmp_path, OBEY, nnodes="2") as cluster:
         cluster.start_host("a")
-        cluster.start("old", conf="node_id=twin")
+        cluster.start("old", conf="node_id=twin,replace=1")
         before = cluster.generation(2)
         cluster.start("new", conf="node_id=twin")
         after = cluster.generation(2)

@@ -4,6 +4,7 @@ Rounds: the player keeps nodes that apply each view, so that an input is short::
 
     new min=2 max=3 restarts=1           a job's settings, and a coordinator that knows of no node
     join a host=h1 workers=2             an agent begins; if `a` is there, as a new incarnation
+    join a yields=1                      one that gives way to another of its name
     claims a term=4 round=3 rank=0 of=2 generation=5      one that an earlier coordinator knew
     back a / again a / beats a           a new status; the last one again; a heartbeat
     done a / fails a hopeless / reports a text / ready a / leaves a / closes a / stuck a why
@@ -11,6 +12,7 @@ Rounds: the player keeps nodes that apply each view, so that an input is short::
     misses a / hears a                   its views are lost from here on / arrive again
     slow a / stopped a                   its workers take long to stop / and now they are gone
     lost a / lost a+b / time up / time up late / close stopped why / new coordinator
+    time up a                            it has contended for the place of another long enough
     settled                              the settle times of all that came have lasted long enough
     let in / quiet                       one was held back for long enough; a quiet time has passed
 
@@ -144,6 +146,8 @@ class RoundsPlayer:
             seq = self.rounds.job.wait_seq
             if words == ["up", "stopping"]:
                 return WaitEnded(self.rounds.job.generation, WaitKind.STOPPING)
+            if words[-1] in self.nodes:
+                return WaitEnded(self._node(words[-1]).info.incarnation, WaitKind.CONTENDING)
             return WaitEnded(seq - 1 if words == ["up", "late"] else seq)
         if verb == "settled":
             return WaitEnded(self.rounds.job.settle_seq, WaitKind.SETTLING)
@@ -250,6 +254,9 @@ class RoundsPlayer:
         if WaitKind.HELD_BACK in waits:
             delay_s = waits[WaitKind.HELD_BACK]
             parts.append(f"holds back {' '.join(job.held_back)} for {delay_s:g} s")
+        if WaitKind.CONTENDING in waits:
+            delay_s = waits[WaitKind.CONTENDING]
+            parts.append(f"lets a contender wait for {delay_s:g} s")
         step_s = waits.get(WaitKind.STEP, waits.get(WaitKind.STOPPING))
         parts.append("waits for nothing" if step_s is None else f"waits {step_s:g} s")
         return ", ".join(parts)
@@ -273,7 +280,8 @@ def described(view: View) -> str:
                 text += f", workers from {view.first_rank} of {view.world_size}"
             return text + (f", restart {view.restarts}" if view.restarts else "")
         case NodeRole.WAITING:
-            return f"waiting, {view.present} of {view.needed} are here"
+            held_back = f", {view.held_back}" if view.held_back else ""
+            return f"waiting, {view.present} of {view.needed} are here{held_back}"
         case NodeRole.CLOSED:
             text = f"closed, {view.outcome.value if view.outcome else '?'}"
             text += f", report {view.report.decode()!r}" if view.report else ""
@@ -283,7 +291,9 @@ def described(view: View) -> str:
 
 
 class CoordinatorPlayer:
-    """`new min=2 max=2 restarts=1 jobs=3 nodes=9 keep=60`, then `now verb node`; `a@other` is in another job.
+    """`new min=2 max=2 restarts=1 jobs=3 nodes=9 keep=60`, then `now verb node`.
+
+    `a@other` is in another job, and `a/2` another agent with the name of `a`.
 
     Verbs are those of rounds (join, back, beats, fails, done, leaves), and `cut a` (its connection
     closed), `tick`, `close job outcome why`; `new coordinator` follows another one, and knows of
@@ -351,6 +361,7 @@ class CoordinatorPlayer:
             return JobCloseRequested(name, JobOutcome(more[0]), " ".join(more[1:]))
         if verb == "join":
             short, _, run = name.partition("@")
+            short = short.partition("/")[0]
             known = fields([*more])
             term = int(known.pop("term", "0"))
             link = known.pop("from", f"{short}.seen"), known.pop("reaches", "")
@@ -383,7 +394,8 @@ class CoordinatorPlayer:
 
     def _answer(self, answer: View | Ack) -> str:
         run = "" if answer.run_id == RUN else f"@{answer.run_id}"
-        name = f"{answer.node}{run}"
+        incarnations = {node.info.incarnation: name for name, node in self.nodes.items()}
+        name = incarnations.get(answer.incarnation, f"{answer.node}{run}")
         node = self.nodes[name]
         if isinstance(answer, Ack):
             if answer.call and answer.node != self.deaf:

@@ -8,6 +8,7 @@
     0.0 a unheard                                ... and the answer is lost: a's call fails
     0.0 a fail no route                          the store cannot be asked
     5.0 a tick / 5.0 a rejoin 7
+    5.0 a/2 ready                                another agent with the name of a
     5.0 all                                      all get their answers, until nobody has a call
     store is empty                               it was started again without its state
 
@@ -106,7 +107,9 @@ class SharedStatePlayer:
             self.nodes[name] = SharedStateSession(
                 now,
                 run_id=RUN,
-                info=NodeInfo(node=name, incarnation=len(self.nodes) + 1, address=name),
+                info=NodeInfo(
+                    node=name.partition("/")[0], incarnation=len(self.nodes) + 1, address=name
+                ),
                 settings=self.settings,
                 timeouts=Timeouts(away_s=30.0),
                 draw=lambda: 0.5,

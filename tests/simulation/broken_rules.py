@@ -80,6 +80,14 @@ class LostKeepsItsRank(Rounds):
         return False
 
 
+class AnybodyTakesOver(Rounds):
+    """Whoever comes under the name of a node takes its place, whether or not it is alive."""
+
+    def _contend(self, status: Status, known: Node) -> list[View]:
+        broken = self._take_out(known, "another came", superseded=True)
+        return self._join(status, "another came" if broken else "")
+
+
 class SameGenerationAgain(Rounds):
     """A regroup reuses the generation of the round before."""
 

@@ -137,7 +137,8 @@ def _missing(world: World, i: int) -> int | None:
     for departed in world.job.departed.values():
         if departed.info.node == name_of(i):
             return departed.info.incarnation
-    return _known(world, i) if node is None else None
+    known = _known(world, i)
+    return known if node is None or known != node.info.incarnation else None
 
 
 def _is_known(world: World, node: FakeNode) -> bool:
@@ -271,10 +272,7 @@ def healing_step(world: World) -> Step | None:
     for i, node in enumerate(world.nodes):
         if _missing(world, i) is not None:
             return ("notice", i)
-        known = _known(world, i)
-        if known is not None and node is not None and known != node.info.incarnation:
-            return ("speak", i)
-        if node is not None and known is None and job.phase is not JobPhase.CLOSED:
+        if node is not None and _known(world, i) is None and job.phase is not JobPhase.CLOSED:
             return ("speak", i)
         if node is not None and _would_say(world, node):
             return ("speak", i)

@@ -20,6 +20,7 @@ from holdfast.testing.sim.checkers import (
     OldWorkersGone,
     OneGenerationPerNode,
     OneRound,
+    PlaceKept,
     RankOnce,
     RanksStable,
     RoundForms,
@@ -32,6 +33,7 @@ from holdfast.testing.sim.checkers import (
 SEEDS_MAX = 40
 
 ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
+    (Machines(rounds=broken.AnybodyTakesOver), PlaceKept, "churn"),
     (Machines(etcd_session=broken.DeposedLeadersWrite), GenerationGrows, "pauses"),
     (Machines(etcd_session=broken.NobodyIsToldAgain), JobEnds, "lossy"),
     (Machines(etcd_session=broken.NobodyLeadsAgain), RoundForms, "crashes"),
@@ -42,6 +44,7 @@ ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
 ]
 
 ON_BACKEND: list[tuple[Machines, type[Checker], str]] = [
+    (Machines(rounds=broken.AnybodyTakesOver), PlaceKept, "churn"),
     (Machines(rounds=broken.StartsAtOnce), OldWorkersGone, "calm"),
     (Machines(shared_state=broken.ConflictsAreIgnored), SameRound, "lossy"),
     (Machines(shared_state=broken.StandstillIsLife), RoundForms, "crashes"),
@@ -65,6 +68,7 @@ ON_BACKEND: list[tuple[Machines, type[Checker], str]] = [
 ]
 
 CASES: list[tuple[Machines, type[Checker], str]] = [
+    (Machines(rounds=broken.AnybodyTakesOver), PlaceKept, "churn"),
     (Machines(rounds=broken.FencesBeginAnew), NothingGoesBack, "coordinator"),
     (Machines(coordinator=broken.ForgetsItsMemory), NothingGoesBack, "everything"),
     (Machines(coordinator=broken.NobodyIsAsked), LossIsFree, "crashes"),

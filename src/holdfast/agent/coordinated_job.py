@@ -349,6 +349,8 @@ class CoordinatedJob:
             if not self._wait_notice:  # It contains the time, so it is new every time.
                 self._notice_once(f"waiting: {problem}")
             return
+        if view.held_back:
+            return  # It was said when it came.
         here = f"{view.present} of {view.needed} are here"
         more = f" ({view.why})" if view.present >= view.needed and view.why else ""
         self._notice_once(f"waiting for nodes at {self._handler.endpoint}: {here}{more}")

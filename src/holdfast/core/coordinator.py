@@ -236,7 +236,7 @@ class CoordinatorMachine:
     ) -> list[Answer]:
         info, run_id = status.info, status.run_id
         rounds = self.jobs.get(run_id) or self._new_job(now, run_id, address)
-        if not info.address and rounds.seq_of(info.node, info.incarnation) < 0:
+        if not info.address:
             info = msgspec.structs.replace(info, address=address)
             status = msgspec.structs.replace(status, info=info)
         is_located = bool(rounds.job.coordinator_address)
@@ -255,7 +255,7 @@ class CoordinatorMachine:
             leaves = status.phase is NodePhase.LEAVING
             answers.append(_ack(status, status.seq if leaves else seq))
         if run_id in self._calls:
-            self._answered(now, run_id, info.node, status.call)
+            self._answered(now, run_id, info.node, info.incarnation, status.call)
             answers += self._call(rounds, info)
         return _newest(answers + self._release(now)) if self._held else answers
 
@@ -311,8 +311,9 @@ class CoordinatorMachine:
                 seq = max(seq, held.seq)
         call = self._calls.get(run_id)
         if call is not None:
-            self._answered(now, run_id, node, beat.call)
-        number = call.number if call is not None and node in call.awaited else 0
+            self._answered(now, run_id, node, incarnation, beat.call)
+        is_called = call is not None and call.awaited.get(node) == incarnation
+        number = call.number if call is not None and is_called else 0
         if not answers or seq < beat.seq or number:
             ack = Ack(
                 run_id=run_id,
@@ -425,7 +426,7 @@ class CoordinatorMachine:
     def _call(self, rounds: Rounds, info: NodeInfo) -> list[Answer]:
         """Call one member, if its answer is missing."""
         call = self._calls[rounds.job.run_id]
-        if info.node not in call.awaited:
+        if call.awaited.get(info.node) != info.incarnation:
             return []
         ack = Ack(
             run_id=rounds.job.run_id,
@@ -436,13 +437,15 @@ class CoordinatorMachine:
         )
         return [ack]
 
-    def _answered(self, now: float, run_id: str, node: str, number: int) -> None:
+    def _answered(self, now: float, run_id: str, node: str, incarnation: int, number: int) -> None:
         """Note what a message shows about a member that was called.
 
         One without the number may have been on its way; not, however, for half of the silence
         after which a node is lost.
         """
         call = self._calls[run_id]
+        if call.awaited.get(node) != incarnation:
+            return  # Another agent of the same name shows nothing about this one.
         if number == call.number or self._clock.look(now) - call.begun_at >= self._silence_s / 2:
             call.awaited.pop(node, None)
 

@@ -121,7 +121,7 @@ class RefusalReason(Enum):
     """Why a node cannot be in a job."""
 
     REPLACED = "replaced"
-    """Another agent joined with the same node id."""
+    """Another agent has the same node id: it was there before, or this one gave way to it."""
     SETTINGS = "settings"
     """It was started with other settings than the job's, or with a rank that cannot be; or it reports
     numbers that no node of this job can have heard of."""
@@ -187,6 +187,9 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that the node was started with (`static`), or -1."""
     stops_alone: bool = False
     """Whether its workers are gone by the time it counts as silent, also if it is only cut off."""
+    yields: bool = False
+    """Whether it gives way, while it is there, to an agent that comes with the same node id. It is
+    for the one that is there to say: a newcomer may be anybody."""
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):

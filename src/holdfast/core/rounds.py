@@ -27,9 +27,12 @@ The rules:
 7.  The job succeeds when all members' workers are done. Until then a failure restarts them too.
 8.  Closed is final, and follows only from success, a failure without a restart left, or a
     request. Losing nodes, even all of them, closes nothing.
-9.  A node is known by its id and incarnation. A new incarnation replaces the old one; a status of
-    an incarnation that is out of the job is answered with why, or with the job's end, and changes
-    nothing. What failed is told to those that were in the job: who comes later learns how it ended.
+9.  A node is known by its id and incarnation. A new incarnation takes the place of an old one that
+    is gone. One that is there keeps its place: a newcomer of its name is a contender, who gets the
+    place when the other is gone, and is refused when that is known to be alive, unless it said that
+    it gives way (`NodeInfo.yields`). A status of an incarnation that is out of the job is answered
+    with why, or with the job's end, and changes nothing. What failed is told to those that were in
+    the job: who comes later learns how it ended.
 10. Decisions carry a term and a revision, and nodes ignore what is older than what they have.
     A coordinator that finds nodes of an earlier one takes a higher term than any they heard of,
     and carries their round on, unchanged, if all of its members are back.
@@ -125,6 +128,11 @@ QUIET_S = 60.0
 VACANCIES_MAX = 1_024  # Nodes that come and go on more places than this come in at once.
 PRESENT_CHANGE_MIN = 0.1  # Waiting nodes get a new view when the number of nodes changed by this.
 REPORT_S = 10.0  # How long a failed job waits for the report of the node that failed.
+CONTENDERS_MAX = 64
+SILENCES_TO_BE_ALIVE = 3
+"""One that is still there after so many times the silence that makes a node lost is alive: leases may
+last longer than those who hold them."""
+SILENCE_S = 5.0  # Where nobody says how long it is.
 SLOW_STOP_S = 2.0  # A generation that has to wait longer for the end of another says for whom.
 NODES_CLOSE_NS = 10_000_000  # Failures of two nodes this close may have come in the other order.
 BLAME_S = 0.3  # And then for that of a node whose worker is the likelier cause.
@@ -348,6 +356,8 @@ class WaitKind(Enum):
     """The end of the workers of earlier generations; its number is the generation that waits."""
     HELD_BACK = "held back"
     """That a node has been there for long enough to count."""
+    CONTENDING = "contending"
+    """That one whose place is wanted is lost; its number is the incarnation that wants it."""
     QUIET = "quiet"
     """That departures can be forgotten."""
 
@@ -412,6 +422,9 @@ class Rounds:
         self.rank_table = RankTable(job)
         there = (*job.nodes.values(), *job.departed.values())
         self._with_workers = {one.info.incarnation for one in there if one.workers >= 0}
+        # Who wants the place of one that is there, by incarnation. It is not of the state: they
+        # report to whoever decides next, too.
+        self._contenders: dict[int, Status] = {}
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
         self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
 
@@ -435,6 +448,10 @@ class Rounds:
                 views = [] if phase is JobPhase.CLOSED else self._close(outcome, why)
             case _:
                 raise InvalidEvent(f"{event!r} is not an event of a job")
+        if self.job.final:
+            contenders, self._contenders = self._contenders, {}
+            for status in contenders.values():
+                views += self._status(status)
         if self._release():
             self._changed(self.job.why)
             views += self._send_members()
@@ -444,6 +461,14 @@ class Rounds:
     @property
     def waits(self) -> list[Wait]:
         """All that is being waited for."""
+        waits = self._waits_of_job()
+        if self._contenders and self.job.phase is not JobPhase.CLOSED:
+            delay_s = SILENCES_TO_BE_ALIVE * (self.job.silence_s or SILENCE_S)
+            for one in self._contenders:
+                waits.append(Wait(WaitEnded(one, WaitKind.CONTENDING), delay_s))
+        return waits
+
+    def _waits_of_job(self) -> list[Wait]:
         job = self.job
         waits: list[Wait] = []
         if job.waiting:
@@ -485,10 +510,11 @@ class Rounds:
     def seq_of(self, node: str, incarnation: int) -> int:
         """Return the number of the newest status of an incarnation, or -1.
 
-        One that is out counts for as long as its workers may be there.
+        One that is out counts for as long as its workers may be there, and so do contenders.
         """
         known = self._known(node, incarnation) or self.job.departed.get(incarnation)
-        return known.seq if known else -1
+        newest = known or self._contenders.get(incarnation)
+        return newest.seq if newest else -1
 
     def check(self) -> None:
         """Assert what must hold after every step, at a cost that does not grow with the job."""
@@ -526,6 +552,15 @@ class Rounds:
         known = job.nodes.get(info.node)
         if known is not None and known.info.incarnation == info.incarnation:
             return self._update(known, status) if status.seq > known.seq else []
+        before = self._contenders.pop(info.incarnation, None)
+        if before is not None and status.term <= job.term:
+            # It was told of this term here, and by no other coordinator.
+            status = msgspec.structs.replace(status, term=before.term)
+        return self._introduce(status)
+
+    def _introduce(self, status: Status, *, reviewed: bool = True) -> list[View]:
+        """Let a node in that is not in the job, if it may; unless `reviewed`, the round changes anyway."""
+        job, info = self.job, status.info
         if status.phase is NodePhase.LEAVING or status.stuck:
             return []
         if job.phase is JobPhase.CLOSED:
@@ -541,24 +576,59 @@ class Rounds:
             return [self._send_outsider(info, NodeRole.FENCED, why)]
         views: list[View] = []
         broken = ""
+        known = job.nodes.get(info.node)
         if known is not None:
+            if not known.info.yields:
+                return self._contend(status, known)
             why = f"another agent took the place of {info.node} (on {info.host or 'its host'})"
             broken = why if self._take_out(known, why, superseded=True) else ""
             views = [self._send_outsider(known.info, NodeRole.REFUSED, why, RefusalReason.REPLACED)]
-        views += self._join(status, broken)
+        views += self._join(status, broken, reviewed=reviewed)
         if status.phase is NodePhase.CLOSING:
             views += self._close(JobOutcome.STOPPED, f"{info.node} closed the job")
         return views
+
+    def _contend(self, status: Status, known: Node) -> list[View]:
+        """Let a newcomer wait for the place of one that is there."""
+        if len(self._contenders) >= CONTENDERS_MAX:
+            return self._refuse_contender(status)
+        self._contenders[status.info.incarnation] = status
+        # Ignored by one that heard of a later term: it need not know, and will when it is let in.
+        view = self._send_outsider(status.info, NodeRole.WAITING, "")
+        return [
+            msgspec.structs.replace(
+                view,
+                present=len(self.job.nodes),
+                needed=self._settings.min_nodes,
+                held_back=why_held_off(known.info),
+            )
+        ]
+
+    def _refuse_contender(self, status: Status) -> list[View]:
+        info = status.info
+        why = why_refused(self.job.nodes[info.node].info)
+        self._retire(info, why, superseded=True)
+        refusal = RefusalReason.REPLACED
+        return [self._send_outsider(info, NodeRole.REFUSED, why, refusal, heard=status.term)]
+
+    def _go_on(self, broken: str) -> list[View]:
+        """Let those in whose place is free now; `broken` is why the round must change, if it must."""
+        views: list[View] = []
+        for incarnation, status in [*self._contenders.items()]:
+            if status.info.node not in self.job.nodes:
+                del self._contenders[incarnation]
+                views += self._introduce(status, reviewed=not broken)
+        return views + self._repair(broken) if broken else views
 
     def _update(self, known: Node, status: Status) -> list[View]:
         known.seq = status.seq
         self._note_clear(known, status)
         if status.phase is NodePhase.LEAVING:
             why = f"{known.info.node} left"
-            views = self._repair(why) if self._take_out(known, why) else []
+            broken = why if self._take_out(known, why) else ""
             if not self.job.nodes:  # Nobody failed: they were all asked to leave.
                 self.job.restarts = 0
-            return views
+            return self._go_on(broken)
         self._note_ports(known, status.info.ports)
         if status.stuck:
             lost = NodeLost(known.info.node, known.info.incarnation, status.stuck)
@@ -636,8 +706,11 @@ class Rounds:
 
     # Nodes that join, and waits that end.
 
-    def _join(self, status: Status, broken: str = "") -> list[View]:
-        """Add a node; `broken` is why the round must change anyway."""
+    def _join(self, status: Status, broken: str = "", *, reviewed: bool = True) -> list[View]:
+        """Add a node; `broken` is why the round must change anyway.
+
+        Unless it is `reviewed`, the caller changes the round, once all that come are there.
+        """
         job, info = self.job, status.info
         if job.settings is None or not job.nodes:
             job.settings = status.settings  # Whoever starts the job anew may change them.
@@ -660,13 +733,15 @@ class Rounds:
             if status.assigned_generation == job.generation:
                 job.master_port = status.master_port
             return self._claimed(node, status)
-        if ahead and job.phase is JobPhase.ACTIVE:
+        if ahead and job.phase is JobPhase.ACTIVE and reviewed:
             # Another branch of the same job: neither may go on as it was.
             return self._repair(f"{info.node} came from another coordinator's round")
         if after_another and job.phase is JobPhase.FORMING and not job.round_term:
             # It waited beside an earlier coordinator's round, whose members may be coming back.
             job.phase = JobPhase.RECOVERING
             self._begin_wait()
+        if not reviewed:
+            return []
         return self._repair(broken) if broken else self._review(node)
 
     def _outranked(self, status: Status) -> bool:
@@ -717,6 +792,8 @@ class Rounds:
             job.quiet += 1
             job.vacancies = [one for one in job.vacancies if job.quiet < one.forgotten_at]
             return []
+        if event.kind is WaitKind.CONTENDING:
+            return self._refuse_contender(self._contenders.pop(event.seq))
         if event.kind is WaitKind.HELD_BACK:
             name = next(node for node, seq in job.held_back.items() if seq == event.seq)
             del job.held_back[name]
@@ -915,7 +992,8 @@ class Rounds:
             why = f"{one.node} was lost: {one.why}"
             if known is not None and self._take_out(known, why):
                 broken = broken or why
-        return self._repair(broken) if broken else []
+            self._contenders.pop(one.incarnation, None)
+        return self._go_on(broken)
 
     def _take_out(self, known: Node, why: str, *, superseded: bool = False) -> bool:
         """Remove a node; return whether the job cannot go on as it is without it."""
@@ -1290,6 +1368,22 @@ def view_for_outsider(
         report=job.report if job.final else b"",
         final=job.final,
     )
+
+
+def whose_place(there: NodeInfo) -> str:
+    """Return who has the place that a contender wants."""
+    where = f" on {there.host}" if there.host else ""
+    return f"another agent{where} is in the job as {there.node}"
+
+
+def why_held_off(there: NodeInfo) -> str:
+    """Return why a contender has to wait."""
+    return f"{whose_place(there)}: this one is let in when that one is gone"
+
+
+def why_refused(there: NodeInfo) -> str:
+    """Return why a contender gets no place."""
+    return f"{whose_place(there)}, and is alive"
 
 
 def is_held(job: Job) -> bool:

@@ -30,7 +30,9 @@ The rules:
 6.  A store that fails or does not answer for `away_s` is given up, once; it is still tried. Only
     time this process was awake for counts. State that cannot be read at the first contact is not
     this job's: the node gives up at once. So it does on a store that keeps nothing.
-7.  A member that is alive but does not start a generation, or stop its workers for one, is put
+7.  A node whose place in the job another one has watches that one itself: it stores that it is lost,
+    or is refused once that one is certain to be alive.
+8.  A member that is alive but does not start a generation, or stop its workers for one, is put
     out by those that have, after `absent_s`; only where the agents ask for rounds, and may forget to.
 
 Use: perform each effect of `handle` and bring its outcome back as one event; there is one call to
@@ -60,6 +62,7 @@ from holdfast.core.protocol import (
     View,
 )
 from holdfast.core.rounds import (
+    SILENCES_TO_BE_ALIVE,
     CloseRequested,
     Job,
     JobEvent,
@@ -73,6 +76,7 @@ from holdfast.core.rounds import (
     sound_job,
     view_for_node,
     view_for_outsider,
+    why_refused,
 )
 from holdfast.core.session import (
     CLOSED_AWAY_S,
@@ -266,10 +270,11 @@ class SharedStateSession:
         self._offer: tuple[bytes, Rounds] | None = None
         self._changes: tuple[JobEvent, ...] = ()
         self._answer: View | None = None
-        self._peers = PeerLiveness(now, info.node, timeouts)
+        self._peers = PeerLiveness(now, timeouts)
         self._stop = StopDeadline(needs_answers=timeouts.needs_answers)
         self._write_at = now
         self._attending = (-1, now)  # A generation, and since when it is waited for.
+        self._contending = (-1, 0.0)  # Who has its place, and since when; by the attended clock.
         # When to read. Pauses grow while nothing happens, and after each conflict.
         self._read_at: float | None = None
         self._pause_s = READ_S_MIN
@@ -353,7 +358,7 @@ class SharedStateSession:
                 if not self.status.stuck:
                     self._stop.answered(now, self._write_at)
                 self._state, self._rounds = self._offer
-                self._peers.observe(now, self._rounds)
+                self._peers.observe(now, self._rounds, self._me(self._rounds.job))
                 return self._after_call(self._keep(now, self._rounds))
             case WriteConflict():
                 self._expect(CallState.WRITING, event)
@@ -454,9 +459,10 @@ class SharedStateSession:
         except ValueError as problem:
             return self._failed(now, f"the stored state cannot be read: {problem}", invalid=True)
         self._touch()
-        self._peers.observe(now, rounds)
         job = rounds.job
-        is_new = self._join(now, rounds) if self._me(job) is None else self._apply(now, rounds)
+        me = self._me(job)
+        self._peers.observe(now, rounds, me)
+        is_new = self._join(now, rounds) if me is None else self._apply(now, rounds)
         rounds.check()
         if not is_new:
             return self._keep(now, rounds)
@@ -491,8 +497,11 @@ class SharedStateSession:
             return False
         away_s = 0.0 if self._kept_at is None else now - self._kept_at
         status = msgspec.structs.replace(status, away_s=away_s)
-        self._changes = (status,)
-        views = rounds.handle(now, status, self._cause)
+        gone = self._loss_of_rival(rounds.job)
+        self._changes = (*gone, status)
+        views: list[View] = []
+        for event in self._changes:
+            views = rounds.handle(now, event, self._cause)
         self._rounds = None
         me = self._me(rounds.job)
         if me is not None:
@@ -505,8 +514,26 @@ class SharedStateSession:
             rounds.handle(now, close, self._cause)
             return True
         mine = [one for one in views if one.incarnation == status.info.incarnation]
-        self._answer = mine[-1] if mine else None
+        self._answer = self._contend(rounds.job, mine[-1]) if mine else None
         return False
+
+    def _loss_of_rival(self, job: Job) -> tuple[NodeLost, ...]:
+        """Return that the node is lost whose place this one wants, if it is."""
+        rival = job.nodes.get(self.status.info.node)
+        lost = rival and self._peers.loss_of(rival)
+        return (lost,) if lost else ()
+
+    def _contend(self, job: Job, answer: View) -> View:
+        """Return the answer to a node whose place another one has, which is not lost."""
+        if answer.role is not NodeRole.WAITING:
+            return answer
+        rival = job.nodes[self.status.info.node].info
+        if self._contending[0] != rival.incarnation:
+            self._contending = (rival.incarnation, self._at)
+        if self._at - self._contending[1] < SILENCES_TO_BE_ALIVE * self._peers.silence_s:
+            return answer
+        refused = (NodeRole.REFUSED, why_refused(rival), RefusalReason.REPLACED)
+        return view_for_outsider(job, self.status.info, *refused)
 
     def _apply(self, now: float, rounds: Rounds) -> bool:
         """Apply what this node can vouch for; return whether there is anything to store."""
@@ -515,7 +542,7 @@ class SharedStateSession:
         me = self._me(job)
         assert me is not None
         events: list[JobEvent] = [*self._to_store(job, me), *self._absent(now, job)]
-        events += self._peers.judge(now, rounds)
+        events += self._peers.judge(now, rounds, me)
         self._changes = tuple(events)
         for event in events:
             rounds.handle(now, event, self._cause)
@@ -580,7 +607,8 @@ class SharedStateSession:
         self.in_job = me is not None
         self.closed = job.phase is JobPhase.CLOSED
         self._present = len(job.nodes)
-        self._rests = job.final or (me is None and not self.closed)
+        contends = view is not None and view.role is NodeRole.WAITING
+        self._rests = job.final or (me is None and not self.closed and not contends)
         effects = self._take(view) if view is not None else []
         self._plan(now, hurried=bool(effects))
         return effects
@@ -668,8 +696,7 @@ class PeerLiveness:
     It also says when this node's own counter must move.
     """
 
-    def __init__(self, now: float, node: str, timeouts: Timeouts) -> None:
-        self._node = node
+    def __init__(self, now: float, timeouts: Timeouts) -> None:
         self._timeouts = timeouts
         lost_after_s = timeouts.lost_after_s
         self._beats: dict[Peer, int] = {}
@@ -679,15 +706,15 @@ class PeerLiveness:
         self._term = 0  # Whose waits these are: a store that lost its state counts them anew.
         self._my_beat, self._beat_at, self._beat_s = 0, now, timeouts.interval_s
 
-    def observe(self, now: float, rounds: Rounds) -> None:
-        """Take in how things stand in the state."""
+    def observe(self, now: float, rounds: Rounds, me: Node | None) -> None:
+        """Take in how things stand in the state, in which `me` is the node whose clock this is."""
         job = rounds.job
         crowd_s = BEAT_S_PER_NODE * len(job.nodes)
         self._beat_s = max(self._timeouts.interval_s, crowd_s)
         lost_after_s = self._timeouts.lost_after_s
         self._liveness.silence_s = max(lost_after_s, BEATS_PER_SILENCE_MIN * crowd_s)
         there = set()
-        for node in self._others(job):
+        for node in others(job, me):
             peer = (node.info.node, node.info.incarnation)
             there.add(peer)
             if self._beats.get(peer) != node.heartbeats:
@@ -708,29 +735,20 @@ class PeerLiveness:
         """How long a counter may stand still."""
         return self._liveness.silence_s
 
-    def _others(self, job: Job) -> list[Node]:
-        """Return the other nodes, those that are out and may have workers too."""
-        mine = job.nodes.get(self._node)
-        others = [node for node in job.nodes.values() if node is not mine]
-        if job.departed:
-            others += [
-                node
-                for node in job.departed.values()
-                if mine is not None or node.info.node != self._node
-            ]
-        return others
+    def loss_of(self, node: Node) -> NodeLost | None:
+        """Return that a node is lost, as of the last `observe`, or None if it is not."""
+        info = node.info
+        why = self._lost.get((info.node, info.incarnation))
+        return NodeLost(info.node, info.incarnation, why) if why else None
 
-    def judge(self, now: float, rounds: Rounds) -> list[JobEvent]:
+    def judge(self, now: float, rounds: Rounds, me: Node) -> list[JobEvent]:
         """Return what has come of time, as of the last `observe`; nothing once all is over."""
         job = rounds.job
         events: list[JobEvent] = []
         if job.final:
             return events
-        lost = tuple(
-            NodeLost(node.info.node, node.info.incarnation, why)
-            for node in (self._others(job) if self._lost else ())
-            if (why := self._lost.get((node.info.node, node.info.incarnation)))
-        )
+        there = others(job, me) if self._lost else []
+        lost = tuple(one for node in there if (one := self.loss_of(node)) is not None)
         if lost:
             events.append(NodesLost(lost))
         return events + [ended for ended, _cause in self._waits.ended(now)]
@@ -752,6 +770,11 @@ class PeerLiveness:
             self._liveness.next_deadline(now),
         ]
         return min(one for one in times if one is not None)
+
+
+def others(job: Job, me: Node | None) -> list[Node]:
+    """Return the other nodes, those that are out and may have workers too."""
+    return [node for node in (*job.nodes.values(), *job.departed.values()) if node is not me]
 
 
 def known_as(job: Job, node: str, incarnation: int) -> Node | None:

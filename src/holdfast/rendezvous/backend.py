@@ -615,7 +615,9 @@ def create_handler(
     )
     check_settings(settings)
     return DynamicRendezvousHandler(
-        this_node(params.local_addr, node_id=conf.node_id, label=conf.label),
+        this_node(
+            params.local_addr, node_id=conf.node_id, label=conf.label, yields=bool(conf.replace)
+        ),
         settings,
         backend.name,
         store,
@@ -634,14 +636,18 @@ def create_handler(
     )
 
 
-def this_node(local_addr: str | None, *, node_id: str = "", label: str = "") -> NodeInfo:
+def this_node(
+    local_addr: str | None, *, node_id: str = "", label: str = "", yields: bool = False
+) -> NodeInfo:
     """Describe this node. Without an address it is known by the name its host gives itself."""
     host = os.uname().nodename
     address = local_addr or host
     if not local_addr:
         console.info(f"other nodes know this one as {host}; --local-addr gives it an address")
     name = node_id or f"{address}_{os.getpid()}_{next(_local_ids)}"
-    return NodeInfo(node=name, incarnation=0, host=host, label=label, address=address)
+    return NodeInfo(
+        node=name, incarnation=0, host=host, label=label, address=address, yields=yields
+    )
 
 
 def job_settings_of(

@@ -257,6 +257,9 @@ KEYS = (
         "how nodes are ranked: as they came, or grouped by host or by label"),
     Key("label", "text", "", MEETING, "the node's place, for rank_order=label"),
     Key("node_id", "text", "", MEETING, "the node's name in the job; must differ between nodes"),
+    Key("replace", "switch", None, MEETING,
+        "whether this node gives way, while it is alive, to an agent with the same node_id or "
+        "--node-rank"),
     Key("spares", "count or 0", 0, MEETING,
         "number of nodes that stand by to replace lost ones"),
     Key("worker_store", "switch", None, MEETING,
@@ -322,6 +325,7 @@ class RendezvousConfig:
     rank_order: str
     label: str
     node_id: str
+    replace: bool | None
     spares: int
     worker_store: bool
     store: str

@@ -114,6 +114,7 @@ class CoordinatorHandler(PolledHandler):
             store_key=store_key,
             fixed_rank=self._fixed_rank,
             stops_alone=self._stops_alone,
+            yields=bool(conf.replace),
         )
         return self._connect(info, settings)
 

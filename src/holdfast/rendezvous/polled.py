@@ -196,6 +196,8 @@ class PolledHandler(CoordinatedRendezvousHandler):
     def describe_timeout(self, connection: JobConnection) -> str:
         """Return how many nodes came, or what was in the way if there never was a view."""
         limit, view = f"{self.join_timeout_s:g} s", connection.view
+        if view is not None and view.held_back:
+            return f"{self.endpoint}: {view.held_back} (join_timeout: {limit})"
         if view is not None:
             here = f"{view.present} of {view.needed} nodes"
             return f"{here} came to {self.endpoint} within {limit} (join_timeout)"

@@ -228,6 +228,7 @@ class Agent(Process):
             label=f"rack-{rng.randrange(3)}",
             ports=(20_000, 20_001),
             stops_alone=job.stops_alone,
+            yields=job.yields,
         )
         self.session = world.machines.session(
             self.clock,

@@ -467,6 +467,19 @@ class ClosedIsFinal(Checker):
             self.violated(f"{agent.node} has workers long after it learned that all is over")
 
 
+class PlaceKept(Checker):
+    """Nobody is put out by what another node says, unless it gives way to agents of its name."""
+
+    def decided(self, decision: Decision) -> None:
+        before, status = decision.before, decision.status
+        if before is None or status is None:
+            return
+        gone = before.incarnations - decision.after.incarnations - {status.info.incarnation}
+        for agent in (self.world.ledger.agent_of[one] for one in gone):
+            if not agent.info.yields:
+                self.violated(f"{agent.node} was put out by {status.info.node}'s status")
+
+
 class FencedStaysOut(Checker):
     """An incarnation that the job went on without never comes back and never runs workers."""
 

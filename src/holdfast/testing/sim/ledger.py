@@ -36,12 +36,20 @@ class JobTruth:
     """A job over the lives of all its coordinators."""
 
     def __init__(
-        self, run_id: str, settings: JobSettings, finish_at: float, *, stops_alone: bool
+        self,
+        run_id: str,
+        settings: JobSettings,
+        finish_at: float,
+        *,
+        stops_alone: bool,
+        yields: bool,
     ) -> None:
         self.run_id = run_id
         self.settings = settings
         self.stops_alone = stops_alone
         """Whether nodes that are cut off stop their workers (`on_lost=stop`)."""
+        self.yields = yields
+        """Whether nodes give way to agents of the same name (`replace`)."""
         self.finish_at = finish_at
         """From when on workers have nothing left to do."""
         self.over = False

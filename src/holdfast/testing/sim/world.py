@@ -39,6 +39,7 @@ from holdfast.testing.sim.checkers import (
     OldWorkersGone,
     OneGenerationPerNode,
     OneRound,
+    PlaceKept,
     RankOnce,
     RanksStable,
     RoundForms,
@@ -90,6 +91,7 @@ class RunLog:
                 yield f"{now:10.4f} s  {who!s:<16}  {text}"
 
 
+YIELDING_SHARE = 0.3  # Of jobs whose nodes give way to agents of the same name.
 SETTLED_S = 30.0  # So long after the last fault all must run again.
 OVER_S = 40.0  # So long after the last step of the work all must have ended.
 NODES_BEYOND = 2  # More nodes than this above the number asked for never come.
@@ -115,6 +117,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     BudgetKept,
     LossIsFree,
     ClosedIsFinal,
+    PlaceKept,
     FencedStaysOut,
     NoNeedlessRestart,
     WedgedIsLost,
@@ -218,6 +221,7 @@ class World:
         self._count = 0
         self._nodes = nodes
         self._rng = seeded(f"{seed}/{profile.name}/world")
+        self._manners = seeded(f"{seed}/{profile.name}/manners")
         self.network = Network(self, seeded(f"{seed}/{profile.name}/network"))
         fault_rng = seeded(f"{seed}/{profile.name}/chaos")
         self.faults = FaultInjector(self, profile, fault_rng, self.faults_until_s)
@@ -284,7 +288,8 @@ class World:
             finish_at = self.now + (self.faults_until_s - self.now) * (0.2 + 0.8 * rng.random())
         stops_alone = self.driver == "etcd" or rng.random() < 0.5
         name = f"job-{len(self.jobs) + 1}"
-        job = JobTruth(name, settings, finish_at, stops_alone=stops_alone)
+        yields = self._manners.random() < YIELDING_SHARE
+        job = JobTruth(name, settings, finish_at, stops_alone=stops_alone, yields=yields)
         self.jobs[job.run_id] = job
         self.note(job.run_id, "begins: {0}", settings)
         for _ in range(nodes):
