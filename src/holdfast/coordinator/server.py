@@ -264,7 +264,8 @@ class CoordinatorServer:
             raise BadMessage(f"a message of {quoted(key[1])} on the connection of {peer.node}")
         peer.node = key[1]
         if peer.key is not None and self._by_key.get(peer.key) is peer:
-            del self._by_key[peer.key]
+            del self._by_key[peer.key]  # It began anew, so nobody speaks for what it was.
+            self._send(self.machine.handle(self._loop.time(), ConnectionClosed(*peer.key)))
         older = self._by_key.get(key)
         self._by_key[key] = peer
         peer.key = key
@@ -299,7 +300,7 @@ class CoordinatorServer:
         key = peer.key
         if rounds is None or key is None:
             return False
-        return rounds.seq_of(*key[1:]) >= 0
+        return rounds.is_in(*key[1:])
 
     # Questions.
 

@@ -516,6 +516,10 @@ class Rounds:
         newest = known or self._contenders.get(incarnation)
         return newest.seq if newest else -1
 
+    def is_in(self, node: str, incarnation: int) -> bool:
+        """Whether an incarnation is in the job, or was and may have workers."""
+        return self._known(node, incarnation) is not None or incarnation in self.job.departed
+
     def check(self) -> None:
         """Assert what must hold after every step, at a cost that does not grow with the job."""
         job = self.job

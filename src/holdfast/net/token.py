@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
 from holdfast.net.addresses import names_loopback
-from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
+from holdfast.wire.handshake import FILE_VARIABLE, OWN_FILE, VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,7 +42,6 @@ DRAWN_BYTES = 32
 FILE_KEY = "token_file"
 AUTH_KEY = "auth"
 TOKEN, NONE = "token", "none"
-OWN_PLACE = os.path.join("~", ".holdfast", "token")
 
 
 def choose_token(
@@ -114,9 +113,9 @@ def _setting(environ: Mapping[str, str], token_file: str | None) -> str:
 
 def own_path() -> str:
     """Return the file of the user's own token."""
-    path = os.path.expanduser(OWN_PLACE)
+    path = os.path.expanduser(OWN_FILE)
     if not os.path.isabs(path):
-        raise _not_made(OWN_PLACE, "this user has no home folder")
+        raise _not_made(OWN_FILE, "this user has no home folder")
     return path
 
 

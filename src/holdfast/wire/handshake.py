@@ -62,7 +62,15 @@ if TYPE_CHECKING:
 
 VARIABLE = "HOLDFAST_TOKEN"
 FILE_VARIABLE = "HOLDFAST_TOKEN_FILE"
-SETTINGS = f"{VARIABLE} or {FILE_VARIABLE}"
+OWN_FILE = "~/.holdfast/token"
+# What to do about tokens that do not fit; both sides may show it, so it names the side.
+GIVE_ONE = (
+    f"remove auth=none there, or set auth=token to use {OWN_FILE}, or {FILE_VARIABLE} or {VARIABLE}"
+)
+GIVE_THE_SAME = (
+    f"copy {OWN_FILE} from one machine to the other, or set {FILE_VARIABLE} or {VARIABLE} to the same "
+    "on both"
+)
 SERVER = b"holdfast coordinator"
 CLIENT = b"holdfast agent"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
@@ -203,21 +211,18 @@ class ClientHandshake(_Handshake):
         if self._token is None:
             if challenge.token_wanted:
                 raise self._leave(
-                    "the coordinator wants a token and the client has none: "
-                    f"set {SETTINGS} to the coordinator's token where the client runs"
+                    "the coordinator wants a token and the client has none; where the client runs: "
+                    + GIVE_ONE
                 )
             return self._say(Proof())
         if not challenge.token_wanted or not challenge.proof:
             raise self._leave(
-                "the coordinator has no token and the client has one: set the same token where "
-                f"the coordinator runs ({SETTINGS}), or remove the client's"
+                "the coordinator has no token and the client has one; where the coordinator runs: "
+                + GIVE_ONE
             )
         key = _key(self._token, self._run_id)
         if not same(challenge.proof, _proof_of_server(key, self._transcript[0], challenge)):
-            raise self._leave(
-                "the coordinator's token is not the client's: "
-                f"set {SETTINGS} to the same on both sides"
-            )
+            raise self._leave(f"the coordinator's token is not the client's: {GIVE_THE_SAME}")
         self._transcript += (body,)
         said = self._say(Proof(proof=_mac(key, CLIENT, *self._transcript)))
         self._draw_seals(key, serving=False)
@@ -297,10 +302,7 @@ class ServerHandshake(_Handshake):
                 raise self._refuse("the client proved a token and the coordinator has none")
         else:
             if not same(theirs.proof, _mac(self._key, CLIENT, *self._transcript)):
-                raise self._refuse(
-                    f"the client's token is not the coordinator's: set {SETTINGS} "
-                    "to the same on both sides"
-                )
+                raise self._refuse(f"the client's token is not the coordinator's: {GIVE_THE_SAME}")
             self._transcript += (body,)
             self._draw_seals(self._key, serving=True)
         if self._judge is not None:
