@@ -169,15 +169,63 @@ def test_another_user_of_the_stores_host_gets_nothing_from_whichever_address(
         assert cluster.codes() == {"a": 0, "b": 0}
 
 
+# The worker of rank 1 sets what it has and ends at once; what it said must not be lost.
+PRIVATE = """
+from holdfast.store.from_env import from_environment
+store = from_environment()
+tell(f"met {AGENT} {NUMBER}")
+obey()
+if RANK == "1":
+    store.set("large", bytes(range(256)) * 30_000)
+    store.set("last", "word")
+else:
+    assert store.get("large") == bytes(range(256)) * 30_000
+    tell(f"plan {store.get('last').decode()}")
+"""
+
+
+def test_a_private_store_serves_workers_through_their_own_agents_alone(
+    tmp_path: Path, network: Network
+) -> None:
+    """Other users of a host of the job, and other processes of its user there, are strangers too."""
+
+    def attack(host: str, port: int) -> str:
+        with socket.create_connection((host, port), PATIENCE_S) as one:
+            one.sendall(VALIDATE_AND_PING)
+            return "served" if one.recv(4) else "refused"
+
+    with NetworkCluster(tmp_path, network, "2", script=PRIVATE) as cluster:
+        for name in "ab":
+            cluster.start_on(name, conf=f"store=private,rank_order=label,label={name}")
+        starts = {one.agent: one.meeting for one in (cluster.next_start(), cluster.next_start())}
+        pids = meeting(cluster, *"ab")
+        assert all(where.startswith("127.0.0.1:") for where in starts.values())
+        ports = {name: int(where.rpartition(":")[2]) for name, where in starts.items()}
+        inside = {name: cluster.agents[name].pid for name in "ab"}
+        attempts = [
+            (STRANGER, "a", "127.0.0.1", ports["a"]),  # At each agent's own port,
+            (STRANGER, "b", "127.0.0.1", ports["b"]),
+            (STRANGER, "b", address(0), ports["a"]),  # and at the store itself,
+            (0, "b", address(0), ports["a"]),  # where not even the job's user is a worker.
+        ]
+        for user, at, host, port in attempts:
+            said = as_user(user, lambda host=host, port=port: attack(host, port), inside[at])  # type: ignore[misc]
+            assert said == "refused" or said.startswith("ConnectionReset"), (user, at, host, said)
+        finish(pids)
+        assert cluster.news.next()[:2] == ["plan", "word"]
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("access", ["hosts", "private"])
 @pytest.mark.parametrize("backend", ["c10d", "file"])
 def test_each_generation_is_vouched_for_anew(
-    tmp_path: Path, network: Network, backend: str
+    tmp_path: Path, network: Network, backend: str, access: str
 ) -> None:
     (tmp_path / "shared").mkdir()
     shared = str(tmp_path / "shared") if backend == "file" else ""
     with NetworkCluster(tmp_path, network, "3", "--max-restarts=1", shared=shared) as cluster:
         for node, name in enumerate("abc"):
-            cluster.start_on(name, "--local-addr", address(node))
+            cluster.start_on(name, "--local-addr", address(node), conf=f"store={access}")
         first = meeting(cluster, *"abc")
         os.kill(first["b"], signal.SIGUSR2)
         finish(meeting(cluster, *"abc"))

@@ -74,7 +74,7 @@ def test_gloo_works_after_a_node_joined_and_after_one_was_lost(tmp_path: Path) -
         assert cluster.codes() == {"a": 0, "b": -signal.SIGKILL}
 
 
-@pytest.mark.parametrize("access", ["hosts"])
+@pytest.mark.parametrize("access", ["hosts", "private"])
 def test_gloo_works_over_several_machines_whose_store_is_closed_to_others(
     tmp_path: Path, network: Network, access: str
 ) -> None:

@@ -66,7 +66,7 @@ PREIMPORTED = (
 PREIMPORTED_WITH = {
     "holdfast.rendezvous.coordinator": ("holdfast.coordinator.server",),
     "holdfast.rendezvous.etcd": ("holdfast.coordinator.job_status", "holdfast.etcd.sync_client"),
-    "holdfast.rendezvous.polled": ("holdfast.store.tcp.vouching", "holdfast.wire.store_proof"),
+    "holdfast.rendezvous.polled": ("holdfast.store.tcp.forwarding", "holdfast.store.tcp.vouching"),
 }
 
 

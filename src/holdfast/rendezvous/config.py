@@ -264,8 +264,9 @@ KEYS = (
         "number of nodes that stand by to replace lost ones"),
     Key("worker_store", "switch", None, MEETING,
         "whether the worker of rank 0 serves the workers' store, as by --worker-store"),
-    Key("store", "hosts|open", None, MEETING,
-        "whom the workers' store serves: hosts of the job, or everybody (the default for one node)"),
+    Key("store", "hosts|open|private", None, MEETING,
+        "whom the workers' store serves: hosts of the job, everybody (the default for one node), or "
+        "workers through their own agents alone"),
     Key("protocol", "http|https", "http", ETCD, "how etcd is reached"),
     Key("cert", "path", None, ETCD, "the certificate to show to etcd"),
     Key("key", "path", None, ETCD, "the key of that certificate"),
@@ -523,6 +524,11 @@ def _check_together(params: RendezvousParameters, values: dict[str, Any]) -> Non
         other = "tls_cert" if values["tls_cert"] else "tls_ca"
         raise UsageError(
             f"--rdzv-conf: tls={values['tls']} and {other} are two ways to encrypt; set one of them"
+        )
+    if values["store"] == "private" and values["worker_store"]:
+        raise UsageError(
+            "--rdzv-conf: store=private conflicts with worker_store (--worker-store): a store that a "
+            "worker serves is open"
         )
     if values["spares"] >= params.max_nodes:
         raise UsageError(

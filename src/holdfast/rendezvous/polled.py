@@ -184,8 +184,13 @@ class PolledHandler(CoordinatedRendezvousHandler):
         assert self._connection is not None
         self.serve_workers(view)
         store = self._connection.store(self.scope_of(view))
-        meeting_point = RendezvousStoreInfo(view.master_addr, view.master_port)
-        return RendezvousInfo(store, view.rank, view.size, meeting_point)
+        return RendezvousInfo(store, view.rank, view.size, self.meeting_point(view))
+
+    def meeting_point(self, view: View) -> RendezvousStoreInfo:
+        """Return where this node's workers of a member's view find their store."""
+        assert self._worker_store is not None
+        where = view.master_addr, view.master_port
+        return RendezvousStoreInfo(*self._worker_store.meeting_point(view.generation, *where))
 
     def scope_of(self, view: View) -> str:
         """Return the scope of a round's keys in the job's store."""

@@ -18,11 +18,13 @@ from __future__ import annotations
 import os
 
 from holdfast import console
-from holdfast.net.listening import ReservedPort, address_of
+from holdfast.errors import EnvironmentProblem
+from holdfast.net.listening import LOOPBACK, ReservedPort, address_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from holdfast.store.tcp.embedded import TcpStoreServer
+    from holdfast.store.tcp.forwarding import Forwarder
     from holdfast.store.tcp.vouching import Vouching
 
 WORKERS_SERVE_ENV = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
@@ -62,6 +64,7 @@ class WorkerStore:
         self.secret = os.urandom(SECRET_BYTES) if served and ports > 1 else b""
         """From which the keys of generations come in which this node is the first."""
         self._vouching: Vouching | None = None
+        self._forwarders: dict[int, Forwarder] = {}  # By generation: for this node's workers alone.
         self._ports: list[ReservedPort] = []  # For generations to come.
         self._given: dict[int, ReservedPort] = {}  # By generation, as the servers.
         self._servers: dict[int, TcpStoreServer] = {}
@@ -120,12 +123,40 @@ class WorkerStore:
         if self._vouching is not None:
             self._vouching.cancel()
             self._vouching = None
-        if key and self._served and not _is_loopback(host):
+        if not self._served or _is_loopback(host):
+            return
+        if self._access == "private":
+            self._forward(generation, host, number, key)
+        elif key:
             from holdfast.store.tcp.vouching import Vouching
 
             optional = self._access == "open"
             self._vouching = Vouching(host, number, key, generation, optional=optional)
             self._vouching.start()
+
+    def meeting_point(self, generation: int, host: str, number: int) -> tuple[str, int]:
+        """Return where this node's workers find the store that the others look for there."""
+        if self._access != "private" or not self._served:
+            return host, number
+        if generation in self._servers:
+            return self._address or LOOPBACK, number
+        if generation in self._forwarders:
+            return LOOPBACK, self._given[generation].number
+        return host, number  # On this host, as all of the job.
+
+    def _forward(self, generation: int, host: str, number: int, key: bytes) -> None:
+        """Be the store to this node's workers, at a port on loopback."""
+        if not key:
+            raise EnvironmentProblem(
+                "store=private: not all agents of this job can prove that they are of it",
+                hint="start all of them without --worker-store",
+            )
+        from holdfast.store.tcp.forwarding import Forwarder
+
+        port = self._given[generation] = self._reserve(LOOPBACK)
+        forwarder = Forwarder(port.listener(), host, number, key, generation)
+        self._forwarders[generation] = forwarder
+        forwarder.start()
 
     def open(
         self, generation: int, number: int = 0, key: bytes = b"", *, alone: bool = True
@@ -151,6 +182,8 @@ class WorkerStore:
 
     def _without_keys(self) -> str:
         """Return whom to serve where nobody can vouch."""
+        if self._access == "private":
+            return "private"
         if self._access != "open":
             console.warning(
                 "the agents of this job cannot all vouch for their hosts (--worker-store on some of "
@@ -165,7 +198,10 @@ class WorkerStore:
             self._vouching = None
         for server in self._servers.values():
             server.close()
+        for forwarder in self._forwarders.values():
+            forwarder.close()
         self._servers.clear()
+        self._forwarders.clear()
         for port in (*self._ports, *self._given.values()):
             port.release()
         self._ports.clear()
@@ -214,12 +250,13 @@ class WorkerStore:
             self._past.add(port.number)
             port.release()
 
-    def _reserve(self) -> ReservedPort:
+    def _reserve(self, address: str | None = None) -> ReservedPort:
         """Reserve a port that no generation was given before."""
+        address = self._address if address is None else address
         drawn: list[ReservedPort] = []
         try:
             while True:
-                port = ReservedPort(self._number, listening=self._served, address=self._address)
+                port = ReservedPort(self._number, listening=self._served, address=address)
                 if port.number not in self._past or len(drawn) >= DRAWS_MAX:
                     return port
                 drawn.append(port)  # Held meanwhile, or the kernel might give the same again.
@@ -237,6 +274,8 @@ class WorkerStore:
         for old in [old for old in self._given if old < self._newest - kept]:
             if old in self._servers:
                 self._servers.pop(old).close()
+            if old in self._forwarders:
+                self._forwarders.pop(old).close()
             port = self._given.pop(old)
             if not self._number:
                 self._release([port])

@@ -9,10 +9,11 @@ something else first, on a connection of its own, whose first byte is no operati
       proof                                ->
                                            <-     welcome
 
-Both prove the key of the generation, which its members alone are told (`View.store_key`). Neither
-machine reads, writes or waits: the owner of the connection calls `receive` with what came, sends
-what that returns, and closes the connection if the whole takes too long. What cannot be accepted
-raises `ProofRefused`.
+Both prove the key of the generation, which its members alone are told (`View.store_key`). Where the
+agent is to `FORWARD` what a worker says, all that follows is sealed (`SealedStream`). Neither machine
+reads, writes or waits: the owner of the connection calls `receive` with what came, sends what that
+returns, and closes the connection if the whole takes too long. What cannot be accepted raises
+`ProofRefused`.
 """
 
 from __future__ import annotations
@@ -22,16 +23,23 @@ import os
 from struct import Struct
 
 from holdfast.wire.errors import ProofRefused
+from holdfast.wire.frames import HEADER_BYTES, FrameReader
+from holdfast.wire.sealing import TAG_BYTES, Seal
 
 FIRST_BYTE = 0xA5
 VOUCH = 1
 """Workers on the host of this connection are of this job."""
+FORWARD = 2
+"""What follows is what one worker says, and what it is answered."""
 WELCOME = b"\x01"
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 
 _hello = Struct(f"<BBQ{NONCE_BYTES}s")
 _AGENT, _STORE = b"holdfast agent", b"holdfast workers' store"
+_FROM_AGENT, _FROM_STORE = b"holdfast sealed by the agent", b"holdfast sealed by the store"
+CHUNK_BYTES = 64 * 1024
+"""Of what is forwarded, so much is sealed at once."""
 
 
 class _Side:
@@ -54,6 +62,24 @@ class _Side:
 
     def _proof(self, side: bytes) -> bytes:
         return hmac.digest(self._key, side + self._spoken, "sha256")
+
+
+class SealedStream:
+    """A stream of bytes in sealed frames, both directions, for one side of a connection."""
+
+    def __init__(self, out_key: bytes, in_key: bytes) -> None:
+        self._out, self._in = Seal(out_key), Seal(in_key)
+        self._reader = FrameReader(CHUNK_BYTES + TAG_BYTES)
+
+    def seal(self, data: bytes) -> bytes:
+        """Return what to send for some bytes."""
+        header, seal = bytes(HEADER_BYTES), self._out.seal
+        starts = range(0, len(data), CHUNK_BYTES)
+        return b"".join([seal(header + data[at : at + CHUNK_BYTES]) for at in starts])
+
+    def open(self, data: bytes) -> bytes:
+        """Return the bytes that are whole in what came, or raise `WireError`."""
+        return b"".join([self._in.open(body) for body in self._reader.feed(data)])
 
 
 class AgentProof(_Side):
@@ -87,15 +113,20 @@ class AgentProof(_Side):
         self._proven = True
         return self._proof(_AGENT)
 
+    def stream(self) -> SealedStream:
+        """Return what follows, once it is `done`."""
+        return SealedStream(self._proof(_FROM_AGENT), self._proof(_FROM_STORE))
+
 
 class StoreProof(_Side):
-    """The side that listens: `receive` until `done`."""
+    """The side that listens: `receive` until `done`. It accepts agents with one `purpose`."""
 
-    purpose = 0
-
-    def __init__(self, key: bytes, generation: int, *, nonce: bytes | None = None) -> None:
+    def __init__(
+        self, key: bytes, generation: int, purpose: int = VOUCH, *, nonce: bytes | None = None
+    ) -> None:
         super().__init__(key, nonce)
         self._generation = generation
+        self.purpose = purpose
 
     def receive(self, data: bytes) -> bytes:
         """Take what the agent sent; return what to send."""
@@ -111,10 +142,14 @@ class StoreProof(_Side):
         return WELCOME
 
     def _challenge(self, hello: bytes) -> bytes:
-        first, self.purpose, generation, _nonce = _hello.unpack(hello)
-        if first != FIRST_BYTE or self.purpose != VOUCH:
-            raise ProofRefused("it wants something that this version does not know")
+        first, purpose, generation, _nonce = _hello.unpack(hello)
+        if first != FIRST_BYTE or purpose != self.purpose:
+            raise ProofRefused("its agent was started with another setting of store")
         if generation != self._generation:
             raise ProofRefused(f"it is of generation {generation}, not {self._generation}")
         self._spoken = hello + self._nonce
         return self._nonce + self._proof(_STORE)
+
+    def stream(self) -> SealedStream:
+        """Return what follows, once it is `done`."""
+        return SealedStream(self._proof(_FROM_STORE), self._proof(_FROM_AGENT))

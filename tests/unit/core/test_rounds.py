@@ -17,6 +17,7 @@ from holdfast.core.protocol import (
     NodeRole,
     RefusalReason,
     Status,
+    StoreAccess,
     View,
 )
 from holdfast.core.ranks import RankOrder
@@ -254,7 +255,7 @@ def test_a_node_that_waited_in_vain_for_a_larger_round_learns_that_it_stands_by(
     "other",
     [
         {"min_nodes": 1}, {"max_nodes": 3}, {"max_restarts": 2}, {"spares": 1},
-        {"order": RankOrder.HOST}, {"fixed_rank": 0}, {"fixed_rank": 2},
+        {"order": RankOrder.HOST}, {"store": StoreAccess.OPEN}, {"fixed_rank": 0}, {"fixed_rank": 2},
     ],
     ids=str,
 )  # fmt: skip
@@ -307,6 +308,36 @@ def test_a_generation_that_never_started_leaves_its_port_to_the_next() -> None:
     after = next(view for view in views if view.node == "a")
     assert (held.start, held.master_port) == (False, 12)
     assert (after.generation, after.master_port) == (held.generation + 1, 12)
+
+
+def test_members_and_nobody_else_are_told_the_key_of_their_generation() -> None:
+    settings = a_job_of(2, 2, max_restarts=1)
+    rounds = Rounds(Job(run_id=RUN))
+    nodes = [a_node(one, settings, i, store_key=bytes([i]) * 32) for i, one in enumerate("abc", 1)]
+    for node in nodes:
+        views = rounds.handle(0.0, node.status())
+        apply(nodes, views)
+    keys = {view_of(rounds, node).store_key for node in nodes[:2]}
+    assert len(keys) == 1
+    assert view_of(rounds, nodes[2]).role is NodeRole.STANDBY
+    assert view_of(rounds, nodes[2]).store_key == b""
+    later = Rounds(Job(run_id=RUN))  # A new coordinator finds the same.
+    for node in nodes[:2]:
+        views = later.handle(0.0, node.status())
+    assert {view.store_key for view in views} == keys
+    rounds.handle(0.0, nodes[0].fail())
+    assert view_of(rounds, nodes[1]).store_key not in keys | {bytes([1]) * 32, b""}
+
+
+def test_there_is_no_key_if_not_all_members_have_one() -> None:
+    rounds = Rounds(Job(run_id=RUN))
+    for node in (a_node("a", TWO, 1, store_key=bytes(32)), a_node("b", TWO, 2)):
+        views = rounds.handle(0.0, node.status())
+    assert {view.store_key for view in views} == {b""}
+
+
+def view_of(rounds: Rounds, node: FakeNode) -> View:
+    return machine.view_for_node(rounds.job, rounds.rank_table, node.info)
 
 
 def test_a_new_coordinator_knows_where_the_workers_of_a_round_meet() -> None:

@@ -110,13 +110,23 @@ def test_all_values_may_be_text_and_none_is_as_if_not_given() -> None:
     "given",
     ["join_timeout=0", "settle=soon", "reconnect_grace=-1", "keep_alive_max_attempt=0",
      "keep_alive_max_attempt=2.5", "spares=-1", "is_host=maybe", "store_type=hash",
-     "rank_order=random", "node_id=a\nb", "node_id=" + "x" * 201, "label= ", "token_file="],
+     "rank_order=random", "store=closed", "node_id=a\nb", "node_id=" + "x" * 201, "label= ", "token_file="],
 )  # fmt: skip
 def test_a_value_that_cannot_be_used_is_one_line(given: str) -> None:
     key, _, value = given.partition("=")
     with pytest.raises(UsageError, match=key) as refused:
         parse(**{key: value})
     assert "\n" not in str(refused.value)
+
+
+def test_the_store_of_a_job_of_one_node_is_open_to_other_jobs_unless_they_say_otherwise() -> None:
+    for most, given, expected in (
+        (1, {}, "open"),
+        (2, {}, "hosts"),
+        (1, {"store": "hosts"}, "hosts"),
+    ):
+        params = RendezvousParameters("c10d", "", "job", 1, most, **given)
+        assert config.parse(params).store == expected
 
 
 def test_settle_is_the_last_call() -> None:
@@ -133,7 +143,15 @@ def test_the_timeout_of_a_launch_is_the_join_timeout_of_static_alone() -> None:
     assert parse("file", timeout="no time at all").join_timeout == 600
 
 
-@pytest.mark.parametrize("given", [{"tls_cert": "/c"}, {"tls_key": "/k"}, {"spares": 4}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"tls_cert": "/c"},
+        {"tls_key": "/k"},
+        {"spares": 4},
+        {"store": "private", "worker_store": True},
+    ],
+)
 def test_what_does_not_go_together_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=next(iter(given))):
         parse(**given)

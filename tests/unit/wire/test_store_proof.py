@@ -6,8 +6,14 @@ import pytest
 
 from holdfast.store.tcp.protocol import OPERATIONS, PROOF
 from holdfast.wire import store_proof
-from holdfast.wire.errors import ProofRefused
-from holdfast.wire.store_proof import AgentProof, StoreProof
+from holdfast.wire.errors import BrokenSeal, ProofRefused
+from holdfast.wire.store_proof import (
+    CHUNK_BYTES,
+    FORWARD,
+    AgentProof,
+    SealedStream,
+    StoreProof,
+)
 
 KEY, OTHER_KEY = bytes(32), bytes(31) + b"\1"
 
@@ -41,7 +47,7 @@ def test_its_first_byte_is_no_operation() -> None:
     [
         (AgentProof(OTHER_KEY, 3), StoreProof(KEY, 3)),
         (AgentProof(KEY, 3), StoreProof(KEY, 4)),
-        (AgentProof(KEY, 3, purpose=77), StoreProof(KEY, 3)),
+        (AgentProof(KEY, 3, FORWARD), StoreProof(KEY, 3)),
     ],
     ids=["key", "generation", "purpose"],
 )
@@ -81,3 +87,34 @@ def test_the_stores_own_proof_sent_back_is_none() -> None:
 def test_who_says_too_much_is_refused() -> None:
     with pytest.raises(ProofRefused):
         StoreProof(KEY, 3).receive(AgentProof(KEY, 3).start() + b"x")
+
+
+def streams() -> tuple[SealedStream, SealedStream]:
+    agent, store = AgentProof(KEY, 3, FORWARD), StoreProof(KEY, 3, FORWARD)
+    exchange(agent, store)
+    return agent.stream(), store.stream()
+
+
+@pytest.mark.parametrize("size", [1, CHUNK_BYTES, 3 * CHUNK_BYTES + 5])
+def test_what_is_forwarded_comes_as_it_was_said_in_both_directions(size: int) -> None:
+    said = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    for sends, receives in (streams(), streams()[::-1]):
+        sealed = sends.seal(said) + sends.seal(b"more")
+        pieces = [sealed[at : at + 70_001] for at in range(0, len(sealed), 70_001)]
+        assert b"".join(map(receives.open, pieces)) == said + b"more"
+
+
+@pytest.mark.parametrize(
+    "change", ["a bit", "left out", "twice", "sent back", "another connection"]
+)
+def test_what_is_forwarded_cannot_be_changed(change: str) -> None:
+    agent, store = streams()
+    first, second = agent.seal(b"first"), agent.seal(b"second")
+    receives = {"sent back": agent, "another connection": streams()[1]}.get(change, store)
+    tampered = {
+        "a bit": first[:5] + bytes([first[5] ^ 1]) + first[6:],
+        "left out": second,
+        "twice": first + first,
+    }.get(change, first)
+    with pytest.raises(BrokenSeal):
+        receives.open(tampered)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from holdfast.store.key_space import Share
     from holdfast.store.tcp.embedded import Access
-    from holdfast.wire.store_proof import StoreProof
+    from holdfast.wire.store_proof import SealedStream, StoreProof
 
 RESPONSE_BYTES_MAX = 256 * 1024 * 1024
 """Limit of one response: a request of a few bytes may ask for the same value many times."""
@@ -182,7 +182,7 @@ class ClientConnection:
 
     __slots__ = (
         "address", "descriptor", "greet", "host", "is_idle", "number", "proof", "receive",
-        "requests", "send", "share", "socket", "unfinished", "unsent",
+        "requests", "send", "share", "socket", "stream", "unfinished", "unsent",
     )  # fmt: skip
 
     def __init__(self, number: int, peer: socket.socket, address: object) -> None:
@@ -192,6 +192,8 @@ class ClientConnection:
         self.greet: Callable[[ClientConnection], None] | None = None
         """What to do with what it sends, until it is a client."""
         self.proof: StoreProof | None = None
+        self.stream: SealedStream | None = None
+        """Where an agent forwards what a worker says: how that is sealed."""
         self.number = number
         self.socket = peer
         self.descriptor = peer.fileno()
@@ -405,6 +407,8 @@ class ServingLoop:
 
     def _send(self, connection: ClientConnection, data: bytes) -> None:
         sent = 0
+        if connection.stream is not None:
+            data = connection.stream.seal(data)
         if not connection.unsent:
             try:
                 sent = connection.send(data)
@@ -541,9 +545,10 @@ class ServingLoop:
         if not access.key:
             self._disconnect(connection, "this store has nothing to prove")
             return
-        from holdfast.wire.store_proof import StoreProof
+        from holdfast.wire.store_proof import FORWARD, VOUCH, StoreProof
 
-        connection.proof = StoreProof(access.key, access.generation)
+        purpose = FORWARD if access.mode == PRIVATE else VOUCH
+        connection.proof = StoreProof(access.key, access.generation, purpose)
         connection.greet = self._prove
         self._prove(connection)
 
@@ -572,7 +577,31 @@ class ServingLoop:
         if reply:
             self._send(connection, reply)
         if connection.proof.done:
+            self._proven(connection, connection.proof)
+
+    def _proven(self, connection: ClientConnection, proof: StoreProof) -> None:
+        """An agent that vouched is done; one that forwards speaks for a worker from now on."""
+        assert self._admission is not None
+        if self._admission.access.mode != PRIVATE:
             self._drop(connection)
+            return
+        stream, receive = proof.stream(), connection.receive
+        connection.proof, connection.greet = None, None
+
+        def receive_sealed(count: int, flags: int = 0) -> bytes:
+            from holdfast.wire.errors import WireError
+
+            data = receive(count, flags)
+            try:
+                opened = stream.open(data) if data else b""
+            except WireError as error:
+                self._warn(f"workers' store: disconnected {connection}: {error}")
+                raise OSError(errno.EBADMSG, str(error)) from None
+            if data and not opened:
+                raise BlockingIOError  # There is more to come.
+            return opened
+
+        connection.stream, connection.receive = stream, receive_sealed
 
     def _vouched(self, agent: ClientConnection) -> None:
         """Serve the host of an agent."""
