@@ -12,7 +12,7 @@ import msgspec
 from hypothesis import strategies as st
 from msgspec import inspect
 
-from holdfast.core.protocol import INCARNATION_MAX, NODES_MAX, JobSettings
+from holdfast.core.protocol import ADDRESS_CHARS, INCARNATION_MAX, NODES_MAX, JobSettings
 from holdfast.wire.messages import Message
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ LENGTH_MAX = 12
 
 printable = st.characters(exclude_categories=["C", "Z"])
 any_text = st.characters(exclude_categories=["Cs"])
-NAMES = {"run_id", "node", "host", "role", "label", "address", "master_addr"}
+of_addresses = st.sampled_from(ADDRESS_CHARS)
+NAMES = {"run_id", "node", "host", "role", "label"}
+ADDRESSES = {"address", "master_addr"}
 SHOWN = {"why", "summary", "stuck", "slow", "held_back"}
 
 
@@ -58,14 +60,18 @@ def _of(kind: inspect.Type, characters: SearchStrategy[str] = any_text) -> Searc
     raise AssertionError(f"no strategy for {kind}")
 
 
+def characters_of(name: str) -> SearchStrategy[str]:
+    """Return what draws the characters of a field."""
+    if name in ADDRESSES:
+        return of_addresses
+    return printable if name in NAMES | SHOWN else any_text
+
+
 def structs(cls: type[msgspec.Struct]) -> SearchStrategy[Any]:
     """Return what draws a struct: any fields that may be left out are sometimes left out."""
     info = inspect.type_info(cls)
     assert isinstance(info, inspect.StructType)
-    fields = {
-        one.name: _of(one.type, printable if one.name in NAMES | SHOWN else any_text)
-        for one in info.fields
-    }
+    fields = {one.name: _of(one.type, characters_of(one.name)) for one in info.fields}
     needed = {one.name for one in info.fields if one.required}
     drawn = st.fixed_dictionaries(
         {name: value for name, value in fields.items() if name in needed},

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import ssl
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+import pytest
+
 from certificates import make_ca, make_certificate
 from observed_jobs import until
+from other_users import STRANGER
 from real_jobs import PATIENCE_S
 from real_teams import OBEY, Cluster
 
@@ -40,6 +44,11 @@ def one_line_from(cluster: Cluster, name: str) -> str:
     return lines[0]
 
 
+def parent_of(pid: int) -> int:
+    with open(f"/proc/{pid}/stat") as words:
+        return int(words.read().rpartition(")")[2].split()[1])
+
+
 def undisturbed(cluster: Cluster, *names: str) -> None:
     """Fail unless these agents and their workers are as they were."""
     assert cluster.is_quiet()
@@ -63,8 +72,9 @@ def test_nodes_that_know_the_token_take_part_and_others_do_not(tmp_path: Path) -
             with open(f"/proc/{agent.pid}/cmdline", "rb") as words:
                 assert TOKEN.encode() not in words.read()
         for start in starts.values():
-            with open(f"/proc/{start.pid}/environ", "rb") as variables:
-                assert b"HOLDFAST_TOKEN" not in variables.read()
+            for pid in (start.pid, parent_of(start.pid)):  # Its keeper, whose it could read.
+                with open(f"/proc/{pid}/environ", "rb") as variables:
+                    assert b"HOLDFAST_TOKEN" not in variables.read()
             seen = tmp_path / f"environ-{start.rank}"
             until(lambda seen=seen: seen.exists() or None)  # type: ignore[misc]
             assert "HOLDFAST_TOKEN" not in seen.read_text()
@@ -83,6 +93,31 @@ def test_a_token_may_be_in_a_file_that_the_settings_name(tmp_path: Path) -> None
         for start in cluster.generation(2).values():
             start.finish()
         assert cluster.codes() == {"a": 0, "b": 0}
+
+
+@pytest.mark.parametrize("key", ["tls_cacert=/no/such/ca.pem", "token=secret", "tls_verify=1"])
+def test_a_job_does_not_run_without_the_protection_that_was_asked_for(
+    tmp_path: Path, key: str
+) -> None:
+    with Cluster(tmp_path, OBEY, nnodes="1:2") as cluster:
+        cluster.start("a", conf=key)
+        code, said = cluster.agents["a"].end()
+        assert code == 2
+        assert said.count("\n") == 1
+        assert key.partition("=")[0] in said
+        assert cluster.is_quiet()
+
+
+def test_another_users_file_is_not_taken_for_the_token(tmp_path: Path) -> None:
+    """Its owner would know it, and be in the job."""
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    os.chown(file, STRANGER, STRANGER)
+    with Cluster(tmp_path, OBEY, nnodes="1:2") as cluster:
+        cluster.start("a", env={"HOLDFAST_TOKEN_FILE": str(file)})
+        assert str(STRANGER) in one_line_from(cluster, "a")
+        assert cluster.is_quiet()
 
 
 def test_a_token_that_the_coordinator_does_not_have_is_said(tmp_path: Path) -> None:

@@ -114,6 +114,19 @@ def test_a_node_joins_a_running_job(tmp_path: Path) -> None:
             assert "Traceback" not in agent.said()
 
 
+def test_workers_are_not_given_the_token(tmp_path: Path) -> None:
+    """torchrun itself gives them all that it has in its environment."""
+    with TorchrunCluster(tmp_path, nnodes="2") as cluster:
+        for name in "ab":
+            cluster.start(name, env={"HOLDFAST_TOKEN": "a token that both were given"})
+        starts = cluster.generation(2)
+        for start in starts.values():
+            with open(f"/proc/{start.pid}/environ", "rb") as variables:
+                assert b"HOLDFAST_TOKEN" not in variables.read()
+            start.finish()
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
 def test_the_others_go_on_without_a_node_that_left_and_one_that_died(tmp_path: Path) -> None:
     with TorchrunCluster(tmp_path, nnodes="1:3") as cluster:
         cluster.start_with_host("a", "b", "c")

@@ -364,6 +364,14 @@ def _port(text: str, flag: str) -> int:
     return whole_number(text, flag, most=PORT_MAX)
 
 
+def _address(text: str, flag: str) -> str:
+    from holdfast.core.protocol import ADDRESS_CHARS
+
+    if text.strip(ADDRESS_CHARS):
+        reject(text, flag, "is not an address", "a host name or an IP address, without brackets")
+    return text
+
+
 def _start_method(text: str, flag: str) -> str:
     return one_of(text, flag, START_METHODS)
 
@@ -524,7 +532,7 @@ FLAGS = (
     ),
     Flag(
         RENDEZVOUS, "--local-addr", None, "HOST",
-        "address of this node to announce to the others (as the coordinator sees it)",
+        "address of this node to announce to the others (as the coordinator sees it)", _address,
     ),
 )  # fmt: skip
 

@@ -30,6 +30,8 @@ NODE_ID_CHARS_MAX = 200
 RUN_ID_CHARS_MAX = 1_000
 NAME_CHARS_MAX = 255
 """A host, an address, a role, a label."""
+ADDRESS_CHARS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._:%-"
+"""What host names and addresses consist of, with the zone that an IPv6 address may have."""
 SUMMARY_CHARS_MAX = 4_000
 """A failure in one line."""
 WHY_CHARS_MAX = 2_000
@@ -389,6 +391,7 @@ Message = Status | Heartbeat | Ack | View
 def sound_status(status: Status) -> Status:
     """Return a status as it may be used; raise `ValueError` if it may not be."""
     check_names(status.run_id, *names_in(status.info))
+    check_address(status.info.address)
     check_settings(status.settings)
     failure = sound_failure(status.failure)
     if failure is status.failure and status.stuck.isprintable():
@@ -398,7 +401,8 @@ def sound_status(status: Status) -> Status:
 
 def sound_view(view: View) -> View:
     """Do the same for a view."""
-    check_names(view.run_id, view.node, view.master_addr)
+    check_names(view.run_id, view.node)
+    check_address(view.master_addr)
     failure = sound_failure(view.failure)
     if failure is view.failure and f"{view.why}{view.held_back}{view.slow}".isprintable():
         return view
@@ -438,6 +442,12 @@ def check_names(*names: str) -> None:
         return
     bad = next(name for name in names if not name.isprintable())
     raise ValueError(f"control characters in {quoted(repr(bad))}")
+
+
+def check_address(text: str) -> None:
+    """Raise `ValueError` for what is no host: it becomes a variable, and scripts put that in shells."""
+    if text.strip(ADDRESS_CHARS):
+        raise ValueError(f"{quoted(repr(text))} is not a host name or an IP address")
 
 
 def reason(text: str) -> str:

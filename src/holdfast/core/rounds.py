@@ -93,6 +93,7 @@ from holdfast.core.protocol import (
     Status,
     View,
     Why,
+    check_address,
     check_names,
     check_settings,
     names_in,
@@ -285,6 +286,9 @@ def sound_job(job: Job) -> Job:
         names += names_in(one.info)
         one.failure = sound_failure(one.failure)
     check_names(*names)
+    check_address(job.coordinator_address)
+    for info in (*job.members, *(one.info for one in job.nodes.values())):
+        check_address(info.address)
     for incarnation, fate in job.retired.items():
         if not fate.why.isprintable():
             job.retired[incarnation] = msgspec.structs.replace(fate, why=reason(fate.why))

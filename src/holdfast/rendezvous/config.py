@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from holdfast import console
-from holdfast.core.protocol import NODE_ID_CHARS_MAX, PORT_MAX
+from holdfast.core.protocol import NODE_ID_CHARS_MAX, PORT_MAX, check_address
 from holdfast.errors import UsageError
 from holdfast.rendezvous.worker_store import workers_serve_by_environment
 
@@ -58,6 +58,11 @@ class RendezvousParameters:
             raise UsageError(f"--nnodes: {min_nodes} nodes are too few; accepted: from 1")
         if max_nodes < min_nodes:
             raise UsageError(f"--nnodes: {min_nodes}:{max_nodes}: the maximum is below the minimum")
+        if local_addr:
+            try:
+                check_address(local_addr)
+            except ValueError as problem:
+                raise UsageError(f"--local-addr: {problem}") from None
         self.backend = backend
         self.endpoint = endpoint
         self.run_id = run_id

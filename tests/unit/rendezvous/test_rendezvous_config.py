@@ -205,3 +205,12 @@ def test_keys_that_only_a_shared_state_has_a_use_for(
     assert not caplog.messages
     assert getattr(parse(**{key: "0.5"}), key) == KEY_OF[key].default
     assert len(caplog.messages) == 1
+
+
+@pytest.mark.parametrize("address", ["$(reboot)", "a b", "[::1]", "x\ny"])
+def test_an_address_that_is_none_is_refused_before_others_hear_of_it(address: str) -> None:
+    for good in (None, "10.0.0.7", "fe80::1%eth0", "node_7.example.org"):
+        RendezvousParameters("c10d", "", "job", 1, 1, good)
+    with pytest.raises(UsageError, match=r"^--local-addr: ") as refused:
+        RendezvousParameters("c10d", "", "job", 1, 1, address)
+    assert "\n" not in str(refused.value)

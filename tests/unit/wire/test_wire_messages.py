@@ -75,7 +75,7 @@ def test_sensible_values_pass(message: Message) -> None:
         (STATUS, "rank", [-2, 1_000_000]),
         (STATUS, "report", [b"x" * (protocol.REPORT_BYTES_MAX + 1)]),
         (STATUS, "info.node", ["", "x" * 201, "a\nb"]),
-        (STATUS, "info.address", ["x" * 256, "\x7f"]),
+        (STATUS, "info.address", ["x" * 256, "\x7f", "a b", "$(id)", "a;b", "x\n", "[::1]", "é"]),
         (STATUS, "info.local_world_size", [0, 100_001]),
         (STATUS, "info.ports", [(-1, 0), (0, 65536), (), (1,) * 17]),
         (STATUS, "settings.min_nodes", [0, 4, 1_000_001]),
@@ -84,6 +84,7 @@ def test_sensible_values_pass(message: Message) -> None:
         (VIEW, "failure.summary", ["x" * 4001]),
         (VIEW, "world_size", [-1, 10**11 + 1]),
         (VIEW, "master_port", [-1, 65536]),
+        (VIEW, "master_addr", ["`id`", "a'b", "-o ProxyCommand=x"]),
     ],
 )
 def test_absurd_values_are_refused(message: Any, path: str, values: list[object]) -> None:
@@ -135,7 +136,7 @@ def test_the_largest_messages_fit_into_a_frame() -> None:
     status = replace(
         STATUS,
         run_id=run_id,
-        info=replace(INFO, node=node, role=name, host=name, label=name, address=name),
+        info=replace(INFO, node=node, role=name, host=name, label=name, address="x" * len(name)),
         phase=NodePhase.FAILED,
         failure=Failure(node=node, host=name, summary=WIDE * protocol.SUMMARY_CHARS_MAX),
         report=b"x" * protocol.REPORT_BYTES_MAX,
