@@ -176,7 +176,8 @@ def agent(endpoint):
     config = LaunchConfig(
         min_nodes=1, max_nodes=3, nproc_per_node=2, run_id="job", rdzv_backend="etcd",
         rdzv_endpoint=endpoint, rdzv_configs={"last_call_timeout": 60}, max_restarts=0)
-    print(*elastic_launch(config, work)().values(), flush=True)
+    ranks = elastic_launch(config, work)().values()
+    os.write(1, "".join(f"{rank}\\n" for rank in ranks).encode())  # Whole, among threads.
 
 if __name__ == "__main__":
     server = EtcdServer()
