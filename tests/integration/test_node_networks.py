@@ -53,6 +53,25 @@ def test_nodes_that_share_a_home_have_a_token_by_themselves_and_a_stranger_has_n
         assert cluster.codes() == {"a": 0, "b": 0, "guess": 78, "bare": 78}
 
 
+def test_a_stranger_who_is_let_in_does_not_take_the_place_of_a_node_that_is_alive(
+    tmp_path: Path, network: Network
+) -> None:
+    """With `auth=none`, as everywhere before: it came as rank 0, and all workers met at its host."""
+    with NetworkCluster(tmp_path, network, "2") as cluster:
+        cluster.await_coordinator(cluster.start_on("a", conf="auth=none,node_id=victim"))
+        cluster.start_on("b", conf="auth=none")
+        workers = meeting(cluster, *"ab")
+        attack = "auth=none,node_id=victim,is_host=0"
+        cluster.start(
+            "stranger", "--local-addr=203.0.113.66", conf=attack, before=network.inside(2)
+        )
+        cluster.agents["stranger"].says("is in the job as victim")
+        assert cluster.agents["stranger"].end()[0] == 78
+        assert cluster.is_quiet()
+        finish(workers)
+        assert cluster.codes() == {"a": 0, "b": 0, "stranger": 78}
+
+
 @pytest.mark.parametrize("alias", ["127.0.0.1", "127.0.1.1"])
 def test_a_host_that_knows_itself_as_loopback_can_be_met_by_the_others(
     tmp_path: Path, network: Network, alias: str
