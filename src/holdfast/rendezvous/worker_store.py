@@ -154,7 +154,14 @@ class WorkerStore:
         from holdfast.store.tcp.forwarding import Forwarder
 
         port = self._given[generation] = self._reserve(LOOPBACK)
-        forwarder = Forwarder(port.listener(), host, number, key, generation)
+        forwarder = Forwarder(
+            port.listener(),
+            host,
+            number,
+            key,
+            generation,
+            lambda why: self._failed(generation, why),
+        )
         self._forwarders[generation] = forwarder
         forwarder.start()
 

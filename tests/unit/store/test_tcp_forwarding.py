@@ -126,6 +126,31 @@ def test_a_store_that_does_not_answer_is_not_waited_for_for_ever(
     assert len(said) == 1
 
 
+def test_a_forwarder_that_fails_says_so_and_a_forked_child_has_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(_self: Forwarder) -> None:
+        raise RuntimeError("on purpose")
+
+    failures: list[str] = []
+    told = threading.Event()
+
+    def failed(why: str) -> None:
+        failures.append(why)
+        told.set()
+
+    monkeypatch.setattr(Forwarder, "_accept", fail)
+    with ReservedPort(listening=True, address=US) as held:
+        forwarder = Forwarder(held.listener(), US, 9, KEY, GENERATION, failed)
+        forwarder.start()
+        assert as_user(0, lambda: str(forwarder._listener.fileno())) == "-1"
+        with socket.create_connection((US, held.number), PATIENCE_S):
+            assert told.wait(PATIENCE_S)
+        forwarder.close()
+    assert "on purpose" in failures[0]
+    assert "on purpose" in caplog.text
+
+
 def test_what_was_changed_on_the_way_ends_the_connection(
     store: TcpStoreServer, forward: Callable[..., int], said: list[str]
 ) -> None:

@@ -18,6 +18,7 @@ import time
 from holdfast import console
 from holdfast.net.addresses import resolve_within
 from holdfast.net.endpoints import format_endpoint
+from holdfast.net.listening import raise_descriptor_limit
 from holdfast.net.peer_user import NOBODY, is_own_user, user_of
 from holdfast.wire.errors import WireError
 from holdfast.wire.store_proof import FORWARD, AgentProof
@@ -38,8 +39,12 @@ PROVE_S = 60.0
 """How long the store may take to accept a connection: its agent may be slower than the workers."""
 BACKLOG = 4096
 WARNINGS_MAX = 3
+NO_ROOM_S = 0.2  # The pause in accepting when no descriptor is left.
 _IN, _OUT = select.EPOLLIN, select.EPOLLOUT
 _BUSY = (errno.EAGAIN, errno.EINPROGRESS)
+
+
+_running: set[Forwarder] = set()
 
 
 class _End:
@@ -74,8 +79,15 @@ class Forwarder:
     """Forwards from a listening socket, which belongs to it from now on, to a store; until `close`."""
 
     def __init__(
-        self, listener: _socket.socket, host: str, port: int, key: bytes, generation: int
+        self,
+        listener: _socket.socket,
+        host: str,
+        port: int,
+        key: bytes,
+        generation: int,
+        on_failure: Callable[[str], None] | None = None,
     ) -> None:
+        self._on_failure = on_failure
         self._listener = listener
         self._host = host
         self._port = port
@@ -96,6 +108,7 @@ class Forwarder:
         self._listener.listen(BACKLOG)
         self._epoll.register(self._listener.fileno(), _IN)
         self._epoll.register(self._wake, _IN)
+        _running.add(self)
         self._thread.start()
 
     def close(self) -> None:
@@ -105,15 +118,31 @@ class Forwarder:
         self._closed.set()
         os.eventfd_write(self._wake, 1)
         self._thread.join()
+        _running.discard(self)
         for end in tuple(self._ends.values()):
             self._end(end.forward)
         self._epoll.close()
         self._listener.close()
         os.close(self._wake)
 
+    def abandon(self) -> None:
+        """In a forked child, whose these connections are not: close its copies."""
+        for one in (self._listener, *(end.socket for end in self._ends.values())):
+            one.close()
+        self._epoll.close()
+        os.close(self._wake)
+
     # The loop.
 
     def _run(self) -> None:
+        try:
+            self._forward()
+        except BaseException as error:  # noqa: BLE001 (nobody else would hear of it)
+            console.error(f"workers here cannot reach their store: {console.describe(error)}")
+            if self._on_failure is not None:
+                self._on_failure(console.describe(error))
+
+    def _forward(self) -> None:
         try:
             self._addresses = resolve_within(self._host, self._port, RESOLVE_S)
         except OSError as error:
@@ -143,7 +172,9 @@ class Forwarder:
     def _accept(self) -> None:
         try:
             descriptor, _ = self._listener._accept()  # type: ignore[attr-defined]
-        except OSError:
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE) and not raise_descriptor_limit():
+                self._closed.wait(NO_ROOM_S)
             return
         worker = _socket.socket(fileno=descriptor)
         user = user_of(worker)
@@ -154,24 +185,31 @@ class Forwarder:
                 )
             worker.close()
             return
+        try:
+            store = self._connect(self._addresses[0])
+        except OSError as error:
+            self._fail(error.strerror or str(error))
+            worker.close()
+            return
         worker.setblocking(False)  # noqa: FBT003 (the name says it)
         worker.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
-        address = self._addresses[0]
+        forward = _Forward(worker, store, AgentProof(self._key, self._generation, FORWARD))
+        self._unproven[forward] = None
+        for end in (forward.worker, forward.store):
+            self._ends[end.socket.fileno()] = end
+            self._watch(end)
+
+    def _connect(self, address: Address) -> _socket.socket:
+        """Begin to connect to the store, or raise `OSError`."""
         store = _socket.socket(address.family, _socket.SOCK_STREAM)
         store.setblocking(False)  # noqa: FBT003 (the name says it)
         store.setsockopt(_socket.IPPROTO_TCP, _socket.TCP_NODELAY, 1)
         store.setsockopt(_socket.SOL_SOCKET, _socket.SO_KEEPALIVE, 1)
         problem = store.connect_ex(address.sockaddr)
         if problem and problem not in _BUSY:
-            self._fail(os.strerror(problem))
-            worker.close()
             store.close()
-            return
-        forward = _Forward(worker, store, AgentProof(self._key, self._generation, FORWARD))
-        self._unproven[forward] = None
-        for end in (forward.worker, forward.store):
-            self._ends[end.socket.fileno()] = end
-            self._watch(end)
+            raise OSError(problem, os.strerror(problem))
+        return store
 
     def _on_ready(self, end: _End, events: int) -> None:
         forward = end.forward
@@ -265,3 +303,12 @@ class Forwarder:
                 f"workers here cannot reach their store of generation {self._generation} at "
                 f"{where}: {problem}"
             )
+
+
+def _after_fork() -> None:
+    for forwarder in _running:
+        forwarder.abandon()
+    _running.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
