@@ -267,7 +267,7 @@ def test_functions_are_launched_over_several_nodes(tmp_path: Path, method: str) 
             [sys.executable, str(program), endpoint, workers, method],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "HOLDFAST_TOKEN": "secret"},
+            env={**os.environ, "HOLDFAST_TOKEN": "a secret of two nodes"},
         )
         for workers in ("1", "2")
     ]
