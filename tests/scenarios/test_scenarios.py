@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 import pytest
+from cluster_members import ClusterPlayer
 from etcd_nodes import EtcdPlayer
 from many_nodes import CoordinatedPlayer, CoordinatorPlayer, RoundsPlayer, SessionPlayer
 from one_node import StoppingPlayer, SupervisionPlayer
@@ -21,6 +22,7 @@ from shared_nodes import SharedStatePlayer
 from transcripts import Transcript
 
 from holdfast.core import coordinated_supervision, rounds, session, supervision
+from holdfast.core.etcd.cluster import MemberEffect, MemberEvent, MemberState
 from holdfast.core.etcd.session import SessionEffect, SessionEvent, SessionState
 from holdfast.core.protocol import NodeRole
 from holdfast.core.rounds import JobPhase
@@ -44,6 +46,7 @@ PLAYERS: dict[str, type[Player]] = {
     "etcd_session": EtcdPlayer,
     "etcd_election": EtcdPlayer,
     "etcd_leader": EtcdPlayer,
+    "etcd_cluster": ClusterPlayer,
 }
 
 
@@ -177,3 +180,12 @@ def test_the_transcripts_on_etcd_have_every_state_event_and_effect() -> None:
     assert player.states == {*SessionState}
     assert player.events == {*get_args(SessionEvent)}
     assert player.effects == {*get_args(SessionEffect)}
+
+
+def test_the_transcripts_of_clusters_have_every_state_event_and_effect() -> None:
+    player = ClusterPlayer()
+    for path in transcripts("etcd_cluster"):
+        Transcript(path.read_text()).replayed(player)
+    assert player.states == {*MemberState}
+    assert player.events == {*get_args(MemberEvent)}
+    assert player.effects == {*get_args(MemberEffect)}
