@@ -119,8 +119,12 @@ class Job:
 
 
 def children(pid: int) -> list[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as listing:
-        return [int(word) for word in listing.read().split()]
+    """Return the processes that any thread of this one has started."""
+    found = []
+    for task in os.listdir(f"/proc/{pid}/task"):
+        with open(f"/proc/{pid}/task/{task}/children") as listing:
+            found += [int(word) for word in listing.read().split()]
+    return found
 
 
 class Watched:

@@ -12,14 +12,14 @@ import socket
 import subprocess
 import textwrap
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.etcd.process import hold_port
 from real_jobs import HOLDFAST, PATIENCE_S, SCRIPT_HEAD, News, Watched, children
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
     from typing import Self
 
@@ -345,3 +345,25 @@ def free_port(host: str = "127.0.0.1") -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+@contextmanager
+def held_pairs(count: int) -> Iterator[list[int]]:
+    """Hold so many ports of which the next one is held too, for programs that need both."""
+    with ExitStack() as held:
+        pairs: list[int] = []
+        while len(pairs) < count:
+            first = hold_port()
+            port: int = first.getsockname()[1]
+            second = socket.socket()
+            second.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                second.bind(("127.0.0.1", port + 1))
+            except (OSError, OverflowError):
+                first.close()
+                second.close()
+                continue
+            held.enter_context(first)
+            held.enter_context(second)
+            pairs.append(port)
+        yield pairs

@@ -33,7 +33,7 @@ README_LINES_MAX = 120
 # shown as a line may then stand anywhere in a line.
 MIXED_CHARS_MIN = 10
 RUN = "<!-- run -->"
-MEETING_PLACES = ("c10d", "static", "file", "etcd")  # etcd-v2 is another name for etcd.
+MEETING_PLACES = ("c10d", "static", "file", "etcd", "ha")  # etcd-v2 is another name for etcd.
 PORT = "29400"  # In a block that is run, it stands for any port that is free.
 ANYTHING = "..."
 KNOWN_FLAGS = {"-h", "--help"} | {

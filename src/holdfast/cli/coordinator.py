@@ -52,6 +52,9 @@ examples:
   holdfast coordinator --endpoint head --rdzv-conf tls_cert=head.pem,tls_key=head.key
       with TLS; agents get tls_ca
 
+  holdfast coordinator --ha node0,node1,login --rdzv-id my-job
+      on login: a third vote in the cluster of a job of two machines
+
 SIGINT or SIGTERM stops it. Agents keep their workers running and wait for a
 coordinator to be back at the endpoint.
 """
@@ -91,6 +94,20 @@ def build_parser() -> argparse.ArgumentParser:
         "over stays over",
     )
     parser.add_argument(
+        "--ha",
+        default="",
+        metavar="HOST[:PORT],...",
+        help="be one of the machines that run the etcd of a job with --ha, instead of a coordinator; "
+        "the same list as for holdfast run",
+    )
+    parser.add_argument(
+        "--rdzv-id",
+        "--rdzv_id",
+        default="none",
+        metavar="ID",
+        help="run id of the job; with --ha only (none)",
+    )
+    parser.add_argument(
         "--ready-fd",
         type=int,
         default=-1,
@@ -120,6 +137,10 @@ def execute(args: argparse.Namespace) -> None:
     from holdfast.net.token import choose_token
 
     console.check_level()
+    if args.ha:
+        with _story(args.story):
+            _be_member(args)
+        return
     host, port = parse_rendezvous_endpoint(args.endpoint, DEFAULT_PORT, flag="--endpoint")
     config = _config(args)
     token = choose_token(
@@ -221,6 +242,57 @@ def _serve(
         checking.cancel()
         await server.stop()
         return signum
+
+    signum = asyncio.run(serve())
+    raise SignalException(f"stopped by {in_words(signum)}", signum)
+
+
+def _be_member(args: argparse.Namespace) -> None:
+    """Run a member of a job's cluster until a signal comes, through as many runs as there are."""
+    import asyncio
+    import signal
+
+    from holdfast import console
+    from holdfast.etcd.cluster_list import advice, parse_machines
+    from holdfast.launcher.cluster_member import running_member
+    from holdfast.processes.signals import SignalException, in_words
+    from holdfast.rendezvous.config import RendezvousParameters, parse
+    from holdfast.rendezvous.ha import list_of
+
+    if args.endpoint != DEFAULT_ENDPOINT or args.state:
+        other = "--state" if args.state else "--endpoint"
+        raise UsageError(f"{other}: conflicts with --ha; accepted: one of the two")
+    warning = advice(len(parse_machines(args.ha)))
+    if warning:
+        console.warning(f"--ha: {warning}")
+    given = parse_rdzv_conf(args.rdzv_conf)
+    params = RendezvousParameters("ha", args.ha, args.rdzv_id, 1, 1, **given)
+    patience_s = parse(params).coordinator_timeout
+    machines = list_of(params)
+
+    async def serve() -> signal.Signals:
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[signal.Signals | None] = asyncio.Queue()
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(signum, news.put_nowait, signum)
+
+        def over() -> None:
+            loop.call_soon_threadsafe(news.put_nowait, None)
+
+        while True:
+            with running_member(machines, patience_s=patience_s, on_over=over) as member:
+                if member is None:
+                    raise UsageError(
+                        f"--ha: {args.ha!r} does not name this machine, or an agent of the job here has "
+                        "its place; accepted: a list with an address of this machine"
+                    )
+                _print_line(f"a member of the cluster of job {args.rdzv_id!r} at {member.name}")
+                _announce(args.ready_fd, int(member.name.rpartition(":")[2]))
+                args.ready_fd = -1
+                end = await news.get()
+            if end is not None:
+                return end
+            _print_line(f"job {args.rdzv_id!r}: all others have left; ready for the next run")
 
     signum = asyncio.run(serve())
     raise SignalException(f"stopped by {in_words(signum)}", signum)

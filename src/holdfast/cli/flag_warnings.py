@@ -60,7 +60,7 @@ def _warn_one_node(args: Arguments, config: LaunchConfig) -> None:
 
 def _warn_loopback(args: Arguments, config: LaunchConfig) -> None:
     """Warn about a default endpoint that other machines cannot reach."""
-    if args.rdzv_endpoint:
+    if config.rdzv_backend == "ha" or args.rdzv_endpoint:
         return
     backend = str(args.rdzv_backend)
     if backend == "static" and args.master_addr == STATIC_HOST:

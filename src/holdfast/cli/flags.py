@@ -519,6 +519,11 @@ FLAGS = (
         RENDEZVOUS, "--rdzv-endpoint", "", "HOST[:PORT]",
         "address of the coordinator (the agent on that host runs it), or the etcd endpoints",
     ),
+    Flag(
+        RENDEZVOUS, "--ha", "", "HOST[:PORT],...",
+        "survive the loss of any machine: these, best three, run an etcd of the job's own; the same list "
+        "on every node (none)",
+    ),
     Flag(RENDEZVOUS, "--rdzv-id", "none", "ID", "run id of the job, the same on every node (none)"),
     Flag(RENDEZVOUS, "--rdzv-conf", "", "K=V,...", "rendezvous settings"),
     Flag(RENDEZVOUS, "--node-rank", 0, "N", "rank of this node; static only (0)", _count),

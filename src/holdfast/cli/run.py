@@ -164,6 +164,8 @@ def execute(args: Arguments) -> None:
 def _with_rendezvous(args: Arguments) -> Arguments:
     """Return the arguments with the rendezvous of a single node that asks for none."""
     max_nodes = parse_min_max_nnodes(args.nnodes)[1]
+    if getattr(args, "ha", ""):
+        args = _with_ha(args)
     backend = str(args.rdzv_backend)
     if args.standalone and max_nodes > 1:
         flags.reject(
@@ -188,6 +190,25 @@ def _with_rendezvous(args: Arguments) -> Arguments:
             )
         if args.master_port is not None:
             console.warning(f"--master-port is ignored by --rdzv-backend {backend}")
+    return args
+
+
+def _with_ha(args: Arguments) -> Arguments:
+    """Return the arguments with the rendezvous of `--ha`."""
+    from holdfast.etcd.cluster_list import advice, parse_machines
+
+    ha = str(args.ha)
+    backend = str(args.rdzv_backend)
+    if args.standalone or backend not in ("static", "ha"):
+        other = "--standalone" if args.standalone else f"--rdzv-backend {backend}"
+        flags.reject(args.ha, "--ha", f"conflicts with {other}", "one of the two")
+    if args.rdzv_endpoint:
+        flags.reject(args.rdzv_endpoint, "--rdzv-endpoint", "conflicts with --ha", "one of the two")
+    warning = advice(len(parse_machines(ha, source=flags.source_of(args.ha, "--ha"))))
+    if warning:
+        console.warning(f"--ha: {warning}")
+    args = type(args)(**vars(args))
+    args.rdzv_backend, args.rdzv_endpoint = "ha", ha
     return args
 
 

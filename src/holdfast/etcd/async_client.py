@@ -12,9 +12,17 @@ done yet, or that doing it twice does no harm. Otherwise the answer is `ProblemK
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
-from holdfast.core.etcd.calls import Answer, Change, Problem, ProblemKind, Request
+from holdfast.core.etcd.calls import (
+    Answer,
+    Change,
+    MemberRequest,
+    Members,
+    Problem,
+    ProblemKind,
+    Request,
+)
 from holdfast.errors import HoldfastError
 from holdfast.etcd import protocol
 from holdfast.etcd.diagnose import diagnose_silence
@@ -171,7 +179,17 @@ class AsyncEtcdClient:
 
     # Calls.
 
-    async def call(self, request: Request, *, limit_s: float | None = None) -> Answer:
+    @overload
+    async def call(self, request: Request, *, limit_s: float | None = None) -> Answer: ...
+
+    @overload
+    async def call(
+        self, request: MemberRequest, *, limit_s: float | None = None
+    ) -> Members | Problem: ...
+
+    async def call(
+        self, request: Request | MemberRequest, *, limit_s: float | None = None
+    ) -> Answer | Members:
         """Return etcd's answer, or a `Problem`; nothing is raised but `CancelledError`.
 
         The limit, by default `settings.call_s`, is for all endpoints together. An endpoint that
@@ -194,7 +212,7 @@ class AsyncEtcdClient:
         finally:
             self._slots.release()
 
-    async def _call(self, request: Request, deadline: float) -> Answer:
+    async def _call(self, request: Request | MemberRequest, deadline: float) -> Answer | Members:
         path, body = protocol.encode(request)
         attempts = self._attempts(deadline, may_repeat=protocol.may_repeat(request))
         while (at := await self._next(attempts)) is not None:

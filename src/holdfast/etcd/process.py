@@ -71,18 +71,23 @@ class EtcdNotReady(EnvironmentProblem, TimeoutError):
     """The etcd process runs, but was not ready in time."""
 
 
-def find_binary() -> str:
-    """Return the path of etcd: the one named, else one beside this Python, else one in PATH."""
+def find_binary(*, path_first: bool = False) -> str:
+    """Return the path of etcd: the one named, else one beside this Python, else one in PATH.
+
+    With `path_first` the last two are in the other order.
+    """
     named = os.environ.get(BINARY_VARIABLE, "")
     if named:
         if not Path(named).is_file():
             raise EnvironmentProblem(f"{BINARY_VARIABLE}={named} is not a file", hint=INSTALL)
         return str(Path(named).absolute())
     beside = Path(sys.executable).parent
-    found = shutil.which("etcd", path=str(beside)) or shutil.which("etcd")
-    if found is None:
-        raise EnvironmentProblem(f"there is no etcd in {beside} or in PATH", hint=INSTALL)
-    return str(Path(found).absolute())
+    places: list[str | None] = [str(beside), None]
+    for place in reversed(places) if path_first else places:
+        found = shutil.which("etcd", path=place)
+        if found is not None:
+            return str(Path(found).absolute())
+    raise EnvironmentProblem(f"there is no etcd in {beside} or in PATH", hint=INSTALL)
 
 
 def hold_port(host: str = LOOPBACK) -> socket.socket:

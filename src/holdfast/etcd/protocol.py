@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.etcd.calls import (
+    AddMember,
     Answer,
     Change,
     Compare,
@@ -29,10 +30,14 @@ from holdfast.core.etcd.calls import (
     KeepAlive,
     KeptAlive,
     KeyValue,
+    ListMembers,
+    MemberRequest,
+    Members,
     Op,
     Problem,
     ProblemKind,
     Put,
+    RemoveMember,
     Request,
     Revoke,
     Revoked,
@@ -44,6 +49,7 @@ from holdfast.printable import one_line, quoted
 
 RANGE, DELETE_RANGE = "/v3/kv/range", "/v3/kv/deleterange"
 TXN, GRANT, KEEP_ALIVE = "/v3/kv/txn", "/v3/lease/grant", "/v3/lease/keepalive"
+MEMBERS, STATUS = "/v3/cluster/member", "/v3/maintenance/status"
 REVOKE, WATCH, AUTHENTICATE = "/v3/lease/revoke", "/v3/watch", "/v3/auth/authenticate"
 
 NO_GATEWAY = (
@@ -257,6 +263,24 @@ class _Authenticated(msgspec.Struct):
     token: str
 
 
+class _Member(msgspec.Struct):
+    ID: int
+    peerURLs: tuple[str, ...] = ()  # noqa: N815 (etcd's name)
+
+
+class _MembersAnswer(msgspec.Struct):
+    members: tuple[_Member, ...] = ()
+
+
+class _StatusHeader(msgspec.Struct):
+    cluster_id: int = 0
+
+
+class _Status(msgspec.Struct):
+    header: _StatusHeader
+    leader: int = 0
+
+
 class _Event(msgspec.Struct):
     kv: KeyValue
     type: str = "PUT"
@@ -290,14 +314,22 @@ _lease = msgspec.json.Decoder(_Lease, strict=False)
 _lease_line = msgspec.json.Decoder(_LeaseLine, strict=False)
 _watch_line = msgspec.json.Decoder(_WatchLine, strict=False)
 _authenticated = msgspec.json.Decoder(_Authenticated)
+_members = msgspec.json.Decoder(_MembersAnswer, strict=False)
+_status = msgspec.json.Decoder(_Status, strict=False)
 _encoder = msgspec.json.Encoder()
 
 
 # Requests.
 
 
-def encode(request: Request) -> tuple[str, bytes]:
+def encode(request: Request | MemberRequest) -> tuple[str, bytes]:
     """Return the path and the body of a request."""
+    if isinstance(request, ListMembers):
+        return f"{MEMBERS}/list", b"{}"
+    if isinstance(request, AddMember):
+        return f"{MEMBERS}/add", _encoder.encode({"peerURLs": [request.peer_url]})
+    if isinstance(request, RemoveMember):
+        return f"{MEMBERS}/remove", _encoder.encode({"ID": str(request.id)})
     if isinstance(request, Txn):
         plain = _plain_operation(request)
         if plain is not None:
@@ -329,14 +361,14 @@ def encode_user(user: str, password: str) -> bytes:
     return _encoder.encode({"name": user, "password": password})
 
 
-def may_repeat(request: Request) -> bool:
+def may_repeat(request: Request | MemberRequest) -> bool:
     """Whether it does no harm if a request is performed twice.
 
     A lease that is granted twice ends unused; a lease is revoked once, as its id is never reused.
     """
     if isinstance(request, Txn):
         return all(isinstance(one, Get) for one in (*request.success, *request.failure))
-    return True
+    return not isinstance(request, AddMember)
 
 
 def _plain_operation(request: Txn) -> Get | Delete | None:
@@ -388,11 +420,16 @@ def _range(key: bytes, end: bytes) -> dict[str, Any]:
 # Answers.
 
 
-def decode(request: Request, status: int, body: bytes) -> Answer | Refusal:
+def decode(
+    request: Request | MemberRequest, status: int, body: bytes
+) -> Answer | Members | Refusal:
     """Return etcd's answer to a request."""
     try:
         if status != OK:
             return _missing_lease(request, decode_refusal(status, body))
+        if isinstance(request, MemberRequest):
+            members = _members.decode(body).members
+            return Members({url: one.ID for one in members for url in one.peerURLs})
         if isinstance(request, Txn):
             if _plain_operation(request) is not None:
                 answer = _plain.decode(body)
@@ -424,6 +461,24 @@ def decode_token(status: int, body: bytes) -> str | Refusal:
             return _not_understood(error)
     refusal = decode_refusal(status, body)
     return "" if refusal.code is ErrorCode.AUTH_NOT_ENABLED else refusal
+
+
+def decode_value(body: bytes) -> bytes | None:
+    """Return the value of the one key that was read, or None."""
+    try:
+        found = _plain.decode(body).kvs
+    except msgspec.MsgspecError:
+        return None
+    return found[0].value if found else None
+
+
+def decode_status(body: bytes) -> tuple[str, bool] | None:
+    """Return what a member says of itself: its cluster, and whether that has a leader."""
+    try:
+        status = _status.decode(body)
+    except msgspec.MsgspecError:
+        return None
+    return f"{status.header.cluster_id:x}", status.leader != 0
 
 
 def decode_line(line: bytes) -> WatchEvents | Refusal:
@@ -472,7 +527,7 @@ def _txn_done(request: Txn, answer: _TxnAnswer) -> TxnDone:
     return TxnDone(answer.header.revision, answer.succeeded, results, deleted)
 
 
-def _missing_lease(request: Request, refusal: Refusal) -> Answer | Refusal:
+def _missing_lease(request: Request | MemberRequest, refusal: Refusal) -> Answer | Refusal:
     """The end of a lease is no problem for a request that revokes or renews it."""
     if refusal.problem.kind is ProblemKind.LEASE_GONE:
         if isinstance(request, KeepAlive):

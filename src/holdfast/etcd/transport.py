@@ -124,9 +124,10 @@ class HttpConnection(asyncio.Protocol):
         token: str = "",
         *,
         limit_s: float,
+        wants_leader: bool = True,
     ) -> Reply:
         """Send a request and return the whole answer, or raise `ConnectionProblem`."""
-        reply = self._send(path, body, token)
+        reply = self._send(path, body, token, wants_leader=wants_leader)
         timer = self._loop.call_later(limit_s, self._silent, limit_s)
         try:
             return await reply
@@ -159,7 +160,9 @@ class HttpConnection(asyncio.Protocol):
         """End the connection now; a request under way fails with this reason."""
         self._fail(ConnectionProblem(why, kind))
 
-    def _send(self, path: str, body: bytes, token: str) -> asyncio.Future[Reply]:
+    def _send(
+        self, path: str, body: bytes, token: str, *, wants_leader: bool = True
+    ) -> asyncio.Future[Reply]:
         if self._problem is not None:
             raise ConnectionProblem(self._problem.why, self._problem.kind)
         assert self.is_idle, "one request at a time"
@@ -168,9 +171,10 @@ class HttpConnection(asyncio.Protocol):
             ("Host", self._host_header),
             ("Content-Type", "application/json"),
             ("Content-Length", str(len(body))),
-            # A member that has lost its leader says so at once, instead of after a while.
-            ("Grpc-Metadata-Hasleader", "true"),
         ]
+        if wants_leader:
+            # A member that has lost its leader says so at once, instead of after a while.
+            headers.append(("Grpc-Metadata-Hasleader", "true"))
         if token:
             headers.append(("Authorization", token))
         http = self._http
@@ -402,14 +406,21 @@ async def _wrap(
     connected: socket.socket, host_header: str, tls: ssl.SSLContext | None, server_name: str
 ) -> HttpConnection:
     connection = HttpConnection(host_header)
+    loop = asyncio.get_running_loop()
     try:
-        await asyncio.get_running_loop().create_connection(
-            lambda: connection,
-            sock=connected,
-            ssl=tls,
-            server_hostname=server_name if tls is not None else None,
-        )
+        plain, _ = await loop.create_connection(lambda: connection, sock=connected)
     except BaseException:
         connected.close()
         raise
+    if tls is None:
+        return connection
+    try:
+        wrapped = await loop.start_tls(plain, connection, tls, server_hostname=server_name)
+    except BaseException:
+        # Not by closing the socket: the loop would take the next that has its number for this one.
+        plain.abort()
+        raise
+    if wrapped is None:
+        raise ConnectionResetError
+    connection.connection_made(wrapped)
     return connection

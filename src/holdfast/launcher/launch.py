@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast.launcher.config import LaunchConfig
     from holdfast.processes.failures.failure import ChildFailedError
     from holdfast.processes.logs.specs import LogsSpecs
+    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.handler import RendezvousHandler
 
 
@@ -119,8 +120,27 @@ def _launch(
     health_check_server: HealthServer | None,
 ) -> dict[int, Any]:
     check_binding(config)
-    logs_specs = logs_of_this_launch(config)
     run_id = config.run_id or os.urandom(16).hex()
+    if config.rdzv_backend != "ha":
+        return _run(config, run_id, entrypoint, args, health_check_server)
+    from holdfast.launcher.cluster_member import running_member
+    from holdfast.rendezvous import config as settings
+    from holdfast.rendezvous.ha import list_of
+
+    params = parameters_of(config, run_id)
+    patience_s = settings.parse(params).coordinator_timeout
+    with running_member(list_of(params), patience_s=patience_s):
+        return _run(config, run_id, entrypoint, args, health_check_server)
+
+
+def _run(
+    config: LaunchConfig,
+    run_id: str,
+    entrypoint: Callable[..., Any] | str,
+    args: list[Any],
+    health_check_server: HealthServer | None,
+) -> dict[int, Any]:
+    logs_specs = logs_of_this_launch(config)
     handler = rendezvous_of(config, run_id)
     agent = make_agent(config, logs_specs, entrypoint, args, handler, health_check_server)
     looking_on = LaunchObservers(config, logs_specs)
@@ -200,22 +220,28 @@ def rendezvous_of(config: LaunchConfig, run_id: str) -> RendezvousHandler:
             worker_store=config.worker_store or workers_serve_by_environment(),
             store_access=store_access_of(config),
         )
-    from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.registry import get_rendezvous_handler
+
+    return get_rendezvous_handler(parameters_of(config, run_id, local_addr))
+
+
+def parameters_of(
+    config: LaunchConfig, run_id: str, local_addr: str | None = None
+) -> RendezvousParameters:
+    """Return what a configuration says of the rendezvous."""
+    from holdfast.rendezvous.config import RendezvousParameters
 
     settings = dict(config.rdzv_configs)
     if config.worker_store:
         settings["worker_store"] = True
-    return get_rendezvous_handler(
-        RendezvousParameters(
-            backend=config.rdzv_backend,
-            endpoint=config.rdzv_endpoint,
-            run_id=run_id,
-            min_nodes=config.min_nodes,
-            max_nodes=config.max_nodes,
-            local_addr=local_addr,
-            **settings,
-        )
+    return RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=local_addr,
+        **settings,
     )
 
 

@@ -191,9 +191,10 @@ def _checked(name: str, given: timedelta | None, default_s: float) -> timedelta:
 
 
 COORDINATED = ("c10d", "static")
-MEETING = ("c10d", "static", "file", "etcd", "etcd-v2")
+MEETING = ("c10d", "static", "file", "etcd", "etcd-v2", "ha")
 SHARED = ("file",)
 ETCD = ("etcd", "etcd-v2")
+GUARDED = (*COORDINATED, "ha")
 
 
 class Key(NamedTuple):
@@ -223,11 +224,11 @@ KEYS = (
         "the time between two heartbeats of a node"),
     Key("keep_alive_max_attempt", "count", 5, MEETING,
         "a node is lost after so many intervals without a heartbeat"),
-    Key("timeout", "seconds", None, ("static", *ETCD),
-        "the join_timeout of static and etcd, where that is not given"),
+    Key("timeout", "seconds", None, ("static", *ETCD, "ha"),
+        "the join_timeout of static, etcd and ha, where that is not given"),
     Key("rank", "number", None, ("static",),
         "the node's number, as given by --node-rank"),
-    Key("read_timeout", "seconds", None, ("c10d", *ETCD),
+    Key("read_timeout", "seconds", None, ("c10d", *ETCD, "ha"),
         "how long a coordinator or etcd that was never reached is tried"),
     Key("is_host", "switch", None, ("c10d",),
         "whether this node serves the coordinator; else whoever can bind the endpoint does"),
@@ -243,20 +244,20 @@ KEYS = (
         "a file in which the coordinator keeps where its jobs are, for the next one"),
     Key("on_lost", "stop|run", None, MEETING,
         "what a node does that is cut off: stop its workers before others may take their place "
-        "(the default with etcd), or let them run (with all others)"),
+        "(the default with etcd and ha), or let them run (with all others)"),
     Key("advertised_port", "port", None, COORDINATED,
         "the port that agents with a token dial, if another is forwarded to the coordinator's"),
-    Key("token_file", "path", None, COORDINATED,
+    Key("token_file", "path", None, GUARDED,
         "a file with the secret that nodes and coordinator share"),
-    Key("auth", "token|none", None, COORDINATED,
+    Key("auth", "token|none", None, GUARDED,
         "with none everybody who reaches the coordinator is let in; with token nobody without the "
         "token, on loopback either"),
     Key("tls", "psk", None, COORDINATED,
         "psk: encrypt by keys made of the token, without certificates; needs Python 3.13 everywhere"),
-    Key("tls_cert", "path", None, COORDINATED, "the certificate to show, in PEM"),
-    Key("tls_key", "path", None, COORDINATED, "the key of the certificate, in PEM"),
-    Key("tls_ca", "path", None, COORDINATED, "the certificates to trust, in PEM"),
-    Key("tls_server_name", "text", None, (*COORDINATED, *ETCD),
+    Key("tls_cert", "path", None, GUARDED, "the certificate to show, in PEM"),
+    Key("tls_key", "path", None, GUARDED, "the key of the certificate, in PEM"),
+    Key("tls_ca", "path", None, GUARDED, "the certificates to trust, in PEM"),
+    Key("tls_server_name", "text", None, (*GUARDED, *ETCD),
         "the name the coordinator's or etcd's certificate is for, if not the endpoint's host"),
     Key("rank_order", "stable|host|label", "stable", MEETING,
         "how nodes are ranked: as they came, or grouped by host or by label"),
@@ -285,7 +286,7 @@ KEYS = (
     Key("etcd_prefix", "text", "/torchelastic/p2p", ETCD, "the prefix of the jobs' keys in etcd"),
 )  # fmt: skip
 
-BACKENDS = ("c10d", "static", "file", "etcd", "etcd-v2")
+BACKENDS = ("c10d", "static", "file", "etcd", "etcd-v2", "ha")
 SAME_AS = {"holdfast": "c10d"}
 """torchrun's name for our rendezvous is accepted here too."""
 
@@ -436,7 +437,7 @@ def warn_about_unused(
             kin.isdisjoint(key.backends) or (shares_state and protects)
         ):
             console.warning(f"--rdzv-conf: {name} has no effect with {_where(backend)}")
-    if shares_state or kin.isdisjoint(COORDINATED):
+    if shares_state or kin.isdisjoint(GUARDED):
         from holdfast.wire.handshake import FILE_VARIABLE, VARIABLE
 
         for variable in (FILE_VARIABLE, VARIABLE):

@@ -475,8 +475,11 @@ class EtcdConnection(AgentConnection):
         self._session = EtcdSession(
             run_id=self.run_id, info=self._info, prefix=self._prefix, lease_s=self._lease_s
         )
-        self._connector = EtcdConnector(etcd, self._session, self._lease_s)
+        self._connector = self._make_connector(etcd, self._session)
         return self._connector
+
+    def _make_connector(self, etcd: AsyncEtcdClient, session: EtcdSession) -> EtcdConnector:
+        return EtcdConnector(etcd, session, self._lease_s)
 
     async def _end(self, drain_s: float) -> None:
         if self._connector is not None:
@@ -506,6 +509,7 @@ class EtcdHandler(CoordinatorHandler):
 
     decider = "etcd"
     on_lost = "stop"
+    connection_type = EtcdConnection
 
     def __init__(self, params: RendezvousParameters, *, etcd: EtcdSettings | None = None) -> None:
         self._etcd = etcd or etcd_settings_of(params)
@@ -520,7 +524,7 @@ class EtcdHandler(CoordinatorHandler):
 
     def describe_refusal(self, why: str, reason: RefusalReason | None = None) -> str:
         """Return why this node cannot be in the job, in one line."""
-        return f"etcd at {super().describe_refusal(why, reason)}"
+        return f"{self.decider} at {super().describe_refusal(why, reason)}"
 
     @property
     def lease_s(self) -> float:
@@ -533,10 +537,10 @@ class EtcdHandler(CoordinatorHandler):
             heartbeat_s=lease_s / HEARTBEATS_PER_LEASE,
             silence_s=lease_s,
             away_s=conf.coordinator_timeout,
-            first_contact_s=conf.read_timeout or FIRST_CONTACT_S,
+            first_contact_s=conf.read_timeout or self._first_contact_s(),
             needs_answers=self._stops_alone,
         )
-        connection = EtcdConnection(
+        connection = self.connection_type(
             self._etcd,
             prefix=config.value_of(self._params, "etcd_prefix"),
             run_id=self._params.run_id,
@@ -547,6 +551,9 @@ class EtcdHandler(CoordinatorHandler):
         )
         connection.start()
         return connection
+
+    def _first_contact_s(self) -> float:
+        return FIRST_CONTACT_S
 
     def _address(self) -> tuple[str, int]:
         return self._etcd.endpoints[0]

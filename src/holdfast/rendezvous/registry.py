@@ -143,6 +143,12 @@ def _create_on_etcd(params: RendezvousParameters) -> RendezvousHandler:
     return create_etcd_handler(params)
 
 
+def _create_ha(params: RendezvousParameters) -> RendezvousHandler:
+    from holdfast.rendezvous.ha import create_ha_handler
+
+    return create_ha_handler(params)
+
+
 rendezvous_handler_registry: RendezvousHandlerRegistry = RegistryWithPlugins()
 for _name, _creator in {
     "c10d": _create_c10d,
@@ -151,6 +157,7 @@ for _name, _creator in {
     "file": _create_file,
     "etcd": _create_on_etcd,
     "etcd-v2": _create_on_etcd,
+    "ha": _create_ha,
 }.items():
     rendezvous_handler_registry.register(_name, _creator)
 

@@ -117,6 +117,28 @@ class Revoke(msgspec.Struct, frozen=True):
 Request = Txn | Grant | KeepAlive | Revoke
 
 
+# Requests about the cluster itself.
+
+
+class ListMembers(msgspec.Struct, frozen=True):
+    """Read who is a member, as most of the members know it."""
+
+
+class AddMember(msgspec.Struct, frozen=True):
+    """Make a voter of a member that will be at this URL."""
+
+    peer_url: str
+
+
+class RemoveMember(msgspec.Struct, frozen=True):
+    """Take a member out of the cluster, for good."""
+
+    id: int
+
+
+MemberRequest = ListMembers | AddMember | RemoveMember
+
+
 # Answers.
 
 
@@ -149,6 +171,12 @@ class KeptAlive(msgspec.Struct, frozen=True):
 
 class Revoked(msgspec.Struct, frozen=True):
     """A lease is gone."""
+
+
+class Members(msgspec.Struct, frozen=True):
+    """The members of the cluster: the URL of each with its id."""
+
+    ids: dict[str, int]
 
 
 class ProblemKind(Enum):

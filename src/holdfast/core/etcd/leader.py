@@ -597,6 +597,8 @@ class Leadership:
         self.state = LeaderState.FOLLOWING
         self.led: LedJob | None = None
         self.ops_max = OPS_MAX
+        self.fence_base = 0
+        """What fences are above besides etcd's revision, for an etcd that is younger than the run id."""
         self.is_observed = False
         """Whether `last_write` is wanted."""
         self.last_write: LeaderWrite | None = None
@@ -764,9 +766,11 @@ class Leadership:
             if report is not None:
                 reports.append(report)
         alive = {(one.status.info.node, one.status.info.incarnation) for one in reports}
+        job = inherit(record, alive, self.election.term, self._run_id, self._lease_s)
+        job.fence_floor += self.fence_base
         self.led = led = LedJob(
             now,
-            inherit(record, alive, self.election.term, self._run_id, self._lease_s),
+            job,
             step_s=self._lease_s / STEPS_PER_LEASE,
             roll_call=roll_call_number(roll_call[0].value) if roll_call else 0,
             strict=self._strict,

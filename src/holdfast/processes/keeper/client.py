@@ -140,6 +140,11 @@ class Keeper:
         prestarted, Keeper._prestarted = Keeper._prestarted, None
         if prestarted is not None and prestarted._owner == os.getpid():  # not a forked copy's
             return prestarted
+        return cls.start_another()
+
+    @classmethod
+    def start_another(cls) -> Keeper:
+        """Return a keeper for something else than workers; one that was prestarted is for these."""
         try:
             script = cls._open_program()
         except OSError as error:

@@ -1,0 +1,212 @@
+"""The list of `--ha`: which machines run a member of a job's etcd, at which ports, and how it is guarded.
+
+All that is here follows from the command line and the token, so that every machine comes to the same.
+Each machine has two ports, for clients and, one above it, for the other members. Both are guarded alike:
+
+=================================  ================================================================
+`tls_cert`, `tls_key`, `tls_ca`    both sides show these certificates
+a token                            both sides show certificates made with it (`net.token_certificates`)
+neither                            plain HTTP: on loopback, or with `auth=none`
+=================================  ================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.errors import UsageError
+from holdfast.etcd.settings import EtcdSettings
+from holdfast.net.addresses import names_loopback
+from holdfast.net.endpoints import format_endpoint, split_endpoint
+from holdfast.net.token import choose_token
+from holdfast.wire.handshake import job_token
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Mapping
+
+FLAG = "--ha"
+DEFAULT_PORT = 29410
+MACHINES_MAX = 7
+"""With more, every decision only waits for more machines."""
+PORT_MAX = 65_534  # The next one is for the members.
+RECORD = b"/holdfast/cluster"
+"""The key of a cluster's own record, which says whose it is."""
+CLAIM = b"/holdfast/claim"
+LEAVING = b"/holdfast/leaving/"
+
+
+class ClusterRecord(msgspec.Struct, frozen=True):
+    """What is stored in a cluster when it begins."""
+
+    run_id: str
+    founding: str
+    at_ms: int
+
+
+class Guard(msgspec.Struct, frozen=True):
+    """The files of certificates, in PEM: the authority's, one to show and its key."""
+
+    ca: str
+    cert: str
+    key: str
+
+
+class ClusterList(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines of one job's cluster."""
+
+    run_id: str
+    machines: tuple[tuple[str, int], ...]
+    files: Guard | None = None
+    """Certificates of the user's."""
+    token: bytes | None = None
+    """The job's, that certificates are made with."""
+    server_name: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each machine as a person writes it, with its port."""
+        return tuple(format_endpoint(*one) for one in self.machines)
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.files is not None or self.token is not None else "http"
+
+    def peer_urls(self) -> dict[str, str]:
+        """Return by its name where each member is found by the others."""
+        return {
+            name: f"{self.scheme}://{format_endpoint(host, port + 1)}"
+            for name, (host, port) in zip(self.names, self.machines, strict=True)
+        }
+
+    def client_settings(self, guard: Guard | None, first: str = "") -> EtcdSettings:
+        """Return how to reach the cluster, with certificates as `Certificates` has them.
+
+        `first` is the machine that is asked first.
+        """
+        order = sorted(self.machines, key=lambda one: format_endpoint(*one) != first)
+        if guard is None:
+            return EtcdSettings(endpoints=tuple(order))
+        return EtcdSettings(
+            endpoints=tuple(order),
+            tls=True,
+            ca=guard.ca,
+            cert=guard.cert,
+            key=guard.key,
+            server_name=self.server_name,
+        )
+
+
+def parse_machines(text: str, *, source: str = FLAG) -> tuple[tuple[str, int], ...]:
+    """Return host and port of each machine of a list with commas."""
+    machines: list[tuple[str, int]] = []
+    for part in text.split(","):
+        try:
+            host, port = split_endpoint(part.strip(), DEFAULT_PORT, port_min=1)
+            if port > PORT_MAX:
+                raise ValueError(f"has a port above {PORT_MAX}")
+        except ValueError as problem:
+            raise UsageError(
+                f"{source}: {part.strip()!r} {problem}; accepted: HOST or HOST:PORT of up to "
+                f"{MACHINES_MAX} machines, with commas"
+            ) from None
+        machines.append((host, port))
+    taken = [one for host, port in machines for one in ((host, port), (host, port + 1))]
+    if len(taken) != len(set(taken)):
+        raise UsageError(
+            f"{source}: {text!r} names a machine twice; accepted: one entry for each, which has its "
+            "port and the next"
+        )
+    if len(machines) > MACHINES_MAX:
+        raise UsageError(f"{source}: {len(machines)} machines; accepted: up to {MACHINES_MAX}")
+    return tuple(machines)
+
+
+def advice(count: int) -> str:
+    """Return why so many machines are no better than one less, or nothing."""
+    if count % 2:
+        return ""
+    return (
+        f"{count} machines survive the loss of {(count - 1) // 2}, as {count - 1} do, and one more can "
+        f"be lost; list {count - 1} or {count + 1}"
+    )
+
+
+def cluster_list(
+    machines: tuple[tuple[str, int], ...],
+    run_id: str,
+    *,
+    environ: Mapping[str, str],
+    token_file: str | None = None,
+    auth: str | None = None,
+    tls: tuple[str | None, str | None, str | None] = (None, None, None),
+    server_name: str = "",
+) -> ClusterList:
+    """Return the list with what guards it; `tls` has `tls_ca`, `tls_cert` and `tls_key`."""
+    ca, cert, key = tls
+    files = Guard(ca, cert, key) if ca and cert and key else None
+    if (ca or cert or key) and files is None:
+        raise UsageError(
+            f"{FLAG}: members and nodes show each other certificates; accepted: tls_cert, tls_key and "
+            "tls_ca, or none of them and a token"
+        )
+    if files is not None:
+        return ClusterList(run_id=run_id, machines=machines, files=files, server_name=server_name)
+    # All are started with one list, and come to one answer: a token if any of it is not loopback.
+    host = next((one for one, _ in machines if not names_loopback(one)), machines[0][0])
+    token = choose_token(host, environ, token_file=token_file, auth=auth)
+    return ClusterList(
+        run_id=run_id,
+        machines=machines,
+        token=job_token(token, run_id) if token is not None else None,
+    )
+
+
+class Certificates:
+    """The certificates of one process, as files as long as it is open.
+
+    They are in memory, in no folder: nothing is left of them, however the process ends.
+    """
+
+    def __init__(self, of: ClusterList, *, serves: bool = False) -> None:
+        self._fds: list[int] = []
+        self.guard = of.files
+        self.pem: tuple[bytes, bytes, bytes] | None = None
+        if of.token is None:
+            return
+        from holdfast.net.token_certificates import make_certificate
+
+        own = ("localhost", "127.0.0.1", "::1")  # etcd connects to itself.
+        hosts = dict.fromkeys((*(host for host, _ in of.machines), *own)) if serves else ()
+        self.pem = made = make_certificate(of.token, tuple(hosts))
+        paths = []
+        for data in made:
+            fd = os.memfd_create("holdfast-certificate")
+            self._fds.append(fd)
+            os.write(fd, data)
+            paths.append(f"/proc/self/fd/{fd}")
+        self.guard = Guard(*paths)
+
+    def client_context(self) -> ssl.SSLContext | None:
+        """Return the context of a client, or None without TLS."""
+        if self.guard is None:
+            return None
+        from holdfast.net import tls
+
+        return tls.client_context(self.guard.ca, self.guard.cert, self.guard.key)
+
+    def server_context(self) -> ssl.SSLContext | None:
+        """Return the context of a server that demands a certificate, or None without TLS."""
+        if self.guard is None:
+            return None
+        from holdfast.net import tls
+
+        return tls.server_context(self.guard.cert, self.guard.key, self.guard.ca)
+
+    def close(self) -> None:
+        """Forget them."""
+        while self._fds:
+            os.close(self._fds.pop())

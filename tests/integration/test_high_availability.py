@@ -1,0 +1,288 @@
+"""Real jobs whose own machines run their etcd (`--ha`).
+
+Where machines matter they have networks of their own: 0, 1 and 2 are listed, 3 is not. Agents are named
+by their machine and a letter: `0a` and `0b` are two that were on machine 0, one after the other.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import ssl
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+from chaos.network import Network, address, missing
+
+from certificates import make_ca, make_certificate
+from holdfast.net.token_certificates import make_certificate as make_token_certificate
+from real_jobs import HOLDFAST, PATIENCE_S, Watched
+from real_teams import OBEY, QUICK, Agent, Cluster, descendants, held_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from real_teams import Start
+
+LISTED = 3
+MACHINES = 4
+# Longer than etcd takes to elect another leader, with time to spare.
+SOON_LOST = "keep_alive_interval=0.6,keep_alive_max_attempt=5"
+JOINED = "has a member of the cluster"
+
+
+class OwnCluster(Cluster):
+    """Agents with `--ha`."""
+
+    def __init__(
+        self, folder: Path, nnodes: str, listed: str, script: str = OBEY, conf: str = ""
+    ) -> None:
+        every = ",".join(filter(None, (QUICK, SOON_LOST, conf)))
+        super().__init__(folder, script, nnodes=nnodes, backend="ha", endpoint=listed, conf=every)
+
+    def folders(self) -> list[str]:
+        """Return what members have in the folder for temporary files."""
+        return sorted(one.name for one in self._temporary.glob("holdfast-ha-*"))
+
+    def _run(self, name: str, command: list[str], env: Mapping[str, str]) -> Agent:
+        return super()._run(name, command, {"LOGLEVEL": "INFO", **env})
+
+    def start_member(self, name: str) -> Agent:
+        """Start a member alone."""
+        command = [*HOLDFAST, "coordinator", "--ha", self.endpoint, "--rdzv-id", self.run_id]
+        return self._run(name, command, {})
+
+
+class Machines(OwnCluster):
+    """Each agent on the machine that its name begins with."""
+
+    def __init__(self, folder: Path, network: Network, nnodes: str, conf: str = "") -> None:
+        super().__init__(folder, nnodes, ",".join(map(address, range(LISTED))), conf=conf)
+        self._network = network
+
+    def start_on(self, *names: str) -> None:
+        for name in names:
+            self.start(name, before=self._network.inside(int(name[0])))
+
+    def lose(self, name: str) -> None:
+        """End a machine, with all that it has."""
+        self.agents.pop(name).kill()
+
+
+@pytest.fixture
+def network() -> Iterator[Network]:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    made = Network(MACHINES)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def listed() -> Iterator[str]:
+    """Three places on this machine, each with its two ports."""
+    with held_pairs(LISTED) as ports:
+        yield ",".join(f"127.0.0.1:{port}" for port in ports)
+
+
+def finish(starts: dict[str, Start]) -> None:
+    for start in starts.values():
+        start.finish()
+
+
+def etcd_of(agent: Agent) -> int:
+    """Return the process of an agent's member."""
+    return next(pid for pid in descendants(agent.pid) if name_of(pid) == "etcd")
+
+
+def name_of(pid: int) -> str:
+    with open(f"/proc/{pid}/comm") as name:
+        return name.read().strip()
+
+
+def test_each_machine_is_lost_and_replaced_by_an_empty_one_then_most_are_cut_off_and_back(
+    tmp_path: Path, network: Network
+) -> None:
+    with Machines(tmp_path, network, "2:4") as cluster:
+        cluster.start_on("0a", "1a", "2a", "3a")
+        numbers = [cluster.generation(4)["3a"].generation]
+        for machine in range(LISTED):
+            cluster.lose(f"{machine}a")
+            if machine == 0:
+                numbers.append(cluster.generation(3)["3a"].generation)
+            cluster.start_on(f"{machine}b")
+            numbers.append(cluster.generation(4)["3a"].generation)
+            cluster.agents[f"{machine}b"].says(JOINED)
+        for machine in (0, 1):
+            network.cut(machine)
+        for name in ("0b", "1b", "2b", "3a"):
+            cluster.agents[name].says("the workers were killed")
+        for machine in (0, 1):
+            network.heal(machine)
+        starts = cluster.generation(4)
+        numbers.append(starts["3a"].generation)
+        assert numbers == sorted(set(numbers))
+        finish(starts)
+        assert cluster.codes() == {"0b": 0, "1b": 0, "2b": 0, "3a": 0}
+
+
+def test_most_machines_lost_at_once_end_the_job_and_their_successors_wait_for_that(
+    tmp_path: Path, network: Network
+) -> None:
+    """The new machines could make a cluster at once; but the last old one may still run workers."""
+    with Machines(tmp_path, network, "1:3", "coordinator_timeout=3") as cluster:
+        cluster.start_on("0a", "1a", "2a")
+        before = cluster.generation(3)
+        for name in ("0a", "1a"):
+            cluster.lose(name)
+        cluster.start_on("0b", "1b")
+        code, said = cluster.agents.pop("2a").end()
+        assert code == 78, said
+        assert address(0) in said
+        Watched(before["2a"].pid).gone_already()
+        starts = cluster.generation(2)
+        assert starts.keys() == {"0b", "1b"}
+        finish(starts)
+        assert cluster.codes() == {"0b": 0, "1b": 0}
+
+
+def test_an_etcd_that_ends_or_hangs_costs_nothing_and_a_killed_agent_leaves_nothing(
+    tmp_path: Path, listed: str
+) -> None:
+    with OwnCluster(tmp_path, "2:3", listed) as cluster:
+        cluster.start_all("a", "b", "c")
+        starts = cluster.generation(3)
+        assert len(cluster.folders()) == LISTED
+        hung = etcd_of(cluster.agents["a"])
+        os.kill(hung, signal.SIGSTOP)
+        os.kill(etcd_of(cluster.agents["b"]), signal.SIGKILL)  # Most of them, for a moment.
+        cluster.agents["b"].says("etcd on this machine ended")
+        os.kill(hung, signal.SIGCONT)
+        cluster.agents["b"].says(JOINED, times=2)
+        assert cluster.is_quiet()
+        agent = cluster.agents.pop("c")
+        member = Watched(etcd_of(agent))
+        agent.signal(signal.SIGKILL)
+        agent.process.wait(PATIENCE_S)
+        member.all_gone()
+        after = cluster.generation(2)
+        assert len(cluster.folders()) == 2
+        assert after["a"].generation > starts["a"].generation
+        finish(after)
+        assert cluster.codes() == {"a": 0, "b": 0}
+        assert cluster.folders() == []
+
+
+def test_strangers_are_kept_out_and_another_job_is_told_who_has_the_ports(
+    tmp_path: Path, listed: str
+) -> None:
+    with OwnCluster(tmp_path, "1", listed.partition(",")[0], conf="auth=token") as cluster:
+        agent = cluster.start("a")
+        starts = cluster.generation(1)
+        port = int(cluster.endpoint.rpartition(":")[2])
+        for one in (port, port + 1):
+            for certificate in (None, b"another token, as long as it should be"):
+                assert not lets_in(tmp_path, one, certificate)
+        other = subprocess.run(
+            [*HOLDFAST, "run", "--ha", cluster.endpoint, "--rdzv-id", "other", "train.py"],
+            capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE_S,
+        )  # fmt: skip
+        assert other.returncode == 78
+        assert re.search(rf"port {port}\b.* pid {etcd_of(agent)},", other.stderr), other.stderr
+        finish(starts)
+        assert cluster.codes() == {"a": 0}
+
+
+def lets_in(folder: Path, port: int, token: bytes | None) -> bool:
+    """Whether etcd answers somebody who has no certificate of the job's."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    if token is not None:
+        made = make_token_certificate(token)
+        for name in ("cert", "key"):
+            (folder / f"other.{name}").write_bytes(getattr(made, name))
+        context.load_cert_chain(folder / "other.cert", folder / "other.key")
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=10, context=context)
+    try:
+        connection.request("GET", "/version")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True
+
+
+def test_certificates_of_the_users_guard_both_ports(tmp_path: Path, listed: str) -> None:
+    ca = make_ca(tmp_path)
+    pair = make_certificate(ca, "machine")
+    conf = f"tls_cert={pair.cert},tls_key={pair.key},tls_ca={ca.cert}"
+    two = ",".join(listed.split(",")[:2])
+    with OwnCluster(tmp_path, "2", two, conf=conf) as cluster:
+        cluster.start_all("a", "b")
+        starts = cluster.generation(2)
+        port = int(two.rpartition(":")[2])
+        assert not lets_in(tmp_path, port, None)
+        finish(starts)
+        assert cluster.codes() == {"a": 0, "b": 0}
+
+
+SAVE = """
+def save(*_):
+    if AGENT == "slow":
+        time.sleep(3.5)  # Longer than a node that is cut off may run its workers.
+    tell(f"{AGENT} saved")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+tell(f"{AGENT} ready")
+forever()
+"""
+
+
+def test_a_member_stays_while_workers_of_others_still_save(tmp_path: Path, listed: str) -> None:
+    """All are told to stop at once. Without the quick ones' members, the slow one would be killed."""
+    with OwnCluster(tmp_path, "3", listed, SAVE) as cluster:
+        cluster.start_all("quick", "quicker", "slow")
+        names = {"quick", "quicker", "slow"}
+        said: dict[str, set[str]] = {name: set() for name in names}
+        told = False
+        while not all("saved" in words for words in said.values()):
+            name, what, *_ = cluster.news.next()
+            said[name].add(what)
+            if not told and all("ready" in words for words in said.values()):
+                told = True
+                for agent in cluster.agents.values():
+                    agent.signal(signal.SIGTERM)
+        assert set(cluster.codes().values()) == {128 + signal.SIGTERM}
+
+
+def test_a_member_alone_votes_in_one_run_after_the_other(tmp_path: Path, listed: str) -> None:
+    with OwnCluster(tmp_path, "2", listed) as cluster:
+        alone = cluster.start_member("alone")
+        fences = []
+        for run in ("first", "second"):
+            names = [f"{run}-{one}" for one in "ab"]
+            cluster.start_all(*names)
+            starts = cluster.generation(2)
+            fences.append(fence_of(starts[names[0]].pid))
+            finish(starts)
+            for name in names:
+                code, said = cluster.agents.pop(name).end()
+                assert code == 0, said
+        assert fences[0] < fences[1]
+        alone.signal(signal.SIGTERM)
+        assert cluster.codes() == {"alone": 128 + signal.SIGTERM}
+        assert cluster.folders() == []
+
+
+def fence_of(pid: int) -> int:
+    with open(f"/proc/{pid}/environ", "rb") as variables:
+        found = re.search(rb"HOLDFAST_FENCE=(\d+)", variables.read())
+    assert found is not None
+    return int(found[1])

@@ -1,0 +1,99 @@
+"""The list of `--ha`: machines, ports, and what guards them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from holdfast.errors import UsageError
+from holdfast.etcd.cluster_list import (
+    DEFAULT_PORT,
+    Certificates,
+    advice,
+    cluster_list,
+    parse_machines,
+)
+
+TOKEN = {"HOLDFAST_TOKEN": "a token that was drawn for this"}
+FILES = ("ca.pem", "cert.pem", "key.pem")
+
+
+def test_each_machine_has_a_port_and_the_next() -> None:
+    machines = parse_machines("node0, node1:7000,[fd00::1]:7000,fd00::2")
+    assert machines == (
+        ("node0", DEFAULT_PORT),
+        ("node1", 7000),
+        ("fd00::1", 7000),
+        ("fd00::2", DEFAULT_PORT),
+    )
+    listed = cluster_list(machines, "job", environ=TOKEN)
+    assert listed.peer_urls()["[fd00::1]:7000"] == "https://[fd00::1]:7001"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "node0,",
+        "node0,node0",
+        "a:7000,a:7001",
+        "a:0",
+        "a:65535",
+        "a:x",
+        "a b",
+        "a,b,c,d,e,f,g,h",
+    ],
+)
+def test_a_list_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="accepted"):
+        parse_machines(text)
+
+
+def test_even_numbers_are_advised_against() -> None:
+    assert [count for count in range(1, 8) if advice(count)] == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("machines", "how", "scheme"),
+    [
+        ("node0", {}, "https"),
+        ("localhost", {}, "https"),
+        ("node0", {"tls": FILES, "environ": {}}, "https"),
+        ("localhost,127.0.0.1:7000", {"environ": {}}, "http"),
+        ("node0", {"auth": "none", "environ": {}}, "http"),
+    ],
+)
+def test_what_guards_a_list(machines: str, how: dict[str, object], scheme: str) -> None:
+    chosen = {"environ": TOKEN, **how}
+    assert cluster_list(parse_machines(machines), "job", **chosen).scheme == scheme  # type: ignore[arg-type]
+
+
+def test_a_list_that_is_not_all_loopback_has_a_token_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cluster_list(parse_machines("localhost,node1"), "job", environ={}).token is not None
+    assert (tmp_path / ".holdfast" / "token").exists()
+
+
+def test_jobs_with_one_master_token_do_not_trust_each_other() -> None:
+    one, other = (cluster_list(parse_machines("node0"), job, environ=TOKEN) for job in ("a", "b"))
+    assert one.token != other.token
+
+
+def test_half_a_set_of_certificates_is_refused() -> None:
+    with pytest.raises(UsageError, match="tls_ca"):
+        cluster_list(parse_machines("node0"), "job", environ=TOKEN, tls=(None, "cert", "key"))
+
+
+def test_certificates_are_in_no_folder_and_gone_when_closed() -> None:
+    certificates = Certificates(cluster_list(parse_machines("node0"), "job", environ=TOKEN))
+    assert certificates.guard is not None
+    path = Path(certificates.guard.key)
+    assert b"PRIVATE KEY" in path.read_bytes()
+    assert "memfd:" in os.readlink(path)
+    assert certificates.client_context() is not None
+    certificates.close()
+    assert not path.exists()

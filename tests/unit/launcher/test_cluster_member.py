@@ -1,0 +1,83 @@
+"""What a machine needs before it can run a member: a program, and a place in the list."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.errors import EnvironmentProblem
+from holdfast.etcd.cluster_list import cluster_list, parse_machines
+from holdfast.launcher.cluster_member import find_etcd, find_place
+from real_teams import held_pairs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from holdfast.etcd.cluster_list import ClusterList
+
+ELSEWHERE = "192.0.2.1"
+
+
+def a_list(machines: str, run_id: str = "job") -> ClusterList:
+    return cluster_list(parse_machines(machines), run_id, environ={}, auth="none")
+
+
+@pytest.mark.parametrize(
+    ("says", "named"),
+    [
+        ("echo etcd Version: 3.3.27", "3.3"),
+        ("echo something else", "is not etcd"),
+        (None, "is not a file"),
+    ],
+)
+def test_a_program_that_will_not_do_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str | None, named: str
+) -> None:
+    program = tmp_path / "etcd"
+    if says is not None:
+        program.write_text(f"#!/bin/sh\n{says}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", str(program))
+    with pytest.raises(EnvironmentProblem, match=named) as refused:
+        find_etcd()
+    assert str(program) in str(refused.value)
+
+
+def test_a_machine_that_is_not_listed_has_no_place() -> None:
+    assert find_place(a_list(f"{ELSEWHERE}:7000")) is None
+
+
+def test_agents_of_one_job_on_one_machine_take_the_places_in_turn() -> None:
+    with held_pairs(2) as (first, second):
+        of = a_list(f"{ELSEWHERE}:7000,127.0.0.1:{first},127.0.0.1:{second}")
+        one, other = find_place(of), find_place(of)
+        assert one is not None
+        assert other is not None
+        assert (one.port, other.port) == (first, second)
+        assert find_place(of) is None
+        one.release()
+        again = find_place(of)
+        assert again is not None
+        assert again.port == first
+        for place in (other, again):
+            place.release()
+
+
+def test_the_place_of_another_job_is_refused_though_nobody_listens_there() -> None:
+    with held_pairs(1) as (port,):
+        place = find_place(a_list(f"127.0.0.1:{port}"))
+        assert place is not None
+        with pytest.raises(EnvironmentProblem, match=rf"port {port}\b"):
+            find_place(a_list(f"127.0.0.1:{port}", "other"))
+        place.release()
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_whoever_has_one_of_the_ports_is_named(offset: int) -> None:
+    with held_pairs(1) as (port,), socket.create_server(("127.0.0.1", port + offset)):
+        named = rf"port {port + offset}\b.* pid {os.getpid()},"
+        with pytest.raises(EnvironmentProblem, match=named):
+            find_place(a_list(f"127.0.0.1:{port}"))
