@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-# Says that the worker started, with all that the agents agreed on. `obey` waits for an order: to
-# end well (SIGUSR1), or to fail (SIGUSR2). Orders that come before it waits are not missed.
+# `started` says that the worker started, with all that the agents agreed on; it is called at once,
+# unless a script does so itself when it is prepared. `obey` waits for an order: to end well (SIGUSR1),
+# or to fail (SIGUSR2). Orders that come before it waits are not missed.
 TEAM_HEAD = (
     SCRIPT_HEAD
     + """
@@ -36,10 +37,12 @@ signal.pthread_sigmask(signal.SIG_BLOCK, ORDERS)
 def obey():
     if signal.sigwaitinfo(ORDERS).si_signo == signal.SIGUSR2:  # SIGINT ends this one.
         raise RuntimeError(f"{AGENT} was told to fail")
-tell(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} {NUMBER} {GENERATION} "
-     f"{E['MASTER_ADDR']}:{E['MASTER_PORT']}")
+def started():
+    tell(f"{AGENT} {E['RANK']} {E['WORLD_SIZE']} {NODE} {NODES} {NUMBER} {GENERATION} "
+         f"{E['MASTER_ADDR']}:{E['MASTER_PORT']}")
 """
 )
+STARTED = "started()\n"
 FOREVER = "forever()"
 OBEY = "obey()"
 
@@ -173,7 +176,8 @@ class Cluster:
         self._temporary = folder / "tmp"
         self._temporary.mkdir()
         self._script = folder / "train.py"
-        self._script.write_text(TEAM_HEAD + textwrap.dedent(script))
+        begin = "" if STARTED in script else STARTED
+        self._script.write_text(TEAM_HEAD + begin + textwrap.dedent(script))
 
     @property
     def endpoint(self) -> str:

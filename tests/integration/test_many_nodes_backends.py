@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
 
 from real_jobs import PATIENCE_S, News
-from real_teams import OBEY, TEAM_HEAD, Cluster
+from real_teams import OBEY, STARTED, TEAM_HEAD, Cluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -140,7 +139,7 @@ def test_a_handler_of_the_users_own_brings_agents_together(tmp_path: Path, news:
     """Nobody tells these agents anything: they look, every `monitor_interval`."""
     program, script = tmp_path / "program.py", tmp_path / "train.py"
     program.write_text(OWN_HANDLER)
-    script.write_text(TEAM_HEAD + textwrap.dedent(OBEY))
+    script.write_text(TEAM_HEAD + STARTED + OBEY)
     agents = []
     try:
         for name, workers in (("a", 1), ("b", 2)):

@@ -20,6 +20,7 @@ def save(*_):
     os._exit(0)
 if AGENT == "b" and NUMBER == 0:
     signal.signal(signal.SIGTERM, save)
+started()
 obey()
 """
 

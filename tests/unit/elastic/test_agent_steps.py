@@ -172,7 +172,7 @@ def test_a_loop_of_its_own_sees_the_failure_after_the_stop_too() -> None:
 
 
 def test_a_loop_of_its_own_is_left_by_a_signal() -> None:
-    agent = make(OwnLoop, "touch ready; sleep 1000")
+    agent = make(OwnLoop, "echo $$ > begun; mv begun ready; sleep 1000")
 
     def interrupt() -> None:
         while not Path("ready").exists():
@@ -185,9 +185,8 @@ def test_a_loop_of_its_own_is_left_by_a_signal() -> None:
         agent.run()
     thread.join()
     assert raised.value.sigval == signal.SIGTERM
-    pid = agent.get_worker_group().workers[0].id
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        os.kill(int(Path("ready").read_text()), 0)
 
 
 def test_a_wrapped_loop_is_still_the_loop_of_events() -> None:
