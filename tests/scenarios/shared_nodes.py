@@ -108,7 +108,9 @@ class SharedStatePlayer:
                 now,
                 run_id=RUN,
                 info=NodeInfo(
-                    node=name.partition("/")[0], incarnation=len(self.nodes) + 1, address=name
+                    node=name.partition("/")[0],
+                    incarnation=len(self.nodes) + 1,
+                    address=name.replace("/", "."),
                 ),
                 settings=self.settings,
                 timeouts=Timeouts(away_s=30.0),
