@@ -1,0 +1,33 @@
+"""What agents prove to the workers' store is not what can be read on the way to them."""
+
+from __future__ import annotations
+
+from holdfast.core.protocol import NodeRole, View
+from holdfast.rendezvous.config import RendezvousParameters
+from holdfast.rendezvous.coordinator import CoordinatorHandler
+from holdfast.wire.handshake import job_token
+
+VIEW = View(
+    run_id="job",
+    node="a",
+    incarnation=1,
+    term=1,
+    revision=1,
+    role=NodeRole.MEMBER,
+    store_key=bytes(32),
+)
+
+
+def key_with(token: bytes, run_id: str = "job") -> bytes:
+    handler = CoordinatorHandler(RendezvousParameters("c10d", "localhost:0", run_id, 1, 2))
+    handler._job_token = job_token(token, run_id) if token else b""
+    return handler._store_key(VIEW)
+
+
+def test_the_key_of_a_store_is_made_of_the_jobs_token_too() -> None:
+    token = b"a token of all these nodes"
+    assert key_with(b"") == VIEW.store_key
+    assert len({key_with(token), key_with(b"another token"), VIEW.store_key}) == 3
+    assert key_with(token) != key_with(token, "another job")
+    # Some agents may have been given the token of the job alone.
+    assert key_with(token) == key_with(job_token(token, "job"))
