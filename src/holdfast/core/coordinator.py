@@ -50,6 +50,7 @@ from holdfast.core.rounds import (
     NodesLost,
     Rounds,
     WaitTimers,
+    claims,
     close_broken,
     dated,
     likeliest_first,
@@ -178,7 +179,7 @@ class CoordinatorMachine:
                 return self._tick(now)
             case StatusReceived(status, address, local_address):
                 cause = cause or status.id
-                status = dated(now, status)
+                status = self._deferred(dated(now, status))
                 answer = self._answer_without_job(status, address)
                 rounds = self.jobs.get(status.run_id)
                 if rounds is not None and self._may_be_due_to_a_loss(rounds, status):
@@ -395,6 +396,22 @@ class CoordinatorMachine:
             and rounds.rank_table.incarnation_of(info.node) == info.incarnation
             and 0 <= rounds.seq_of(info.node, info.incarnation) < status.seq
             and len(job.members) - len(job.succeeded) > 1
+        )
+
+    def _deferred(self, status: Status) -> Status:
+        """Return a status without the failure that it reports before its round is known again.
+
+        The roll of a round that another coordinator formed can be called when all of it are back.
+        Until then the report is not acknowledged, so its node repeats it.
+        """
+        rounds = self.jobs.get(status.run_id)
+        is_known = rounds is not None and (
+            rounds.job.round_term > 0 or rounds.job.phase is JobPhase.CLOSED
+        )
+        if status.phase is not NodePhase.FAILED or not claims(status) or is_known:
+            return status
+        return msgspec.structs.replace(
+            status, seq=status.seq - 1, phase=NodePhase.RUNNING, failure=None, report=b""
         )
 
     def _ends_after_a_failure(self, status: Status) -> bool:
