@@ -23,9 +23,11 @@ import socket
 import sys
 import time
 from collections import deque
+from typing import TYPE_CHECKING
 
 from holdfast.coordinator.server import CoordinatorServer
 from holdfast.core.protocol import (
+    Ack,
     Failure,
     Heartbeat,
     JobSettings,
@@ -40,6 +42,9 @@ from holdfast.wire.frames import FrameReader, encode_frame
 from holdfast.wire.handshake import ClientHandshake
 from holdfast.wire.messages import decode
 
+if TYPE_CHECKING:
+    from holdfast.wire.sealing import Seal
+
 RUN_ID = "fleet"
 # The defaults of a job.
 SILENCE_S, GRACE_S, BEAT_S = 5.0, 0.2, 1.0
@@ -48,13 +53,14 @@ PAUSE_S = 1.5  # Before each restart, unless given: a heartbeat and a half.
 # Agents of real hosts do not wait for each other in one interpreter: so many connect at a time.
 IN_FLIGHT = 64
 READ_BYTES = 1 << 16
+NO_CALL = b"\xa4call\x00"  # In an acknowledgement that is no roll call.
 PR_SET_PDEATHSIG = 1  # The coordinator does not outlive this process.
 
 
 class Agent:
     """One connection, and the machine behind it."""
 
-    __slots__ = ("beat", "generation", "handshake", "link", "membership", "reader")
+    __slots__ = ("beat", "generation", "handshake", "link", "membership", "reader", "seals")
 
     def __init__(self, number: int, port: int, settings: JobSettings, token: bytes | None) -> None:
         self.membership = Session(
@@ -66,6 +72,7 @@ class Agent:
             draw=random.random,
         )
         self.handshake = ClientHandshake(token, run_id=RUN_ID, host="127.0.0.1", port=port)
+        self.seals: tuple[Seal, Seal] | None = None
         self.reader = FrameReader()
         self.generation = -1
         self.beat = b""
@@ -87,22 +94,26 @@ class Agent:
             if not self.handshake.done:
                 self.link.send(self.handshake.receive(body))
                 if self.handshake.done:
+                    self.seals = self.handshake.seals
                     self._perform(Connected())
                 continue
-            seals = self.handshake.seals
+            seals = self.seals
             if seals is not None:
                 body = seals[1].open(body)  # noqa: PLW2901 (it is the same, without its tag)
-            if b"\xa4view" in body[:16]:  # An acknowledgement changes nothing here.
-                view = decode(body)
-                assert isinstance(view, View)
-                self._perform(view)
-                if view.role is NodeRole.MEMBER and view.generation > self.generation:
-                    self.generation = view.generation
-                    self._perform(StatusChanged(NodePhase.RUNNING, view.generation))
+            if b"\xa4view" not in body[:16]:  # Most acknowledgements change nothing here.
+                if NO_CALL not in body:
+                    self._perform(decode(body))  # type: ignore[arg-type]
+                continue
+            view = decode(body)
+            assert isinstance(view, View)
+            self._perform(view)
+            if view.role is NodeRole.MEMBER and view.generation > self.generation:
+                self.generation = view.generation
+                self._perform(StatusChanged(NodePhase.RUNNING, view.generation))
         return self.generation > before
 
     def send(self, frame: bytes) -> None:
-        seals = self.handshake.seals
+        seals = self.seals
         self.link.send(frame if seals is None else seals[0].seal(frame))
 
     def fail(self) -> None:
@@ -110,7 +121,7 @@ class Agent:
         failure = Failure(node=node, rank=0, exitcode=-9, summary="killed", sudden=True)
         self._perform(StatusChanged(NodePhase.FAILED, self.generation, failure))
 
-    def _perform(self, event: Connected | StatusChanged | View) -> None:
+    def _perform(self, event: Connected | StatusChanged | View | Ack) -> None:
         for effect in self.membership.handle(time.monotonic(), event):
             if isinstance(effect, Send):
                 self.send(encode_frame(effect.message))

@@ -3,7 +3,7 @@
     wave.py {torchrun,holdfast} HANDLERS PROCESSES LIMIT_S
 
 The handlers are spread over a few processes, a thread each, as a machine with few cores allows; the
-server is in a process of its own. All settings are the defaults. The clock runs from the first
+server is in a process of its own. All settings are the defaults; `HOLDFAST_TOKEN` may be set. The clock runs from the first
 call of `next_rendezvous` to the last return; the answer is one line of JSON.
 """
 
@@ -143,11 +143,13 @@ def of_holdfast() -> tuple[Callable[[int], Any], Callable[[int, int], Any]]:
 
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.net.listening import try_bind
+    from holdfast.net.token import load_token
     from holdfast.rendezvous.config import RendezvousParameters
     from holdfast.rendezvous.registry import get_rendezvous_handler
 
     async def forever(listener: socket.socket) -> None:
-        server = CoordinatorServer(listener, silence_s=5.0, grace_s=0.2)
+        token = load_token(os.environ)  # Which the handlers have too.
+        server = CoordinatorServer(listener, silence_s=5.0, grace_s=0.2, token=token)
         await asyncio.Event().wait()
         del server
 

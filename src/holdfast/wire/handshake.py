@@ -75,6 +75,7 @@ SERVER = b"holdfast coordinator"
 CLIENT = b"holdfast agent"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
 """What the token of one job begins with; any other is a master token, good for all jobs."""
+SEAL_KEY_BYTES = 32
 Versions = tuple[int, int]
 OUR_VERSIONS: Versions = (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
 
@@ -134,9 +135,9 @@ class _Handshake:
 
     def _draw_seals(self, key: bytes, *, serving: bool) -> None:
         """Begin to seal, now that everything that can be proven has been said."""
-        ours, theirs = (SERVER, CLIENT) if serving else (CLIENT, SERVER)
-        mine, yours = (_mac(key, b"seal of " + side, *self._transcript) for side in (ours, theirs))
-        self._seals = Seal(mine), Seal(yours)
+        keys = _mac(key, b"holdfast seals", *self._transcript, size=2 * SEAL_KEY_BYTES)
+        of_client, of_server = Seal(keys[:SEAL_KEY_BYTES]), Seal(keys[SEAL_KEY_BYTES:])
+        self._seals = (of_server, of_client) if serving else (of_client, of_server)
 
 
 class ClientHandshake(_Handshake):
@@ -370,14 +371,14 @@ def _proof_of_server(key: bytes, hello: bytes, challenge: Challenge) -> bytes:
     return _mac(key, SERVER, hello, b"%d" % challenge.version, challenge.nonce)
 
 
-def _mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
-    """Return the HMAC-SHA256 of some parts; the label tells what it is for.
+def _mac(key: bytes, label: bytes, *parts: bytes, size: int = 32) -> bytes:
+    """Return the keyed BLAKE2b of some parts; the label tells what it is for.
 
     So the proof of one side, sent back to it, proves nothing.
     """
-    import hmac
+    import hashlib
 
-    return hmac.digest(key, _with_lengths(label, *parts), "sha256")
+    return hashlib.blake2b(_with_lengths(label, *parts), key=key, digest_size=size).digest()
 
 
 def _with_lengths(*parts: bytes) -> bytes:

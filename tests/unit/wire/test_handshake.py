@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import re
 import struct
 from typing import TYPE_CHECKING, Any
@@ -243,10 +242,10 @@ def test_the_token_is_not_in_anything_that_may_be_printed() -> None:
 def test_the_bytes_are_those_that_another_program_computes() -> None:
     """Written out once, so that a change is noticed: both sides must agree on them."""
 
-    def mac(*parts: bytes) -> bytes:
+    def mac(*parts: bytes, size: int = 32) -> bytes:
         key = hashlib.sha256(job_token(TOKEN, "job")).digest()
         text = b"".join(struct.pack("!I", len(part)) + part for part in parts)
-        return hmac.new(key, text, hashlib.sha256).digest()
+        return hashlib.blake2b(text, key=key, digest_size=size).digest()
 
     client = ClientHandshake(TOKEN, run_id="job", host="head", port=1, nonce=lambda: b"c" * 32)
     server = ServerHandshake(TOKEN, nonce=lambda: b"s" * 32)
@@ -258,13 +257,14 @@ def test_the_bytes_are_those_that_another_program_computes() -> None:
     assert isinstance(second, Proof)
     assert first.proof == mac(b"holdfast coordinator", hello, b"4", b"s" * 32)
     assert second.proof == mac(b"holdfast agent", hello, challenge)
-    client.receive(body_in(server.receive(proof)))  # The server's frame 0.
-    key = mac(b"seal of holdfast coordinator", hello, challenge, proof)
-    body = b"view"
+    welcome = server.receive(proof)
+    client.receive(body_in(welcome))
+    key = mac(b"holdfast seals", hello, challenge, proof, size=64)[32:]
     assert server.seals is not None
-    sealed = body_in(server.seals[0].seal(struct.pack("!I", len(body)) + body))
-    tag = hashlib.blake2b(struct.pack("!Q", 1) + body, digest_size=16, key=key).digest()
-    assert sealed == body + tag
+    sealed = body_in(server.seals[0].seal(b"\0\0\0\4view"))
+    first_sent = body_in(welcome)[:-16]
+    sent = struct.pack("!I", len(first_sent)) + first_sent + b"\0\0\0\4view"
+    assert sealed == b"view" + hashlib.blake2b(sent, digest_size=16, key=key).digest()
 
 
 def test_the_token_of_a_job_is_always_the_same_and_no_other_jobs() -> None:

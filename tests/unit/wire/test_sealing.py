@@ -61,6 +61,7 @@ TAMPERING: dict[str, tuple[Callable[[Stream], Stream], int]] = {
     "the tag is taken away": (lambda s: [s[0][:-TAG_BYTES]], 0),
     "less than a tag": (lambda _: [b"x"], 0),
     "plain text": (lambda s: [s[0], BODIES[1]], 1),
+    "two become one": (lambda s: [s[0][:-TAG_BYTES] + s[1]], 0),
     "the tag of another frame": (lambda s: [s[0], s[1][:-TAG_BYTES] + s[0][-TAG_BYTES:]], 1),
     "sent back to its sender": (lambda _: sealed(OTHER), 0),
 }
