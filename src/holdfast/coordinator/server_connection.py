@@ -218,10 +218,7 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     def _post(self, frame: bytes) -> None:
         if frame and not self.closed:
-            self._queue(self._sealed(frame))
-
-    def _sealed(self, frame: bytes) -> bytes:
-        return self._seals[0].seal(frame) if self._seals is not None else frame
+            self._queue(self._seals[0].seal(frame) if self._seals is not None else frame)
 
     def _queue(self, frame: bytes) -> None:
         if not self._out:
@@ -268,7 +265,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Close once everything is sent."""
         if self.closed:
             return
-        for frame in self._outgoing.rest():
+        for frame in (*self._outgoing.rest(), last_frame):
             self._post(frame)
         self.flush()
         transport = self._transport
@@ -276,8 +273,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         if transport is None:
             self.abort()
             return
-        if last_frame:
-            transport.write(self._sealed(last_frame))
         transport.close()
 
     def abort(self) -> None:

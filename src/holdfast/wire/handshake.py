@@ -56,9 +56,8 @@ from holdfast.wire.messages import (
 from holdfast.wire.sealing import Seal
 
 if TYPE_CHECKING:
+    import hashlib
     from collections.abc import Callable
-
-    from holdfast.wire.messages import Message
 
 VARIABLE = "HOLDFAST_TOKEN"
 FILE_VARIABLE = "HOLDFAST_TOKEN_FILE"
@@ -72,9 +71,9 @@ GIVE_THE_SAME = (
     "on both"
 )
 SERVER = b"holdfast coordinator"
-CLIENT = b"holdfast agent"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
 """What the token of one job begins with; any other is a master token, good for all jobs."""
+PROOF_BYTES = 32
 SEAL_KEY_BYTES = 32
 Versions = tuple[int, int]
 OUR_VERSIONS: Versions = (PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)
@@ -104,7 +103,7 @@ class _Handshake:
         self._nonce = nonce()
         self._versions = versions
         self._version = 0
-        self._transcript: tuple[bytes, ...] = ()  # The bodies that were exchanged so far.
+        self._said: hashlib.blake2b | None = None  # All that was, by the key; None without one.
         self._seals: tuple[Seal, Seal] | None = None
         self._done = False
 
@@ -133,11 +132,12 @@ class _Handshake:
         if self._done:
             raise InternalError("a message for a handshake that is done")
 
-    def _draw_seals(self, key: bytes, *, serving: bool) -> None:
+    def _draw_seals(self, said: hashlib.blake2b, *, serving: bool) -> None:
         """Begin to seal, now that everything that can be proven has been said."""
-        keys = _mac(key, b"holdfast seals", *self._transcript, size=2 * SEAL_KEY_BYTES)
+        keys = said.digest()
         of_client, of_server = Seal(keys[:SEAL_KEY_BYTES]), Seal(keys[SEAL_KEY_BYTES:])
         self._seals = (of_server, of_client) if serving else (of_client, of_server)
+        self._said = None
 
 
 class ClientHandshake(_Handshake):
@@ -173,7 +173,10 @@ class ClientHandshake(_Handshake):
             host=one_line(self._host, NAME_CHARS_MAX),
             port=self._port,
         )
-        return self._say(hello)
+        frame = encode_frame(hello)
+        if self._token is not None:
+            self._said = _begin(self._token, self._run_id, frame)
+        return frame
 
     def receive(self, body: bytes) -> bytes:
         """Take the body of the server's next frame; return what to send, nothing once it is `done`."""
@@ -215,23 +218,20 @@ class ClientHandshake(_Handshake):
                     "the coordinator wants a token and the client has none; where the client runs: "
                     + GIVE_ONE
                 )
-            return self._say(Proof())
+            return encode_frame(Proof())
         if not challenge.token_wanted or not challenge.proof:
             raise self._leave(
                 "the coordinator has no token and the client has one; where the coordinator runs: "
                 + GIVE_ONE
             )
-        key = _key(self._token, self._run_id)
-        if not same(challenge.proof, _proof_of_server(key, self._transcript[0], challenge)):
+        said = self._said
+        assert said is not None
+        if not same(challenge.proof, _proof_of_server(said, challenge)):
             raise self._leave(f"the coordinator's token is not the client's: {GIVE_THE_SAME}")
-        self._transcript += (body,)
-        said = self._say(Proof(proof=_mac(key, CLIENT, *self._transcript)))
-        self._draw_seals(key, serving=False)
-        return said
-
-    def _say(self, message: Message) -> bytes:
-        frame = encode_frame(message)
-        self._transcript += (frame[HEADER_BYTES:],)
+        said.update(_framed(body))
+        frame = encode_frame(Proof(proof=_proof_of_client(said)))
+        said.update(frame)
+        self._draw_seals(said, serving=False)
         return frame
 
     def _leave(self, why: str) -> HandshakeRefused:
@@ -257,7 +257,6 @@ class ServerHandshake(_Handshake):
     ) -> None:
         super().__init__(token, nonce=nonce, versions=versions)
         self._judge = judge
-        self._key = b""
 
     def receive(self, body: bytes) -> bytes:
         """Take the body of the client's next frame and return what to send."""
@@ -289,30 +288,30 @@ class ServerHandshake(_Handshake):
         challenge = Challenge(
             version=version, nonce=self._nonce, token_wanted=self._token is not None
         )
-        if self._token is not None:
-            self._key = _key(self._token, hello.run_id)
-            proof = _proof_of_server(self._key, body, challenge)
-            challenge = msgspec.structs.replace(challenge, proof=proof)
-        frame = encode_frame(challenge)
-        self._transcript = (body, frame[HEADER_BYTES:])
+        if self._token is None:
+            return encode_frame(challenge)
+        self._said = said = _begin(self._token, hello.run_id, _framed(body))
+        proof = _proof_of_server(said, challenge)
+        frame = encode_frame(msgspec.structs.replace(challenge, proof=proof))
+        said.update(frame)
         return frame
 
     def _welcome(self, hello: Hello, theirs: Proof, body: bytes) -> bytes:
-        if self._token is None:
+        said = self._said
+        if said is None:
             if theirs.proof:
                 raise self._refuse("the client proved a token and the coordinator has none")
         else:
-            if not same(theirs.proof, _mac(self._key, CLIENT, *self._transcript)):
+            if not same(theirs.proof, _proof_of_client(said)):
                 raise self._refuse(f"the client's token is not the coordinator's: {GIVE_THE_SAME}")
-            self._transcript += (body,)
-            self._draw_seals(self._key, serving=True)
+            said.update(_framed(body))
+            self._draw_seals(said, serving=True)
         if self._judge is not None:
             try:
                 self._judge(hello)
             except HandshakeRefused as refused:
                 raise self._refuse(refused.why, permanent=refused.permanent) from None
         self._done = True
-        self._transcript = ()
         return self._sealed(encode_frame(Welcome(version=self._version)))
 
     def _sealed(self, frame: bytes) -> bytes:
@@ -354,7 +353,9 @@ def is_job_token(token: bytes) -> bool:
 
 def tls_key(token: bytes, run_id: str) -> bytes:
     """Return the key by which the nodes of a job may encrypt, besides all else."""
-    return _mac(_key(token, run_id), b"holdfast tls", run_id.encode(errors="surrogatepass"))
+    import hashlib
+
+    return hashlib.blake2b(b"holdfast tls", key=_key(token, run_id), digest_size=32).digest()
 
 
 @lru_cache(maxsize=64)
@@ -366,19 +367,29 @@ def _key(token: bytes, run_id: str) -> bytes:
     return hashlib.sha256(job_token(token, run_id)).digest()
 
 
-def _proof_of_server(key: bytes, hello: bytes, challenge: Challenge) -> bytes:
-    """Return what proves that a server has the key: all it says, and all it was told, besides."""
-    return _mac(key, SERVER, hello, b"%d" % challenge.version, challenge.nonce)
+# Each proof, and the keys of the seals, are the keyed BLAKE2b of all frames that both sides sent
+# before, to which the server's adds what it says with it. So no two of them are alike, and the proof
+# of one side, sent back to it, proves nothing.
 
 
-def _mac(key: bytes, label: bytes, *parts: bytes, size: int = 32) -> bytes:
-    """Return the keyed BLAKE2b of some parts; the label tells what it is for.
-
-    So the proof of one side, sent back to it, proves nothing.
-    """
+def _begin(token: bytes, run_id: str, hello: bytes) -> hashlib.blake2b:
     import hashlib
 
-    return hashlib.blake2b(_with_lengths(label, *parts), key=key, digest_size=size).digest()
+    return hashlib.blake2b(hello, key=_key(token, run_id), digest_size=2 * SEAL_KEY_BYTES)
+
+
+def _proof_of_server(said: hashlib.blake2b, challenge: Challenge) -> bytes:
+    more = said.copy()
+    more.update(b"%b %d %b" % (SERVER, challenge.version, challenge.nonce))
+    return more.digest()[:PROOF_BYTES]
+
+
+def _proof_of_client(said: hashlib.blake2b) -> bytes:
+    return said.digest()[:PROOF_BYTES]
+
+
+def _framed(body: bytes) -> bytes:
+    return len(body).to_bytes(HEADER_BYTES, "big") + body
 
 
 def _with_lengths(*parts: bytes) -> bytes:
