@@ -210,7 +210,6 @@ class ClientHandshake(_Handshake):
                 f"the coordinator chose protocol version {challenge.version}, "
                 f"the client speaks {_range(self._versions)}"
             )
-        self._challenged = True
         self._version = challenge.version
         if self._token is None:
             if challenge.token_wanted:
@@ -218,6 +217,7 @@ class ClientHandshake(_Handshake):
                     "the coordinator wants a token and the client has none; where the client runs: "
                     + GIVE_ONE
                 )
+            self._challenged = True
             return encode_frame(Proof())
         if not challenge.token_wanted or not challenge.proof:
             raise self._leave(
@@ -232,6 +232,7 @@ class ClientHandshake(_Handshake):
         frame = encode_frame(Proof(proof=_proof_of_client(said)))
         said.update(frame)
         self._draw_seals(said, serving=False)
+        self._challenged = True
         return frame
 
     def _leave(self, why: str) -> HandshakeRefused:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.errors import InternalError
-from holdfast.wire.errors import BrokenSeal, HandshakeRefused, NotOurProtocol
+from holdfast.wire.errors import BadMessage, BrokenSeal, HandshakeRefused, NotOurProtocol
 from holdfast.wire.frames import FrameReader
 from holdfast.wire.handshake import (
     JOB_TOKEN_PREFIX,
@@ -28,6 +28,7 @@ from holdfast.wire.messages import (
     Hello,
     Proof,
     Refusal,
+    Welcome,
     decode,
     encode,
 )
@@ -124,6 +125,9 @@ def test_a_server_that_does_not_know_the_token_is_left() -> None:
         client.start()
         with pytest.raises(HandshakeRefused):
             client.receive(encode(challenge))
+        with pytest.raises(BadMessage):  # Nor does it help to go on as if nothing were.
+            client.receive(encode(Welcome(version=PROTOCOL_VERSION)))
+        assert not client.done
 
 
 def test_a_proof_sent_back_proves_nothing() -> None:
