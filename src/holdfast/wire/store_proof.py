@@ -73,9 +73,10 @@ class SealedStream:
 
     def seal(self, data: bytes) -> bytes:
         """Return what to send for some bytes."""
-        header, seal = bytes(HEADER_BYTES), self._out.seal
+        seal = self._out.seal
         starts = range(0, len(data), CHUNK_BYTES)
-        return b"".join([seal(header + data[at : at + CHUNK_BYTES]) for at in starts])
+        pieces = [data[at : at + CHUNK_BYTES] for at in starts]
+        return b"".join([seal(len(one).to_bytes(HEADER_BYTES, "big") + one) for one in pieces])
 
     def open(self, data: bytes) -> bytes:
         """Return the bytes that are whole in what came, or raise `WireError`."""
