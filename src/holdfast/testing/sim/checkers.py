@@ -476,7 +476,7 @@ class PlaceKept(Checker):
             return
         gone = before.incarnations - decision.after.incarnations - {status.info.incarnation}
         for agent in (self.world.ledger.agent_of[one] for one in gone):
-            if not agent.info.yields:
+            if agent.alive and not agent.left and not agent.info.yields:
                 self.violated(f"{agent.node} was put out by {status.info.node}'s status")
 
 
