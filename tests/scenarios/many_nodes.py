@@ -33,6 +33,7 @@ from holdfast.core import coordinated_supervision, supervision
 from holdfast.core import session as ms
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator import (
+    CALLS_MAX,
     ConnectionClosed,
     CoordinatorEvent,
     CoordinatorMachine,
@@ -400,7 +401,8 @@ class CoordinatorPlayer:
         if isinstance(answer, Ack):
             if answer.call and answer.node != self.deaf:
                 node.call = answer.call
-            return f"{name}: ack {answer.seq}" + (f", roll call {answer.call}" * (answer.call > 0))
+            call = answer.call % CALLS_MAX  # Without the term.
+            return f"{name}: ack {answer.seq}" + (f", roll call {call}" * (call > 0))
         if answer.node != self.deaf and node.receive(answer) and node.apply() and stops(node):
             self.stopped.append(node)
         master = f" at {answer.master_addr}" if answer.master_addr else ""

@@ -66,6 +66,9 @@ if TYPE_CHECKING:
     Peer = tuple[str, str, int]
 
 SUCCESSOR_WAIT_S = 1.2  # Nodes that lost their coordinator look for it at least every second.
+CALLS_MAX = 1 << 20
+"""Of the roll calls of one coordinator. Its term is in their numbers, or what a node said of an earlier
+coordinator's, and came late, would answer them."""
 CLOSED_JOB_KEEP_S = 600.0  # Late nodes can learn for so long how a job ended.
 
 
@@ -144,7 +147,7 @@ class CoordinatorMachine:
         self._held: dict[str, dict[str, Status]] = {}  # Failures by job and node.
         self._ends: dict[str, list[Status]] = {}  # Of nodes whose failure is held: what came after.
         self._calls: dict[str, RollCall] = {}  # By job, while failures are held.
-        self._call_number = 0
+        self._calls_made = 0
         self._keep_s = closed_job_keep_s
         self._silence_s = silence_s
         self._young_until = now + SUCCESSOR_WAIT_S if follows_another else now
@@ -430,9 +433,10 @@ class CoordinatorMachine:
         self._held.setdefault(run_id, {})[info.node] = status
         call = self._calls.get(run_id)
         if call is None or call.generation != job.generation:
-            self._call_number += 1
+            self._calls_made += 1
             missed = [one for one in job.members if one.node not in job.succeeded]
-            call = RollCall(self._call_number, job.generation, self._clock.look(now), missed)
+            number = job.term % CALLS_MAX * CALLS_MAX + self._calls_made % CALLS_MAX
+            call = RollCall(number, job.generation, self._clock.look(now), missed)
             self._calls[run_id] = call
             call.awaited.pop(info.node, None)
             for one in missed:
