@@ -225,6 +225,8 @@ def memory_mb(agent: Agent) -> int:
 PRIVATE = """
 from holdfast.store.from_env import from_environment
 store = from_environment()
+store.set(f"here{RANK}", AGENT)
+store.wait(["here0", "here1"])
 tell(f"met {AGENT} {NUMBER}")
 obey()
 if RANK == "1":
