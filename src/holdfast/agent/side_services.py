@@ -17,7 +17,6 @@ from holdfast.processes.poll import min_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from typing import Protocol
 
@@ -41,9 +40,7 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 # functions in interpreters of their own do need the files (`spawn`, `forkserver`).
 PREIMPORT_AFTER_S = 1.0
 PREIMPORTED = (
-    "signal",
     "traceback",
-    "holdfast.agent.worker_state",
     "holdfast.control.stacks",
     "holdfast.net.addresses",
     "holdfast.net.endpoints",
@@ -84,20 +81,12 @@ class NullContext:
 
 
 class SideServices:
-    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come.
-
-    `settle` is called after the first second, to begin what a shorter run may never need.
-    """
+    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come."""
 
     def __init__(
-        self,
-        run_id: str,
-        reporter: LifecycleReporter,
-        health_server: HealthServer | None,
-        settle: Callable[[], None],
+        self, run_id: str, reporter: LifecycleReporter, health_server: HealthServer | None
     ) -> None:
         self.watchdogs = Watchdogs(run_id, reporter.report, reporter.first_heartbeat)
-        self._settle = settle
         self._preimport_at: float | None = None
         self._observers = reporter.observers
         self._given_server = health_server
@@ -138,11 +127,6 @@ class SideServices:
                 console.warning(f"cannot stop the health server: {console.describe(problem)}")
         self._close_probe()
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the run has lasted for so long that nothing is put off any more."""
-        return self._preimport_at is None
-
     def descriptors(self) -> list[int]:
         probe = [self._probe.fileno()] if self._probe is not None else []
         return self.watchdogs.descriptors() + probe
@@ -162,7 +146,6 @@ class SideServices:
         if self._preimport_at is not None and now >= self._preimport_at:
             self._preimport_at = None
             preimport()
-            self._settle()
 
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""

@@ -170,13 +170,10 @@ def _run(
             handler.shutdown()
         finally:
             looking_on.end()
-        try:
-            if failure is None:  # Also after a signal: only a failure needs its logs.
-                discard_logs(logs_specs, ran=result is not None)
-            elif type(logs_specs) is DefaultLogsSpecs:
-                logs_specs.keep()
-        finally:
-            agent.close()
+        if failure is None:  # Also after a signal: only a failure needs its logs.
+            discard_logs(logs_specs, ran=result is not None)
+        elif type(logs_specs) is DefaultLogsSpecs:
+            logs_specs.keep()
     if failure is not None:
         raise failure
     return result.return_values
@@ -343,7 +340,6 @@ def make_agent(
         worker_env=worker_env,
         signals_to_handle=config.signals_to_handle,
         preload=preload_of(config, entrypoint, args),
-        closes_later=True,
     )
 
 

@@ -20,14 +20,12 @@ from observed_jobs import fetch
 from real_jobs import News, children
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from holdfast.agent.agent import SimpleElasticAgent
 
 
-def services(settle: Callable[[], None] = lambda: None) -> SideServices:
+def services() -> SideServices:
     agent: SimpleElasticAgent = None  # type: ignore[assignment] # Nothing is reported here.
-    return SideServices("job", LifecycleReporter(agent), None, settle)
+    return SideServices("job", LifecycleReporter(agent), None)
 
 
 def test_a_probe_that_fails_is_named_once_and_dropped(

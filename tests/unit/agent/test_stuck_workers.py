@@ -11,8 +11,7 @@ from holdfast.agent.spec import WorkerSpec
 from holdfast.agent.stuck_workers import StuckWorkers
 from holdfast.processes import procfs
 from holdfast.processes.failures.failure import ProcessFailure
-from holdfast.processes.logs.specs import DefaultLogsSpecs
-from holdfast.processes.logs.std import Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
 
 if TYPE_CHECKING:
     from pathlib import Path

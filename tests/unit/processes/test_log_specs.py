@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest
-from holdfast.processes.logs.std import Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
 
 if TYPE_CHECKING:
     from pathlib import Path
