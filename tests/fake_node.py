@@ -23,7 +23,7 @@ from holdfast.core.protocol import (
 )
 
 if TYPE_CHECKING:
-    from holdfast.core.ranks import RankOrder
+    from holdfast.core.protocol import RankOrder
 
 RUN = "run"
 

@@ -20,7 +20,8 @@ from holdfast.launcher.launch import elastic_launch
 from holdfast.numa import binding
 from holdfast.numa.binding import AffinityMode, NumaOptions
 from holdfast.processes.failures.failure import ChildFailedError
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
 from holdfast.processes.workers.command_workers import SubprocessHandler, replace_subprocess_handler
 from holdfast.processes.workers.group import start_processes
 from synthetic_machines import add_nvidia, put

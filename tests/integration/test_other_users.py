@@ -14,7 +14,8 @@ import pytest
 
 from holdfast.control import stacks
 from holdfast.etcd.process import EtcdProcess
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
 from holdfast.processes.workers import pages
 from holdfast.store.errors import DistNetworkError
 from holdfast.store.tcp.client import TCPStore

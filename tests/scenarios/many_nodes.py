@@ -49,10 +49,10 @@ from holdfast.core.protocol import (
     NodeInfo,
     NodePhase,
     NodeRole,
+    RankOrder,
     Status,
     View,
 )
-from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     CloseRequested,
     Job,

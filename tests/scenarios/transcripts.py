@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from holdfast.core.values import Value
@@ -90,7 +89,7 @@ def write_fact(fact: Value) -> str:
         if name in SIGNAL_FIELDS:
             text = signal.Signals(value).name
         else:
-            text = str(value.value if isinstance(value, Enum) else value)
+            text = str(value.value if hasattr(type(value), "__members__") else value)
         words.append(f"{name}={shlex.quote(text)}")
     return " ".join(words)
 

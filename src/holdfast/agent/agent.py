@@ -11,10 +11,8 @@ returns is performed here in order, and its outcome comes back as an event.
 from __future__ import annotations
 
 import os
-import signal
 import time
 from abc import ABC, abstractmethod
-from collections import deque
 
 from holdfast import console
 from holdfast.agent import rank_exchange
@@ -22,10 +20,10 @@ from holdfast.agent.lifecycle_reporter import LifecycleReporter
 from holdfast.agent.spec import (
     DEFAULT_ROLE,
     RunResult,
+    StateText,
     Worker,
     WorkerGroup,
     WorkerSpec,
-    WorkerState,
     place_workers,
 )
 from holdfast.core import supervision
@@ -39,18 +37,23 @@ from holdfast.processes.signals import (
     SIGNALS_ENV,
     SignalException,
     SignalWatch,
+    as_enum,
     in_words,
     parse_signals,
+    signal_name,
 )
 from holdfast.rendezvous.handler import CoordinatedRendezvousHandler, RendezvousHandler
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Iterable, Iterator
 
     from holdfast.agent.coordinated_job import CoordinatedJob
     from holdfast.observe.lifecycle import Observers
     from holdfast.processes.failures.failure import ProcessFailure
+else:
+    import _signal as signal  # Numbers, as in `processes.signals`.
 
 
 class ElasticAgent(ABC):
@@ -103,11 +106,11 @@ class SimpleElasticAgent(ElasticAgent):
         self._machine = kind(local_world_size=spec.local_world_size, max_restarts=spec.max_restarts)
         self._machine.story.node = self._name_in_story()
         self._job: CoordinatedJob | None = None
-        self._pending: deque[tuple[Event, str]] = deque()  # Each with its cause.
+        self._pending: list[tuple[Event, str]] = []  # Each with its cause.
         self._stop_step = ""  # The step that had the workers stopped, until others are started.
         self._abandoned = False
         self._is_down = False
-        self._result = RunResult(WorkerState.INIT)
+        self._result = RunResult(StateText.INIT)
         self._finished: supervision.Finish | None = None
         self._restarts_wanted = True  # What a hook finds wrong may be answered by a restart.
 
@@ -146,7 +149,7 @@ class SimpleElasticAgent(ElasticAgent):
         """
         begin = time.monotonic()
         self._begin_anew()
-        death_sig = signal.SIGTERM
+        death_sig: int = signal.SIGTERM
         try:
             with self._reporter, self._watch_signals():
                 self._reporter.run_started()
@@ -232,18 +235,18 @@ class SimpleElasticAgent(ElasticAgent):
     def _conclude(self, finish: supervision.Finish) -> RunResult:
         group = self._worker_group
         if finish.outcome is Outcome.SIGNALLED:
-            sigval = signal.Signals(finish.signum)
-            raise SignalException(f"agent {os.getpid()} was ended by {in_words(sigval)}", sigval)
+            one = finish.signum
+            raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
         if self._job is not None:
             problem = self._job.error(finish.outcome)
             if problem is not None:
                 raise problem
             if finish.outcome is Outcome.FAILED:
                 failures = self._job.failures(self._result.failures)
-                self._result = RunResult(WorkerState.FAILED, {}, failures)
-        failed = finish.outcome is Outcome.FAILED
-        group.state = WorkerState.FAILED if failed else WorkerState.SUCCEEDED
-        return RunResult(group.state, self._result.return_values, self._result.failures)
+                self._result = RunResult(StateText.FAILED, {}, failures)
+        state = StateText.FAILED if finish.outcome is Outcome.FAILED else StateText.SUCCEEDED
+        group.state = state
+        return RunResult(state, self._result.return_values, self._result.failures)
 
     # Where events come from; each source is asked when those of the one before are handled.
 
@@ -275,7 +278,7 @@ class SimpleElasticAgent(ElasticAgent):
         for event in events:
             self._post(event)
             while self._pending:
-                effects = self._decide(*self._pending.popleft())
+                effects = self._decide(*self._pending.pop(0))
                 step = self._machine.story.last
                 for effect in effects:
                     outcome = self._perform(effect, step)
@@ -389,7 +392,7 @@ class SimpleElasticAgent(ElasticAgent):
         begun = time.monotonic()
         for local_rank, worker_id in self._start_workers(group).items():
             group.workers[local_rank].id = worker_id
-        group.state = WorkerState.HEALTHY
+        group.state = StateText.HEALTHY
         self._reporter.generation_started(begun)
         log_start(group, self._machine.generation)
 
@@ -399,20 +402,20 @@ class SimpleElasticAgent(ElasticAgent):
         The hooks of a subclass block until that is done; so the outcome is there at once.
         """
         if reason is StopReason.SIGNAL:
-            self._shut_down(signal.Signals(signum))
+            self._shut_down(signum)
         elif reason is not StopReason.SUCCEEDED:
             self._stop_workers(self._worker_group)
         return self._stopped()
 
     def _stopped(self, unkillable: int = 0) -> supervision.WorkersStopped:
         generation = self._machine.generation
-        self._worker_group.state = WorkerState.STOPPED
+        self._worker_group.state = StateText.STOPPED
         self._reporter.generation_stopped(generation)
         failed = any(failure.failed_by_itself() for failure in self._result.failures.values())
         return supervision.WorkersStopped(generation, unkillable, failed)
 
-    def _shut_down(self, death_sig: signal.Signals) -> None:
-        self._shutdown(death_sig, timeout=self._shutdown_timeout)
+    def _shut_down(self, death_sig: int) -> None:
+        self._shutdown(as_enum(death_sig), timeout=self._shutdown_timeout)
         self._is_down = True
 
     def _kill_workers(self) -> None:
@@ -470,15 +473,15 @@ class SimpleElasticAgent(ElasticAgent):
         group.state = result.state
         self._reporter.workers_observed(result.state.name.lower())
         generation = self._machine.generation
-        if result.state == WorkerState.HEALTHY:
+        if result.state == StateText.HEALTHY:
             return []
         self._result = result
-        if result.state == WorkerState.SUCCEEDED:
+        if result.state == StateText.SUCCEEDED:
             return [
                 supervision.WorkerExited(generation, rank, failed=False)
                 for rank in sorted(self._machine.running)
             ]
-        if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+        if result.state in (StateText.FAILED, StateText.UNHEALTHY):
             why, retryable = result.state.name.lower(), self._restarts_wanted
             return [supervision.WorkersUnhealthy(generation, why, retryable)]
         raise InternalError(
@@ -501,22 +504,20 @@ class SimpleElasticAgent(ElasticAgent):
 NOTICE_CHARS_MAX = 500
 
 
-def signal_notice(
-    machine: Supervision, one: signal.Signals, grace_s: float, *, interrupted: bool
-) -> str:
+def signal_notice(machine: Supervision, one: int, grace_s: float, *, interrupted: bool) -> str:
     """Return what a signal leads to, before it does; `interrupted` if a SIGINT came before it."""
-    interrupt = one == signal.SIGINT
+    interrupt, name = one == signal.SIGINT, signal_name(one)
     if interrupt and interrupted:
-        return f"{one.name} again: killing the workers now"
+        return f"{name} again: killing the workers now"
     again = "; again to kill them at once" if interrupt else ""
     if machine.state is State.RUNNING:
         count = len(machine.running)
         whom = "1 worker" if count == 1 else f"{count} workers"
         limit = f"waiting up to {grace_s:g} s for the end"
-        return f"{one.name}: passing it on to {whom} and {limit}{again}"
+        return f"{name}: passing it on to {whom} and {limit}{again}"
     if machine.state is State.STOPPING:
-        return f"{one.name}: the workers are being stopped already{again}"
-    return f"{one.name}: stopping"
+        return f"{name}: the workers are being stopped already{again}"
+    return f"{name}: stopping"
 
 
 def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> None:

@@ -178,7 +178,7 @@ class LifecycleReporter:
                 at,
                 wall,
                 at - self._run_started_at,
-                result.state.name.lower() if result is not None else "",
+                result.state_text.lower() if result is not None else "",
                 machine.restart_count,
                 machine.budget.left,
                 self._agent.get_worker_group().spec.max_restarts,

@@ -8,14 +8,13 @@ the agent itself does not need it.
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 from holdfast import console
 from holdfast.agent import worker_env
 from holdfast.agent.agent import SimpleElasticAgent, signal_notice
 from holdfast.agent.side_services import NullContext, SideServices
-from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from holdfast.agent.spec import DEFAULT_ROLE, RunResult, StateText, WorkerGroup, WorkerSpec
 from holdfast.core import supervision
 from holdfast.core.supervision import State, StopReason
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
@@ -24,10 +23,12 @@ from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.poll import min_of, wait_for
 from holdfast.processes.workers.group import StopEnded, WorkersKilled, start_processes
+from holdfast.rendezvous.handler import RendezvousHandler
 from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any, TypeVar
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
     from holdfast.processes.zygote.client import WarmStart
 
     T = TypeVar("T")
+else:
+    import _signal as signal  # Numbers, as in `processes.signals`.
 
 LAST_END_CHARS_MAX = 500
 UNINTERRUPTIBLE_ENV = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
@@ -52,6 +55,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     """Runs commands or functions as the workers of this host.
 
     `preload` names modules that are imported once, for Python workers to be forked from there.
+    With `closes_later` a run that ends well leaves the end of its keeper, which has nothing left to
+    keep, to be awaited by `close`, so that the caller has the time for something else.
     """
 
     def __init__(
@@ -65,11 +70,12 @@ class LocalElasticAgent(SimpleElasticAgent):
         health_check_server: HealthServer | None = None,
         uninterruptible_state_timeout: float | None = None,
         *,
-        stop_signal: signal.Signals = signal.SIGTERM,
+        stop_signal: int = signal.SIGTERM,
         capture_stderr: bool = True,
         worker_env: Mapping[str, str] | None = None,
         signals_to_handle: str | None = None,
         preload: Sequence[str] = (),
+        closes_later: bool = False,
     ) -> None:
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._signals_to_handle = signals_to_handle
@@ -80,9 +86,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._capture_stderr = capture_stderr
         self._worker_env = dict(worker_env or {})
         self._preload = tuple(preload)
+        self._closes_later = closes_later
         self._warm: WarmStart | None = None
         self._side_services = SideServices(
-            spec.rdzv_handler.get_run_id(), self._reporter, health_check_server
+            spec.rdzv_handler.get_run_id(), self._reporter, health_check_server, self._settle
         )
         self._keeper: Keeper | None = None
         self._group: PContext | None = None
@@ -198,6 +205,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             capture_stderr=self._capture_stderr,
             deadline=self._begin_deadline(),
             world_size=self._worker_group.workers[0].world_size,
+            attended=self._is_on_demand,
         )
 
     def _begin_deadline(self) -> WorkersDeadline | None:
@@ -218,34 +226,53 @@ class LocalElasticAgent(SimpleElasticAgent):
         group.poll_events(time.monotonic())
         if group.first_failure() is not None:
             failures = self._by_global_rank(self._explained(group.failures_so_far()))
-            return RunResult(WorkerState.FAILED, failures=failures)
+            return RunResult(StateText.FAILED, failures=failures)
         if group.all_ended():
             values = self._by_global_rank(group.return_values())
-            return RunResult(WorkerState.SUCCEEDED, values)
-        return RunResult(WorkerState.HEALTHY)
+            return RunResult(StateText.SUCCEEDED, values)
+        return RunResult(StateText.HEALTHY)
 
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, timeout: float = SHUTDOWN_S
     ) -> None:
         self._bring_down(death_sig, timeout)
 
+    def _shut_down(self, death_sig: int) -> None:
+        if self._shuts_down_by_hook:
+            super()._shut_down(death_sig)
+        else:
+            self._bring_down(death_sig, self._shutdown_timeout)
+            self._is_down = True
+
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to their end, as `SimpleElasticAgent.run`; leaves no process behind."""
         with self._reporter:
             self._side_services.begin()
+            can_close_later = False
             try:
-                return super().run(role)
+                result = super().run(role)
+                can_close_later = self._closes_later
+                return result
             finally:
                 # A subclass may have put a context of another kind there.
                 unkillable = getattr(self._group, "left_behind", ())
                 self._release_group()
-                self._side_services.end()
                 if self._warm is not None:
                     self._warm.close()
                     self._warm = None
                 if self._keeper is not None:
-                    self._keeper.close(wait=not unkillable)
+                    self._keeper.hang_up()
+                self._side_services.end()
+                if unkillable:
                     self._keeper = None
+                elif not can_close_later:
+                    self.close()
+
+    def close(self) -> None:
+        """Wait until the keeper of the last run has ended."""
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.await_end()
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         self._begin_preloads()  # Only now are signals watched: nothing it starts outlives one.
@@ -258,6 +285,28 @@ class LocalElasticAgent(SimpleElasticAgent):
         hooks = self._starts_by_hook, self._monitors_by_hook, self._stops_by_hook
         return not any((*hooks, self._shuts_down_by_hook))
 
+    @property
+    def _attends_workers(self) -> bool:
+        """Whether this loop takes in all events of the workers as they come."""
+        return self._never_blocks
+
+    @property
+    def _is_on_demand(self) -> bool:
+        """Whether threads are started when they are needed: a job of a moment may need none.
+
+        Not for long: what a job needs in the end it should have while there are threads,
+        descriptors and the installation's files to be had.
+        """
+        return self._attends_workers and not self._side_services.is_settled
+
+    def _settle(self) -> None:
+        follow = getattr(self._group, "follow_output", None)  # Not any context has it.
+        if follow is not None:
+            follow()
+        handler = self._worker_group.spec.rdzv_handler
+        if isinstance(handler, RendezvousHandler):
+            handler.serve_now()
+
     def _wait_for_change(self) -> None:
         deadline = self._job.deadline() if self._job is not None else None
         descriptors = [self._job.fileno()] if self._job is not None else []
@@ -265,9 +314,9 @@ class LocalElasticAgent(SimpleElasticAgent):
             assert self._group is not None
             descriptors.append(self._group.fileno())
             deadline = min_of(deadline, self._group.next_deadline())
-        if self._machine.state is State.RUNNING:
             if (alarm := self._store_alarm()) >= 0:
                 descriptors.append(alarm)
+        if self._machine.state is State.RUNNING:
             if self._stuck is not None:
                 deadline = min_of(deadline, self._stuck.next_check(time.monotonic()))
             if self._polls_membership() or self._monitors_by_hook:
@@ -286,13 +335,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         if group is None or state not in (State.RUNNING, State.STOPPING):
             return []
         events = self._group_events(group)
-        if state is State.STOPPING:
-            return events
+        lost = ""
         if self._store_alarm() >= 0:
             lost = self._worker_group.spec.rdzv_handler.take_store_failure()
-            if lost:
-                # Those that failed of it meanwhile are consequences.
-                return [supervision.WorkersUnhealthy(self._machine.generation, lost), *events]
+        if state is State.STOPPING:
+            return events
+        if lost:
+            # Those that failed of it meanwhile are consequences.
+            return [supervision.WorkersUnhealthy(self._machine.generation, lost), *events]
         stuck = self._stuck.check(time.monotonic(), group) if self._stuck is not None else ""
         if stuck:
             console.error(stuck)
@@ -328,7 +378,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _begin_stop(self, reason: StopReason, signum: int) -> Event | None:
         assert self._group is not None
         self._previous = (self._worker_group.workers[0].world_size, reason.value)
-        chosen = signal.Signals(signum) if signum else self._stop_signal
+        chosen = signum or self._stop_signal
         if reason is StopReason.SIGNAL and self._shuts_down_by_hook:
             self._shut_down(chosen)
         elif reason not in (StopReason.SIGNAL, StopReason.SUCCEEDED) and self._stops_by_hook:
@@ -355,7 +405,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _outcome(self, result: RunProcsResult) -> RunResult:
         return RunResult(
-            WorkerState.FAILED if result.is_failed() else WorkerState.SUCCEEDED,
+            StateText.FAILED if result.is_failed() else StateText.SUCCEEDED,
             self._by_global_rank(result.return_values),
             self._by_global_rank(self._explained(result.failures)),
         )
@@ -364,7 +414,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._group is not None:
             self._group.kill_now()
 
-    def _bring_down(self, signum: signal.Signals, grace_s: float) -> None:
+    def _bring_down(self, signum: int, grace_s: float) -> None:
         """Stop the workers and wait until nothing is left of them.
 
         For hooks of subclasses, and for the end of a run that failed: the machine does not decide
@@ -375,8 +425,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return
         group.begin_stop(signum, grace_s, unresponsive=self._unresponsive())
         interrupted = self._machine.interrupted
-        while not group.stop_ended:
-            self._wait(group.next_deadline(), group.fileno())
+        while True:
             # Signals first: after the end of the stop there may be a wait, for another round.
             while (one := self._signals.take()) is not None:
                 if not self._abandoned:
@@ -392,6 +441,9 @@ class LocalElasticAgent(SimpleElasticAgent):
             else:
                 for event in self._group_events(group):
                     self._post(event)
+            if group.stop_ended:
+                break
+            self._wait(group.next_deadline(), group.fileno())
 
     def _failures_so_far(self) -> dict[int, ProcessFailure]:
         group = self._group
@@ -428,6 +480,9 @@ class LocalElasticAgent(SimpleElasticAgent):
     # Waits for something else than the loop.
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        handler: object = worker_group.spec.rdzv_handler
+        if isinstance(handler, RendezvousHandler):
+            handler.is_attended = self._is_on_demand
         with self._side_services.away("the rendezvous"):
             super()._rendezvous(worker_group)
 

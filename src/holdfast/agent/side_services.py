@@ -17,6 +17,7 @@ from holdfast.processes.poll import min_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
     from typing import Protocol
 
@@ -40,7 +41,9 @@ HEALTH_PORT_ENV = "TORCHELASTIC_HEALTH_CHECK_PORT"
 # functions in interpreters of their own do need the files (`spawn`, `forkserver`).
 PREIMPORT_AFTER_S = 1.0
 PREIMPORTED = (
+    "signal",
     "traceback",
+    "holdfast.agent.worker_state",
     "holdfast.control.stacks",
     "holdfast.net.addresses",
     "holdfast.net.endpoints",
@@ -81,12 +84,20 @@ class NullContext:
 
 
 class SideServices:
-    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come."""
+    """Begins and ends with a run. `look` when a descriptor is readable or the deadline has come.
+
+    `settle` is called after the first second, to begin what a shorter run may never need.
+    """
 
     def __init__(
-        self, run_id: str, reporter: LifecycleReporter, health_server: HealthServer | None
+        self,
+        run_id: str,
+        reporter: LifecycleReporter,
+        health_server: HealthServer | None,
+        settle: Callable[[], None],
     ) -> None:
         self.watchdogs = Watchdogs(run_id, reporter.report, reporter.first_heartbeat)
+        self._settle = settle
         self._preimport_at: float | None = None
         self._observers = reporter.observers
         self._given_server = health_server
@@ -127,6 +138,11 @@ class SideServices:
                 console.warning(f"cannot stop the health server: {console.describe(problem)}")
         self._close_probe()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the run has lasted for so long that nothing is put off any more."""
+        return self._preimport_at is None
+
     def descriptors(self) -> list[int]:
         probe = [self._probe.fileno()] if self._probe is not None else []
         return self.watchdogs.descriptors() + probe
@@ -146,6 +162,7 @@ class SideServices:
         if self._preimport_at is not None and now >= self._preimport_at:
             self._preimport_at = None
             preimport()
+            self._settle()
 
     def away(self, what: str) -> AbstractContextManager[None]:
         """Return a context in which the agent waits for something else than its loop."""

@@ -6,7 +6,6 @@ Names, fields and defaults are TorchElastic's.
 from __future__ import annotations
 
 import os
-from enum import Enum
 
 from holdfast.errors import UsageError
 from holdfast.lazy_dataclass import factory_field, lazy_dataclass
@@ -14,11 +13,26 @@ from holdfast.lazy_dataclass import factory_field, lazy_dataclass
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, ClassVar
 
+    from holdfast.agent.worker_state import WorkerState
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.rendezvous.handler import RendezvousHandler
     from holdfast.store.interface import RoundStore
+
+    StateText = WorkerState
+else:
+
+    class StateText:
+        """The texts of `WorkerState`: they equal its members, and need no import of `enum`."""
+
+        INIT = "INIT"
+        HEALTHY = "HEALTHY"
+        UNHEALTHY = "UNHEALTHY"
+        STOPPED = "STOPPED"
+        SUCCEEDED = "SUCCEEDED"
+        FAILED = "FAILED"
+
 
 DEFAULT_ROLE = "default"
 
@@ -125,21 +139,18 @@ def place_workers(
     ]
 
 
-class WorkerState(str, Enum):  # noqa: UP042 (StrEnum's text differs from TorchElastic's)
-    """How a group of workers is."""
+class StateOnDemand:
+    """A `WorkerState` for whoever asks for it; the agent goes by `state_text`, which equals it."""
 
-    UNKNOWN = "UNKNOWN"
-    INIT = "INIT"
-    HEALTHY = "HEALTHY"
-    UNHEALTHY = "UNHEALTHY"
-    STOPPED = "STOPPED"
-    SUCCEEDED = "SUCCEEDED"
-    FAILED = "FAILED"
+    def __get__(self, one: Any, _owner: type) -> WorkerState:
+        if one is None:
+            raise AttributeError("state")
+        from holdfast.agent.worker_state import WorkerState
 
-    @staticmethod
-    def is_running(state: WorkerState) -> bool:
-        """Return whether workers in this state have processes."""
-        return state in (WorkerState.HEALTHY, WorkerState.UNHEALTHY)
+        return WorkerState(one.state_text)
+
+    def __set__(self, one: Any, state: str) -> None:
+        one.state_text = state
 
 
 class WorkerGroup:
@@ -151,10 +162,11 @@ class WorkerGroup:
         "master_addr",
         "master_port",
         "spec",
-        "state",
+        "state_text",
         "store",
         "workers",
     )
+    state = StateOnDemand()
 
     def __init__(self, spec: WorkerSpec) -> None:
         self.spec = spec
@@ -164,7 +176,7 @@ class WorkerGroup:
         self.group_world_size: int | None = None
         self.master_addr: str | None = None
         self.master_port: int | None = None
-        self.state = WorkerState.INIT
+        self.state_text: str = StateText.INIT
 
 
 @lazy_dataclass
@@ -174,7 +186,12 @@ class RunResult:
     state: WorkerState
     return_values: dict[int, Any] = factory_field(default_factory=dict)
     failures: dict[int, ProcessFailure] = factory_field(default_factory=dict)
+    if TYPE_CHECKING:
+        state_text: ClassVar[str]
 
     def is_failed(self) -> bool:
         """Return whether the workers failed."""
-        return self.state == WorkerState.FAILED
+        return self.state_text == StateText.FAILED
+
+
+RunResult.state = StateOnDemand()  # type: ignore[assignment]

@@ -10,6 +10,7 @@ here. Nothing here starts or creates anything.
 from __future__ import annotations
 
 import os
+import sys
 
 from holdfast.core.values import Value
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S, START_METHODS
@@ -19,17 +20,22 @@ from holdfast.launcher.config import (
     parse_modules,
     parse_seconds,
 )
-from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal, parse_signals
+from holdfast.processes.signals import (
+    DEFAULT_SIGNALS,
+    parse_signal,
+    parse_signals,
+    signal_name,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Sequence
     from types import SimpleNamespace
-    from typing import NoReturn, Self
+    from typing import Any, NoReturn, Self
 
     from holdfast.cli.parser import ScriptParser
-    from holdfast.processes.logs.specs import LogsSpecs, Std
+    from holdfast.processes.logs.specs import LogsSpecs
 
     Arguments = argparse.Namespace | SimpleNamespace
     """A parsed command line."""
@@ -181,12 +187,12 @@ def parse_local_ranks(text: str) -> set[int] | None:
     return ranks
 
 
-def parse_streams(text: str, flag: str) -> Std | dict[int, Std]:
+def parse_streams(text: str, flag: str) -> int | dict[int, int]:
     """Parse a value of `--redirects` or `--tee`: streams for all ranks, or by local rank."""
-    from holdfast.processes.logs.specs import Std
+    from holdfast.processes.logs import specs
 
     try:
-        return Std.from_str(str(text))
+        return specs.parse_streams(str(text))
     except ValueError:
         accepted = "0 (none), 1 (stdout), 2 (stderr), 3 (both), or by local rank, e.g. 0:3,1:2"
         reject(text, flag, "does not select streams", accepted)
@@ -200,12 +206,12 @@ def parse_module_names(text: str, flag: str) -> tuple[str, ...]:
 def parse_signal_names(text: str) -> str:
     """Return the signals of `--signals-to-handle` by their full names, comma-separated."""
     flag = source_of(text, "--signals-to-handle")
-    return ",".join(one.name for one in parse_signals(text, flag=flag))
+    return ",".join(map(signal_name, parse_signals(text, flag=flag)))
 
 
 def parse_stop_signal(text: str) -> str:
     """Return the full name of a signal that can end a worker."""
-    name = parse_signal(text, flag=source_of(text, "--stop-signal")).name
+    name = signal_name(parse_signal(text, flag=source_of(text, "--stop-signal")))
     if name in ("SIGCHLD", "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG"):
         accepted = "a signal that does, such as SIGTERM or SIGINT"
         reject(text, "--stop-signal", "does not terminate a process", accepted)
@@ -584,8 +590,6 @@ def parse_plain(words: Sequence[str]) -> SimpleNamespace | None:
     more than everything else the command line needs. Help, abbreviations, joined short flags and
     every error are left to that parser.
     """
-    from types import SimpleNamespace
-
     known = {spelling: flag for flag in FLAGS for spelling in flag.spellings}
     given: dict[str, object] = {}
     rest = list(words)
@@ -615,7 +619,11 @@ def parse_plain(words: Sequence[str]) -> SimpleNamespace | None:
         del rest[1]  # As `cli/parser.py` does.
     if not rest:
         return None
-    return SimpleNamespace(**given, training_script=rest[0], training_script_args=rest[1:])
+    namespace: Any = type(sys.implementation)  # `types.SimpleNamespace`, without the import.
+    made: SimpleNamespace = namespace(
+        **given, training_script=rest[0], training_script_args=rest[1:]
+    )
+    return made
 
 
 def build_parser() -> ScriptParser:

@@ -39,6 +39,9 @@ COMPAT_FAILURE = 1
 USAGE = 2
 BUG = 70
 INTERRUPTED = 130
+# How many objects must have come for the garbage collector to look for cycles among them: a start makes
+# some thousand, and they stay.
+GARBAGE_MIN = 10_000
 
 OVERVIEW = """\
 usage: holdfast COMMAND ...
@@ -112,6 +115,7 @@ def entry() -> NoReturn:
 
 def be_command(command: Callable[[], int]) -> NoReturn:
     """Let this process be nothing but a command of ours, and end with its exit code."""
+    gc.set_threshold(GARBAGE_MIN)
     signals = EarlyAndLateSignals()
     try:
         signals.begin()

@@ -156,9 +156,10 @@ def run(args: Arguments) -> None:
 
 def execute(args: Arguments) -> None:
     """Run the job, and write a failure to the error file that this process was given, if any."""
-    from holdfast.processes.failures.error_file import record
+    from holdfast.processes.failures.error_file import Recording, get_error_handler
 
-    record(run)(args)
+    with Recording(get_error_handler()):
+        run(args)
 
 
 def _with_rendezvous(args: Arguments) -> Arguments:
@@ -228,11 +229,18 @@ def _rdzv_configs(args: Arguments) -> dict[str, Any]:
 
 
 def _logs_specs(args: Arguments) -> LogsSpecs:
-    kind = flags.load_logs_specs("default" if args.logs_specs is None else args.logs_specs)
+    name = "default" if args.logs_specs is None else args.logs_specs
+    kind = flags.load_logs_specs(name)
+    redirects: Any = flags.parse_streams(args.redirects, "--redirects")
+    tee: Any = flags.parse_streams(args.tee, "--tee")
+    if name != "default":
+        from holdfast.processes.logs.std import as_std
+
+        redirects, tee = as_std(redirects), as_std(tee)  # A plug-in knows them as such.
     return kind(
         log_dir=flags.parse_log_dir(args.log_dir),
-        redirects=flags.parse_streams(args.redirects, "--redirects"),
-        tee=flags.parse_streams(args.tee, "--tee"),
+        redirects=redirects,
+        tee=tee,
         local_ranks_filter=flags.parse_local_ranks(args.local_ranks_filter),
     )
 

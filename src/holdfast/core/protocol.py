@@ -23,7 +23,6 @@ import msgspec
 from msgspec import Meta
 
 from holdfast.core.blame import Trace
-from holdfast.core.ranks import RankOrder
 from holdfast.printable import one_line, quoted
 
 NODE_ID_CHARS_MAX = 200
@@ -83,6 +82,17 @@ Seconds = Annotated[float, Meta(ge=0.0, le=AWAY_S_MAX)]
 MALFORMED = (msgspec.MsgspecError, ValueError, OverflowError, RecursionError)
 """What is raised for bytes that are no message. Besides its own errors msgspec lets through what
 Python says of text that is not UTF-8 and of things that are nested too deep."""
+
+
+class RankOrder(Enum):
+    """How the nodes of a round are ranked."""
+
+    STABLE = "stable"
+    """Members of the previous round keep their ranks."""
+    HOST = "host"
+    """Nodes of one host are neighbours."""
+    LABEL = "label"
+    """Nodes with one label are neighbours."""
 
 
 class NodePhase(Enum):

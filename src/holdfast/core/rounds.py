@@ -18,7 +18,7 @@ The rules:
     several joiners cost one restart; the same limit applies. Above that it is a standby.
 3.  A member that is lost or leaves breaks the round. A standby takes its ranks at once; else the
     others regroup if min are left; else they wait. One whose workers are all done is not missed.
-4.  Members that stay keep their order and, where the size allows, their ranks (`core.ranks`).
+4.  Members that stay keep their order and, where the size allows, their ranks (`core.node_order`).
 5.  A worker's failure is answered by the next generation for all members, in the same round.
 6.  Generation, fence and restart budget belong to the job and never go back, whoever decides. So
     a node is refused that reports numbers too far ahead to be true: they would stay.
@@ -67,6 +67,7 @@ import msgspec
 
 from holdfast.core.blame import Suspect, Trace, blame
 from holdfast.core.machine import Event, InvalidEvent, Story
+from holdfast.core.node_order import order_nodes
 from holdfast.core.protocol import (
     REPORTED_COUNTER_MAX,
     RIVALS_MAX,
@@ -100,7 +101,7 @@ from holdfast.core.protocol import (
     reason,
     sound_failure,
 )
-from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks, order_nodes
+from holdfast.core.ranks import NodeRanks, NodeShape, assign_ranks
 from holdfast.core.supervision import Budget, Verdict, judge
 from holdfast.core.values import Value
 

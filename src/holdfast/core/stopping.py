@@ -20,9 +20,8 @@ Keys name workers.
 
 from __future__ import annotations
 
-from enum import Enum
-
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, Tick
+from holdfast.core.values import Enum
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -33,10 +33,8 @@ is the last effect. A late report of an earlier generation is ignored. `now` is 
 
 from __future__ import annotations
 
-from enum import Enum
-
 from holdfast.core.machine import Effect, Event, InvalidEvent, Story, TableMachine
-from holdfast.core.values import Value
+from holdfast.core.values import Enum, Value
 
 SIGINT, SIGKILL = 2, 9
 

@@ -12,7 +12,7 @@ import os
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
 from holdfast.errors import UsageError
 from holdfast.lazy_dataclass import factory_field, keyword_field, lazy_dataclass
-from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal
+from holdfast.processes.signals import DEFAULT_SIGNALS, parse_signal, signal_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class LaunchConfig:
             self.shutdown_timeout = _shutdown_timeout_of_environment()
         check_seconds(self.shutdown_timeout, source="shutdown_timeout")
         check_seconds(self.exit_barrier_timeout, source="exit_barrier_timeout")
-        self.stop_signal = parse_signal(self.stop_signal, flag="stop_signal").name
+        self.stop_signal = signal_name(parse_signal(self.stop_signal, flag="stop_signal"))
         self.preload = parse_modules(self.preload, source="preload")
 
 

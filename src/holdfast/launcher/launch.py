@@ -170,10 +170,13 @@ def _run(
             handler.shutdown()
         finally:
             looking_on.end()
-        if failure is None:  # Also after a signal: only a failure needs its logs.
-            discard_logs(logs_specs, ran=result is not None)
-        elif type(logs_specs) is DefaultLogsSpecs:
-            logs_specs.keep()
+        try:
+            if failure is None:  # Also after a signal: only a failure needs its logs.
+                discard_logs(logs_specs, ran=result is not None)
+            elif type(logs_specs) is DefaultLogsSpecs:
+                logs_specs.keep()
+        finally:
+            agent.close()
     if failure is not None:
         raise failure
     return result.return_values
@@ -340,6 +343,7 @@ def make_agent(
         worker_env=worker_env,
         signals_to_handle=config.signals_to_handle,
         preload=preload_of(config, entrypoint, args),
+        closes_later=True,
     )
 
 

@@ -8,7 +8,6 @@ before; and not at all if it would be thrown away.
 from __future__ import annotations
 
 import os
-from collections import deque
 
 from holdfast import console
 from holdfast.errors import UsageError
@@ -17,11 +16,15 @@ from holdfast.observe.lifecycle import GenerationStarted, LifecycleEvent, RunEnd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections import deque
+
     from holdfast.agent.local_agent import LocalElasticAgent
     from holdfast.launcher.config import LaunchConfig
     from holdfast.observe.events.recorder import EventRecorder, JobEvents, RendezvousRecorder
     from holdfast.observe.metrics.exporters import MetricExporters
     from holdfast.processes.logs.specs import LogsSpecs
+else:
+    from _collections import deque  # Without the rest of `collections`.
 
 DEFAULT_EVENT_HANDLERS = ("null", "jsonl")
 OTEL_ENV = "OTEL_METRICS_EXPORTER"

@@ -167,6 +167,10 @@ class ReservedPort:
         """Return a socket of its own that listens at this port; closing it keeps the port ours."""
         return _socket.socket(fileno=os.dup(self._socket.fileno()))
 
+    def fileno(self) -> int:
+        """Return the descriptor that is readable once somebody has connected."""
+        return self._socket.fileno()
+
     def release(self) -> None:
         """Give the port back to the kernel."""
         self._socket.close()

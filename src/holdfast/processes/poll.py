@@ -23,6 +23,7 @@ def wait_for(deadline: float | None, *fds: int) -> None:
         poll.register(fd, select.POLLIN)
     if deadline is None:
         poll.poll()
-    else:
-        # Rounded up: a wait that ends just before its deadline would have to be done again.
-        poll.poll(min(max(0.0, deadline - time.monotonic()), WAIT_S_MAX) * 1000 + 1)
+        return
+    left_s = min(deadline - time.monotonic(), WAIT_S_MAX)
+    # Rounded up: a wait that ends just before its deadline would have to be done again.
+    poll.poll(left_s * 1000 + 1 if left_s > 0 else 0)

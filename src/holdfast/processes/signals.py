@@ -7,24 +7,30 @@ which then acts at a place of its own choosing. Handlers are put back when the l
 from __future__ import annotations
 
 import os
-import signal
-import threading
-from collections import deque
 
 from holdfast import console
 from holdfast.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import signal
     from types import FrameType, TracebackType
     from typing import Self
+else:
+    import _signal as signal  # Numbers instead of enums, which take longer to import than all else.
 
 DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 SIGNALS_ENV = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP)
 PENDING_MAX = 64
+# Where a signal has two names, the usual one comes first.
+NAMES: dict[str, int] = {
+    name: number
+    for name, number in sorted(vars(signal).items())
+    if name.startswith("SIG") and name[3] != "_"
+}
 
-MEANINGS = {
+MEANINGS: dict[int, str] = {
     signal.SIGABRT: "aborted itself",
     signal.SIGBUS: "bus error: bad memory access, or a mapped file that shrank",
     signal.SIGFPE: "arithmetic error",
@@ -46,50 +52,53 @@ MEANINGS = {
 class SignalException(Exception):
     """Raised out of an agent that a signal asked to stop, after its workers were stopped."""
 
-    def __init__(self, msg: str, sigval: signal.Signals) -> None:
+    def __init__(self, msg: str, sigval: int) -> None:
         super().__init__(msg)
-        self.sigval = sigval
+        self.sigval = as_enum(sigval)
+
+
+def as_enum(signum: int) -> signal.Signals:
+    """Return a signal as a user's code expects it."""
+    from signal import Signals
+
+    return Signals(signum)
 
 
 def signal_name(signum: int) -> str:
     """Return `SIGTERM` and the like, or `signal 50` where the number has no name."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"
+    return next((name for name, one in NAMES.items() if one == signum), f"signal {signum}")
 
 
 def in_words(signum: int) -> str:
     """Return the name with its meaning: `SIGSEGV (segmentation fault)`."""
-    meaning = MEANINGS.get(signum)  # type: ignore[call-overload]
+    meaning = MEANINGS.get(signum)
     return f"{signal_name(signum)} ({meaning})" if meaning else signal_name(signum)
 
 
-def parse_signal(name: str, *, flag: str) -> signal.Signals:
-    """Turn a name such as `SIGTERM`, `TERM` or `15` into the signal, if it can be caught."""
+def parse_signal(name: str, *, flag: str) -> int:
+    """Turn a name such as `SIGTERM`, `TERM` or `15` into the signal's number."""
     text = name.strip().upper()
-    try:
-        if text.isdigit():
-            found = signal.Signals(int(text))
-        else:
-            found = signal.Signals[text if text.startswith("SIG") else f"SIG{text}"]
-    except (KeyError, ValueError):
+    if text.isdecimal():
+        found = int(text) if int(text) in NAMES.values() else None
+    else:
+        found = NAMES.get(text if text.startswith("SIG") else f"SIG{text}")
+    if found is None:
         raise UsageError(
             f"{flag}: {name!r} is not a signal; accepted: names such as SIGTERM or SIGUSR1"
-        ) from None
+        )
     return found
 
 
-def parse_signals(names: str, *, flag: str = "--signals-to-handle") -> tuple[signal.Signals, ...]:
+def parse_signals(names: str, *, flag: str = "--signals-to-handle") -> tuple[int, ...]:
     """Turn `SIGTERM,SIGINT` into signals, refusing those no process can handle."""
-    found: dict[signal.Signals, None] = {}  # Each once: its handler is put back once.
+    found: dict[int, None] = {}  # Each once: its handler is put back once.
     for name in names.split(","):
         if not name.strip():
             continue
         one = parse_signal(name, flag=flag)
         if one in UNCATCHABLE:
             raise UsageError(
-                f"{flag}: {one.name} cannot be handled by any process; leave it out of the list"
+                f"{flag}: {signal_name(one)} cannot be handled by any process; leave it out of the list"
             )
         found[one] = None
     return tuple(found)
@@ -107,17 +116,19 @@ class SignalWatch:
     entered = 0
     was_entered = False
 
-    def __init__(self, signals: tuple[signal.Signals, ...]) -> None:
+    def __init__(self, signals: tuple[int, ...]) -> None:
         self._signals = signals
-        self._pending: deque[signal.Signals] = deque(maxlen=PENDING_MAX)
-        self._previous: dict[signal.Signals, object] = {}
-        self._previous_wakeup = -1
+        self._pending: list[int] = []
+        self._previous: dict[int, object] = {}
+        self._previous_wakeup: int | None = None
         self._read = self._write = -1
         self.raises = False
 
     def __enter__(self) -> Self:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        if threading.current_thread() is not threading.main_thread():
+        try:
+            self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        except ValueError:
             if self._signals:
                 console.info("not in the main thread: signals are left to the program around it")
             return self
@@ -126,7 +137,6 @@ class SignalWatch:
                 self._previous[one] = signal.signal(one, self._note)
         SignalWatch.entered += 1
         SignalWatch.was_entered = True
-        self._previous_wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         return self
 
     def __exit__(
@@ -135,9 +145,10 @@ class SignalWatch:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if self._previous_wakeup is not None:
             SignalWatch.entered -= 1
             signal.set_wakeup_fd(self._previous_wakeup)
+            self._previous_wakeup = None
             for one, handler in self._previous.items():
                 # None means a handler that was not set from Python and cannot be put back.
                 signal.signal(one, signal.SIG_DFL if handler is None else handler)  # type: ignore[arg-type]
@@ -148,7 +159,7 @@ class SignalWatch:
     def fileno(self) -> int:
         return self._read
 
-    def take(self) -> signal.Signals | None:
+    def take(self) -> int | None:
         """Return the oldest signal that was not taken yet, None if there is none.
 
         The descriptor stays readable while there are more.
@@ -160,7 +171,7 @@ class SignalWatch:
             pass
         if not self._pending:
             return None
-        one = self._pending.popleft()
+        one = self._pending.pop(0)
         if self._pending:
             os.write(self._write, b"\0")
         return one
@@ -173,17 +184,17 @@ class SignalWatch:
         return Raising(self)
 
     def _note(self, signum: int, _frame: FrameType | None) -> None:
-        one = signal.Signals(signum)
         if self.raises:
-            self._raise(one)
-        self._pending.append(one)
+            self._raise(signum)
+        self._pending.append(signum)
+        del self._pending[:-PENDING_MAX]
 
     def raise_pending(self) -> None:
         """Raise for the oldest signal that was not taken yet, if there is one."""
         if self._pending:
-            self._raise(self._pending.popleft())
+            self._raise(self._pending.pop(0))
 
-    def _raise(self, one: signal.Signals) -> None:
+    def _raise(self, one: int) -> None:
         self.raises = False  # Once: the cleaning up that follows must not be torn out of its work.
         raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
 

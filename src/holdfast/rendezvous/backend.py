@@ -40,10 +40,10 @@ from holdfast.core.protocol import (
     NodeInfo,
     NodePhase,
     NodeRole,
+    RankOrder,
     StoreAccess,
     View,
 )
-from holdfast.core.ranks import RankOrder
 from holdfast.core.session import DeliverView, GiveUp, PortsChanged, Rejoined, StatusChanged
 from holdfast.core.shared_state import (
     NO_ANSWER,

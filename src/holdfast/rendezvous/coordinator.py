@@ -6,8 +6,7 @@ import hmac
 import os
 
 from holdfast.coordinator.agent_connection import CoordinatorConnection, draw_incarnation
-from holdfast.core.protocol import JobSettings, NodeInfo, StoreAccess
-from holdfast.core.ranks import RankOrder
+from holdfast.core.protocol import JobSettings, NodeInfo, RankOrder, StoreAccess
 from holdfast.core.session import SessionTimeouts
 from holdfast.errors import UsageError
 from holdfast.net.addresses import names_loopback

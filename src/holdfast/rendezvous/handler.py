@@ -119,14 +119,21 @@ class RendezvousHandler(ABC):
         """
         return True
 
+    is_attended = False
+    """Whether the agent looks after `store_alarm`: then a store may wait for its first client."""
+
     @property
     def store_alarm(self) -> int:
-        """A descriptor that is readable once the workers' store has failed here; -1 without one."""
+        """A descriptor that is readable when `take_store_failure` is due; -1 without one."""
         return -1
 
     def take_store_failure(self) -> str:
         """Return why the workers' store of this generation failed here, once, or nothing."""
         return ""
+
+    def serve_now(self) -> None:
+        """Serve the workers' store even if it waits for its first client; nobody attends it."""
+        self.is_attended = False
 
     @abstractmethod
     def next_rendezvous(self) -> RendezvousInfo:

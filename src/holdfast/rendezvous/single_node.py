@@ -51,12 +51,18 @@ class SingleNodeHandler(RendezvousHandler):
 
     @property
     def store_alarm(self) -> int:
-        """A descriptor that is readable once the workers' store has failed here."""
+        """A descriptor that is readable once the workers' store has failed here, or is needed."""
         return self._store.fileno() if self._store is not None else -1
 
     def take_store_failure(self) -> str:
         """Return why the workers' store of this generation failed here, once, or nothing."""
         return self._store.take_failure() if self._store is not None else ""
+
+    def serve_now(self) -> None:
+        """Serve the workers' store even if it waits for its first client."""
+        super().serve_now()
+        if self._store is not None:
+            self._store.serve_now()
 
     def get_backend(self) -> str:
         """Return the name of the backend."""
@@ -72,7 +78,7 @@ class SingleNodeHandler(RendezvousHandler):
                 self._store = WorkerStore(
                     number=port or 0, served=served, address=address, access=self._store_access
                 )
-            port = self._store.open(self._rounds)
+            port = self._store.open(self._rounds, on_demand=self.is_attended)
             self._rounds += 1
         meeting_point = RendezvousStoreInfo(self._master_addr, port)
         return RendezvousInfo(MemoryStore(), 0, 1, meeting_point)

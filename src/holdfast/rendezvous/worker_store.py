@@ -16,6 +16,7 @@ The other nodes of a generation vouch for their hosts there, by the generation's
 from __future__ import annotations
 
 import os
+import select
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem
@@ -71,9 +72,12 @@ class WorkerStore:
         self._past: set[int] = set()  # The numbers of ports that are given back.
         self._newest = -1
         self._failures: dict[int, str] = {}  # by generation
+        self._unserved: int | None = None  # The generation whose store waits for its first client.
         self._alarm = -1
+        self._events = select.epoll()  # The alarm, and that first client.
         try:
             self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+            self._events.register(self._alarm, select.EPOLLIN)
             self._count = ports
             self._hold()
         except BaseException:
@@ -88,14 +92,19 @@ class WorkerStore:
     @property
     def is_serving(self) -> bool:
         """Whether the workers of the newest generation depend on this process."""
-        return self._newest in self._servers
+        return self._newest in (self._unserved, *self._servers)
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable once a store has failed, until that is taken."""
-        return self._alarm
+        """Return a descriptor that is readable when `take_failure` has something to do."""
+        return -1 if self._events.closed else self._events.fileno()
 
     def take_failure(self) -> str:
-        """Return why the store of the newest generation failed, once; nothing while it serves."""
+        """Return why the store of the newest generation failed, once; nothing while it serves.
+
+        Serves a store that has its first client.
+        """
+        if any(descriptor != self._alarm for descriptor, _ in self._events.poll(0)):
+            self.serve_now()
         try:
             os.eventfd_read(self._alarm)
         except BlockingIOError:
@@ -166,26 +175,54 @@ class WorkerStore:
         forwarder.start()
 
     def open(
-        self, generation: int, number: int = 0, key: bytes = b"", *, alone: bool = True
+        self,
+        generation: int,
+        number: int = 0,
+        key: bytes = b"",
+        *,
+        alone: bool = True,
+        on_demand: bool = False,
     ) -> int:
-        """Serve a generation's store, once; return its port: the next one, unless it has a number."""
+        """Serve a generation's store, once; return its port: the next one, unless it has a number.
+
+        That of a node `alone` may be served `on_demand`: its first client waits until it is seen by
+        `take_failure`, or until `serve_now`.
+        """
         self._newest = generation
         if generation not in self._given:
             self._retire(self._kept - 1)
             port = self._give(number)
             self._given[generation] = port
-            if self._served:
-                from holdfast.store.tcp.embedded import Access, TcpStoreServer
-
-                mode = self._access if key or alone else self._without_keys()
-                server = TcpStoreServer(
-                    port.listener(),
-                    lambda why: self._failed(generation, why),
-                    Access(mode, key, generation),
-                )
-                server.start()
-                self._servers[generation] = server
+            if self._served and on_demand:
+                self._unserved = generation
+                self._events.register(port.fileno(), select.EPOLLIN)
+            elif self._served:
+                self._serve(generation, key, alone=alone)
         return self._given[generation].number
+
+    def serve_now(self) -> None:
+        """Serve the store that waits for its first client, if there is one."""
+        generation = self._unserved
+        if generation is not None:
+            self._wait_no_more()
+            self._serve(generation, b"", alone=True)
+
+    def _serve(self, generation: int, key: bytes, *, alone: bool) -> None:
+        from holdfast.store.tcp.embedded import Access, TcpStoreServer
+
+        mode = self._access if key or alone else self._without_keys()
+        server = TcpStoreServer(
+            self._given[generation].listener(),
+            lambda why: self._failed(generation, why),
+            Access(mode, key, generation),
+        )
+        server.start()
+        self._servers[generation] = server
+
+    def _wait_no_more(self) -> None:
+        assert self._unserved is not None
+        self._events.unregister(self._given[self._unserved].fileno())
+        self._unserved = None
 
     def _without_keys(self) -> str:
         """Return whom to serve where nobody can vouch."""
@@ -213,6 +250,8 @@ class WorkerStore:
             port.release()
         self._ports.clear()
         self._given.clear()
+        self._unserved = None
+        self._events.close()
         if self._alarm >= 0:
             os.close(self._alarm)
             self._alarm = -1
@@ -283,6 +322,8 @@ class WorkerStore:
                 self._servers.pop(old).close()
             if old in self._forwarders:
                 self._forwarders.pop(old).close()
+            if old == self._unserved:
+                self._wait_no_more()
             port = self._given.pop(old)
             if not self._number:
                 self._release([port])

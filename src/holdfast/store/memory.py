@@ -6,10 +6,11 @@ values, times and messages is at its end for the same reason.
 
 from __future__ import annotations
 
-import threading
+from _thread import TIMEOUT_MAX, allocate_lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import threading
     from collections import deque
     from collections.abc import Callable, Sequence
     from datetime import timedelta
@@ -20,6 +21,8 @@ DEFAULT_TIMEOUT_S = 300.0
 KEYS_SHOWN_MAX = 8
 KEY_CHARS_SHOWN_MAX = 100
 COUNT_MIN, COUNT_MAX = -(1 << 63), (1 << 63) - 1
+
+_making = allocate_lock()
 
 
 class _Barrier:
@@ -39,8 +42,19 @@ class MemoryStore:
         self._values: dict[str, bytes] = {}
         self._queues: dict[str, deque[bytes]] = {}  # None of them is empty.
         self._barriers: dict[str, _Barrier] = {}
-        self._changed = threading.Condition()
+        self._condition: threading.Condition | None = None
         self._timeout_s = timeout_s
+
+    @property
+    def _changed(self) -> threading.Condition:
+        """Guards all, and is notified of changes; made when first used, as few jobs ever do."""
+        if self._condition is None:
+            import threading
+
+            with _making:
+                if self._condition is None:
+                    self._condition = threading.Condition()
+        return self._condition
 
     def set(self, key: str, value: str | bytes) -> None:
         self.multi_set([key], [value])
@@ -164,7 +178,7 @@ class MemoryStore:
     def clone(self) -> MemoryStore:
         other = MemoryStore(self._timeout_s)
         other._values, other._queues = self._values, self._queues
-        other._barriers, other._changed = self._barriers, self._changed
+        other._barriers, other._condition = self._barriers, self._changed
         return other
 
     def has_extended_api(self) -> bool:
@@ -189,7 +203,7 @@ class MemoryStore:
             raise wait_timed_out([key for key in keys if not is_there(key)], timeout_s)
 
     def _sleep(self, is_over: Callable[[], bool], timeout_s: float) -> bool:
-        return self._changed.wait_for(is_over, min(timeout_s, threading.TIMEOUT_MAX))
+        return self._changed.wait_for(is_over, min(timeout_s, TIMEOUT_MAX))
 
 
 # What all stores share

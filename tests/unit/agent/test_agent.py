@@ -7,7 +7,8 @@ import pytest
 from rendezvous_fakes import ScriptedRendezvous
 
 from holdfast.agent.agent import SimpleElasticAgent
-from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec
+from holdfast.agent.worker_state import WorkerState
 from holdfast.processes.failures.failure import ProcessFailure
 from holdfast.processes.signals import SignalException, SignalWatch
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 import os
 import select
 import signal
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,15 +13,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from rendezvous_fakes import ScriptedRendezvous
 
+from holdfast.agent import side_services
 from holdfast.agent.local_agent import LocalElasticAgent
-from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.agent.spec import RunResult, WorkerGroup, WorkerSpec
+from holdfast.agent.worker_state import WorkerState
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
 from holdfast.processes.signals import SignalException
 from holdfast.rendezvous.single_node import SingleNodeHandler
 from holdfast.store.memory import MemoryStore
 from holdfast.store.tcp.server import ServingLoop
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from holdfast.rendezvous.handler import RendezvousHandler
 
 FOREVER_S = 3600.0
@@ -315,3 +322,68 @@ def test_a_workers_store_that_fails_is_the_reason_of_a_new_generation(
         handler.shutdown()
     warnings = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert any("the tape is torn" in one for one in warnings), warnings
+
+
+# What a job of a moment never needs is begun on demand, or after a while.
+
+
+class Settling(LocalElasticAgent):
+    """Notes whether anything serves the store and follows the output, before and after."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[tuple[bool, bool]] = []
+
+    def _settle(self) -> None:
+        self.seen.append(self._look())
+        super()._settle()
+        self.seen.append(self._look())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _look(self) -> tuple[bool, bool]:
+        handler = self._worker_group.spec.rdzv_handler
+        assert isinstance(handler, SingleNodeHandler)
+        assert handler._store is not None
+        follows = any(thread.name == "holdfast-logs" for thread in threading.enumerate())
+        return bool(handler._store._servers), follows
+
+
+@pytest.fixture
+def alone() -> Iterator[SingleNodeHandler]:
+    handler = SingleNodeHandler("job")
+    yield handler
+    handler.shutdown()
+
+
+def test_a_job_that_lasts_is_followed_and_served_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
+) -> None:
+    monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", 0.01)
+    agent = local("exec sleep 1000", kind=Settling, handler=alone, logs=DefaultLogsSpecs())
+    with pytest.raises(SignalException):
+        agent.run()
+    assert agent.seen == [(False, False), (True, True)]
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_the_store_answers_whenever_its_first_client_comes(
+    when: str, monkeypatch: pytest.MonkeyPatch, alone: SingleNodeHandler
+) -> None:
+    monkeypatch.setattr(side_services, "PREIMPORT_AFTER_S", FOREVER_S if when == "at once" else 0)
+    script = (
+        "import os; from holdfast.store.tcp.client import TCPStore\n"
+        "with TCPStore(os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT'])) as store:\n"
+        "    store.set('key', 'value'); assert store.get('key') == b'value'"
+    )
+    agent = local(entrypoint=sys.executable, args=("-c", script), handler=alone)
+    assert agent.run().state is WorkerState.SUCCEEDED
+
+
+def test_a_keeper_may_be_awaited_later() -> None:
+    agent = local("exit 0", how={"closes_later": True})
+    for _ in range(2):
+        assert agent.run().state is WorkerState.SUCCEEDED
+    keeper = agent._keeper.pid
+    agent.close()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(keeper, 0)

@@ -20,12 +20,14 @@ from observed_jobs import fetch
 from real_jobs import News, children
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from holdfast.agent.agent import SimpleElasticAgent
 
 
-def services() -> SideServices:
+def services(settle: Callable[[], None] = lambda: None) -> SideServices:
     agent: SimpleElasticAgent = None  # type: ignore[assignment] # Nothing is reported here.
-    return SideServices("job", LifecycleReporter(agent), None)
+    return SideServices("job", LifecycleReporter(agent), None, settle)
 
 
 def test_a_probe_that_fails_is_named_once_and_dropped(

@@ -11,7 +11,8 @@ from holdfast.agent.spec import WorkerSpec
 from holdfast.agent.stuck_workers import StuckWorkers
 from holdfast.processes import procfs
 from holdfast.processes.failures.failure import ProcessFailure
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
 
 if TYPE_CHECKING:
     from pathlib import Path

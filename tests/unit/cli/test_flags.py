@@ -15,7 +15,7 @@ from holdfast.cli import devices, flags
 from holdfast.cli.flags import FLAGS, Flag, FromEnvironment, build_parser, parse_plain
 from holdfast.cli.script import check_can_start, worker_command
 from holdfast.errors import CannotStart, UsageError
-from holdfast.processes.logs.specs import Std
+from holdfast.processes.logs.std import Std
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -15,12 +15,12 @@ from holdfast.core.protocol import (
     WHY_CHARS_MAX,
     JobSettings,
     NodeRole,
+    RankOrder,
     RefusalReason,
     Status,
     StoreAccess,
     View,
 )
-from holdfast.core.ranks import RankOrder
 from holdfast.core.rounds import (
     BLAME_S,
     HISTORY_LINES_MAX,

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import copy
+import enum
 import pickle
 from typing import Any
 
 import pytest
 
 from holdfast.core.machine import brief
-from holdfast.core.values import Value
+from holdfast.core.values import Enum, Value
 
 
 class Exited(Value):
@@ -61,3 +62,37 @@ def test_a_wrong_call_is_refused(args: tuple[Any, ...], kwargs: dict[str, Any]) 
 def test_any_other_value_or_kind_is_another() -> None:
     values = [Exited(7, 1), Exited(8, 1), Exited(7, 2), Exited(7, 1, "x"), Ended(7, 1), (7, 1)]
     assert len(set(values)) == len(values)
+
+
+class Phase(Enum):
+    FIRST = "first"
+    LAST = "last"
+
+    @property
+    def is_over(self) -> bool:
+        return self is Phase.LAST
+
+
+class Real(enum.Enum):
+    FIRST = "first"
+    LAST = "last"
+
+
+@pytest.mark.parametrize("kind", [Phase, Real])
+def test_an_enum_is_as_one_of_the_standard_library(kind: Any) -> None:
+    assert [(one.name, one.value) for one in kind] == [("FIRST", "first"), ("LAST", "last")]
+    assert len(kind) == 2
+    assert kind("last") is kind.LAST is not kind.FIRST
+    with pytest.raises(ValueError, match=f"'none' is not a valid {kind.__name__}"):
+        kind("none")
+    first = kind.FIRST
+    for same in (copy.copy(first), copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
+        assert same is first
+    assert str(kind.FIRST) == f"{kind.__name__}.FIRST"
+    assert repr(kind.FIRST) == f"<{kind.__name__}.FIRST: 'first'>"
+    assert brief(kind.FIRST) == "first"
+    assert {kind.FIRST: 1}[kind("first")] == 1
+
+
+def test_an_enum_may_have_methods() -> None:
+    assert [phase.is_over for phase in Phase] == [False, True]

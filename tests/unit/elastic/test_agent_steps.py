@@ -300,7 +300,8 @@ def test_nodes_with_steps_of_their_own_restart_together(
 ) -> None:
     script = (
         "echo $RANK of $WORLD_SIZE >> starts;"
-        "[ $HOLDFAST_GENERATION = 1 ] && exit; [ $RANK = 0 ] && exit 7; sleep 1000"
+        "[ $HOLDFAST_GENERATION = 1 ] && exit; [ $RANK = 1 ] && exec sleep 1000;"
+        "while [ $(wc -l < starts) -lt 2 ]; do sleep 0.01; done; exit 7"
     )
     agents = [make(Steps, script, handler=one) for one in two_handlers]
     results: list[RunResult] = []

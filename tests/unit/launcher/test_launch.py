@@ -14,7 +14,8 @@ from holdfast.launcher.config import LaunchConfig
 from holdfast.launcher.launch import elastic_launch
 from holdfast.net.addresses import own_address
 from holdfast.processes.failures.failure import ChildFailedError
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,8 @@ import pytest
 from functions_to_call import add
 
 from holdfast.errors import EnvironmentProblem
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
 from holdfast.processes.workers import function_child
 from holdfast.processes.workers.function_workers import MultiprocessContext
 from holdfast.processes.workers.group import start_processes

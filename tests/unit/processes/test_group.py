@@ -3,12 +3,14 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from _socket import MSG_PEEK
 from typing import TYPE_CHECKING
 
 import pytest
 
+from holdfast.core import blame
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes import poll
 from holdfast.processes.failures.exits import WorkerExit
@@ -16,7 +18,6 @@ from holdfast.processes.keeper import client
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import descendants_of
 from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from holdfast.processes.workers import group as workers_group
 from holdfast.processes.workers.command_workers import SubprocessContext
 from holdfast.processes.workers.group import StopEnded
 from real_jobs import News, Watched
@@ -51,11 +52,12 @@ class Group:
         kind: type[SubprocessContext] = SubprocessContext,
         logs: LogsSpecs | None = None,
         keeper: Keeper | None = None,
+        attended: bool = False,
     ) -> SubprocessContext:
         args = {rank: ("-c", script) for rank, script in enumerate(scripts)}
         envs = {rank: {"NEWS": str(self.news.path), "RANK": str(rank)} for rank in args}
         logs = logs or DefaultLogsSpecs(log_dir=str(self.folder / "logs"))
-        context = kind("trainer", "sh", args, envs, logs, keeper=keeper)
+        context = kind("trainer", "sh", args, envs, logs, keeper=keeper, attended=attended)
         self.made.append(context)
         return context
 
@@ -172,7 +174,7 @@ def test_an_exit_that_may_follow_from_a_peers_is_told_with_that_of_the_peer(
     group: Group, monkeypatch: pytest.MonkeyPatch, follows: str
 ) -> None:
     """The stop that answers it would keep the peer from ending by itself."""
-    monkeypatch.setattr(workers_group, "EXIT_NS_MAX", PATIENCE_S * 10**9)
+    monkeypatch.setattr(blame, "EXIT_NS_MAX", PATIENCE_S * 10**9)
     context = group.start(WAITS, follows, ready=1)
     assert until(context, lambda: context.running() == {0}) == []
     os.kill(context.pids()[0], signal.SIGKILL)
@@ -192,7 +194,7 @@ def test_an_exit_that_may_follow_from_a_peers_is_told_when_that_of_none_comes(
 def test_an_exit_that_has_a_reason_of_its_own_is_told_at_once(
     group: Group, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setattr(workers_group, "EXIT_NS_MAX", 2 * PATIENCE_S * 10**9)
+    monkeypatch.setattr(blame, "EXIT_NS_MAX", 2 * PATIENCE_S * 10**9)
     context = group.start(WAITS, reason, ready=1)
     seen: list[WorkerExit] = []
     until(context, lambda: bool(seen), seen)
@@ -201,7 +203,7 @@ def test_an_exit_that_has_a_reason_of_its_own_is_told_at_once(
 def test_nobody_is_waited_for_where_nobody_is_left(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers_group, "EXIT_NS_MAX", 2 * PATIENCE_S * 10**9)
+    monkeypatch.setattr(blame, "EXIT_NS_MAX", 2 * PATIENCE_S * 10**9)
     assert len(all_ended(group.start(COMPLAINS, COMPLAINS))) == 2
     assert len(all_ended(group.start(COMPLAINS))) == 1
 
@@ -347,3 +349,52 @@ def test_a_stop_that_ends_as_it_begins_is_due_at_once(group: Group) -> None:
     context.begin_stop(signal.SIGTERM, 1000)
     assert context.next_deadline() == 0.0
     assert context.poll_events(time.monotonic()) == [StopEnded(())]
+
+
+# Output is followed from the first of it, if somebody takes in the events.
+
+
+def is_followed() -> bool:
+    return any(thread.name == "holdfast-logs" for thread in threading.enumerate())
+
+
+def test_silent_workers_are_not_followed_while_they_are_attended(group: Group) -> None:
+    context = group.start("exit 0", "exit 0", attended=True)
+    all_ended(context)
+    assert not is_followed()
+    assert not finished(context).failures
+
+
+def test_the_first_output_is_shown_while_its_worker_runs(
+    group: Group, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = group.start(WAITS, f"echo first >&2; {WAITS}", ready=2, attended=True)
+    shown: list[str] = []
+
+    def is_shown() -> bool:
+        shown.append(capfd.readouterr().err)
+        return "first" in "".join(shown)
+
+    until(context, is_shown)
+    assert is_followed()
+    context.close(signal.SIGKILL)
+    assert not is_followed()
+
+
+def test_silence_is_followed_too_once_that_is_wanted(group: Group) -> None:
+    context = group.start(WAITS, ready=1, attended=True)
+    assert not is_followed()
+    context.follow_output()
+    assert is_followed()
+    context.follow_output()
+
+
+def test_last_words_that_nobody_followed_are_in_the_failure(
+    group: Group, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context = group.make("echo why >&2; exit 3", attended=True)
+    context.start()
+    until(context, lambda: context.first_failure() is not None)
+    assert context.failures_so_far()[0].stderr_tail == "why\n"
+    assert finished(context).failures[0].stderr_tail == "why\n"
+    assert capfd.readouterr().err == "why\n"

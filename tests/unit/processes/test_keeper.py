@@ -296,6 +296,28 @@ def test_running_workers_and_their_children_are_no_leftovers(kept: Kept) -> None
     assert has_ended(child)
 
 
+def test_a_keeper_says_by_itself_that_nothing_is_left(kept: Kept) -> None:
+    assert kept.keeper.is_childless
+    kept.python(0, WAITS)
+    assert not kept.keeper.is_childless
+    kept.python(1, "")
+    kept.outcome(1)
+    assert not kept.keeper.is_childless
+    os.close(kept.inputs.pop(0))
+    kept.outcome(0)  # Both come at once.
+    assert kept.keeper.is_childless
+    kept.python(2, "")
+    assert not kept.keeper.is_childless
+
+
+def test_a_keeper_with_leftovers_says_nothing_until_it_is_asked(kept: Kept) -> None:
+    kept.python(0, LEAVES_DAEMON)
+    kept.outcome(0)
+    assert not kept.keeper.is_childless
+    kept.keeper.sweep()
+    kept.until(Empty)
+
+
 def test_closing_kills_all(kept: Kept) -> None:
     kept.spawn(0, FAMILY)
     kept.python(1, LEAVES_DAEMON)

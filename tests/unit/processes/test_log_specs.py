@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest
+from holdfast.processes.logs.std import Std
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from holdfast.errors import UsageError
-from holdfast.processes.signals import SignalException, SignalWatch, parse_signals
+from holdfast.processes.signals import (
+    SignalException,
+    SignalWatch,
+    parse_signal,
+    parse_signals,
+    signal_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +46,7 @@ def is_readable(fd: int) -> bool:
     return bool(select.select([fd], [], [], 0)[0])
 
 
-def taken(watch: SignalWatch) -> list[signal.Signals]:
+def taken(watch: SignalWatch) -> list[int]:
     """Take all that arrived, one by one; the descriptor is readable until the last."""
     arrived = []
     while is_readable(watch.fileno()):
@@ -50,6 +56,22 @@ def taken(watch: SignalWatch) -> list[signal.Signals]:
         arrived.append(one)
     assert watch.take() is None
     return arrived
+
+
+def test_names_and_numbers_are_those_of_the_standard_library() -> None:
+    assert [signal_name(number) for number in range(1, signal.NSIG)] == [
+        signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+        for number in range(1, signal.NSIG)
+    ]
+    for name, one in signal.Signals.__members__.items():
+        spellings = (name, name.removeprefix("SIG").lower(), str(int(one)))
+        assert [parse_signal(text, flag="--stop-signal") for text in spellings] == [one] * 3
+
+
+@pytest.mark.parametrize("name", ["SIG_IGN", "IGN", "SIG", "", "0", "-15", "99", "\u0661\u0665x"])
+def test_what_is_no_signal_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--stop-signal"):
+        parse_signal(name, flag="--stop-signal")
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "STOP", "9"])

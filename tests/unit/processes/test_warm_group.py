@@ -14,7 +14,8 @@ import pytest
 from holdfast.errors import EnvironmentProblem
 from holdfast.processes.keeper.client import Keeper
 from holdfast.processes.keeper.main import children_of
-from holdfast.processes.logs.specs import DefaultLogsSpecs, Std
+from holdfast.processes.logs.specs import DefaultLogsSpecs
+from holdfast.processes.logs.std import Std
 from holdfast.processes.workers.group import start_processes
 from holdfast.processes.zygote.client import warm_start
 from real_jobs import Watched

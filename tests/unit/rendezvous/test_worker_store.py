@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,6 +20,8 @@ from holdfast.store.tcp.client import TCPStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+PATIENCE_S = 60
 
 
 def begin(stores: WorkerStore, generation: int, rank: int = 0, number: int = 0) -> None:
@@ -67,6 +71,52 @@ def test_a_worker_that_is_faster_than_the_agent_waits_for_it(stores: WorkerStore
         early.sendall(b"\x00\xce\xf7\x85\x3c" + b"\x0d\x07\x00\x00\x00")
         stores.open(0)
         assert early.recv(4) == b"\x07\x00\x00\x00"
+
+
+# A store that is served when somebody comes, while its agent looks after it.
+
+
+def serving_threads() -> int:
+    """Return how many threads of this process Python did not start by `threading`."""
+    return len(os.listdir("/proc/self/task")) - threading.active_count()
+
+
+def test_a_store_on_demand_is_served_from_its_first_client_on(stores: WorkerStore) -> None:
+    port, before = stores.open(0, on_demand=True), serving_threads()
+    assert stores.is_serving
+    assert stores.take_failure() == ""
+    assert serving_threads() == before
+    with ThreadPoolExecutor() as pool:
+        client = pool.submit(TCPStore, "127.0.0.1", port)
+        assert select.select([stores.fileno()], [], [], PATIENCE_S)[0]
+        assert stores.take_failure() == ""
+        with client.result(PATIENCE_S) as store:
+            store.set("key", "value")
+            assert select.select([stores.fileno()], [], [], 0)[0] == []
+            assert store.get("key") == b"value"
+
+
+def test_a_store_on_demand_can_be_served_at_once(stores: WorkerStore) -> None:
+    port = stores.open(0, on_demand=True)
+    for _ in range(2):
+        stores.serve_now()
+    with TCPStore("127.0.0.1", port) as store:
+        store.set("key", "value")
+
+
+def test_a_store_that_nobody_came_to_makes_room_for_the_next() -> None:
+    reserved = ReservedPort()
+    number = reserved.number
+    reserved.release()
+    stores = WorkerStore(number=number)
+    try:
+        assert [stores.open(generation, on_demand=True) for generation in (0, 1)] == [number] * 2
+        stores.serve_now()
+        with TCPStore("127.0.0.1", number) as store:
+            store.set("key", "value")
+    finally:
+        stores.close()
+    assert stores.fileno() == -1
 
 
 def test_a_port_is_never_given_twice(stores: WorkerStore) -> None:

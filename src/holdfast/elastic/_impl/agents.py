@@ -27,18 +27,18 @@ from typing import TYPE_CHECKING
 
 from holdfast import console
 from holdfast.agent import agent, local_agent
-from holdfast.agent.spec import DEFAULT_ROLE, RunResult, WorkerState
+from holdfast.agent.spec import DEFAULT_ROLE, RunResult
+from holdfast.agent.worker_state import WorkerState
 from holdfast.core.supervision import Budget, State, StopReason
 from holdfast.errors import InternalError
 from holdfast.observe.events.event import EventSource
 from holdfast.observe.events.recorder import EventRecorder
 from holdfast.observe.lifecycle import CustomEvent, WorkerInfo
 from holdfast.processes.poll import wait_for
-from holdfast.processes.signals import SignalException
+from holdfast.processes.signals import SignalException, as_enum
 from holdfast.processes.workers.group import PContext
 
 if TYPE_CHECKING:
-    import signal
     from collections.abc import Iterator
     from typing import Any
 
@@ -387,12 +387,16 @@ class LocalElasticAgent(local_agent.LocalElasticAgent, SimpleElasticAgent):
         context.stop_signal, context.grace_s = self._stop_signal, self._shutdown_timeout
         return context
 
-    def _bring_down(self, signum: signal.Signals, grace_s: float) -> None:
+    @property
+    def _attends_workers(self) -> bool:
+        return super()._attends_workers and not self._has_own_loop
+
+    def _bring_down(self, signum: int, grace_s: float) -> None:
         context = self._pcontext
         if context is None or isinstance(context, PContext):
             super()._bring_down(signum, grace_s)
         else:
-            context.close(signum, grace_s)
+            context.close(as_enum(signum), grace_s)
 
     def _release_group(self) -> None:
         context = self._pcontext

@@ -12,7 +12,8 @@ from holdfast.elastic.multiprocessing import (  # noqa: F401 (also reached as at
 )
 from holdfast.processes.failures.exits import RunProcsResult
 from holdfast.processes.failures.failure import ProcessFailure
-from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs, Std, to_map
+from holdfast.processes.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from holdfast.processes.logs.std import Std, to_map
 from holdfast.processes.signals import SignalException
 from holdfast.processes.workers.command_workers import SubprocessContext
 from holdfast.processes.workers.function_workers import MultiprocessContext

@@ -141,18 +141,28 @@ def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Cal
 
     @wraps(fn)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
-        handler.initialize()
-        try:
+        with Recording(handler):
             return fn(*args, **kwargs)
-        except SystemExit as e:
-            if e.code == 0:
-                return None
-            raise
-        except Exception as e:
-            _record_safely(handler, e)
-            raise
+        return None
 
     return recorded
+
+
+class Recording:
+    """What `record` does around a function, for any block."""
+
+    def __init__(self, handler: ErrorHandler) -> None:
+        self._handler = handler
+
+    def __enter__(self) -> None:
+        self._handler.initialize()
+
+    def __exit__(
+        self, kind: object, e: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if isinstance(e, Exception):
+            _record_safely(self._handler, e)
+        return isinstance(e, SystemExit) and e.code == 0
 
 
 def _record_safely(handler: ErrorHandler, e: Exception) -> None:

@@ -8,9 +8,9 @@ small files are read when workers start and one when a worker was killed; nothin
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
 import errno
 import os
-import signal
 import time
 
 from holdfast import console

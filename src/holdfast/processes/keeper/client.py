@@ -19,7 +19,6 @@ import select
 import sys
 import time
 from _thread import get_ident
-from collections import deque
 from errno import EBADF, EMFILE
 
 from holdfast.core.values import Value
@@ -124,11 +123,14 @@ class Keeper:
         self._owner = os.getpid()
         self._control = control
         self._received = bytearray()
-        self._events: deque[Event] = deque()
+        self._events: list[Event] = []
         self._deadlines_set = 0
+        self._workers_requested = 0
+        self._childless_after = 0
         self._clearings_requested = 0
         self._clearings_confirmed = 0
         self.lost = False
+        self._is_ending = False
         self._loss_reported = False
         self._thread = get_ident()
         Keeper._running.add(self)
@@ -288,6 +290,7 @@ class Keeper:
         words = argv and [_plain(word) for word in argv]
         plain_env = {_plain(name): _plain(value) for name, value in env.items()}
         request = ("spawn", key, list(fds), words, plain_env, cwd, call, list(cpus))
+        self._workers_requested += 1
         self._send(request, list(fds.values()))
 
     def adopt(self, key: int, pid: int, error_fd: int, go_fd: int) -> None:
@@ -295,6 +298,7 @@ class Keeper:
 
         It reports a start error through the first pipe, and waits at the second to begin.
         """
+        self._workers_requested += 1
         self._send(("adopt", key, pid), [error_fd, go_fd])
 
     def signal(self, key: int, signum: int) -> None:
@@ -314,6 +318,11 @@ class Keeper:
         self._clearings_requested += 1
         self._send(("clear", int(signum), self._clearings_requested))
 
+    @property
+    def is_childless(self) -> bool:
+        """Whether nothing is left below the keeper, as it has reported of its own accord."""
+        return self._childless_after == self._workers_requested
+
     def sweep(self) -> None:
         """SIGKILL all that ended workers left; `Empty` follows when it is gone."""
         self.signal_leftovers(SIGKILL)
@@ -321,8 +330,7 @@ class Keeper:
     def receive(self) -> list[Event]:
         """Return the events that are there, without waiting for any."""
         self._receive_events()
-        events = list(self._events)
-        self._events.clear()
+        events, self._events = self._events, []
         return events
 
     def is_gone(self) -> bool:
@@ -374,6 +382,8 @@ class Keeper:
     def _add_event(self, event: tuple[Any, ...]) -> None:
         if event[0] == "clearing":
             self._clearings_confirmed = event[1]
+        elif event[0] == "childless":
+            self._childless_after = event[1]
         elif event[0] == "expired" and event[1] != self._deadlines_set:
             pass  # It was that of an earlier generation.
         elif event[0] != "empty" or event[1] == self._clearings_requested:
@@ -384,18 +394,28 @@ class Keeper:
 
         Without waiting it ends by itself soon, for when something below it cannot be killed.
         """
+        self.hang_up()
+        if wait:
+            self.await_end()
+
+    def hang_up(self) -> None:
+        """Have all that is below the keeper killed, and the keeper end; the first half of `close`."""
         if self._control.fileno() < 0:
             return
-        ours = self._owner == os.getpid()
         Keeper._running.discard(self)
-        if ours:
+        if self._owner == os.getpid():
             self._send(("inherit", []))  # This process lives, and looks after what it made.
             # Closing alone says nothing while a process forked from this one has a copy.
             self._control.shutdown(socket.SHUT_RDWR)
+            self._is_ending = True
         self._control.close()
-        if wait and ours and not reap_soon(self.pid, CLOSE_MS_MAX):
+
+    def await_end(self) -> None:
+        """Wait for a keeper to end that was hung up on; the second half of `close`."""
+        if self._is_ending and not reap_soon(self.pid, CLOSE_MS_MAX):
             keeper_program.send_signal(self.pid, SIGKILL)  # The kernel then kills the workers.
             reap_soon(self.pid)
+        self._is_ending = False
 
     def _send(self, request: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
         try:
@@ -440,6 +460,8 @@ def inherited_environment() -> dict[str, str]:
 
 def _plain(value: object) -> str:
     """Return the text of a value as nothing but a `str`: `marshal` takes no subclass of it."""
+    if type(value) is str:
+        return value
     if isinstance(value, (bytes, os.PathLike)):
         return os.fsdecode(value)
     return str.__str__(value) if isinstance(value, str) else str(value)

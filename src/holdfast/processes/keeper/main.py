@@ -32,7 +32,8 @@ private socket pair between two processes of one interpreter. Requests, by their
 
 Further events: ``spawned key pid``, ``spawn_failed key errno text`` and ``exited key pid code
 status error ns``, in the order of the exits; ``error`` is None, or ``(errno, step)`` if the child
-could not become the worker, and ``ns`` the monotonic clock.
+could not become the worker, and ``ns`` the monotonic clock. ``childless number`` comes with the last
+exit if it left nothing at all below the keeper, which has had so many requests for workers by then.
 
 It decides nothing: no time and no retry is its own. `keeper/client.py` is the agent's side.
 """
@@ -187,6 +188,7 @@ class Keeper:
         self.prctl = load_prctl()
         self.pid = os.getpid()
         self.workers: dict[int, Worker] = {}  # by pid
+        self.requested = 0  # How many workers were, ever.
         self.exits = select.epoll()  # Of their pidfds: it reports them in the order of the exits.
         self.clearing = 0  # The signal that leftovers get; 0 while none is requested.
         self.clearing_number = 0
@@ -277,6 +279,7 @@ class Keeper:
 
     def handle_request(self, request: tuple[Any, ...]) -> None:
         kind = request[0]
+        self.requested += kind in ("spawn", "adopt")
         if kind == "spawn":
             self.spawn(*request[1:])
         elif kind == "adopt":
@@ -500,10 +503,14 @@ class Keeper:
                 pass
         except BlockingIOError:
             pass
+        before = len(self.workers)
         for exit_fd, _ in self.exits.poll(0):  # `P_ALL` would have them in the order of birth.
             self.reap_one(os.P_PIDFD, exit_fd)
         while self.reap_one(os.P_ALL, 0):
             pass
+        if before and not self.workers and not self.has_children():
+            self.add_event("childless", self.requested)
+        self.send()
         helpers = {pid for pid, worker in self.workers.items() if worker.key < 0}
         if self.clearing and len(self.workers) == len(helpers):
             if helpers.issuperset(children_of(self.pid)):
@@ -525,7 +532,14 @@ class Keeper:
                 self.exits.unregister(worker.exit_fd)  # A child of a moment may have a copy.
                 os.close(worker.exit_fd)
             how = (ended.si_code, ended.si_status, worker.start_error(), time.monotonic_ns())
-            self.send_event("exited", worker.key, worker.pid, *how)
+            self.add_event("exited", worker.key, worker.pid, *how)
+        return True
+
+    def has_children(self) -> bool:
+        try:
+            os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
         return True
 
     def clear_leftovers(self) -> None:
@@ -546,11 +560,11 @@ class Keeper:
         poll = select.poll()
         poll.register(self.wake_in, select.POLLIN)
         self.clearing = signal.SIGKILL
-        while children_of(self.pid):
+        while self.has_children():
             for pid in descendants_of(self.pid):
                 send_signal(pid, signal.SIGKILL)
             self.reap()
-            if children_of(self.pid) and not poll.poll(SHUTDOWN_MS_MAX):
+            if self.has_children() and not poll.poll(SHUTDOWN_MS_MAX):
                 break
         for folder in self.inherited:
             remove_tree(folder)
@@ -558,9 +572,13 @@ class Keeper:
     # Events.
 
     def send_event(self, *event: Any) -> None:
+        self.add_event(*event)
+        self.send()
+
+    def add_event(self, *event: Any) -> None:
+        """Have an event sent with the next one, or by the next `send`."""
         body = marshal.dumps(event)
         self.unsent += len(body).to_bytes(4, "little") + body
-        self.send()
 
     def send(self) -> None:
         """Send what there is room for; the agent may itself be waiting for us to receive."""

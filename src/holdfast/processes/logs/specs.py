@@ -1,4 +1,4 @@
-"""Where each worker's output and error file go: `Std`, `LogsSpecs`, `LogsDest`.
+"""Where each worker's output and error file go: `LogsSpecs`, `LogsDest`.
 
 The layout below a log directory is TorchElastic's::
 
@@ -10,7 +10,7 @@ Folders are made when workers are about to start, never earlier, and none is eve
 start under the same restart count (nodes came or went) gets `attempt_<restart_count>_1` and so on.
 A directory that someone removed meanwhile is made again.
 
-`Std` chooses streams; its text form is one digit for all workers (`3`), or a list of
+A `Std` chooses streams; its text form is one digit for all workers (`3`), or a list of
 `local_rank:digit` (`0:1,12:2`), with any number of digits in the rank.
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 import errno
 import os
 from abc import ABC, abstractmethod
-from enum import IntFlag
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, UsageError
@@ -28,45 +27,33 @@ from holdfast.processes.keeper.client import Keeper
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from typing import NoReturn
-
 
 # A local rank of more digits than this is a typing error, not a machine.
 RANK_DIGITS_MAX = 6
 
+# Streams as `Std` numbers them. Here they are but numbers, as agents start often, and importing `enum`
+# takes longer than making all of the paths.
+OUT, ERR = 1, 2
 
-class Std(IntFlag):
-    """None, one or both of the standard output streams of a worker."""
 
-    NONE = 0
-    OUT = 1
-    ERR = 2
-    ALL = OUT | ERR
-
-    @classmethod
-    def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """Read `vm`: one choice for all local ranks, or a map of local rank to choice.
-
-        In a map the last entry for a rank counts, and a rank that is not named has `NONE`.
-        Raises `UsageError` for any other text; blanks are not allowed.
-        """
-        text = vm.removesuffix("\n")
-        if _is_choice(text):
-            return cls(int(text))
-        chosen: dict[int, Std] = {}
-        for entry in text.split(","):
-            rank, colon, choice = entry.partition(":")
-            if not (colon and _is_rank(rank) and _is_choice(choice)):
-                from holdfast.errors import UsageError
-
-                raise UsageError(
-                    f"{vm!r} does not say which output streams are meant",
-                    hint="give 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, "
-                    "or a list by local rank such as 0:1,1:2",
-                )
-            chosen[int(rank)] = cls(int(choice))
-        return chosen
+def parse_streams(given: str) -> int | dict[int, int]:
+    """Read a choice of streams: one for all local ranks, or by local rank; see `Std.from_str`."""
+    text = given.removesuffix("\n")
+    if _is_choice(text):
+        return int(text)
+    chosen: dict[int, int] = {}
+    for entry in text.split(","):
+        rank, colon, choice = entry.partition(":")
+        if not (colon and _is_rank(rank) and _is_choice(choice)):
+            raise UsageError(
+                f"{given!r} does not say which output streams are meant",
+                hint="give 0 (none), 1 (stdout), 2 (stderr) or 3 (both) for all workers, "
+                "or a list by local rank such as 0:1,1:2",
+            )
+        chosen[int(rank)] = int(choice)
+    return chosen
 
 
 def _is_choice(text: str) -> bool:
@@ -77,15 +64,12 @@ def _is_rank(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= RANK_DIGITS_MAX
 
 
-def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int, Std]:
-    """Spread a choice over the local ranks `0 .. local_world_size - 1`.
-
-    Ranks a map does not name get `Std.NONE`; ranks beyond the world are dropped.
-    """
-    # Tested as plain integers, so that PyTorch's own `Std` is understood as well.
-    if isinstance(val_or_map, int):
-        return dict.fromkeys(range(local_world_size), Std(int(val_or_map)))
-    return {rank: Std(int(val_or_map.get(rank, 0))) for rank in range(local_world_size)}
+def by_rank(chosen: int | Mapping[int, int], local_world_size: int) -> dict[int, int]:
+    """Spread a choice of streams over the local ranks `0 .. local_world_size - 1`."""
+    # As plain integers, so that PyTorch's own `Std` is understood as well.
+    if isinstance(chosen, int):
+        return dict.fromkeys(range(local_world_size), int(chosen))
+    return {rank: int(chosen.get(rank, 0)) for rank in range(local_world_size)}
 
 
 class LogDirectoryTaken(UsageError, NotADirectoryError):
@@ -141,8 +125,8 @@ class LogsSpecs(ABC):
     def __init__(
         self,
         log_dir: str | None = None,
-        redirects: Std | dict[int, Std] = Std.NONE,
-        tee: Std | dict[int, Std] = Std.NONE,
+        redirects: int | Mapping[int, int] = 0,
+        tee: int | Mapping[int, int] = 0,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         self._root_log_dir = log_dir
@@ -173,8 +157,8 @@ class DefaultLogsSpecs(LogsSpecs):
     def __init__(
         self,
         log_dir: str | None = None,
-        redirects: Std | dict[int, Std] = Std.NONE,
-        tee: Std | dict[int, Std] = Std.NONE,
+        redirects: int | Mapping[int, int] = 0,
+        tee: int | Mapping[int, int] = 0,
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         # Absolute from the start: a worker that changes its directory must not write elsewhere.
@@ -211,7 +195,7 @@ class DefaultLogsSpecs(LogsSpecs):
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
         size = len(envs)
-        redirects, tees = to_map(self._redirects, size), to_map(self._tee, size)
+        redirects, tees = by_rank(self._redirects, size), by_rank(self._tee, size)
         if self._root_log_dir == os.devnull:
             return self._discard(envs, redirects, tees)
         attempt_dir = self._make_attempt_dir(envs.get(0, {}))
@@ -225,8 +209,8 @@ class DefaultLogsSpecs(LogsSpecs):
             dest.error_files[rank] = os.path.join(worker_dir, "error.json")
             env["TORCHELASTIC_ERROR_FILE"] = dest.error_files[rank]
             for std, name, files, shown in (
-                (Std.OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
-                (Std.ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
+                (OUT, "stdout.log", dest.stdouts, dest.tee_stdouts),
+                (ERR, "stderr.log", dest.stderrs, dest.tee_stderrs),
             ):
                 if not (redirects[rank] | tees[rank]) & std:
                     files[rank] = INHERITED if self._is_shown(rank) else os.devnull
@@ -257,7 +241,7 @@ class DefaultLogsSpecs(LogsSpecs):
     def keeps_nothing(self) -> bool:
         """Whether no stream of any worker was to be written to a file."""
         return not any(
-            any(chosen.values()) if isinstance(chosen, dict) else chosen
+            chosen if isinstance(chosen, int) else any(chosen.values())
             for chosen in (self._redirects, self._tee)
         )
 
@@ -291,13 +275,13 @@ class DefaultLogsSpecs(LogsSpecs):
             Keeper.withhold(self._root_log_dir)
 
     def _discard(
-        self, envs: dict[int, dict[str, str]], redirects: dict[int, Std], tees: dict[int, Std]
+        self, envs: dict[int, dict[str, str]], redirects: dict[int, int], tees: dict[int, int]
     ) -> LogsDest:
         dest = LogsDest(filtered_stdout=os.devnull, filtered_stderr=os.devnull)
         for rank, env in envs.items():
             dest.error_files[rank] = os.devnull
             env["TORCHELASTIC_ERROR_FILE"] = ""
-            for std, files in ((Std.OUT, dest.stdouts), (Std.ERR, dest.stderrs)):
+            for std, files in ((OUT, dest.stdouts), (ERR, dest.stderrs)):
                 seen = tees[rank] & std or not redirects[rank] & std
                 files[rank] = INHERITED if seen and self._is_shown(rank) else os.devnull
         return dest

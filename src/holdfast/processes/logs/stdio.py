@@ -9,6 +9,7 @@ terminal that detour is a pseudo-terminal, and programs still see one.
 from __future__ import annotations
 
 import os
+import select
 import sys
 import time
 
@@ -59,7 +60,8 @@ class WorkerStdio:
     """Opens the streams of each worker and follows those that need following.
 
     Following begins with `begin_following`, once the workers were requested: what they write until
-    then waits for it, while its imports would make the workers wait.
+    then waits for it, while its imports would make the workers wait. A caller who watches the
+    descriptors of `begin_with_files` can put it off until there is something to read.
     """
 
     def __init__(
@@ -109,10 +111,18 @@ class WorkerStdio:
             if paths.get(rank):
                 self._files.append((rank, which, paths[rank]))
 
-    def begin_following(self) -> None:
+    def begin_with_files(self) -> list[int]:
+        """Follow what goes through files; return the descriptors that everything else comes from."""
         for which, filters in self._filters.items():
             if filters:  # The file is there even if no stream that goes through a file matches.
                 self._filtered_sink(which)
+        for rank, which, path in self._files:
+            self._follow_file(rank, which, path)
+        self._files.clear()
+        return [*self._pipes.values()]
+
+    def begin_following(self) -> None:
+        self.begin_with_files()
         for (rank, which), fd in self._pipes.items():
             sink = None if (rank, which) in self._hidden else self._console_sink(which)
             # Several workers on one pipe had better not break into each other's lines.
@@ -121,9 +131,14 @@ class WorkerStdio:
                 fd, to=sink, tail_bytes_max=TAIL_BYTES_MAX, raw=raw
             )
         self._pipes.clear()
-        for rank, which, path in self._files:
-            self._follow_file(rank, which, path)
-        self._files.clear()
+
+    def has_unread(self) -> bool:
+        """Whether a worker has written something that following would read, if it had begun."""
+        poll = select.poll()
+        for fd in self._pipes.values():
+            poll.register(fd, select.POLLIN)
+        # The end of a stream in which nothing was written is another kind of event.
+        return any(events & select.POLLIN for _, events in poll.poll(0))
 
     def finish(self) -> None:
         """Pass on all that was written; call it when the workers are gone.

@@ -8,12 +8,13 @@ are killed by walking its tree, or with its process group once it has ended.
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import select
-import signal
 
 from holdfast.processes.keeper import main as keeper_program
 from holdfast.processes.keeper.client import Keeper, inherited_environment
+from holdfast.processes.signals import as_enum
 from holdfast.processes.workers.group import PContext
 
 TYPE_CHECKING = False
@@ -190,7 +191,7 @@ class SubprocessContext(PContext):
         handler = self.subprocess_handlers[rank]
         self._unwatch(self._pidfds[rank])
         # Before it is reaped: until then its number, and so the group, is surely its own.
-        handler.close(signal.SIGKILL)
+        handler.close(as_enum(signal.SIGKILL))
         self._worker_exited(rank, handler.proc.pid, handler.proc.wait())
 
     def _keeper_lost(self) -> None:
@@ -205,7 +206,7 @@ class SubprocessContext(PContext):
 
     def _signal_leader(self, rank: int, signum: int) -> None:
         if rank in self.subprocess_handlers:
-            self.subprocess_handlers[rank].close(signal.Signals(signum))
+            self.subprocess_handlers[rank].close(as_enum(signum))
         else:
             super()._signal_leader(rank, signum)
 

@@ -35,7 +35,7 @@ class RaisedSignals:
 
     def __init__(self) -> None:
         self._began = threading.Event()
-        self._signals: list[signal.Signals] = []
+        self._signals: list[int] = []
 
     def begin(self) -> None:
         """Begin, for the signals of `TORCHELASTIC_SIGNALS_TO_HANDLE` that have no handler."""
@@ -56,8 +56,7 @@ class RaisedSignals:
 
     def _raise(self, signum: int, _frame: FrameType | None) -> None:
         self._began.set()
-        one = signal.Signals(signum)
-        raise SignalException(f"worker {os.getpid()} was stopped by {in_words(one)}", one)
+        raise SignalException(f"worker {os.getpid()} was stopped by {in_words(signum)}", signum)
 
     def _watch(self, read: int) -> None:
         while True:
@@ -86,7 +85,7 @@ def die_of(signum: int) -> NoReturn:
     os._exit(128 + signum)  # It was blocked.
 
 
-def _signals_to_handle() -> tuple[signal.Signals, ...]:
+def _signals_to_handle() -> tuple[int, ...]:
     try:
         return parse_signals(os.environ.get(SIGNALS_ENV, DEFAULT_SIGNALS))
     except UsageError:

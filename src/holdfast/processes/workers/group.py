@@ -21,15 +21,14 @@ here, and the agent gets it from `poll_events`.
 
 from __future__ import annotations
 
+import _signal as signal  # type: ignore[import-not-found]
 import os
 import select
-import signal
 import time
 from abc import ABC, abstractmethod
 
 from holdfast import console
 from holdfast.core import stopping
-from holdfast.core.blame import EXIT_NS_MAX, Trace
 from holdfast.core.machine import TICK
 from holdfast.core.values import Value
 from holdfast.defaults import SHUTDOWN_S
@@ -114,6 +113,7 @@ class PContext(ABC):
         capture_stderr: bool = True,
         deadline: WorkersDeadline | None = None,
         world_size: int = 0,
+        attended: bool = False,
     ) -> None:
         self.name = name
         self.entrypoint = entrypoint
@@ -145,8 +145,11 @@ class PContext(ABC):
         self._owns_keeper = keeper is None
         self._warm = warm
         self._zygote_fd = -1
+        self._inherited: dict[str, str] | None = None
         self._cpus: dict[int, list[int]] = {}  # Of each worker that is to be bound to some.
-        self._oom_kills = OomKills()
+        self._attended = attended
+        self._unfollowed: list[int] = []  # Where output may come from, until it is followed.
+        self._oom_kills: OomKills | None = None
         self._shortage: OSError | None = None  # Why a worker could not be forked.
         self._failure_reader: SideThread | None = None
         self._started: dict[int, int] = {}  # rank -> pid
@@ -172,7 +175,7 @@ class PContext(ABC):
             raise ValueError("these workers were started before; a context starts them once")
         try:
             self._start()
-            self._stdio.begin_following()
+            self._begin_output()
         except BaseException:
             self.close(signal.SIGKILL, 0)
             raise
@@ -235,9 +238,7 @@ class PContext(ABC):
 
     def poll_events(self, now: float) -> list[GroupEvent]:
         """Take in what happened, drive a stop that is under way, return the new events."""
-        for fd, _events in self._epoll.poll(0):
-            if fd in self._readers:  # One that was read before it may have ended the watch.
-                self._readers[fd]()
+        self._read_all()
         if self._held and (now >= self._held_until or len(self._exits) == self._world_size):
             self._let_go()
         if self._stop is not None and not self._stop.ended:
@@ -275,6 +276,7 @@ class PContext(ABC):
         if self._stop is None:
             self._let_go()
             self._stop_began_ns = time.time_ns()
+            self._follow_if_written()
             self._said_before_stop = {
                 rank: self._stdio.stderr_written(rank) for rank in self._running
             }
@@ -287,6 +289,13 @@ class PContext(ABC):
             )
             self._stop.story.node = node
             self._stop_event(stopping.StopRequested(), cause)
+
+    def follow_output(self) -> None:
+        """Follow what the workers write from now on, even if they have not written anything yet."""
+        for fd in self._unfollowed:
+            self._unwatch(fd)
+        self._unfollowed, self._attended = [], False
+        self._stdio.begin_following()
 
     def kill_now(self) -> None:
         """Shorten a stop that is under way: SIGKILL at once."""
@@ -326,7 +335,7 @@ class PContext(ABC):
 
     def result(self) -> RunProcsResult:
         """Return how the workers exited, with the end of each failure's standard error."""
-        self._stdio.finish()
+        self._finish_output()
         outcome = RunProcsResult(stdouts=self.stdouts, stderrs=self.stderrs)
         outcome.failures.update(sorted(self.failures_so_far().items()))
         for rank, pid in self.given_up.items():
@@ -346,7 +355,7 @@ class PContext(ABC):
         self._closed = True
         if self._warm is not None:
             self._warm.forget()
-        self._stdio.finish()
+        self._finish_output()
         self._stdio.close()
         self._release()
         self._epoll.close()
@@ -401,7 +410,9 @@ class PContext(ABC):
         assert self._keeper is not None
         streams = self._stdio.open(rank)
         fds = {**streams, **(passed or {})}
-        env = {**keeper_client.inherited_environment(), **self.envs[rank]}
+        if self._inherited is None:
+            self._inherited = keeper_client.inherited_environment()
+        env = {**self._inherited, **self.envs[rank]}
         cwd, cpus = keeper_client.working_directory(), self._cpus.get(rank, ())
         try:
             if argv is not None and self._warm is not None and self._warm.takes(argv, env, fds):
@@ -416,18 +427,46 @@ class PContext(ABC):
         warm, ranks = self._warm, set(range(self.nprocs))
         if warm is not None:
             warm.begin()
-        self._stdio.begin_following()  # Its imports take just the time in which others fork.
+        self._begin_output()
         # While they are forked, so that it delays none, and before one has a family of its own.
         keeper_client.become_subreaper_if_wanted()
+        self._oom_kills = OomKills()
         while True:
             self._receive_keeper_events()
             if self._started.keys() | self._exits.keys() >= ranks:
                 break
             self._block(warm.next_deadline() if warm is not None else None)
+            self._read_all()
             if warm is not None:
                 self._receive_zygote_events()
         if self._shortage is not None:
             raise self._shortage
+
+    # What the workers write.
+
+    def _begin_output(self) -> None:
+        """Follow what the workers write: at once, or once there is something if that is watched."""
+        if not self._attended:
+            self._stdio.begin_following()
+        elif not self._unfollowed:
+            self._unfollowed = self._stdio.begin_with_files()
+            for fd in self._unfollowed:
+                self._watch_output(fd)
+
+    def _watch_output(self, fd: int) -> None:
+        self._watch(fd, lambda: self._output_came(fd))
+
+    def _output_came(self, fd: int) -> None:
+        self._unwatch(fd)  # It may have come to its end, without a word.
+        self._follow_if_written()
+
+    def _follow_if_written(self) -> None:
+        if self._stdio.has_unread():
+            self.follow_output()
+
+    def _finish_output(self) -> None:
+        self._follow_if_written()
+        self._stdio.finish()
 
     # What the keeper and the zygote report.
 
@@ -485,7 +524,7 @@ class PContext(ABC):
         if exitcode == 0 and not detail:
             detail = self._problem_at_exit(rank)
         elif exitcode == -signal.SIGKILL and self._stop is None and not detail:
-            detail = self._oom_kills.explain()
+            detail = self._oom_kills.explain() if self._oom_kills is not None else ""
         stop, died_of = self._stop, max(0, -exitcode)
         exited = WorkerExit(
             rank,
@@ -584,6 +623,8 @@ class PContext(ABC):
                     self._kill_tree(key)
                 case stopping.SignalLeftovers(signum):
                     keeper.signal_leftovers(signum)
+                case stopping.KillLeftovers() if keeper.is_childless:
+                    self._stop_event(stopping.LeftoversGone())
                 case stopping.KillLeftovers():
                     keeper.sweep()
 
@@ -602,17 +643,20 @@ class PContext(ABC):
 
     def _may_follow(self, exited: WorkerExit) -> bool:
         """Say whether a worker may have failed of a peer whose exit is still to come."""
+        from holdfast.core import blame
+
         now = time.monotonic()
-        self._held_until = self._held_until or now + EXIT_NS_MAX / 1e9
+        self._held_until = self._held_until or now + blame.EXIT_NS_MAX / 1e9
         if self._stop is not None or now >= self._held_until or self._world_size == 1:
             return False
         if exited.detail or (exited.exitcode < 0 and -exited.exitcode not in OF_A_PEER):
             return False
-        return self._failure(exited).trace() in (Trace.PEER, Trace.SILENT)
+        return self._failure(exited).trace() in (blame.Trace.PEER, blame.Trace.SILENT)
 
     def _failure(self, exited: WorkerExit) -> ProcessFailure:
         from holdfast.side_thread import Hung, SideThread
 
+        self._follow_if_written()
         if self._failure_reader is None:
             self._failure_reader = SideThread("holdfast-failures", READ_S_MAX)
         try:
@@ -648,6 +692,11 @@ class PContext(ABC):
         if self._readers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
+    def _read_all(self) -> None:
+        for fd, _events in self._epoll.poll(0):
+            if fd in self._readers:  # One that was read before it may have ended the watch.
+                self._readers[fd]()
+
     def _block(self, deadline: float | None) -> None:
         wait_for(deadline, self._epoll.fileno())
 
@@ -669,13 +718,16 @@ def start_processes(
     capture_stderr: bool = True,
     deadline: WorkersDeadline | None = None,
     world_size: int = 0,
+    attended: bool = False,
 ) -> PContext:
     """Start one worker for each local rank and return their context, which must be closed.
 
     A string is a program, and `args` its arguments; anything else is a function, called in new
     processes by `start_method`. `args` and `envs` are by local rank, 0 to n-1. `warm` goes with
     its `keeper`, for commands and for functions by `spawn`. When `deadline` passes, the keeper
-    kills the workers. `world_size` counts those of other nodes, too.
+    kills the workers. `world_size` counts those of other nodes, too. With `attended` the caller takes in
+    the events of the context as they come: the workers' output is followed from the first of it, or
+    from `follow_output` on.
     """
     how: dict[str, Any] = {
         "log_line_prefixes": log_line_prefixes,
@@ -685,6 +737,7 @@ def start_processes(
         "capture_stderr": capture_stderr,
         "deadline": deadline,
         "world_size": world_size,
+        "attended": attended,
     }
     context: PContext
     try:

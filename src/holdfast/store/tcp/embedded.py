@@ -14,7 +14,7 @@ import _socket  # The wrapper around it costs start-up time.
 import errno
 import os
 import select
-import threading
+from _thread import RLock, allocate_lock, get_ident, start_new_thread
 
 from holdfast import console
 from holdfast.errors import EnvironmentProblem, shortage_behind
@@ -65,8 +65,9 @@ class TcpStoreServer:
         self._on_failure = on_failure
         self._access = access
         self._listener = listener
-        self._lock = threading.RLock()
-        self._thread: threading.Thread | None = None
+        self._lock = RLock()
+        self._thread = 0
+        self._running = allocate_lock()  # Held by the thread while it runs.
         self._epoll: select.epoll | None = None
         self._wake = -1
         self._loop: ServingLoop | None = None
@@ -88,10 +89,10 @@ class TcpStoreServer:
             self._epoll.register(listener.fileno(), select.EPOLLIN)
             self._epoll.register(self._wake, select.EPOLLIN)
             _running.add(self)
-            self._thread = threading.Thread(target=self._run, name="holdfast-store", daemon=True)
-            self._thread.start()
+            self._running.acquire()
+            # Without `threading`, whose import would take longer than all else that is done here.
+            self._thread = start_new_thread(self._run, ())
         except (OSError, RuntimeError) as error:
-            self._thread = None
             self.close()
             shortage = shortage_behind(error)
             raise EnvironmentProblem(
@@ -101,15 +102,15 @@ class TcpStoreServer:
 
     def close(self) -> None:
         """Close it and all connections. From any thread, any number of times."""
-        if self._thread is threading.current_thread():
+        if self._thread == get_ident():
             # The garbage collector does that: it finalizes a store wherever it happens to run.
-            threading.Thread(target=self.close, name="holdfast-store-end", daemon=True).start()
+            start_new_thread(self.close, ())
             return
         with self._lock:
-            if self._thread is not None:
+            if self._thread:
                 os.eventfd_write(self._wake, 1)
-                self._thread.join()
-                self._thread = None
+                self._running.acquire()
+                self._thread = 0
             self._let_go()
             if self._wake >= 0:
                 os.close(self._wake)
@@ -141,6 +142,7 @@ class TcpStoreServer:
                 self._on_failure(console.describe(error))
         finally:
             self._let_go()
+            self._running.release()
 
     def _let_go(self) -> None:
         _running.discard(self)
@@ -153,8 +155,8 @@ class TcpStoreServer:
 
     def _abandon(self) -> None:
         """In a forked child, which is not the server: close its copy of everything."""
-        self._lock = threading.RLock()  # Somebody may have held the old one.
-        self._thread = None
+        self._lock = RLock()  # Somebody may have held the old one.
+        self._thread = 0
         if self._loop is not None:
             self._loop.abandon()
             self._loop = None
@@ -201,7 +203,7 @@ class _SharedServers:
     """The servers of this process that its further stores may use."""
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()  # The garbage collector may release a store at any time.
+        self.lock = RLock()  # The garbage collector may release a store at any time.
         self.by_port: dict[int, SharedServer] = {}
 
 
@@ -286,7 +288,7 @@ def _cannot_serve(name: str, port: int, problem: OSError) -> Exception:
 
 def _after_fork() -> None:
     """In a forked child: what the parent serves is not this process's."""
-    _shared.lock = threading.RLock()
+    _shared.lock = RLock()
     _shared.by_port.clear()
     for server in list(_running):
         server._abandon()

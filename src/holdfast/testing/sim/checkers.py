@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole
-from holdfast.core.ranks import RankOrder
+from holdfast.core.protocol import JobOutcome, NodePhase, NodeRole, RankOrder
 from holdfast.core.rounds import RECOVER_S_MAX, JobPhase
 from holdfast.core.supervision import Outcome, State, StopReason
 

@@ -1,0 +1,44 @@
+"""`Std`: which of a worker's output streams are meant, as TorchElastic names them."""
+
+from __future__ import annotations
+
+from enum import IntFlag
+
+from holdfast.processes.logs.specs import by_rank, parse_streams
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Std(IntFlag):
+    """None, one or both of the standard output streams of a worker."""
+
+    NONE = 0
+    OUT = 1
+    ERR = 2
+    ALL = OUT | ERR
+
+    @classmethod
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
+        """Read `vm`: one choice for all local ranks, or a map of local rank to choice.
+
+        In a map the last entry for a rank counts, and a rank that is not named has `NONE`.
+        Raises `UsageError` for any other text; blanks are not allowed.
+        """
+        return as_std(parse_streams(vm))
+
+
+def as_std(chosen: int | Mapping[int, int]) -> Std | dict[int, Std]:
+    """Return a choice of streams, for all local ranks or by local rank, as a user knows it."""
+    if isinstance(chosen, int):
+        return Std(chosen)
+    return {rank: Std(choice) for rank, choice in chosen.items()}
+
+
+def to_map(val_or_map: Std | dict[int, Std], local_world_size: int) -> dict[int, Std]:
+    """Spread a choice over the local ranks `0 .. local_world_size - 1`.
+
+    Ranks a map does not name get `Std.NONE`; ranks beyond the world are dropped.
+    """
+    return {rank: Std(choice) for rank, choice in by_rank(val_or_map, local_world_size).items()}
