@@ -86,7 +86,9 @@ from holdfast.core.session import (
     LoopTurned,
     PortsChanged,
     Rejoined,
+    RequestMade,
     StatusChanged,
+    unanswered,
     what_is_heard,
 )
 from holdfast.printable import quoted
@@ -187,6 +189,7 @@ SessionEvent = (
     | StatusChanged
     | Rejoined
     | PortsChanged
+    | RequestMade
     | LoopStuck
     | LoopTurned
     | RefreshRequested
@@ -331,6 +334,7 @@ class SharedStateSession:
                     failure=None,
                     report=b"",
                     stuck="",
+                    drained=False,
                 )
                 self._unstored.clear()
                 self._unstored.append(self.status)
@@ -339,6 +343,11 @@ class SharedStateSession:
             case PortsChanged(ports):
                 self._restate(info=msgspec.structs.replace(self.status.info, ports=ports))
                 return []
+            case RequestMade(request):
+                self._restate(seq=self.status.seq + 1, request=request)
+                if self._joins:
+                    self._unstored.append(self.status)
+                return self._read_soon()
             case LoopStuck() | LoopTurned():
                 why = event.why if isinstance(event, LoopStuck) else ""
                 if why:
@@ -638,6 +647,8 @@ class SharedStateSession:
             rank=view.rank if member else -1,
             size=view.size if member else 0,
             master_port=view.master_port if member else 0,
+            request=unanswered(self.status, view),
+            drained=view.drained,
             **what_is_heard(self.status, view),
         )
         if self.view is not None and _content(view) == _content(self.view):

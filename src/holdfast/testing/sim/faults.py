@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import REPORT_BYTES_MAX
+from holdfast.core.protocol import REPORT_BYTES_MAX, Action, Request
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
 from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdDriver
@@ -130,6 +130,22 @@ PROFILES: dict[str, Profile] = {
             slow_share=0.5,
         ),
         Profile(
+            "requests",
+            "people ask for restarts, drain nodes and stop jobs, while other things happen",
+            {
+                "ask": 8.0,
+                "fail": 1.0,
+                "kill": 0.5,
+                "join": 1.0,
+                "leave": 0.3,
+                "cut": 0.5,
+                "pause": 0.3,
+                "coordinator": 0.5,
+            },
+            2.0,
+            only_on={"etcd": {"leader": 0.5}},
+        ),
+        Profile(
             "everything",
             "all of it at once",
             {
@@ -167,6 +183,8 @@ WEDGED_S = (4.0, 40.0)
 FLAP_S = (0.6, 4.0)  # A node that comes and goes does so once in so long,
 FLAPS_S = (5.0, 60.0)  # for so long.
 FLAPS_MAX = 3  # Each costs many restarts.
+ASKED = {Action.RESTART: 4.0, Action.DRAIN: 4.0, Action.UNDRAIN: 3.0, Action.STOP: 0.15}
+ASKED_AGAIN_SHARE = 0.4
 
 
 class FaultInjector:
@@ -237,6 +255,7 @@ class FaultInjector:
         """Start what a job lacks; some agents find out late that they have to end."""
         for job in self._world.jobs.values():
             names = {agent.node for agent in job.living}
+            self._undrain_all(job)
             if not job.closed_by:
                 for _ in range(job.settings.min_nodes - len(names)):
                     self._world.start_agent(job)
@@ -380,6 +399,40 @@ class FaultInjector:
             agent.pause()
             at = self._world.now + self._between(shortest_s, PAUSE_S_MAX)
             self._world.schedule(at, agent.resume, None)
+
+    # What people ask for.
+
+    def _ask(self) -> None:
+        """Have somebody ask for something through some node, at times twice."""
+        agent = self._someone()
+        if agent is None:
+            return
+        chosen = self._rng.choices([*ASKED], [*ASKED.values()])[0]
+        node = ""
+        if chosen in (Action.DRAIN, Action.UNDRAIN):
+            node = self._rng.choice(agent.job.agents).node
+        self._request(agent, chosen, node)
+
+    def _request(self, agent: Agent, action: Action, node: str) -> None:
+        world = self._world
+        world.disturb()
+        number = len(world.requests) + 1
+        request = Request(
+            id=f"ask-{number}", action=action.value, node=node, who="ann@login", why=f"no {number}"
+        )
+        world.requests[request.id] = request
+        agent.ask(request)
+        if self._rng.random() < ASKED_AGAIN_SHARE:
+            again = self._someone(agent.job.living)
+            if again is not None:
+                again.after(self._between(0.01, 2.0), again.ask, request)
+
+    def _undrain_all(self, job: JobTruth) -> None:
+        known = self._world.coordinator.job(job.run_id)
+        for node in known.drained if known is not None else ():
+            agent = self._someone(job.living)
+            if agent is not None:
+                self._request(agent, Action.UNDRAIN, node)
 
     def _wedge(self) -> None:
         agent = self._someone()
