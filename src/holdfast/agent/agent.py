@@ -30,7 +30,7 @@ from holdfast.core import supervision
 from holdfast.core.machine import Effect, Event, InvalidEvent
 from holdfast.core.supervision import Outcome, State, StopReason, Supervision
 from holdfast.defaults import EXIT_BARRIER_S, SHUTDOWN_S
-from holdfast.errors import InternalError
+from holdfast.errors import InternalError, JobStopped
 from holdfast.processes.poll import wait_for
 from holdfast.processes.signals import (
     DEFAULT_SIGNALS,
@@ -237,6 +237,8 @@ class SimpleElasticAgent(ElasticAgent):
         if finish.outcome is Outcome.SIGNALLED:
             one = finish.signum
             raise SignalException(f"agent {os.getpid()} was ended by {in_words(one)}", one)
+        if finish.outcome is Outcome.STOPPED:
+            raise JobStopped(f"the job was stopped: {self._machine.asked}")
         if self._job is not None:
             problem = self._job.error(finish.outcome)
             if problem is not None:
@@ -525,6 +527,8 @@ def log_restart(machine: Supervision, failures: dict[int, ProcessFailure]) -> No
     if machine.reason is StopReason.REGROUP:
         console.info("nodes are waiting to join: regrouping")
         return
+    if machine.reason is StopReason.ASKED:
+        return  # It was said when it came.
     budget = machine.budget
     causes = {rank: failure for rank, failure in failures.items() if not failure.consequence}
     what = machine.unhealthy or "the workers are not healthy"

@@ -15,6 +15,7 @@ from holdfast.coordinator.agent_connection import JoinRefused
 from holdfast.core import coordinated_supervision, supervision
 from holdfast.core.protocol import RIVALS_MAX, Failure, JobOutcome, NodePhase, NodeRole, View
 from holdfast.core.supervision import State
+from holdfast.errors import JobStopped
 from holdfast.processes.failures import report as remote_failures
 from holdfast.processes.failures.failure import ChildFailedError, ProcessFailure
 from holdfast.processes.keeper.deadline import WorkersDeadline
@@ -282,6 +283,8 @@ class CoordinatedJob:
             )
         refused = outcome is supervision.Outcome.REFUSED
         if view is not None and view.role is NodeRole.CLOSED:
+            if view.outcome is JobOutcome.STOPPED and view.request and not refused:
+                return JobStopped(f"the job {view.run_id!r} was stopped: {view.why}")
             if refused or view.outcome is JobOutcome.STOPPED:
                 return RendezvousClosedError(
                     f"the job {view.run_id!r} at {self._handler.endpoint} is over: {view.why}",
@@ -316,6 +319,8 @@ class CoordinatedJob:
         if view.held_back and (last is None or last.held_back != view.held_back):
             console.notice(view.held_back)
         if last is not None and (last.role, last.generation) == (view.role, view.generation):
+            if view.request != last.request:
+                console.notice(view.asked)
             return
         self._wait_notice = ""
         if last is not None and last.role is NodeRole.STANDBY:
@@ -331,6 +336,8 @@ class CoordinatedJob:
                     f"generation {view.generation}: node {view.rank} of {view.size}, "
                     f"round {view.round} ({view.why}{restart})"
                 )
+            case NodeRole.STANDBY if view.drained:
+                console.notice(f"this node is drained: {view.why}")
             case NodeRole.STANDBY if last is None or last.role is not NodeRole.STANDBY:
                 console.notice("the round is full: standing by to replace a node")
             case NodeRole.FENCED if not leaves:
@@ -342,6 +349,8 @@ class CoordinatedJob:
                 )
             case NodeRole.CLOSED if view.outcome is JobOutcome.FAILED and last is not None:
                 console.notice(f"the job failed: {view.why}")
+            case NodeRole.CLOSED if view.outcome is JobOutcome.STOPPED and last is not None:
+                console.notice(view.why)
 
     def _notice_wait(self) -> None:
         view = self._connection.view

@@ -379,6 +379,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         assert self._group is not None
         self._previous = (self._worker_group.workers[0].world_size, reason.value)
         chosen = signum or self._stop_signal
+        asked_s = self._machine.grace_s
+        grace_s = self._shutdown_timeout if asked_s < 0 else asked_s
         if reason is StopReason.SIGNAL and self._shuts_down_by_hook:
             self._shut_down(chosen)
         elif reason not in (StopReason.SIGNAL, StopReason.SUCCEEDED) and self._stops_by_hook:
@@ -388,7 +390,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return self._stopped(len(self._group.left_behind))
         self._group.begin_stop(
             chosen,
-            self._shutdown_timeout,
+            grace_s,
             unresponsive=self._unresponsive(),
             node=f"{self._machine.story.node}/generation-{self._machine.generation}",
             cause=self._stop_step,

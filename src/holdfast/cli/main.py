@@ -10,6 +10,7 @@ every worker succeeded                       0
 a worker failed                              the code of the first that failed
 a signal ended that worker                   128 + the signal's number
 a signal stopped this command                128 + the signal's number (130 for Ctrl-C)
+somebody stopped the job, `holdfast stop`    143, as by SIGTERM
 the command line is invalid                  2
 the script is missing, or cannot be started  127, or 126
 this machine lacks or refuses something      78

@@ -124,6 +124,7 @@ if TYPE_CHECKING:
 NO_CLAIM = (0, -1, 0)
 RETIRED_MAX = 4_096  # Late messages of more incarnations than this would be taken for new nodes.
 HISTORY_LINES_MAX = 200
+CAUSES_MAX = 20
 STEPS_MAX = 64  # Of the story; a coordinator may have a thousand jobs.
 RECOVER_S_MIN, RECOVER_S_MAX = 0.7, 5.0
 """How long nodes of an earlier coordinator's round are waited for, from the last that came: twice
@@ -464,6 +465,10 @@ class Rounds:
         # report to whoever decides next, too.
         self._contenders: dict[int, Status] = {}
         self.history: deque[str] = deque(maxlen=HISTORY_LINES_MAX)
+        self.changes = 0
+        """How many lines there were in the history, those that are gone included."""
+        self.causes: deque[str] = deque(maxlen=CAUSES_MAX)
+        """Of the restarts that were charged while this machine decided."""
         self.story = Story("rounds", node=job.run_id, steps_max=STEPS_MAX)
 
     def handle(self, now: float, event: JobEvent, cause: str = "") -> list[View]:
@@ -1129,6 +1134,7 @@ class Rounds:
         if judge(budget, retryable=retryable) is Verdict.GIVE_UP:
             return self._close(JobOutcome.FAILED, what)
         job.restarts += 1
+        self.causes.append(f"generation {job.generation}: {what}")
         views = self._next_generation(what)
         job.failure, job.report = None, b""
         return views
@@ -1186,7 +1192,7 @@ class Rounds:
         kept = [*job.answers.items()][-ANSWERS_MAX + 1 :]
         job.answers = {**dict(kept), request.id: answer}
         if refusal is not None:
-            self.history.append(f"refused: {request}: {answer.why}")
+            self._tell(f"refused: {request}: {answer.why}")
             return []
         asked = reason(str(request))
         job.request, job.asked = request.id, asked
@@ -1302,9 +1308,11 @@ class Rounds:
         job = self.job
         job.revision += 1
         job.why = reason(why)
-        self.history.append(
-            f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}"
-        )
+        self._tell(f"{job.phase.value}, round {job.round}, generation {job.generation}: {job.why}")
+
+    def _tell(self, line: str) -> None:
+        self.history.append(line)
+        self.changes += 1
 
     def _send(self, node: Node, *, anew: bool = False) -> View:
         """Return a node's view, noted as sent; `anew` with a revision of its own."""

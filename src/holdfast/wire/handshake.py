@@ -73,6 +73,8 @@ GIVE_THE_SAME = (
 SERVER = b"holdfast coordinator"
 JOB_TOKEN_PREFIX = b"holdfast-job-"
 """What the token of one job begins with; any other is a master token, good for all jobs."""
+READ_ONLY_PREFIX = b"holdfast-read-only-"
+"""What a token begins with by which people may look at jobs and change nothing."""
 PROOF_BYTES = 32
 SEAL_KEY_BYTES = 32
 Versions = tuple[int, int]
@@ -160,6 +162,7 @@ class ClientHandshake(_Handshake):
         versions: Versions = OUR_VERSIONS,
     ) -> None:
         super().__init__(token, nonce=nonce, versions=versions)
+        self._read_only = token is not None and token.startswith(READ_ONLY_PREFIX)
         self._run_id, self._host, self._port = run_id, host, port
 
     def start(self) -> bytes:
@@ -172,10 +175,11 @@ class ClientHandshake(_Handshake):
             run_id=self._run_id,
             host=one_line(self._host, NAME_CHARS_MAX),
             port=self._port,
+            read_only=self._read_only,
         )
         frame = encode_frame(hello)
         if self._token is not None:
-            self._said = _begin(self._token, self._run_id, frame)
+            self._said = _begin(self._token, hello, frame)
         return frame
 
     def receive(self, body: bytes) -> bytes:
@@ -291,7 +295,7 @@ class ServerHandshake(_Handshake):
         )
         if self._token is None:
             return encode_frame(challenge)
-        self._said = said = _begin(self._token, hello.run_id, _framed(body))
+        self._said = said = _begin(self._token, hello, _framed(body))
         proof = _proof_of_server(said, challenge)
         frame = encode_frame(msgspec.structs.replace(challenge, proof=proof))
         said.update(frame)
@@ -347,6 +351,21 @@ def job_token(token: bytes, run_id: str) -> bytes:
     return JOB_TOKEN_PREFIX + key.hex().encode()
 
 
+def read_only_token(token: bytes, run_id: str) -> bytes:
+    """Return the token for looking at one job, or with an empty run id at all, or it as it is.
+
+    Nothing else follows from it: neither the token of the job, nor that of all jobs.
+    """
+    if token.startswith(READ_ONLY_PREFIX):
+        return token
+    import hashlib
+    import hmac
+
+    text = _with_lengths(b"holdfast read-only token")
+    key = hmac.digest(hashlib.sha256(job_token(token, run_id)).digest(), text, "sha256")
+    return READ_ONLY_PREFIX + key.hex().encode()
+
+
 def is_job_token(token: bytes) -> bool:
     """Whether a token is good for one job only."""
     return token.startswith(JOB_TOKEN_PREFIX)
@@ -360,10 +379,12 @@ def tls_key(token: bytes, run_id: str) -> bytes:
 
 
 @lru_cache(maxsize=64)
-def _key(token: bytes, run_id: str) -> bytes:
+def _key(token: bytes, run_id: str, *, read_only: bool = False) -> bytes:
     """Return the key of a job; remembered, because all nodes of a job ask for the same."""
     import hashlib
 
+    if read_only:
+        return hashlib.sha256(read_only_token(token, run_id)).digest()
     # HMAC fills a short key up with zeros, so that `x` and `x\0` would be the same to it.
     return hashlib.sha256(job_token(token, run_id)).digest()
 
@@ -373,10 +394,11 @@ def _key(token: bytes, run_id: str) -> bytes:
 # of one side, sent back to it, proves nothing.
 
 
-def _begin(token: bytes, run_id: str, hello: bytes) -> hashlib.blake2b:
+def _begin(token: bytes, hello: Hello, frame: bytes) -> hashlib.blake2b:
     import hashlib
 
-    return hashlib.blake2b(hello, key=_key(token, run_id), digest_size=2 * SEAL_KEY_BYTES)
+    key = _key(token, hello.run_id, read_only=hello.read_only)
+    return hashlib.blake2b(frame, key=key, digest_size=2 * SEAL_KEY_BYTES)
 
 
 def _proof_of_server(said: hashlib.blake2b, challenge: Challenge) -> bytes:
