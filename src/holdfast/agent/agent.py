@@ -217,6 +217,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._dispatch([supervision.Begun()])
         sources = (
             self._signal_events,
+            self._request_events,
             self._job_events,
             self._worker_events,
             self._membership_events,
@@ -263,6 +264,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _job_events(self) -> list[Event]:
         return self._job.events(time.monotonic()) if self._job is not None else []
+
+    def _request_events(self) -> Iterable[Event]:
+        return ()
 
     def _worker_events(self) -> list[Event]:
         return self._monitor() if self._machine.state is State.RUNNING else []
@@ -454,6 +458,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._machine,
             exit_barrier_s=self._exit_barrier_timeout,
             failures=self._failures_so_far,
+            requested=self._reporter.requested,
         )
 
     def _failures_so_far(self) -> dict[int, ProcessFailure]:

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.agent.spec import WorkerGroup
+    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.coordinator.attendance import Attendance
     from holdfast.core.coordinated_supervision import CoordinatedSupervision
     from holdfast.core.machine import Effect, Event
+    from holdfast.core.protocol import RequestAnswer
     from holdfast.rendezvous.handler import CoordinatedRendezvousHandler
 
 
@@ -52,8 +54,10 @@ class CoordinatedJob:
         *,
         exit_barrier_s: float,
         failures: Callable[[], dict[int, ProcessFailure]],
+        requested: Callable[[str, str], None] = lambda _request, _what: None,
     ) -> None:
         spec = group.spec
+        self._requested = requested
         self._handler = handler
         self._group = group
         self._machine = machine
@@ -72,6 +76,13 @@ class CoordinatedJob:
         self._state, self._since = State.IDLE, time.monotonic()
         self._wait_notice = ""
         self._shown: View | None = None
+        self.on_answer: Callable[[RequestAnswer], None] | None = None
+        """Gets what became of a request that came through this node."""
+
+    @property
+    def connection(self) -> JobConnection:
+        """That to whoever decides."""
+        return self._connection
 
     def fileno(self) -> int:
         """Return a descriptor that is readable while `events` has something."""
@@ -96,6 +107,8 @@ class CoordinatedJob:
                     if message.role is NodeRole.MEMBER:
                         # At once: this node may have to stop its workers first, others may not.
                         self._handler.serve_workers(message)
+                    if message.answered is not None and self.on_answer is not None:
+                        self.on_answer(message.answered)
                     self._show(now, message)
                     events.append(coordinated_supervision.ViewReceived(message))
                 case coordinated_supervision.CoordinatorLost():
@@ -314,6 +327,8 @@ class CoordinatedJob:
 
     def _show(self, now: float, view: View) -> None:
         last, self._shown = self._shown, view
+        if last is not None and view.request and view.request != last.request:
+            self._requested(view.request, view.asked)
         if view.slow and (last is None or last.slow != view.slow):
             console.notice(f"generation {view.generation} cannot start yet: {view.slow}")
         if view.held_back and (last is None or last.held_back != view.held_back):

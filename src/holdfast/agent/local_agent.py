@@ -29,18 +29,21 @@ from holdfast.worker import LAST_END_ENV, PREVIOUS_WORLD_SIZE_ENV
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import signal
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import Any, TypeVar
 
+    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.side_services import HealthServer
     from holdfast.agent.stuck_workers import StuckWorkers
+    from holdfast.coordinator.agent_connection import JobConnection
     from holdfast.core.machine import Event
     from holdfast.processes.failures.exits import RunProcsResult
     from holdfast.processes.failures.failure import ProcessFailure
     from holdfast.processes.keeper.deadline import WorkersDeadline
     from holdfast.processes.logs.specs import LogsSpecs
     from holdfast.processes.workers.group import PContext
+    from holdfast.processes.workers.pages import Progress
     from holdfast.processes.zygote.client import WarmStart
 
     T = TypeVar("T")
@@ -299,7 +302,63 @@ class LocalElasticAgent(SimpleElasticAgent):
         """
         return self._attends_workers and not self._side_services.is_settled
 
+    @property
+    def connection(self) -> JobConnection | None:
+        """That to whoever decides for the job, if it is somebody else."""
+        return self._job.connection if self._job is not None else None
+
+    @property
+    def log_files(self) -> list[tuple[int, str, str]]:
+        """Rank, stream and path of what the workers of this generation write to files."""
+        group = self._group
+        if group is None:
+            return []
+        return [
+            (worker.global_rank, stream, files[worker.local_rank])
+            for stream, files in (("stdout", group.stdouts), ("stderr", group.stderrs))
+            for worker in self._worker_group.workers
+            if files.get(worker.local_rank, "") not in ("", os.devnull)
+        ]
+
+    @property
+    def live_workers(self) -> dict[int, int]:
+        """Processes by local rank, of workers that have not exited."""
+        running = self._machine.running
+        pids = self._group.pids() if self._group is not None else {}
+        return {rank: pid for rank, pid in pids.items() if rank in running}
+
+    def pages(self) -> dict[int, Progress]:
+        """Return the progress that workers report, by local rank."""
+        return dict(self._side_services.watchdogs.progress())
+
+    def describe_program(self) -> str:
+        """Return the name of what the workers run."""
+        return self._reporter.describe_run().program
+
+    def requested(self, request_id: str, what: str) -> None:
+        """Tell everybody here of a request that was granted."""
+        console.notice(what)
+        self._reporter.requested(request_id, what)
+
+    def _open_control(self) -> ControlPoint:
+        from holdfast.agent.control_point import ControlPoint
+
+        control = ControlPoint(self, self._reporter.run_started_at)
+        self._side_services.control = control
+        self.observers.add(control)
+        return control
+
+    def _request_events(self) -> Iterable[Event]:
+        control = self._side_services.control
+        return control.take_requests() if control is not None else ()
+
     def _settle(self) -> None:
+        if self._never_blocks:
+            control = self._open_control()
+            control.open()
+            if self._job is not None:
+                self._job.on_answer = control.answered
+                self._job.connection.on_watch(control.watched)
         follow = getattr(self._group, "follow_output", None)  # Not any context has it.
         if follow is not None:
             follow()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from typing import Protocol
 
+    from holdfast.agent.control_point import ControlPoint
     from holdfast.agent.lifecycle_reporter import LifecycleReporter
     from holdfast.observe.health.loop_probe import LoopProbe
     from holdfast.observe.health.server import Readiness
@@ -104,6 +105,8 @@ class SideServices:
         self._health: HealthServer | None = None
         self._probe: LoopProbe | None = None
         self._readiness: Readiness | None = None
+        self.control: ControlPoint | None = None
+        """Where people reach this agent, once the run has lasted for a while."""
 
     def begin(self) -> None:
         self._preimport_at = time.monotonic() + PREIMPORT_AFTER_S
@@ -130,6 +133,10 @@ class SideServices:
 
     def end(self) -> None:
         self.watchdogs.close()
+        control, self.control = self.control, None
+        if control is not None:
+            self._observers.remove(control)
+            control.close()
         health, self._health = self._health, None
         if health is not None:
             try:
@@ -145,7 +152,8 @@ class SideServices:
 
     def descriptors(self) -> list[int]:
         probe = [self._probe.fileno()] if self._probe is not None else []
-        return self.watchdogs.descriptors() + probe
+        control = self.control.descriptors() if self.control is not None else []
+        return self.watchdogs.descriptors() + probe + control
 
     def next_deadline(self, deadline: float | None) -> float | None:
         """Return when to `look`, or the other deadline if that is sooner."""
@@ -159,6 +167,8 @@ class SideServices:
                 console.warning(f"health probe disabled: {problem}")
                 self._close_probe()
         self.watchdogs.look(now)
+        if self.control is not None:
+            self.control.look()
         if self._preimport_at is not None and now >= self._preimport_at:
             self._preimport_at = None
             preimport()

@@ -53,7 +53,15 @@ Commands:
   run          start workers on this machine and supervise them
   coordinator  run the coordinator of jobs, apart from their agents
   token        make the token of this user's jobs, or one for a single job
-  dump         show the Python stacks of the workers on this machine
+  ps           list the jobs on this machine, or of a coordinator
+  status       show the state of a job
+  logs         show what workers write, of any rank of any node
+  events       show what happened in a job
+  restart      start all workers of a job anew
+  drain        take a node out of a job, until it is undrained
+  undrain      let a drained node take part again
+  stop         end a job on all nodes
+  dump         show the Python stacks of workers, here or on all nodes
   story        show what happened in a job, step by step, from files of --story
   simulate     run simulated jobs and check that every invariant holds
 
@@ -211,6 +219,20 @@ def token_command(argv: list[str]) -> int:
     return _exit_code("token", run)
 
 
+def operating_command(name: str) -> Callable[[list[str]], int]:
+    """Return the command of this name for running jobs: `ps`, `status`, `logs`, ..."""
+
+    def command(argv: list[str]) -> int:
+        def run() -> None:
+            from holdfast.cli.operate import execute, parse_args
+
+            execute(parse_args(name, argv))
+
+        return _exit_code(name, run)
+
+    return command
+
+
 def dump_command(argv: list[str]) -> int:
     """Run `holdfast dump` with these arguments and return its exit code; never raises."""
 
@@ -247,6 +269,10 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
     "coordinator": coordinator_command,
     "token": token_command,
+    **{
+        name: operating_command(name)
+        for name in ("ps", "status", "logs", "events", "restart", "drain", "undrain", "stop")
+    },
     "dump": dump_command,
     "story": story_command,
     "simulate": simulate_command,

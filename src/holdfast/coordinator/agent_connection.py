@@ -56,6 +56,7 @@ from holdfast.core.session import (
     GiveUp,
     PortsChanged,
     Rejoined,
+    RequestMade,
     Send,
     Session,
     SessionEffect,
@@ -69,7 +70,7 @@ from holdfast.net.endpoints import format_endpoint
 from holdfast.net.loop_thread import LoopThread
 from holdfast.printable import one_line
 from holdfast.wire.errors import BadMessage
-from holdfast.wire.messages import StoreCall, StoreResult, check
+from holdfast.wire.messages import StoreCall, StoreResult, Watch, check
 
 if TYPE_CHECKING:
     import socket
@@ -78,10 +79,11 @@ if TYPE_CHECKING:
 
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
+    from holdfast.core.protocol import Request
     from holdfast.net.addresses import Address
     from holdfast.net.tls import TlsFiles, TlsToken
     from holdfast.store.interface import RoundStore
-    from holdfast.wire.messages import Message
+    from holdfast.wire.messages import JobSummary, Message, NodeReport
 
 LOSSES_MAX = 16  # In the mailbox, besides the newest view.
 CLOSE_S = 1.0  # For what is still to be sent at the end.
@@ -162,6 +164,21 @@ class JobConnection(Protocol):
 
     def hold_ports(self, ports: tuple[int, ...]) -> None:
         """Have the next status say that this node holds these ports for the workers' store."""
+
+    def request(self, request: Request) -> None:
+        """Ask whoever decides for something; `View.answered` has what became of it."""
+
+    def on_watch(self, watched: Callable[[Watch], None]) -> None:
+        """Have `watched` called, from any thread, when somebody wants to watch this node."""
+
+    def send_report(self, report: NodeReport) -> None:
+        """Send a report to those who watch, if there is a way."""
+
+    def operator(self, loop: asyncio.AbstractEventLoop) -> CoordinatorConnector | None:
+        """Return how operators connect to whoever decides, for one loop; None if they cannot."""
+
+    def summary(self) -> JobSummary | None:
+        """Return the state of the job, where no coordinator can be asked for it; may block."""
 
     def problem(self) -> str:
         """Return why there is no connection and since when, or nothing."""
@@ -265,7 +282,7 @@ class Transport(Protocol):
     heard_at: float | None
     """When that was sent which the other side last heard of this node, if before it was ready."""
 
-    def send(self, message: Status | Heartbeat | StoreCall) -> None: ...
+    def send(self, message: Status | Heartbeat | StoreCall | NodeReport) -> None: ...
 
     def close(self, why: str) -> None:
         """End once everything is sent."""
@@ -308,6 +325,8 @@ class SessionDriver:
         self.down_since: float | None = None
         """When the connection was lost, or first tried; None while it is up."""
         self.refused = ""
+        self.watched: Callable[[Watch], None] | None = None
+        """Gets what is asked for on behalf of those who watch."""
         self.renew: Callable[[float | None], None] | None = None
         """Gets the time at which the workers must be gone, when it changes."""
         self._stop_at: float | None = None
@@ -518,6 +537,13 @@ class SessionDriver:
             self._received_some.set()
         elif isinstance(message, StoreResult):
             self.store.answered(message)
+        elif isinstance(message, Watch) and self.watched is not None:
+            self.watched(message)
+
+    def send_report(self, report: NodeReport) -> None:
+        """Send a report, if there is a connection; nobody waits for it."""
+        if self._transport is not None:
+            self._transport.send(report)
 
 
 def status_change(
@@ -668,6 +694,25 @@ class AgentConnection:
         if self._driver is not None and self._thread is not None:
             self._thread.post(self._driver.handle, PortsChanged(ports))
 
+    def request(self, request: Request) -> None:
+        if self._driver is not None and self._thread is not None:
+            self._thread.post(self._driver.handle, RequestMade(request))
+
+    def on_watch(self, watched: Callable[[Watch], None]) -> None:
+        if self._driver is not None:
+            self._driver.watched = watched
+
+    def send_report(self, report: NodeReport) -> None:
+        if self._driver is not None and self._thread is not None:
+            self._thread.post(self._driver.send_report, report)
+
+    def operator(self, loop: asyncio.AbstractEventLoop) -> CoordinatorConnector | None:
+        del loop
+        return None
+
+    def summary(self) -> JobSummary | None:
+        return None
+
     def problem(self) -> str:
         driver = self._driver
         decider = self.decider.removeprefix("the ")
@@ -804,6 +849,10 @@ class CoordinatorConnection(AgentConnection):
     def where(self) -> str:
         return format_endpoint(self._host, self._port)
 
+    def operator(self, loop: asyncio.AbstractEventLoop) -> CoordinatorConnector | None:
+        del loop
+        return self._connector(None)
+
     # The job's store.
 
     def store(self, scope: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> KeyValueStore:
@@ -827,6 +876,11 @@ class CoordinatorConnection(AgentConnection):
             self._serve(self._listener, self._open_state())
         elif self._may_host:
             asyncio.get_running_loop().call_later(PREIMPORT_S, preimport_server)
+        return self._connector(self._take_over if self._may_host else None)
+
+    def _connector(
+        self, when_refused: Callable[[list[Address]], bool] | None
+    ) -> CoordinatorConnector:
         return CoordinatorConnector(
             self._host,
             self._port,
@@ -837,7 +891,7 @@ class CoordinatorConnection(AgentConnection):
             server_name=self._tls.server_name if self._tls is not None else None,
             # Who has a token proves it; who says is_host=0 means whoever is there.
             own_users_only=self._token is None and self._is_host is not False,
-            when_refused=self._take_over if self._may_host else None,
+            when_refused=when_refused,
         )
 
     def _open_state(self) -> StateFile | None:

@@ -291,6 +291,13 @@ class SharedStateSession:
         self.story = Story("shared_state", node=info.node)
         self._cause = ""
 
+    @property
+    def rounds(self) -> Rounds | None:
+        """The job as it was last seen; only to be read."""
+        if self._rounds is None and self._state is not None:
+            return self._make_rounds(decode(self._state))
+        return self._rounds
+
     def handle(self, now: float, event: SessionEvent, cause: str = "") -> list[SessionEffect]:
         """Take in one fact; return what must now be done, in order."""
         call, self._cause = self.call, cause

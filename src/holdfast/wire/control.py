@@ -3,6 +3,7 @@
 ===========  ====================  ============================================================
 what         body                  replies
 ===========  ====================  ============================================================
+`here`       nothing               one `Here`; of an agent's own socket alone
 `act`        `Request`             one, refused or not
 `events`     `EventsQuery`         `Events`, the kept ones first; then each as it comes
 `logs`       `LogsQuery`           `LogLines`, until all is sent that was asked for
@@ -23,9 +24,14 @@ from msgspec import Meta
 
 from holdfast.core.protocol import (
     MALFORMED,
+    NODE_ID_CHARS_MAX,
+    RUN_ID_CHARS_MAX,
+    Count,
     Name,
     Number,
     Request,
+    Seconds,
+    Why,
     WorkerRank,
     sound_request,
 )
@@ -34,7 +40,8 @@ from holdfast.wire import limits
 from holdfast.wire.errors import BadMessage
 from holdfast.wire.messages import EventRecord  # noqa: TC001 (msgspec reads the annotations)
 
-ACT, EVENTS, LOGS, STACKS, MORE, CANCEL = "act", "events", "logs", "stacks", "more", "cancel"
+HERE, ACT, EVENTS, LOGS, STACKS = "here", "act", "events", "logs", "stacks"
+MORE, CANCEL = "more", "cancel"
 READS = (EVENTS, LOGS, STACKS, MORE, CANCEL)
 """What somebody may ask for who may change nothing."""
 WINDOW_BYTES = 2 * 1024 * 1024
@@ -46,6 +53,22 @@ GREP_CHARS_MAX = 1_000
 TAIL_LINES_MAX = 1_000_000
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Here(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent at a socket, and its job."""
+
+    run_id: Annotated[str, Meta(max_length=RUN_ID_CHARS_MAX)] = ""
+    node: Annotated[str, Meta(max_length=NODE_ID_CHARS_MAX)] = ""
+    """Empty of a job with one node."""
+    pid: Count = 0
+    backend: Name = ""
+    endpoint: Why = ""
+    program: Name = ""
+    state: Name = ""
+    generation: Number = -1
+    workers: Count = 0
+    elapsed_s: Seconds = 0.0
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +132,7 @@ class More(msgspec.Struct, frozen=True, kw_only=True):
 _encode = msgspec.msgpack.Encoder().encode
 _decoders: dict[type, msgspec.msgpack.Decoder[msgspec.Struct]] = {
     kind: msgspec.msgpack.Decoder(kind)
-    for kind in (Request, EventsQuery, Events, LogsQuery, LogLines, Stacks, More)
+    for kind in (Request, Here, EventsQuery, Events, LogsQuery, LogLines, Stacks, More)
 }
 
 
