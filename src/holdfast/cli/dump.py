@@ -169,19 +169,11 @@ def _body(stacks: str) -> str:
 # All nodes.
 
 
-class StackGroup:
-    """Workers that are at the same place."""
-
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self.ranks: list[int] = []
-        self.text = ""
-
-
 def _dump_all_nodes(args: argparse.Namespace) -> None:
     import asyncio
 
     from holdfast.control.client import ControlProblem
+    from holdfast.control.stack_groups import grouped
 
     async def dump() -> tuple[list[tuple[int, str]], list[str]]:
         async with await connect(args) as client:
@@ -198,57 +190,11 @@ def _dump_all_nodes(args: argparse.Namespace) -> None:
         raise ControlProblem(why, exit_code=NOTHING_FOUND)
     groups = grouped(stacks)
     try:
-        summary = "; ".join(f"{_who(group.ranks)}: {group.place}" for group in groups)
+        summary = "; ".join(f"{group.who}: {group.place}" for group in groups)
         _print(f"{summary}\n")
         for group in groups:
-            _print(f"\n== {_who(group.ranks)}: {group.place}\n{_body(group.text)}\n")
+            _print(f"\n== {group.who}: {group.place}\n{_body(group.text)}\n")
     except BrokenPipeError:
         pass  # The reader has seen enough.
     for problem in problems:
         print(f"holdfast dump: {problem}", file=sys.stderr)
-
-
-def grouped(stacks: list[tuple[int, str]]) -> list[StackGroup]:
-    """Return stacks by where their main threads are; the largest group first."""
-    groups: dict[str, StackGroup] = {}
-    for rank, text in sorted(stacks):
-        place = place_of(text)
-        group = groups.setdefault(place, StackGroup(place))
-        group.ranks.append(rank)
-        group.text = group.text or text
-    return sorted(groups.values(), key=lambda group: (-len(group.ranks), group.ranks))
-
-
-def place_of(text: str) -> str:
-    """Return the innermost frame of the main thread: `all_reduce, train.py:88`.
-
-    py-spy writes `all_reduce (lib/train.py:88)`, Python itself `File "lib/train.py", line 88 in
-    all_reduce`; of what is neither the first line counts.
-    """
-    import os
-    import re
-
-    main = text.partition('"MainThread"')[2] or text.partition("Current thread")[2] or text
-    found = re.search(r"^ +(\S.*) \((.+):(\d+)\)$", main, re.MULTILINE)
-    if found:
-        function, path, line = found.groups()
-    else:
-        found = re.search(r'File "(.+)", line (\d+) in (.+)', main)
-        if not found:
-            return text.strip().partition("\n")[0][:200] or "nothing is known"
-        path, line, function = found.groups()
-    return f"{function}, {os.path.basename(path)}:{line}"
-
-
-def _who(ranks: list[int]) -> str:
-    """Return ranks in short: `rank 7`, or `31 ranks (0-6, 8-31)`."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][-1] + 1:
-            spans[-1][1:] = [rank]
-        else:
-            spans.append([rank])
-    listed = ", ".join("-".join(map(str, span)) for span in spans)
-    return f"{len(ranks)} ranks ({listed})"
