@@ -392,16 +392,17 @@ async def _status(args: argparse.Namespace) -> None:
 
 
 async def _top(args: argparse.Namespace) -> None:
-    if not (sys.stdin and sys.stdin.isatty() and sys.stdout and sys.stdout.isatty()):
-        raise EnvironmentProblem(
-            "this is not a terminal", hint="holdfast status --watch needs none"
-        )
     try:
         from holdfast.top.run import run
     except ModuleNotFoundError as problem:
         if (problem.name or "").partition(".")[0] not in ("textual", "rich"):
             raise
         raise EnvironmentProblem("textual is missing: pip install 'holdfast[top]'") from None
+    # textual reads from the first and writes to the last of these.
+    if not all(one and one.isatty() for one in (sys.stdin, sys.stdout, sys.stderr)):
+        raise EnvironmentProblem(
+            "this is not a terminal", hint="holdfast status --watch needs none"
+        )
     client = await connect(args)
     args.rdzv_id = (
         client.run_id

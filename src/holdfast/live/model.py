@@ -162,10 +162,11 @@ class _Samples:
 
     def add(self, at: float, step: int) -> None:
         steps = self.steps
+        if steps and step == steps[-1][1]:
+            return
         if steps and (step < steps[-1][1] or at < steps[-1][0]):
             steps.clear()
-        if not steps or step > steps[-1][1]:
-            steps.append((at, step))
+        steps.append((at, step))
         while len(steps) > 2 and at - steps[0][0] > RATE_S:
             steps.popleft()
 
@@ -203,6 +204,7 @@ class LiveJob:
         self._stages: dict[int, dict[str, tuple[float, GenerationStages]]] = {}
         self._first_seen: dict[int, float] = {}
         self._generations: list[GenerationRow] | None = None
+        self._generation_mark: object = None
 
     # What comes.
 
@@ -404,7 +406,12 @@ class LiveJob:
         )
 
     def _note_generation(self, now: float, job: JobSummary) -> None:
-        self._generations = None
+        mark = (job.generation, job.outcome, job.why)
+        if mark != self._generation_mark:
+            self._generation_mark, self._generations = mark, None
+        for row in self._generations or ():
+            if not row.is_over and row.started_at is not None:
+                row.ran_s = now - row.started_at
         if job.generation >= 0:
             self._first_seen.setdefault(job.generation, now)
         for number in sorted(self._first_seen)[:-GENERATIONS_MAX]:
@@ -425,6 +432,8 @@ class LiveJob:
         )
         if row.started_at is None:
             row.started_at = self._first_seen.get(number)
+        if not row.is_over and row.started_at is not None and self.updated_at is not None:
+            row.ran_s = max(0.0, self.updated_at - row.started_at)
         # Whoever stopped last has waited least for the others.
         row.stages = {
             name: seconds

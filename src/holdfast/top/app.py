@@ -46,6 +46,13 @@ SORTS: dict[str, Callable[[RankRow], Any]] = {
     "memory": lambda row: (-row.rss_bytes, row.rank),
 }
 
+IN_FULL: dict[str, Callable[[Any], str]] = {
+    "ranks": views.rank_in_full,
+    "nodes": views.node_in_full,
+    "timeline": views.generation_in_full,
+    "events": views.event_in_full,
+}
+
 
 class Driver(Protocol):
     """Keeps a job true: a `Feed`, or whatever stands in for one."""
@@ -91,7 +98,8 @@ class JobScreen(Screen[None]):
         Binding("m", "marked", "marked"),
         Binding("slash", "find", "find", key_display="/"),
         Binding("question_mark", "help", "help", key_display="?"),
-        Binding("q,ctrl+c", "app.quit", "quit", key_display="q"),
+        Binding("q", "leave", "quit"),
+        Binding("ctrl+c", "leave", "quit", show=False),
         Binding("escape", "all", "all", show=False),
         *(
             Binding(str(number), f"view('{name}')", name, show=False)
@@ -109,6 +117,7 @@ class JobScreen(Screen[None]):
     JobScreen #below { border-top: solid $panel; }
     JobScreen.tall #below { height: 11; display: block; }
     JobScreen.tall.timeline #below { display: none; }
+    JobScreen.texts #full { height: 4; }
     #find { height: 1; border: none; padding: 0 1; display: none; }
     """
 
@@ -192,16 +201,12 @@ class JobScreen(Screen[None]):
         row = self.table.selected
         text = ""
         if row is not None:
-            text = {
-                "ranks": views.rank_in_full,
-                "nodes": views.node_in_full,
-                "timeline": views.generation_in_full,
-                "events": views.event_in_full,
-            }[self.view](row)  # type: ignore[operator]
+            text = IN_FULL[self.view](row)
         width = max(10, self.size.width - 2)
         lines = _wrapped(text, width)
-        if len(lines) > 2:
-            lines = [lines[0], views.shortened(" ".join(lines[1:]), width)]
+        room = max(1, self.block("full").size.height)
+        if len(lines) > room:
+            lines = [*lines[: room - 1], views.shortened(" ".join(lines[room - 1 :]), width)]
         self.block("full").show([[(f" {line}", "")] for line in lines])
 
     def _rows(self, name: str) -> Sequence[Any]:
@@ -247,6 +252,9 @@ class JobScreen(Screen[None]):
             self.action_view("ranks")
         elif event.table.id == "ranks":
             self.action_logs()
+        else:
+            lines = IN_FULL[self.view](event.row).split(" · ")
+            self.app.push_screen(screens.Plain(self.view, lines))
 
     # Keys: what is shown.
 
@@ -255,6 +263,7 @@ class JobScreen(Screen[None]):
         self.view = name
         self.table.add_class("shown")
         self.set_class(name == "timeline", "timeline")
+        self.set_class(name in ("timeline", "events"), "texts")
         self.table.focus()
         self.call_after_refresh(self.show)
 
@@ -264,6 +273,8 @@ class JobScreen(Screen[None]):
     def action_sort(self) -> None:
         names = [*SORTS]
         self.sort = names[(names.index(self.sort) + 1) % len(names)]
+        self.table_of("ranks").go(0)  # What is first now is what is looked for.
+        self.table_of("ranks").rows = ()
         self.action_view("ranks")
 
     def action_marked(self) -> None:
@@ -291,6 +302,9 @@ class JobScreen(Screen[None]):
         self.query_one("#find", Input).display = False
         self.table.focus()
         self.call_after_refresh(self.show)
+
+    def action_leave(self) -> None:
+        self.app.exit()
 
     def action_help(self) -> None:
         self.app.push_screen(screens.Help())

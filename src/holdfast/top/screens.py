@@ -40,26 +40,24 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|
 """What a worker meant for a terminal of its own: colours, titles, a bar that moves."""
 
 HELP = """\
-[b]Views[/b]
-  1 ranks   2 nodes   3 timeline   4 events   Tab the next one
-  ↑ ↓ PgUp PgDn Home End, or j k g G       Enter opens: a node's ranks, a rank's logs
+[b]Views[/b]  1 ranks   2 nodes   3 timeline   4 events   Tab the next one
+  ↑ ↓ PgUp PgDn Home End, or j k g G; Enter opens a row
 
 [b]Look closer[/b]
   l  logs of the rank, or of all ranks of the node, as they are written
   t  stacks of the node's workers, equal ones together; T of all nodes
-  s  sort: by rank, slowest first, furthest behind, oldest heartbeat, memory
+  s  sort ranks: slowest, furthest behind, oldest heartbeat, most memory
   m  only marked ranks: slow, behind or stalled
-  /  find: a rank, a range as 8-15, or part of a name; Esc shows all again
+  /  find: a rank, a range as 8-15, or part of a name; Esc shows all
 
 [b]Change something[/b] (asks first)
   r  restart all workers; no restart is charged
   d  drain the node, or undrain it
   x  stop the job, on all nodes
-
   q  leave; the job goes on
 
 [b]slow[/b]     below 80 % of the median rate
-[b]behind[/b]   steps behind the furthest rank
+[b]behind[/b]   three steps or two seconds behind the furthest rank, or more
 [b]stalled[/b]  no step for five times as long as one takes
 [b]BEAT[/b]     age of the last call of holdfast.worker
 """
@@ -195,6 +193,18 @@ class TextScreen(Screen[None]):
         self.query_one("#search", Input).display = False
         self.view.focus()
         self.view.go_to_found(-1)
+
+
+class Plain(TextScreen):
+    """A row in full, whatever its length."""
+
+    def __init__(self, title: str, lines: Sequence[str]) -> None:
+        super().__init__(title)
+        self._given = lines
+
+    def on_mount(self) -> None:
+        super().on_mount()
+        self.view.add([(line, "") for line in self._given])
 
 
 class Logs(TextScreen):

@@ -42,8 +42,11 @@ class Column(NamedTuple):
     right: bool = False
     flex: int = 0
     """Its share of the width that is left."""
+    width_max: int = 1_000
     from_width: int = 0
     """Shown only in tables of this width or more."""
+    kind: str = ""
+    """Of its title."""
 
 
 class Lines(ScrollView, can_focus=True):
@@ -64,17 +67,19 @@ class Lines(ScrollView, can_focus=True):
         scrollbar-size-vertical: 1;
         overflow-x: hidden;
         overflow-y: scroll;
-        & > .lines--dim { color: $text-muted; }
+        scrollbar-background: $background;
+        scrollbar-color: $panel-lighten-2;
+        & > .lines--dim { text-style: dim; }
         & > .lines--good { color: $success; }
         & > .lines--warn { color: $warning; }
         & > .lines--bad { color: $error; text-style: bold; }
         & > .lines--accent { color: $accent; text-style: bold; }
         & > .lines--head { color: $text-muted; background: $surface; text-style: bold; }
-        & > .lines--cursor { background: $primary 35%; }
+        & > .lines--cursor { background: $primary-muted; }
         & > .lines--found { background: $warning; color: $background; }
         & > .lines--stage-detect { color: $error; }
         & > .lines--stage-stop { color: $warning; }
-        & > .lines--stage-regroup { color: $accent; }
+        & > .lines--stage-regroup { color: #b48ead; }
         & > .lines--stage-start { color: $primary; }
         & > .lines--stage-first { color: $success; }
     }
@@ -131,9 +136,12 @@ class Lines(ScrollView, can_focus=True):
         elif is_at_cursor:
             ground += self.look("cursor")
         segments = [
-            Segment(text, ground + self.look(kind) if kind else ground) for text, kind in cells
+            Segment(text, ground + self.look(kind) if kind else ground)
+            for text, kind in cells
+            if text
         ]
-        return Strip(segments).adjust_cell_length(width, ground)
+        # Neighbours of one look are written together: over slow lines every byte counts.
+        return Strip(segments).adjust_cell_length(width, ground).simplify()
 
     def look(self, kind: str) -> Style:
         style = self._looks.get(kind)
@@ -219,7 +227,7 @@ class Table(Lines):
         return len(self.rows) or bool(self._empty)
 
     def head(self, width: int) -> list[Cell]:
-        return self._laid_out(width, lambda column, size: [(column.title[:size], "")])
+        return self._laid_out(width, lambda column, size: [(column.title[:size], column.kind)])
 
     def line(self, at: int, width: int) -> tuple[list[Cell], bool]:
         if not self.rows:
@@ -232,6 +240,7 @@ class Table(Lines):
     def _laid_out(self, width: int, cells: Callable[[Column, int], list[Cell]]) -> list[Cell]:
         found: list[Cell] = []
         for column, size in self._layout_of(width):
+            found.append((GAP, ""))
             inside = cells(column, size)
             used = sum(cell_len(text) for text, _ in inside)
             pad = (" " * (size - used), "") if used < size else None
@@ -240,15 +249,20 @@ class Table(Lines):
             found += inside if used <= size else [(set_cell_size(inside[0][0], size), inside[0][1])]
             if pad and not column.right:
                 found.append(pad)
-            found.append((GAP, ""))
         return found
 
     def _layout_of(self, width: int) -> list[tuple[Column, int]]:
         if self._widths[0] != width:
             shown = [one for one in self._columns if width >= one.from_width]
-            left = width - sum(one.width for one in shown) - len(GAP) * (len(shown) - 1)
-            shares = sum(one.flex for one in shown) or 1
-            sizes = [one.width + max(0, left) * one.flex // shares for one in shown]
+            left = max(0, width - sum(one.width for one in shown) - len(GAP) * len(shown))
+            shares = sum(one.flex for one in shown)
+            sizes = []
+            for one in shown:
+                more = left * one.flex // shares if one.flex else 0
+                sizes.append(min(one.width_max, one.width + more))
+                # What a column does not take is for the next ones.
+                left -= sizes[-1] - one.width
+                shares -= one.flex
             self._widths = (width, list(zip(shown, sizes, strict=True)))
         return self._widths[1]
 

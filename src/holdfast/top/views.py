@@ -45,6 +45,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 86_400}d{whole % 86_400 // 3600:02d}h"
 
 
+def age(seconds: float) -> str:
+    """Return how long ago something was; what is below a second is as good as now."""
+    return "<1s" if 0 <= seconds < 1 else duration(seconds)
+
+
 def memory(size: int) -> str:
     """Return an amount of memory in at most five characters: `812M`, `31.2G`."""
     if size <= 0:
@@ -63,10 +68,10 @@ def rate_text(rate: float | None) -> str:
 
 
 def steps_text(low: int, high: int) -> str:
-    """Return a range of steps."""
+    """Return the steps of several ranks: the lowest, and how far the furthest is ahead."""
     if high < 0:
         return "-"
-    return f"{high:,}" if low == high else f"{low:,}-{high:,}"
+    return f"{high:,}" if low == high else f"{low:,}+{high - low:,}"
 
 
 def elided(text: str, width: int) -> str:
@@ -107,7 +112,7 @@ def _mark(row: Any, _width: int) -> list[Cell]:
 def _beat(row: Any, _width: int) -> list[Cell]:
     age_s = row.heartbeat_age_s
     kind = "dim" if age_s < 0 else "warn" if age_s > HEARTBEAT_OLD_S else ""
-    return [(duration(age_s), kind)]
+    return [(age(age_s), kind)]
 
 
 def _rate(row: Any, _width: int) -> list[Cell]:
@@ -124,9 +129,9 @@ def _lag(row: RankRow, _width: int) -> list[Cell]:
 
 
 RANKS = (
-    Column("RANK", 5, _plain(lambda row: str(row.rank), "accent"), right=True),
-    Column("NODE", 10, _name(lambda row: row.node), flex=3),
-    Column("HOST", 10, _name(lambda row: row.host, "dim"), flex=2, from_width=110),
+    Column("RANK", 5, _plain(lambda row: str(row.rank)), right=True),
+    Column("NODE", 10, _name(lambda row: row.node), flex=3, width_max=32),
+    Column("HOST", 10, _name(lambda row: row.host, "dim"), flex=2, width_max=32, from_width=110),
     Column("PID", 8, _plain(lambda row: str(row.pid or "-"), "dim"), right=True, from_width=110),
     Column("STATE", 9, _state),
     Column("STEP", 9, _plain(lambda row: f"{row.step:,}" if row.step >= 0 else "-"), right=True),
@@ -135,19 +140,19 @@ RANKS = (
     Column("BEAT", 6, _beat, right=True),
     Column("CPU", 5, _cpu, right=True),
     Column("MEM", 5, _plain(lambda row: memory(row.rss_bytes)), right=True),
-    Column("SECTION", 14, _name(lambda row: row.section, "dim"), flex=2, from_width=130),
     Column("", 7, _mark),
+    Column("SECTION", 14, _name(lambda row: row.section, "dim"), flex=2, from_width=130),
 )
 NODES = (
-    Column("NODE", 10, _name(lambda row: row.node, "accent"), flex=3),
-    Column("HOST", 10, _name(lambda row: row.host, "dim"), flex=2, from_width=110),
-    Column("STATE", 9, _state),
-    Column("RANKS", 9, _name(lambda row: row.ranks_text or "-")),
+    Column("NODE", 10, _name(lambda row: row.node), flex=3, width_max=32),
+    Column("HOST", 10, _name(lambda row: row.host, "dim"), flex=2, width_max=32, from_width=110),
+    Column("STATE", 8, _state),
+    Column("RANKS", 8, _name(lambda row: row.ranks_text or "-")),
     Column("UP", 5, _plain(lambda row: f"{row.running}/{row.size}" if row.ranks else "-")),
     Column("STEP", 9, _plain(lambda row: f"{row.step_min:,}" if row.step_min >= 0 else "-"),
            right=True),
     Column("STEPS/S", 7, _rate, right=True),
-    Column("BEAT", 6, _beat, right=True),
+    Column("BEAT", 5, _beat, right=True),
     Column("CPU", 5, _cpu, right=True),
     Column("MEM", 5, _plain(lambda row: memory(row.rss_bytes)), right=True),
     Column("", 7, _mark),
@@ -185,15 +190,15 @@ def _ended(row: GenerationRow, width: int) -> list[Cell]:
 
 
 TIMELINE = (
-    Column("GEN", 4, _plain(lambda row: str(row.number), "accent"), right=True),
+    Column("GEN", 4, _plain(lambda row: str(row.number)), right=True),
     Column("RAN", 6, _plain(lambda row: duration(row.ran_s)), right=True),
     Column("RANKS", 6, _plain(lambda row: str(row.world_size or "-"), "dim"), right=True,
            from_width=110),
-    Column("DETECT", 6, _stage("detect"), right=True),
-    Column("STOP", 6, _stage("stop"), right=True),
-    Column("REGROUP", 7, _stage("regroup"), right=True),
-    Column("START", 6, _stage("start"), right=True),
-    Column("1ST STEP", 8, _stage("first step"), right=True),
+    Column("DETECT", 6, _stage("detect"), right=True, kind="stage-detect"),
+    Column("STOP", 6, _stage("stop"), right=True, kind="stage-stop"),
+    Column("REGROUP", 7, _stage("regroup"), right=True, kind="stage-regroup"),
+    Column("START", 6, _stage("start"), right=True, kind="stage-start"),
+    Column("1ST STEP", 8, _stage("first step"), right=True, kind="stage-first"),
     Column("DOWN", 6, _plain(lambda row: duration(row.down_s or None)), right=True, from_width=110),
     Column("WHERE IT WENT", 16, _bar, flex=1, from_width=110),
     Column("ENDED BY", 12, _ended, flex=3),
@@ -206,7 +211,7 @@ def _when(event: EventRecord) -> str:
 
 EVENTS = (
     Column("TIME", 8, _plain(_when, "dim")),
-    Column("NODE", 10, _name(lambda row: row.source or "job", "accent"), flex=1),
+    Column("NODE", 10, _name(lambda row: row.source or "job"), flex=1),
     Column(
         "EVENT",
         40,
@@ -225,20 +230,23 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
     if not one.run_id:
         return [[("holdfast top", "accent")], [], [(job.problem, "warn")]]
     goodput = "-" if one.goodput is None else f"{100 * one.goodput:.1f} %"
-    nodes = f"{one.members}" + (f" of {one.min_nodes}:{one.max_nodes}" if one.max_nodes > 1 else "")
     spares = one.present - one.members
     first = [
-        [("generation ", "dim"), (f"{one.generation}", "")],
+        [("generation " if width >= 100 else "gen ", "dim"), (f"{one.generation}", "")],
         [("restarts ", "dim"), (f"{one.restarts}/{one.max_restarts}", _budget_kind(job))],
         [("goodput ", "dim"), (goodput, "")],
         [("up ", "dim"), (duration(one.elapsed_s), "")],
     ]
     second = [
-        [("nodes ", "dim"), (nodes, ""), (f" +{spares}" if spares > 0 else "", "dim")],
+        [
+            ("nodes ", "dim"),
+            (f"{one.members}/{one.max_nodes}", ""),
+            (f"+{spares}" if spares > 0 else "", "dim"),
+        ],
         [("ranks ", "dim"), (f"{one.running}/{one.ranks}", "" if _all_run(job) else "warn")],
         [("step ", "dim"), (steps_text(one.step_min, one.step_max), "")],
-        [(rate_text(one.rate), ""), ("/s", "dim")],
-        [("cores ", "dim"), ("-" if one.cpu is None else f"{one.cpu:.1f}", "")],
+        [(rate_text(one.rate), ""), (" steps/s" if width >= 100 else "/s", "dim")],
+        [("cores ", "dim"), (_cores(one.cpu), "")],
         [("mem ", "dim"), (memory(one.rss_bytes), "")],
     ]
     name = elided(one.run_id, max(8, width // 4))
@@ -248,6 +256,12 @@ def head(job: LiveJob, width: int, now: float) -> list[list[Cell]]:
         [(" ", ""), *_joined(second, width - 1)],
         [(" ", ""), *_news(job, width - 1, now)],
     ]
+
+
+def _cores(cpu: float | None) -> str:
+    if cpu is None:
+        return "-"
+    return f"{cpu:.0f}" if cpu >= 100 else f"{cpu:.1f}"
 
 
 def _budget_kind(job: LiveJob) -> str:
@@ -265,8 +279,8 @@ def _news(job: LiveJob, width: int, now: float) -> list[Cell]:
         if one.outcome or job.ended:
             ended = one.outcome or job.ended
             return [(shortened(f"the job is over: {ended}. {one.why}", width), "accent")]
-        age = duration(job.age_s(now))
-        return [(shortened(f"not up to date ({age}): {job.problem}", width), "bad")]
+        since = duration(job.age_s(now))
+        return [(shortened(f"not up to date ({since}): {job.problem}", width), "bad")]
     if one.why:
         return [("last change: ", "dim"), (shortened(one.why, width - 13), "")]
     return [("", "")]
@@ -298,7 +312,7 @@ def rank_in_full(row: RankRow) -> str:
         f"pid {row.pid}" if row.pid else "",
         row.state,
         f"in {row.section}" if row.section else "",
-        f"last step {duration(row.step_age_s)} ago" if row.step_age_s >= 0 else "reports no steps",
+        f"last step {age(row.step_age_s)} ago" if row.step_age_s >= 0 else "reports no steps",
         f"{row.lag:,} behind the furthest" if row.lag else "",
         row.mark,
     ]  # fmt: skip
@@ -327,7 +341,6 @@ def generation_in_full(row: GenerationRow) -> str:
     )
     facts = [
         f"generation {row.number}",
-        f"started because: {row.why}" if row.why else "",
         f"before it {duration(row.down_s)}: {stages}" if stages else "",
         f"ran {duration(row.ran_s)}" if row.ran_s is not None else "",
         f"ended by: {row.ended_by or 'not known'}" if row.is_over else "running",

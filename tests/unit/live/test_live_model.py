@@ -37,6 +37,13 @@ def test_a_report_that_comes_again_changes_no_rate() -> None:
         job.add_summary(1006.0 + late, summary(5.0))
     assert {row.rate for row in job.ranks} == {STEPS_PER_S}
     assert {row.cpu for row in job.ranks} == {0.5}
+    again = summary(5.0)
+    report = again.nodes[0].report
+    assert report is not None
+    # The clocks of an agent and of its workers' steps are not read at the same moment.
+    again.nodes[0] = replace(again.nodes[0], report=replace(report, elapsed_s=4.9999))
+    job.add_summary(1070.0, again)
+    assert {row.rate for row in job.ranks} == {STEPS_PER_S}
 
 
 def test_slow_ranks_and_those_behind_are_marked() -> None:
