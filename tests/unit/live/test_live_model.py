@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from msgspec.structs import replace
 
@@ -11,11 +13,11 @@ from holdfast.wire.messages import EventRecord
 from live_jobs import STEPS_PER_S, steady, summary
 
 
-def watched(seconds: int, **fields: object) -> LiveJob:
+def watched(seconds: int, **fields: Any) -> LiveJob:
     """Return a job that was looked at every second."""
     job = LiveJob()
     for at in range(1, seconds + 1):
-        job.add_summary(1000.0 + at, summary(float(at), **fields))  # type: ignore[arg-type]
+        job.add_summary(1000.0 + at, summary(float(at), **fields))
     return job
 
 
