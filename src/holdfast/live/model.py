@@ -197,7 +197,7 @@ class LiveJob:
         self.events: deque[EventRecord] = deque(maxlen=EVENTS_MAX)
         self.updated_at: float | None = None
         self.ended = ""
-        """How the run of a node ended, as it told; of a job that is over."""
+        """How the job ended, as whoever decides told it, or the run of its node."""
         self._rank_rows: dict[tuple[str, int], RankRow] = {}
         self._samples: dict[tuple[str, int], _Samples] = {}
         self._reported: dict[str, tuple[int, float, int]] = {}
@@ -247,7 +247,7 @@ class LiveJob:
         """Take something that happened."""
         self.version += 1
         self.events.append(event)
-        if event.kind == "RunEnded":
+        if event.kind == "over" or (event.kind == "RunEnded" and not self.ended):
             self.ended = event.text
 
     def add_stages(self, now: float, node: str, stages: Sequence[GenerationStages]) -> None:
@@ -286,7 +286,7 @@ class LiveJob:
         return bool(known.run_id) and (
             job.run_id != known.run_id
             or job.generation < known.generation
-            or (bool(known.outcome) and not job.outcome)
+            or (bool(known.outcome or self.ended) and not job.outcome)
         )
 
     def _drop_nodes(self, present: set[str]) -> None:

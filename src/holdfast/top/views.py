@@ -277,8 +277,8 @@ def _news(job: LiveJob, width: int, now: float) -> list[Cell]:
     one = job.header
     if job.problem:
         if one.outcome or job.ended:
-            ended = one.outcome or job.ended
-            return [(shortened(f"the job is over: {ended}. {one.why}", width), "accent")]
+            ended = f"{one.outcome}: {one.why}" if one.outcome else job.ended
+            return [(shortened(f"the job is over: {ended}", width), "accent")]
         since = duration(job.age_s(now))
         return [(shortened(f"not up to date ({since}): {job.problem}", width), "bad")]
     if one.why:
