@@ -177,12 +177,13 @@ class JobClient:
         assert isinstance(reply, StatusReply)
         return [_printable(one) for one in reply.jobs]
 
-    async def status(self, *, watch: bool = False) -> JobSummary:
+    async def status(self, *, watch: bool = False, wait_s: float = WATCH_S) -> JobSummary:
         """Return the state of the job; with `watch` the nodes report about their workers.
 
-        The first time that takes a moment; from then on what they last reported is there at once.
+        The first time that takes a moment, for which `wait_s` is the limit; from then on what they
+        last reported is there at once.
         """
-        deadline = asyncio.get_running_loop().time() + WATCH_S
+        deadline = asyncio.get_running_loop().time() + wait_s
         while True:
             reply = await self._one(
                 lambda number: StatusRequest(id=number, run_id=self.run_id, watch=watch)

@@ -74,10 +74,9 @@ class Feed:
             tasks.create_task(self._follow_status(client))
 
     async def _follow_events(self, client: JobClient) -> None:
-        known = [*self.job.events]
+        known = {*self.job.events}
         async for event in client.events(follow=True):
-            if event in known:  # It was kept from before the connection was lost.
-                known.remove(event)
+            if event in known:  # It was told before the connection was lost.
                 continue
             self.job.add_event(event)
             self._soon.set()
@@ -86,8 +85,8 @@ class Feed:
 
     async def _follow_status(self, client: JobClient) -> None:
         now = asyncio.get_running_loop().time
+        summary = await client.status(watch=True)
         while True:
-            summary = await client.status(watch=True)
             self.client = client
             self.job.connected()
             self.job.add_summary(now(), summary)
@@ -101,6 +100,8 @@ class Feed:
             except TimeoutError:
                 pass
             self._soon.clear()
+            # Some may never report: lost ones, older ones, those of other machines on etcd.
+            summary = await client.status(watch=True, wait_s=0.0)
 
     async def _ask_stages(self, client: JobClient, now: float) -> None:
         """Ask some members where the time went, whenever that may have changed."""
