@@ -6,8 +6,9 @@ import subprocess
 
 import pytest
 
-from holdfast.cli import dump, main, operate
+from holdfast.cli import main, operate
 from holdfast.cli.completion import SHELLS, flags_of_commands, script_for
+from holdfast.control.stack_groups import grouped, place_of
 from holdfast.errors import UsageError
 from holdfast.wire.control import LogLines
 
@@ -47,14 +48,14 @@ Current thread 0x2 (most recent call first):
     ],
 )
 def test_where_a_worker_is(text: str, place: str) -> None:
-    assert dump.place_of(text) == place
+    assert place_of(text) == place
 
 
 def test_equal_stacks_are_one_group() -> None:
     stacks = [(rank, OF_PYTHON if rank == 2 else PY_SPY) for rank in (4, 3, 2, 1, 0)]
-    many, one = dump.grouped(stacks)
-    assert (dump._who(many.ranks), many.place) == ("4 ranks (0-1, 3-4)", "all_reduce, dist.py:88")
-    assert (dump._who(one.ranks), one.place) == ("rank 2", "read, data.py:12")
+    many, one = grouped(stacks)
+    assert (many.who, many.place) == ("4 ranks (0-1, 3-4)", "all_reduce, dist.py:88")
+    assert (one.who, one.place) == ("rank 2", "read, data.py:12")
 
 
 def test_lines_of_ranks_are_not_mixed(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
