@@ -53,7 +53,7 @@ PAUSE_S = 1.5  # Before each restart, unless given: a heartbeat and a half.
 # Agents of real hosts do not wait for each other in one interpreter: so many connect at a time.
 IN_FLIGHT = 64
 READ_BYTES = 1 << 16
-NO_CALL = b"\xa4call\x00"  # In an acknowledgement that is no roll call.
+CALL = b"\xa4call"  # In an acknowledgement that is a roll call.
 PR_SET_PDEATHSIG = 1  # The coordinator does not outlive this process.
 
 
@@ -101,7 +101,7 @@ class Agent:
             if seals is not None:
                 body = seals[1].open(body)  # noqa: PLW2901 (it is the same, without its tag)
             if b"\xa4view" not in body[:16]:  # Most acknowledgements change nothing here.
-                if NO_CALL not in body:
+                if CALL in body:
                     self._perform(decode(body))  # type: ignore[arg-type]
                 continue
             view = decode(body)
