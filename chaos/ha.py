@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from chaos.job import WORKER, Job, Plan
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from chaos.rules import Look, Record
+    from chaos.rules import Fault, Look, Record
 
 MACHINES, LISTED = 5, 3
 LIST = ",".join(address(number) for number in range(LISTED))
@@ -36,7 +37,6 @@ APART_S = 3.0
 """The second fault of a pair begins within so long."""
 TOGETHER_S_MAX = 20.0
 """Most members may be away for a minute; what follows takes its time, too."""
-QUICK = ("kill member", "kill machine", "replace machine", "cut machine")
 
 Card = tuple[str, int, float]
 
@@ -189,3 +189,30 @@ def tell(faults: list[tuple[float, str, int, float]]) -> str:
         f"{kind} {number}" + (f" for {length_s:g} s" if length_s else "")
         for _, kind, number, length_s in faults
     )
+
+
+def summary(record: Record) -> str:
+    """Return what the job went through, one line for each kind of fault."""
+    kinds = Counter(describe(fault) for fault in record.faults)
+    machines = {
+        kind: {fault.machine for fault in record.faults if describe(fault) == kind}
+        for kind in kinds
+    }
+    lines = [
+        f"  {kind:24} {count:4} on machines {', '.join(map(str, sorted(machines[kind])))}"
+        for kind, count in sorted(kinds.items())
+    ]
+    starts = [one for one in record.entries if one.event == "start"]
+    steps = max((one.step for one in record.entries), default=0)
+    charged = max((one.restarts for one in starts), default=0)
+    head = (
+        f"{len(record.faults)} faults, {len({one.generation for one in starts})} generations, "
+        f"{steps} steps of training, {charged} restarts charged, {len(violations(record))} rules broken"
+    )
+    return "\n".join((head, *lines))
+
+
+def describe(fault: Fault) -> str:
+    if fault.kind != "freeze machine":
+        return fault.kind
+    return f"{fault.kind} for {fault.until_s - fault.at_s:.0f} s"

@@ -136,7 +136,9 @@ class Machine:
         return [pid for pid in self.processes() if b"keeper of agent" in _read(pid, "cmdline")]
 
     def members(self) -> list[int]:
-        return [pid for pid in self.processes() if b"--initial-cluster-token" in _read(pid, "cmdline")]
+        return [
+            pid for pid in self.processes() if b"--initial-cluster-token" in _read(pid, "cmdline")
+        ]
 
     def signal_all(self, signum: int) -> None:
         for pid in self.processes():

@@ -6,6 +6,7 @@ checkpoints it trains: every step is a sum over all ranks, which each of them ch
 """
 
 import os
+import runpy
 import signal
 import sys
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 
 LEDGER, GOAL, STEP_S = os.environ["CHAOS_LEDGER"], os.environ["CHAOS_GOAL"], 0.03
 CHECKPOINTS = os.environ.get("CHAOS_CHECKPOINTS", "")
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+FENCED = Path(__file__).resolve().parent.parent / "examples" / "fenced_checkpoints.py"
 TRAINING_STEP_S = 0.1
 FIELDS = " ".join(
     os.environ.get(name, "-1")
@@ -56,12 +57,10 @@ def train() -> None:
     import torch
     import torch.distributed as dist
 
-    sys.path.insert(0, str(EXAMPLES))
-    from fenced_checkpoints import CheckpointFolder
-
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
-    folder = CheckpointFolder(Path(CHECKPOINTS), int(os.environ["HOLDFAST_FENCE"]))
+    fenced = runpy.run_path(str(FENCED))["CheckpointFolder"]
+    folder = fenced(Path(CHECKPOINTS), int(os.environ["HOLDFAST_FENCE"]))
     loaded = folder.load() if rank == 0 else {"step": 0}
     state = torch.tensor([loaded["step"], loaded.get("total", 0)])
     dist.broadcast(state, 0)
@@ -84,15 +83,15 @@ def train() -> None:
     dist.destroy_process_group()
 
 
-signal.signal(signal.SIGTERM, stop)
-signal.signal(signal.SIGUSR1, fail)
 write("start")
 if not CHECKPOINTS:
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGUSR1, fail)
     count()
-else:
+else:  # Signals end it at once: a handler would wait until gloo returns, which may be for ever.
     try:
         train()
-    except Exception as problem:  # As training does whose peers are gone; but no traceback of it.
+    except Exception as problem:  # noqa: BLE001 (training ends by whatever torch raises)
         print(f"worker: {str(problem).splitlines()[0]}", file=sys.stderr)
         write("failing")
         os._exit(1)
