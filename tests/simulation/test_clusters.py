@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cluster_worlds import Split, World, run_faults
+from cluster_worlds import World, run_faults
 
 from holdfast.core.etcd.cluster import ClusterMember, DropEtcd, Founding, MemberEffect, MemberState
+from holdfast.testing.sim.members import Split
 
 FAULTS_S = 150.0
 QUIET_S = 200.0
