@@ -86,6 +86,8 @@ def goes_with(first: Card, second: Card) -> bool:
 class LongJob(Job):
     """The job; `report` is called with a line after each fault."""
 
+    going_s_max = 120.0  # A machine that went several times in some minutes is held back for 30 s.
+
     def __init__(
         self, plan: Plan, folder: Path, report: Callable[[str], None], until: float = float("inf")
     ) -> None:

@@ -153,6 +153,8 @@ class Machine:
 class Job:
     """A job that is run once, and leaves nothing."""
 
+    going_s_max = GOING_S_MAX
+
     def __init__(self, plan: Plan, folder: Path, tries: int = 0) -> None:
         self.plan = plan
         self.folder = folder
@@ -387,7 +389,7 @@ class Job:
     def _await_going(self, otherwise: str) -> str:
         """Wait until every machine has workers of one generation that make steps."""
         begin = time.monotonic()
-        while time.monotonic() < begin + GOING_S_MAX:
+        while time.monotonic() < begin + self.going_s_max:
             for machine in self.machines:
                 machine.look(start_again=True)
             now = time.monotonic()
@@ -402,7 +404,7 @@ class Job:
             if is_whole and is_over and self._is_healthy():
                 return ""
             time.sleep(LOOK_AGAIN_S)
-        return f"{otherwise} within {GOING_S_MAX:g} s"
+        return f"{otherwise} within {self.going_s_max:g} s"
 
     def _is_healthy(self) -> bool:
         """Whether what is not to be seen from the workers is well, too."""

@@ -8,6 +8,7 @@ import pytest
 from cluster_worlds import World, run_faults
 
 from holdfast.core.etcd.cluster import ClusterMember, DropEtcd, Founding, MemberEffect, MemberState
+from holdfast.testing.sim import Machines, simulate
 from holdfast.testing.sim.members import Split
 
 FAULTS_S = 150.0
@@ -59,3 +60,29 @@ def test_members_without_a_rule_split(size: int, broken: dict[str, Any]) -> None
 
     with pytest.raises(Split):
         run_seeds()
+
+
+# The same, with the nodes that are on those machines.
+
+
+class Careless(ClusterMember):
+    """Drops its data when etcd has ended twice in a row, whether others have them or not."""
+
+    def _ended(self, now: float) -> list[MemberEffect]:
+        effects = super()._ended(now)
+        if self.state is not MemberState.RESTING:
+            return effects
+        self.cluster = ""
+        return [DropEtcd()]
+
+
+@pytest.mark.parametrize(("profile", "broken"), [("members", Forgetful), ("majorities", Careless)])
+def test_nodes_do_not_survive_members_without_a_rule(
+    profile: str, broken: type[ClusterMember]
+) -> None:
+    machines = Machines(cluster_member=broken)
+    runs = (
+        simulate(seed, nodes=6, minutes=2.1, profile=profile, driver="etcd", machines=machines)
+        for seed in range(SEEDS_MAX)
+    )
+    assert any(run.violation.startswith("Split") for run in runs)

@@ -11,7 +11,7 @@ the list alone they must make one cluster, and never two of which each could dec
      │  └── there is a cluster, and it has a leader ──► CLAIMING ── a place ──► JOINING ───────┤
      │                                                                                         ▼
      ├── it came to nothing: the data are dropped ─────────────────────────────────────────  SERVING
-     └── after a while ── RESTING ◄── etcd ended again ── RESTARTING ◄── etcd ended ───────────┘
+     └── after a while ── RESTING ◄── etcd ended again ─► RESTARTING ◄── etcd ended ───────────┘
 
 **Founding.** A machine whose member has no data says so at its door, with a number that it drew for
 this emptiness (its *incarnation*). Who sees most of the list empty, itself included, proposes a founding: a
@@ -35,8 +35,9 @@ most of the list have accepted. Rules, and what they are for:
 Which of several proposals wins does not matter, nor does an answer that is lost: no more than one founding can
 have most of the list.
 
-**Coming back.** A member whose process ended is started again with its data, once; if that does not
-last, it begins anew with rule 2, later each time. A member without a leader that sees so many without its cluster that the rest
+**Coming back.** A member whose process ended is started again with its data. If that does not last, it waits,
+longer each time. Then it begins anew with rule 2 if the others have a leader, and so all that was
+decided; else its data may be what they wait for, and it is started with them again. A member without a leader that sees so many without its cluster that the rest
 are not most of the list knows that it will never decide again; after `patience_s` it begins anew too, so that
 rule 4 does not hold the others up for ever. Until then the nodes of the lost cluster have long
 stopped their workers.
@@ -124,7 +125,7 @@ class MemberState(Enum):
     SERVING = "serving"
     RESTARTING = "restarting"
     RESTING = "resting"
-    """Its etcd did not last: it is not at the door, so that nobody counts on it."""
+    """Its etcd did not last: it is not at the door, so that nobody counts on it. It may have data."""
     ENDED = "ended"
 
 
@@ -352,6 +353,8 @@ class ClusterMember:
             return None
         if self.state in (MemberState.SEEKING, MemberState.FOUNDING):
             return self._looked_at + LOOK_S
+        if self.state is MemberState.RESTING:
+            return self._looked_at + LOOK_S if self.cluster else None
         guards = self.state in (MemberState.SERVING, MemberState.RESTARTING)
         return self._looked_at + GUARD_S if guards else None
 
@@ -556,8 +559,12 @@ class ClusterMember:
             return []
         rest_s = min(REST_S_MAX, REST_S * 2**self._failures)
         self._failures += 1
-        self.state, self.founding, self.cluster = MemberState.RESTING, None, ""
-        self._deadline = now + rest_s
+        was_member = self.state in (MemberState.SERVING, MemberState.RESTARTING)
+        self.state, self.founding, self._deadline = MemberState.RESTING, None, now + rest_s
+        self._seen = {}
+        if was_member:
+            return self._look(now)
+        self.cluster = ""
         return [DropEtcd()]
 
     def _tick(self, now: float) -> list[MemberEffect]:
@@ -577,8 +584,11 @@ class ClusterMember:
         match self.state:
             case MemberState.PROPOSING:
                 return self._decide_proposal(now)
-            case MemberState.RESTING:
+            case MemberState.RESTING if not self.cluster:
                 return self._begin_anew(now)
+            case MemberState.RESTING if waits or not seen:
+                self.state, self._deadline = MemberState.RESTARTING, None
+                return [StartAgain()]
             case MemberState.FOUNDING if waits and not self._is_patient:
                 self._is_patient, self._deadline = True, now + JOIN_S
                 return []
