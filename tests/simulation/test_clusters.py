@@ -76,13 +76,11 @@ class Careless(ClusterMember):
         return [DropEtcd()]
 
 
-@pytest.mark.parametrize(("profile", "broken"), [("members", Forgetful), ("majorities", Careless)])
-def test_nodes_do_not_survive_members_without_a_rule(
-    profile: str, broken: type[ClusterMember]
-) -> None:
+@pytest.mark.parametrize("broken", [Forgetful, Careless])
+def test_nodes_do_not_survive_members_without_a_rule(broken: type[ClusterMember]) -> None:
     machines = Machines(cluster_member=broken)
     runs = (
-        simulate(seed, nodes=6, minutes=2.1, profile=profile, driver="etcd", machines=machines)
+        simulate(seed, nodes=3, profile="majorities", driver="etcd", machines=machines)
         for seed in range(SEEDS_MAX)
     )
     assert any(run.violation.startswith("Split") for run in runs)

@@ -36,8 +36,8 @@ Which of several proposals wins does not matter, nor does an answer that is lost
 have most of the list.
 
 **Coming back.** A member whose process ended is started again with its data. If that does not last, it waits,
-longer each time. Then it begins anew with rule 2 if the others have a leader, and so all that was
-decided; else its data may be what they wait for, and it is started with them again. A member without a leader that sees so many without its cluster that the rest
+longer each time, and is started again. Once it has waited for long it begins anew, with rule 2, if the others
+have a leader, and so all that was decided; else its data may be what they wait for. A member without a leader that sees so many without its cluster that the rest
 are not most of the list knows that it will never decide again; after `patience_s` it begins anew too, so that
 rule 4 does not hold the others up for ever. Until then the nodes of the lost cluster have long
 stopped their workers.
@@ -73,6 +73,9 @@ JOIN_S = 30.0
 """For etcd to catch up after it was added; the data are small."""
 REST_S, REST_S_MAX = 0.5, 30.0
 """How long a machine whose etcd did not last waits before it begins anew; twice as long each time."""
+DROP_S = 4.0
+"""A machine that waited for so long knows that the others have a leader, if they say so: they notice
+that they have none within two seconds."""
 LASTING_S = 1.0
 """An etcd that served for so long is started again with its data if it ends."""
 
@@ -319,6 +322,7 @@ class ClusterMember:
         self._is_patient = False
         self._ready_at = 0.0
         self._failures = 0  # Ends of etcd in a row.
+        self._rest_s = 0.0
         self._told: Tell | None = None
         self._began = False
         self.story = Story("cluster", node=machine)
@@ -557,7 +561,7 @@ class ClusterMember:
             return [StartAgain()]
         if self.state not in _STARTING and self.state is not MemberState.SERVING:
             return []
-        rest_s = min(REST_S_MAX, REST_S * 2**self._failures)
+        self._rest_s = rest_s = min(REST_S_MAX, REST_S * 2**self._failures)
         self._failures += 1
         was_member = self.state in (MemberState.SERVING, MemberState.RESTARTING)
         self.state, self.founding, self._deadline = MemberState.RESTING, None, now + rest_s
@@ -586,7 +590,7 @@ class ClusterMember:
                 return self._decide_proposal(now)
             case MemberState.RESTING if not self.cluster:
                 return self._begin_anew(now)
-            case MemberState.RESTING if waits or not seen:
+            case MemberState.RESTING if waits or not seen or self._rest_s < DROP_S:
                 self.state, self._deadline = MemberState.RESTARTING, None
                 return [StartAgain()]
             case MemberState.FOUNDING if waits and not self._is_patient:
