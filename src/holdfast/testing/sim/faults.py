@@ -151,7 +151,7 @@ PROFILES: dict[str, Profile] = {
         ),
         Profile(
             "majorities",
-            "most members of the job's own etcd are gone for a while, at any moment",
+            "most members of the job's own etcd are gone for a while, at any time",
             {"cut_many": 1.0, "pause": 1.0, "kill": 1.0, "join": 1.0, "fail": 1.0},
             6.0,
             has_members=True,
