@@ -33,6 +33,7 @@ TRIPS = 200
 IDLE_S = 10.0
 FEW, MANY = 4, 16
 MEMBERS = 3
+TOKEN = ("--rdzv-conf", "auth=token")  # As on machines of a network; loopback alone needs none.
 
 _jobs = itertools.count()
 
@@ -71,7 +72,7 @@ def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
 def measure_ha_restart(count: int, lab: Lab, launcher: str) -> Samples:
     """Workers killed one after the other, with the members on the same machine as all agents."""
     del launcher
-    embedded, own = _restart_s(lab, count, ()), _restart_s(lab, count, _ha_flags())
+    embedded, own = _restart_s(lab, count, TOKEN), _restart_s(lab, count, _ha_flags())
     ratio = statistics.median(own) / statistics.median(embedded)
     return {"embedded": embedded, "ha": own, "ratio": [ratio]}
 
@@ -98,9 +99,9 @@ def _flags(server: EtcdServer) -> tuple[str, ...]:
 
 
 def _ha_flags() -> tuple[str, ...]:
-    """Three machines of the list are this one; with a token, as machines of a network have it."""
+    """Three machines of the list are this one."""
     listed = ",".join(f"127.0.0.1:{port}" for port in free_pairs(MEMBERS))
-    return ("--rdzv-backend", "ha", "--rdzv-endpoint", listed, "--rdzv-conf", "auth=token")
+    return ("--rdzv-backend", "ha", "--rdzv-endpoint", listed, *TOKEN)
 
 
 def _form_s(lab: Lab, count: int, flags: tuple[str, ...]) -> float:
