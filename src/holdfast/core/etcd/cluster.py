@@ -36,10 +36,11 @@ Which of several proposals wins does not matter, nor does an answer that is lost
 have most of the list.
 
 **Coming back.** A member whose process ended is started again with its data. If that does not last, it waits,
-longer each time, and is started again. Once it has waited for long it begins anew, with rule 2, if the others
-have a leader, and so all that was decided; else its data may be what they wait for. A member without a leader that sees so many without its cluster that the rest
-are not most of the list knows that it will never decide again; after `patience_s` it begins anew too, so that
-rule 4 does not hold the others up for ever. Until then the nodes of the lost cluster have long
+longer each time, and is started again: its data may be what the others wait for. It begins anew, with
+rule 2, once it has waited for long and the others have a leader, and so all that was decided; or when
+it has failed for `patience_s`. A member without a leader that sees so many without its cluster that the
+rest are not most of the list knows that it will never decide again; after `patience_s` it begins anew too, so
+that rule 4 does not hold the others up for ever. Until then the nodes of the lost cluster have long
 stopped their workers.
 
 Use: as `core.machine` has it. `Look` brings one `PeerSeen` for each machine.
@@ -322,7 +323,7 @@ class ClusterMember:
         self._is_patient = False
         self._ready_at = 0.0
         self._failures = 0  # Ends of etcd in a row.
-        self._rest_s = 0.0
+        self._rest_s = self._failing_since = 0.0
         self._told: Tell | None = None
         self._began = False
         self.story = Story("cluster", node=machine)
@@ -561,6 +562,8 @@ class ClusterMember:
             return [StartAgain()]
         if self.state not in _STARTING and self.state is not MemberState.SERVING:
             return []
+        if not self._failures:
+            self._failing_since = now
         self._rest_s = rest_s = min(REST_S_MAX, REST_S * 2**self._failures)
         self._failures += 1
         was_member = self.state in (MemberState.SERVING, MemberState.RESTARTING)
@@ -590,7 +593,7 @@ class ClusterMember:
                 return self._decide_proposal(now)
             case MemberState.RESTING if not self.cluster:
                 return self._begin_anew(now)
-            case MemberState.RESTING if waits or not seen or self._rest_s < DROP_S:
+            case MemberState.RESTING if self._keeps_data(now, led=bool(seen) and not waits):
                 self.state, self._deadline = MemberState.RESTARTING, None
                 return [StartAgain()]
             case MemberState.FOUNDING if waits and not self._is_patient:
@@ -598,6 +601,13 @@ class ClusterMember:
                 return []
             case _:
                 return [DropEtcd(), *self._begin_anew(now)]
+
+
+    def _keeps_data(self, now: float, *, led: bool) -> bool:
+        """Whether others may lack the data with which etcd does not last."""
+        if now - self._failing_since >= self._patience_s:
+            return False  # The nodes have given up by now.
+        return not led or self._rest_s < DROP_S
 
 
 _AT_THE_DOOR = (MemberState.SEEKING, MemberState.PROPOSING, MemberState.CLAIMING)
