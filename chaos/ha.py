@@ -182,7 +182,8 @@ class LongJob(Job):
         """Members' folders are to be gone too, also those of machines that were killed."""
         left = super()._left()
         for machine in self.machines:
-            left += [f"folder {one}" for one in machine.temporary.glob("holdfast-ha-*")]
+            if not machine.ends[-1].by:
+                left += [f"folder {one}" for one in machine.temporary.glob("holdfast-ha-*")]
         return left
 
 
