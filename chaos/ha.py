@@ -143,9 +143,9 @@ class LongJob(Job):
             now = [coming.pop(0)]
             while coming and coming[0][0]:
                 now.append(coming.pop(0))
-            begin = time.monotonic()
+            begin, before = time.monotonic(), len(self.faults)
             self._do_faults(now)
-            if any(map(is_small, self.faults[-len(now) :])):
+            if any(map(is_small, self.faults[before:])):
                 self._wait(SMALL_S)
             over = time.monotonic()
             stalled = self._await_going(f"the job does not go on after {tell(now)}")
