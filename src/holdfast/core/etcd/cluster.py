@@ -602,7 +602,6 @@ class ClusterMember:
             case _:
                 return [DropEtcd(), *self._begin_anew(now)]
 
-
     def _keeps_data(self, now: float, *, led: bool) -> bool:
         """Whether others may lack the data with which etcd does not last."""
         if now - self._failing_since >= self._patience_s:
