@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.figures import HOLDFAST
 from benchmarks.gathering import NS_PER_S
-from benchmarks.nodes import Nodes
+from benchmarks.nodes import Nodes, free_pairs
 from benchmarks.regrouping import PAUSE_S
 from holdfast.core.etcd.calls import Put, Txn, TxnDone
 from holdfast.etcd.server import EtcdServer
@@ -32,6 +32,8 @@ KILLS = 5
 TRIPS = 200
 IDLE_S = 10.0
 FEW, MANY = 4, 16
+MEMBERS = 3
+TOKEN = ("--rdzv-conf", "auth=token")  # As on machines of a network; loopback alone needs none.
 
 _jobs = itertools.count()
 
@@ -57,6 +59,24 @@ def measure_restart(count: int, lab: Lab, launcher: str) -> Samples:
         return _compared(_restart_s(lab, count, ()), _restart_s(lab, count, _flags(server)), trip_s)
 
 
+def measure_ha_form(count: int, lab: Lab, launcher: str) -> Samples:
+    """So many agents of which three run the members, from the last command to all in user code."""
+    del launcher
+    with Nodes(lab, HOLDFAST, f"{count}:{count}", flags=_ha_flags()) as job:
+        agents = job.start(count)
+        starts = job.formed(count)
+        begun_ns = max(agent.started_ns for agent in agents)
+        return {"form": [(max(start.reached_ns for start in starts) - begun_ns) / NS_PER_S]}
+
+
+def measure_ha_restart(count: int, lab: Lab, launcher: str) -> Samples:
+    """Workers killed one after the other, with the members on the same machine as all agents."""
+    del launcher
+    embedded, own = _restart_s(lab, count, TOKEN), _restart_s(lab, count, _ha_flags())
+    ratio = statistics.median(own) / statistics.median(embedded)
+    return {"embedded": embedded, "ha": own, "ratio": [ratio]}
+
+
 def measure_writes(lab: Lab, launcher: str) -> Samples:
     """How often etcd is written to: for a round, while nothing happens, and for a restart."""
     del launcher
@@ -76,6 +96,12 @@ def _flags(server: EtcdServer) -> tuple[str, ...]:
     name = f"bench-{next(_jobs)}"
     endpoint = server.get_endpoint()
     return ("--rdzv-backend", "etcd", "--rdzv-endpoint", endpoint, "--rdzv-id", name)
+
+
+def _ha_flags() -> tuple[str, ...]:
+    """Three machines of the list are this one."""
+    listed = ",".join(f"127.0.0.1:{port}" for port in free_pairs(MEMBERS))
+    return ("--rdzv-backend", "ha", "--rdzv-endpoint", listed, *TOKEN)
 
 
 def _form_s(lab: Lab, count: int, flags: tuple[str, ...]) -> float:
@@ -150,4 +176,7 @@ def _compared(embedded: list[float], on_etcd: list[float], trip_s: float) -> Sam
 
 measure_form_2 = partial(measure_form, 2)
 measure_form_16 = partial(measure_form, 16)
+measure_ha_form_3 = partial(measure_ha_form, 3)
+measure_ha_form_8 = partial(measure_ha_form, 8)
+measure_ha_restart_16 = partial(measure_ha_restart, 16)
 measure_restart_16 = partial(measure_restart, 16)

@@ -147,6 +147,8 @@ class LedJob:
         """The number of the newest roll call."""
         self.own_incarnation = 0
         """Of the leader's own node, which need not answer."""
+        self.own_is_underway = False
+        """Whether there is news of that node that is not stored yet, such as that its workers are gone."""
         self.is_new = False
         """Whether the job began with this leader, as far as is known."""
         self.broken = ""
@@ -304,7 +306,7 @@ class LedJob:
 
     def _release(self, now: float) -> list[View]:
         """Decide about the failures that are held back, once no member's answer is missing."""
-        if not self._held or self._awaits_answers():
+        if not self._held or self.own_is_underway or self._awaits_answers():
             return []
         held, self._held = self._held, {}
         self._awaited_as = None
@@ -613,6 +615,8 @@ class Leadership:
         self._takeover = TakeoverRollCall(keys)
         self._unreadable = UnreadableKeys(keys)
         self._own_incarnation = 0
+        self.own_is_underway = False
+        """Whether a status of this node's own is about to be stored."""
         self._cause = ""
         self._requests: dict[int, _Purpose] = {}
         self._forget()
@@ -638,6 +642,8 @@ class Leadership:
         """Take in one event; return what must now be done, in order."""
         state = self.state
         self._cause = cause
+        if self.led is not None:
+            self.led.own_is_underway = self.own_is_underway
         effects = self._handle(now, event) + self._unreadable.take()
         if effects or self.state is not state:
             self.story.record(now, state, event, effects, cause)
@@ -777,6 +783,7 @@ class Leadership:
             rounds=self._make,
         )
         led.own_incarnation = self._own_incarnation
+        led.own_is_underway = self.own_is_underway
         led.rounds.story.node = f"{self.story.node}/{self._run_id}"
         led.is_new = record is None or led.job is not record.job
         led.decisions = [] if self.is_observed else None

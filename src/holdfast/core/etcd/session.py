@@ -336,6 +336,7 @@ class EtcdSession:
 
     def _lead(self, now: float, event: LeaderEvent) -> list[SessionEffect]:
         effects: list[SessionEffect] = []
+        self.leadership.own_is_underway = bool(self._unsent) or self._awaits(_Store)
         for effect in self.leadership.handle(now, event, self._cause):
             if isinstance(effect, FailSession):
                 effects += self._fail(now, effect.problem)

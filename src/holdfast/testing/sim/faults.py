@@ -13,6 +13,7 @@ from holdfast.core.protocol import REPORT_BYTES_MAX
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
 from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdDriver
+from holdfast.testing.sim.members_driver import MembersDriver
 from holdfast.testing.sim.network import NetworkConditions
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Profile(Value):
     """So many of the nodes have links on which bytes take time, and long failure reports."""
     absent_share: float = 0.0
     """So many of the nodes above the minimum do not come when their job begins."""
+    has_members: bool = False
+    """Whether etcd is a cluster of members on the machines of nodes."""
     only_on: Mapping[str, Mapping[str, float]] = {}
     """How likely faults are that only one driver has."""
 
@@ -130,6 +133,31 @@ PROFILES: dict[str, Profile] = {
             slow_share=0.5,
         ),
         Profile(
+            "members",
+            "machines fail that run members of the job's own etcd, and are replaced by empty ones",
+            {
+                "kill": 2.0,
+                "power_off": 2.0,
+                "die_silently": 1.0,
+                "join": 1.5,
+                "fail": 1.0,
+                "cut": 1.5,
+                "cut_one_way": 1.0,
+                "pause": 1.5,
+            },
+            3.0,
+            has_members=True,
+            only_on={"etcd": {"end_member": 2.0, "cut_members": 1.0, "leader": 2.0}},
+        ),
+        Profile(
+            "majorities",
+            "most members of the job's own etcd are gone for a while, at any time",
+            {"cut_many": 1.0, "pause": 1.0, "kill": 1.0, "join": 1.0, "fail": 1.0},
+            6.0,
+            has_members=True,
+            only_on={"etcd": {"stop_most": 4.0, "end_member": 1.0, "pause_leader": 1.0}},
+        ),
+        Profile(
             "everything",
             "all of it at once",
             {
@@ -162,6 +190,7 @@ LAG_S = 0.15
 BANDWIDTH = (9_000.0, 50_000.0)  # In bytes a second; on the slowest a report takes 7 s.
 OUTAGE_S = (0.05, 12.0)
 PAUSE_S_MAX = 20.0
+FROZEN_SHARE = 0.6  # Of agents that are stopped, how many have their whole machine stopped.
 REFILLS_S = (0.0, 7.0, 14.0)
 WEDGED_S = (4.0, 40.0)
 FLAP_S = (0.6, 4.0)  # A node that comes and goes does so once in so long,
@@ -226,7 +255,9 @@ class FaultInjector:
                 agent.resume()
                 agent.unwedge()
         world.coordinator.resume()
-        if not world.coordinator.alive:
+        if isinstance(world.coordinator, MembersDriver):
+            world.coordinator.heal()
+        elif not world.coordinator.alive:
             world.start_coordinator()
         if isinstance(world.coordinator, EtcdDriver):
             world.coordinator.make_room()
@@ -298,6 +329,11 @@ class FaultInjector:
         agent = agent or self._someone()
         if agent is None:
             return
+        members, machine = self._members(agent)
+        if members is not None:
+            if not members.can_lose(machine):
+                return
+            members.lose(machine)
         self._world.disturb()
         agent.die(host_too=host_too)
         fate = self._rng.random()
@@ -380,6 +416,9 @@ class FaultInjector:
             agent.pause()
             at = self._world.now + self._between(shortest_s, PAUSE_S_MAX)
             self._world.schedule(at, agent.resume, None)
+            members, machine = self._members(agent)
+            if members is not None and self._rng.random() < FROZEN_SHARE:
+                members.members.freeze(machine, at - self._world.now)
 
     def _wedge(self) -> None:
         agent = self._someone()
@@ -474,6 +513,29 @@ class FaultInjector:
         self._world.schedule(
             self._world.now + self._between(0.5, 10.0), self._place.make_room, None
         )
+
+    # What only `--ha` knows.
+
+    def _members(self, agent: Agent) -> tuple[MembersDriver | None, str]:
+        """Return the members, if one of them is on the agent's machine, and the machine."""
+        place = self._world.coordinator
+        machine = place.machine_of(agent) if isinstance(place, MembersDriver) else None
+        return (place, machine) if isinstance(place, MembersDriver) and machine else (None, "")
+
+    def _end_member(self) -> None:
+        self._own.end_member()
+
+    def _cut_members(self) -> None:
+        self._own.cut_members(self._between(0.1, 40.0))
+
+    def _stop_most(self) -> None:
+        self._own.stop_most(self._between(*OUTAGE_S))
+
+    @property
+    def _own(self) -> MembersDriver:
+        place = self._world.coordinator
+        assert isinstance(place, MembersDriver)
+        return place
 
     @property
     def _place(self) -> EtcdDriver:

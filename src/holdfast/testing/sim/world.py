@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from holdfast.core.coordinated_supervision import CoordinatedSupervision
 from holdfast.core.coordinator import CoordinatorMachine
+from holdfast.core.etcd.cluster import ClusterMember
 from holdfast.core.etcd.session import EtcdSession
 from holdfast.core.machine import Step
 from holdfast.core.protocol import JobSettings, NodeRole, RankOrder
@@ -51,6 +52,7 @@ from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.etcd_driver import EtcdDriver
 from holdfast.testing.sim.faults import FaultInjector
 from holdfast.testing.sim.ledger import JobTruth, Ledger
+from holdfast.testing.sim.members_driver import MembersDriver
 from holdfast.testing.sim.network import Network
 from holdfast.wire.parts import OutgoingParts
 
@@ -142,6 +144,7 @@ class Machines(Value):
     supervision: type[CoordinatedSupervision] = CoordinatedSupervision
     etcd_session: type[EtcdSession] = EtcdSession
     shared_state: type[SharedStateSession] = SharedStateSession
+    cluster_member: type[ClusterMember] = ClusterMember
     parts: type[OutgoingParts] = OutgoingParts
 
 
@@ -218,7 +221,7 @@ class World:
         self.stopped = False
         self._heap: list[tuple[float, int, Callable[[Any], None], Any]] = []
         self._count = 0
-        self._nodes = nodes
+        self.size = self._nodes = nodes
         self._rng = seeded(f"{seed}/{profile.name}/world")
         self._manners = seeded(f"{seed}/{profile.name}/manners")
         self.network = Network(self, seeded(f"{seed}/{profile.name}/network"))
@@ -227,7 +230,8 @@ class World:
         self._watch([checker(self) for checker in checkers])
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
-        self.coordinator: Driver = DRIVERS[driver](self, rng)
+        make = MembersDriver if driver == "etcd" and profile.has_members else DRIVERS[driver]
+        self.coordinator: Driver = make(self, rng)
 
     def _watch(self, checkers: list[Checker]) -> None:
         """Note who wants to know of what; whoever does not is not asked."""
