@@ -254,8 +254,6 @@ _Purpose = (
 class EtcdSession:
     """The machine of one node."""
 
-    witness_type = Witness
-
     def __init__(
         self,
         *,
@@ -296,7 +294,7 @@ class EtcdSession:
         self._address = info.address
         self.story = Story("etcd", node=info.node)
         own_id = presence.id if presence is not None else ""
-        self.witness = self.witness_type(node=info.node, own_id=own_id, numbers=self._numbers)
+        self.witness = Witness(node=info.node, own_id=own_id, numbers=self._numbers)
         self.leadership = Leadership(
             keys=self.keys,
             run_id=run_id,
