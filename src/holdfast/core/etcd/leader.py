@@ -874,8 +874,9 @@ class Leadership:
                 self._alive.discard(peer)
                 pending.forget(*peer)
                 lost[peer] = NodeLost(*peer, self._lost_why(peer))
-                gone = SubjectGone(self._presences.pop(peer, ""))
-                effects += self._witness.handle(now, gone, self._cause)
+                gone = self._presences.pop(peer, "")
+                if gone not in self._presences.values():  # Else it began anew.
+                    effects += self._witness.handle(now, SubjectGone(gone), self._cause)
                 continue
             record = self._record_at(change.key, change.value)
             if record is not None:

@@ -684,7 +684,9 @@ class EtcdSession:
             Delete(one, end_of_prefix(one)) for one in (keys.views, keys.store, keys.shared)
         ]
         if record is not None and record.job.outcome is None:
-            left = msgspec.structs.replace(record.job, nodes={}, held_back={}, restarts=0)
+            left = msgspec.structs.replace(
+                record.job, nodes={}, held_back={}, waiting=False, restarts=0
+            )
             unneeded.append(Put(keys.job, pack(JobRecord(left, record.lease)), record.lease))
         fence = (
             Compare(keys.leader, Field.CREATE, 0),

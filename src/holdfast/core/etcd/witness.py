@@ -55,7 +55,7 @@ LASTING_S = 1.0  # A connection that was open for so long ends such a row.
 WATCHED_MAX = 4_096  # Of more nodes the last ones are left to their leases.
 ENDED_KEPT_MAX = 64  # So many are remembered after their records are gone, for the reason.
 
-ENDED = "its agent ended (its connection was closed, and its port refuses another)"
+ENDED = "its agent ended: its connection was closed and its port refuses others"
 
 
 class Subject(Value):
@@ -256,8 +256,8 @@ class Witness:
             return [self._connect(watch)]
         renewed, watch.subject = subject.lease != watch.subject.lease, subject
         if watch.state is WatchState.ENDED and renewed:
-            # Stored before it ended and performed late; or it lives after all.
-            watch.state, watch.checks, watch.refused = WatchState.CHECKING, 0, False
+            # Stored late, or it lives after all: nothing is taken for granted of it any more.
+            watch.state, watch.checks, watch.refused = WatchState.UNSEEN, 0, False
             return [self._connect(watch)]
         return []
 
