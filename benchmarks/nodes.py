@@ -10,6 +10,7 @@ It starts, kills and stops agents; what is measured with them is for the rows to
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -277,6 +278,18 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     return port
+
+
+def free_pairs(count: int) -> list[int]:
+    """Return ports nobody uses now, each with a free one after it."""
+    pairs: list[int] = []
+    while len(pairs) < count:
+        port = free_port()
+        with socket.socket() as probe, contextlib.suppress(OSError, OverflowError):
+            probe.bind(("127.0.0.1", port + 1))
+            if not {port - 1, port, port + 1} & {*pairs}:
+                pairs.append(port)
+    return pairs
 
 
 def sockets(state: str, port: int, *, of_peer: bool = False) -> set[str]:
