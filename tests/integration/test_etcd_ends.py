@@ -1,6 +1,6 @@
 """Real jobs on a real etcd whose nodes end: the others see it by their connections, not by the lease.
 
-Leases last for a minute here, longer than any test waits: whoever is lost was seen to end.
+Leases last for five minutes here, longer than any test waits: whoever is lost was seen to end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from real_etcd import Etcd
 
 KILLED = -signal.SIGKILL
-LONG_LEASE = f"{QUICK},keep_alive_interval=12,keep_alive_max_attempt=5"
+LONG_LEASE = f"{QUICK},keep_alive_interval=60,keep_alive_max_attempt=5"
 ENDED = "was lost: its agent ended"
 
 
