@@ -5,7 +5,7 @@ is listened to. A connection stays until one of the two ends: the kernel closes 
 is gone. Strangers who connect learn nothing and can do no more than take up places, of which there
 are few; who finds none is closed upon without the line.
 
-`watch_presence` says what becomes of one connection, in the words of `Sight`; what follows from that
+`PresenceWatcher` says what becomes of one connection, in the words of `Sight`; what follows from that
 is decided elsewhere (`core.etcd.witness`).
 """
 
@@ -28,6 +28,7 @@ ID_BYTES = 16
 CONNECTIONS_MAX = 64
 """At one port. So many are enough to see a leader's end; the rest learn of it from these."""
 CONNECT_S = 2.0
+RESOLVING_MAX = 16  # Names at a time: each takes a thread.
 AGAIN_S = 1.0  # After a connection could not be accepted, for lack of descriptors.
 # Only for connections that were forgotten on the way: those of a host that vanished, and behind
 # routers that drop what was idle for long.
@@ -54,7 +55,7 @@ class PresencePort:
         """Listen at the first candidate that works; raises `OSError`."""
         self.id = secrets.token_hex(ID_BYTES)
         self._line = self.id.encode() + b"\n"
-        self._listener = listening.listen(candidates, CONNECTIONS_MAX)
+        self._listener = listening.listen(candidates)
         self._accepted: set[socket.socket] = set()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -115,38 +116,47 @@ def _prepare(one: socket.socket) -> None:
     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, KEEPALIVE_PROBES)
 
 
-async def watch_presence(
-    address: str, port: int, wanted: str, report: Callable[[Sight], None]
-) -> None:
-    """Connect, and report what is seen: perhaps that it is there, and one other thing at the end."""
-    report(await _watch(address, port, wanted.encode() + b"\n", report))
+class PresenceWatcher:
+    """Watches the presences of other processes; belongs to one loop."""
+
+    def __init__(self) -> None:
+        self._resolving = asyncio.Semaphore(RESOLVING_MAX)
+
+    async def watch(
+        self, address: str, port: int, wanted: str, report: Callable[[Sight], None]
+    ) -> None:
+        """Connect, and report what is seen: perhaps that it is there, and one other thing at last."""
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                async with self._resolving:
+                    found = await addresses.resolve_async(address, port)
+                connection = await addresses.connect_first(found, CONNECT_S, _prepare)
+        except ConnectionRefusedError:
+            report(Sight.REFUSED)
+        except OSError:
+            report(Sight.UNKNOWN)
+        else:
+            with contextlib.closing(connection):
+                last = await _watch(connection, wanted.encode() + b"\n", report)
+            report(last)
 
 
-async def _watch(address: str, port: int, line: bytes, report: Callable[[Sight], None]) -> Sight:
+async def _watch(connection: socket.socket, line: bytes, report: Callable[[Sight], None]) -> Sight:
     try:
-        async with asyncio.timeout(CONNECT_S):
-            found = await addresses.resolve_async(address, port)
-            connection = await addresses.connect_first(found, CONNECT_S, _prepare)
-    except ConnectionRefusedError:
-        return Sight.REFUSED
+        said = b""
+        while len(said) < len(line):
+            some = await _receive(connection, len(line) - len(said))
+            if not some:
+                return Sight.CLOSED
+            said += some
+        if said != line:
+            return Sight.UNKNOWN
+        report(Sight.SEEN)
+        return Sight.CLOSED if not await _receive(connection, 1) else Sight.UNKNOWN
+    except ConnectionResetError:
+        return Sight.CLOSED
     except OSError:
         return Sight.UNKNOWN
-    with contextlib.closing(connection):
-        try:
-            said = b""
-            while len(said) < len(line):
-                some = await _receive(connection, len(line) - len(said))
-                if not some:
-                    return Sight.CLOSED
-                said += some
-            if said != line:
-                return Sight.UNKNOWN
-            report(Sight.SEEN)
-            return Sight.CLOSED if not await _receive(connection, 1) else Sight.UNKNOWN
-        except ConnectionResetError:
-            return Sight.CLOSED
-        except OSError:
-            return Sight.UNKNOWN
 
 
 async def _receive(connection: socket.socket, size: int) -> bytes:

@@ -52,6 +52,7 @@ from holdfast.core.etcd.session import (
     SessionEvent,
 )
 from holdfast.core.etcd.witness import (
+    WATCHED_MAX,
     ConnectPresence,
     DropPresence,
     PresenceClosed,
@@ -66,7 +67,7 @@ from holdfast.etcd.settings import NAMES, EtcdSettings, parse_endpoints
 from holdfast.etcd.store import EtcdStore
 from holdfast.net import addresses, listening
 from holdfast.net.endpoints import format_endpoint
-from holdfast.net.presence import PresencePort, Sight, watch_presence
+from holdfast.net.presence import PresencePort, PresenceWatcher, Sight
 from holdfast.rendezvous import config
 from holdfast.rendezvous.config import value_of
 from holdfast.rendezvous.coordinator import CoordinatorHandler
@@ -294,6 +295,7 @@ class EtcdConnector:
         self._transport: EtcdTransport | None = None
         self._calls: set[asyncio.Task[None]] = set()
         self._watches: dict[int, WatchHandle] = {}
+        self._watcher = PresenceWatcher()
         self._presences: dict[int, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._left = asyncio.Event()
@@ -416,7 +418,7 @@ class EtcdConnector:
                 self._presences.pop(number, None)
             self._handle(_SIGHTS[sight](number), cause)
 
-        work = watch_presence(presence.address, presence.port, presence.id, report)
+        work = self._watcher.watch(presence.address, presence.port, presence.id, report)
         self._presences[number] = self._loop.create_task(work)
 
     def _deliver(self, message: Ack | View) -> None:
@@ -537,7 +539,8 @@ class EtcdConnection(AgentConnection):
             lease_s=self._lease_s,
             presence=self._show_presence() if self._shows_presence else None,
         )
-        self._session.witness.watched_max = listening.descriptor_limit() // WATCHED_SHARE
+        at_most = listening.descriptor_limit() // WATCHED_SHARE
+        self._session.witness.watched_max = min(WATCHED_MAX, at_most)
         self._connector = self._make_connector(etcd, self._session)
         return self._connector
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from holdfast.net import presence
-from holdfast.net.presence import PresencePort, Sight, watch_presence
+from holdfast.net.presence import PresencePort, PresenceWatcher, Sight
 from in_loop import in_loop
 from real_jobs import PATIENCE_S
 
@@ -24,7 +24,9 @@ class Watcher:
 
     def __init__(self, port: int, wanted: str) -> None:
         self._seen: asyncio.Queue[Sight] = asyncio.Queue()
-        self.task = asyncio.create_task(watch_presence(HERE, port, wanted, self._seen.put_nowait))
+        self.task = asyncio.create_task(
+            PresenceWatcher().watch(HERE, port, wanted, self._seen.put_nowait)
+        )
 
     async def next(self) -> Sight:
         return await asyncio.wait_for(self._seen.get(), PATIENCE_S)

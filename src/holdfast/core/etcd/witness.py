@@ -47,8 +47,9 @@ if TYPE_CHECKING:
 
 GRACE_S = 0.2
 """Between the two refusals; as long as a coordinator waits for a node whose connection closed."""
-RETRY_S = 5.0
-"""How often agents are tried that were not seen, all at once: until then their leases have to do."""
+RETRY_S = 30.0
+"""How often agents are tried that were not seen, all at once; until then their leases have to do. In a job
+of thousands most are turned away by a leader that has enough witnesses, and come again."""
 CHECKS_MAX = 4
 """A port that accepts and closes is tried so often in a row: the keeper may just be ending."""
 LASTING_S = 1.0  # A connection that was open for so long ends such a row.
