@@ -409,7 +409,6 @@ class EtcdConnector:
 
     def _see(self, number: int, presence: Presence, cause: str) -> None:
         """Watch another agent's presence until that ends, or is not wanted any more."""
-
         where = format_endpoint(presence.address, presence.port)
 
         def report(sight: Sight) -> None:

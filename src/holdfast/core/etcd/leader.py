@@ -695,19 +695,21 @@ class Leadership:
             else:
                 effects.append(effect)
         match event:
-            case SessionUp(_, KeyValue(value=value)) | LeaderKeyChanged(Change(value=bytes(value))):
-                effects += self._follow(now, value)
-            case LeaderKeyChanged():
-                effects += self._witness.handle(now, SubjectsKnown(()), self._cause)
+            case SessionUp(_, KeyValue(value=leader)):
+                effects += self._follow(now, leader)
+            case LeaderKeyChanged(change) if change.mod_revision > self.election.term:
+                effects += self._follow(now, change.value)
         return effects
 
-    def _follow(self, now: float, leader: bytes) -> list[LeaderEffect]:
+    def _follow(self, now: float, leader: bytes | None) -> list[LeaderEffect]:
         """Watch whoever leads, unless it is this node: then it watches all others."""
-        if self.election.is_own(leader):
-            return []
-        name, lease, presence = read_leader(leader)
-        self._followed = (name, presence.id if presence is not None else "")
-        subjects = (Subject(presence, lease),) if presence is not None else ()
+        subjects: tuple[Subject, ...] = ()
+        if leader is not None:
+            if self.election.is_own(leader):
+                return []
+            name, lease, presence = read_leader(leader)
+            self._followed = (name, presence.id if presence is not None else "")
+            subjects = (Subject(presence, lease),) if presence is not None else ()
         return [*self._witness.handle(now, SubjectsKnown(subjects), self._cause)]
 
     def _answered(self, now: float, purpose: _Purpose, answer: Answer) -> list[LeaderEffect]:

@@ -167,7 +167,7 @@ class _Watch:
         self.state = WatchState.UNSEEN
         self.number = 0  # Of the connection or the attempt, 0 without one.
         self.checks = 0
-        self.refused = False  # Since it was closed.
+        self.refused = False  # Since it was closed by its host.
         self.seen_at = 0.0
 
 
@@ -189,8 +189,7 @@ class Witness:
     def has_ended(self, id: str) -> bool:  # noqa: A002 (its name)
         """Whether a process was seen to end, and refused at least once since."""
         watch = self._watched.get(id)
-        known = watch is not None and watch.state in (WatchState.GRACE, WatchState.ENDED)
-        return known or id in self._ended
+        return watch.refused if watch is not None else id in self._ended
 
     def unfinished(self) -> list[EndLease]:
         """Return what must be done all the same: it is not known to have been."""
