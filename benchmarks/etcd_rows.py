@@ -80,6 +80,35 @@ ETCD_ROWS = (
         warm_up=False,
     ),
     Row(
+        "etcd-lost",
+        etcd_work.measure_lost,
+        (
+            Metric(
+                "follower", "node killed on etcd -> survivors in user code", "s",
+                (Target("limit", 1.5),),
+            ),
+            Metric("leader", "... the node that leads", "s", (Target("limit", 1.5),)),
+        ),
+        (HOLDFAST,),
+        rounds=5,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+    Row(
+        "ha-lost",
+        etcd_work.measure_lost_member,
+        (
+            Metric(
+                "member", "--ha: the leader killed with etcd's leader -> survivors in user code", "s",
+                (Target("limit", 2.5),),
+            ),
+        ),
+        (HOLDFAST,),
+        rounds=5,
+        quick_rounds=1,
+        warm_up=False,
+    ),
+    Row(
         "etcd-writes",
         etcd_work.measure_writes,
         (

@@ -8,24 +8,30 @@ agents. Its round trip is that of a small write.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import random
 import signal
 import statistics
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from http.client import HTTPConnection
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures import HOLDFAST
 from benchmarks.gathering import NS_PER_S
-from benchmarks.nodes import Nodes, free_pairs
+from benchmarks.launching import BenchmarkError, descendants_of
+from benchmarks.nodes import LISTENING, Nodes, free_pairs, open_files, sockets
 from benchmarks.regrouping import PAUSE_S
 from holdfast.core.etcd.calls import Put, Txn, TxnDone
 from holdfast.etcd.server import EtcdServer
+from holdfast.etcd.settings import EtcdSettings, parse_endpoints
+from holdfast.etcd.sync_client import EtcdClient
+from holdfast.rendezvous.etcd import read_job
 
 if TYPE_CHECKING:
     from benchmarks.launching import Lab, Samples
-    from holdfast.etcd.sync_client import EtcdClient
+    from benchmarks.nodes import Agent
 
 PAIRS = {2: 7, 16: 4}
 KILLS = 5
@@ -89,6 +95,70 @@ def measure_writes(lab: Lab, launcher: str) -> Samples:
         "restart": [many[2] / MANY],
         "growth": [(many[0] / MANY) / (few[0] / FEW)],
     }
+
+
+def measure_lost(lab: Lab, launcher: str) -> Samples:
+    """SIGKILL one of three agents of `2:3`, one that leads and one that does not; defaults."""
+    del launcher
+    with EtcdServer() as server:
+        return {
+            "follower": [_lost_s(lab, _flags(server), [server.get_endpoint()], leads=False)],
+            "leader": [_lost_s(lab, _flags(server), [server.get_endpoint()], leads=True)],
+        }
+
+
+def measure_lost_member(lab: Lab, launcher: str) -> Samples:
+    """With `--ha`, SIGKILL the agent that leads, with the member that leads etcd below it."""
+    del launcher
+    where = [f"127.0.0.1:{port}" for port in free_pairs(3)]
+    name = f"bench-{next(_jobs)}"
+    flags = ("--rdzv-backend", "ha", "--rdzv-endpoint", ",".join(where), "--rdzv-id", name)
+    return {"member": [_lost_s(lab, flags, where, leads=True)]}
+
+
+def _lost_s(lab: Lab, flags: tuple[str, ...], where: list[str], *, leads: bool) -> float:
+    with Nodes(lab, HOLDFAST, "2:3", flags=flags) as job:
+        job.start(3)
+        job.formed(3)
+        settings = EtcdSettings(endpoints=parse_endpoints(",".join(where))[0])
+        with EtcdClient(settings) as client:
+            _summary, name = read_job(client, flags[-1])
+        leader = next(one for one in job.agents if str(one.pid) in name.split("-"))
+        if len(where) > 1:
+            _give_office(job, leader, where)
+        time.sleep(random.uniform(*PAUSE_S))
+        victim = leader if leads else next(one for one in job.agents if one is not leader)
+        since_ns = victim.kill()
+        left = [one for one in job.agents if one is not victim]
+        starts = job.wait_for(left, since_ns=since_ns)
+        return (max(one.reached_ns for one in starts) - since_ns) / NS_PER_S
+
+
+def _give_office(job: Nodes, to: Agent, where: list[str]) -> None:
+    """Have the member below an agent lead etcd: losing that one is the worst case."""
+    below = descendants_of(to.pid)
+    status = {one: _asked(one, "/v3/maintenance/status", {}) for one in where}
+    for one, its in status.items():
+        port = int(one.rpartition(":")[2])
+        if any(sockets(LISTENING, port) & open_files(pid) for pid in below):
+            target = its["header"]["member_id"]
+            of = next(
+                at for at, each in status.items() if each["header"]["member_id"] == its["leader"]
+            )
+            if its["leader"] != target:
+                _asked(of, "/v3/maintenance/transfer-leadership", {"targetID": target})
+            return
+    raise BenchmarkError(f"the leader has no member of the cluster{job.words()}")
+
+
+def _asked(endpoint: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    connection = HTTPConnection(endpoint, timeout=5.0)
+    try:
+        connection.request("POST", path, json.dumps(body))
+        answer: dict[str, Any] = json.load(connection.getresponse())
+    finally:
+        connection.close()
+    return answer
 
 
 def _flags(server: EtcdServer) -> tuple[str, ...]:

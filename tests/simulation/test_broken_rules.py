@@ -35,8 +35,10 @@ SEEDS_MAX = 40
 ON_ETCD: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.AnybodyTakesOver), PlaceKept, "churn"),
     (Machines(etcd_session=broken.DeposedLeadersWrite), GenerationGrows, "pauses"),
-    (Machines(etcd_session=broken.NobodyIsToldAgain), JobEnds, "lossy"),
+    (Machines(etcd_session=broken.NobodyIsToldAgain), JobEnds, "everything"),
     (Machines(etcd_session=broken.NobodyLeadsAgain), RoundForms, "crashes"),
+    (Machines(etcd_session=broken.SilenceIsRefusal), OldWorkersGone, "partitions"),
+    (Machines(etcd_session=broken.AnyRefusalCounts), OldWorkersGone, "calm"),
     (Machines(rounds=broken.FencedComesBack), FencedStaysOut, "partitions"),
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
     (Machines(session=broken.NeverExpires), OldWorkersGone, "partitions"),
@@ -118,6 +120,8 @@ def test_broken_rules_are_caught(
     nodes = 5 if driver == "coordinator" else 9
     if profile == "flapping":  # The more of them, the more come while others wait.
         nodes = 12
+    if driver == "etcd" and profile == "everything":  # And the more writes a leader dies between.
+        nodes = 20
     for seed in range(SEEDS_MAX):
         result = simulate(
             seed,

@@ -63,7 +63,7 @@ class CoordinatedJob:
             max_restarts=spec.max_restarts,
         )
         self._exit_barrier_s = exit_barrier_s
-        self.workers_deadline = WorkersDeadline()
+        self.workers_deadline = WorkersDeadline(self._connection.presence_fd)
         """When the workers must be gone, as the connection renews it."""
         self._connection.guard(self.workers_deadline.renew)
         self._loss = ""

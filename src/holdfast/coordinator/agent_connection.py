@@ -124,6 +124,10 @@ class JobConnection(Protocol):
     """Whether all other nodes depend on this process."""
 
     @property
+    def presence_fd(self) -> int:
+        """A socket that must stay open until the workers are gone, or -1."""
+
+    @property
     def where(self) -> str:
         """The endpoint, as a person writes it."""
 
@@ -558,6 +562,10 @@ class AgentConnection:
         self._ending = False
 
     # What subclasses provide.
+
+    @property
+    def presence_fd(self) -> int:
+        return -1
 
     @property
     def where(self) -> str:

@@ -81,9 +81,19 @@ from holdfast.core.etcd.keys import (
     UnreadableKeys,
     get_prefix,
     pack,
+    read_leader,
     read_record,
     roll_call_number,
     unpack,
+)
+from holdfast.core.etcd.witness import (
+    ENDED,
+    Subject,
+    SubjectGone,
+    SubjectKnown,
+    SubjectsKnown,
+    Witness,
+    WitnessEffect,
 )
 from holdfast.core.liveness import AttendedClock
 from holdfast.core.machine import TICK, Event, Story, Tick
@@ -178,12 +188,12 @@ class LedJob:
         now: float,
         alive: Iterable[NodeReported],
         stored_views: dict[Peer, int],
-        lost_why: str,
+        lost_why: Callable[[Peer], str],
     ) -> list[View]:
         """Take the job over: `alive` are the nodes that are there, in the order of their coming.
 
         `stored_views` has the revision of the view that is stored for each incarnation, and
-        `lost_why` is the reason given for those that are gone.
+        `lost_why` the reason given for one that is gone.
         """
         views: dict[Peer, View] = {}
         peers: dict[Peer, None] = {}  # In order, so that equal runs are equal.
@@ -191,11 +201,9 @@ class LedJob:
             info = report.status.info
             peers[info.node, info.incarnation] = None
             _merge(views, self.handle(now, report))
-        lost = tuple(
-            NodeLost(node.info.node, node.info.incarnation, lost_why)
-            for node in (*self.job.nodes.values(), *self.job.departed.values())
-            if (node.info.node, node.info.incarnation) not in peers
-        )
+        there = (*self.job.nodes.values(), *self.job.departed.values())
+        known = [(node.info.node, node.info.incarnation) for node in there]
+        lost = tuple(NodeLost(*peer, lost_why(peer)) for peer in known if peer not in peers)
         _merge(views, self.handle(now, NodesLost(lost)))
         for peer in peers:
             if peer in views:
@@ -544,7 +552,7 @@ LeaderEvent = (
     | KeysChanged
     | WatchEnded
 )
-LeaderEffect = EtcdEffect | FailSession
+LeaderEffect = EtcdEffect | WitnessEffect | FailSession
 
 
 # What a request under way is for.
@@ -593,6 +601,7 @@ class Leadership:
         name: str,
         lease_s: float,
         numbers: Iterator[int],
+        witness: Witness,
         strict: bool = False,
         rounds: Callable[[Job], Rounds] = Rounds,
     ) -> None:
@@ -612,6 +621,8 @@ class Leadership:
         self._numbers = numbers
         self._strict = strict
         self._make = rounds
+        self._witness = witness
+        self._followed = ("", "")  # The last leader but this node: its name and presence.
         self._takeover = TakeoverRollCall(keys)
         self._unreadable = UnreadableKeys(keys)
         self._own_incarnation = 0
@@ -630,6 +641,7 @@ class Leadership:
         self._kept_at = 0.0
         self._watch = 0
         self._alive: set[Peer] = set()
+        self._presences: dict[Peer, str] = {}
         self._pending: PendingWrites | None = None
 
     @property
@@ -688,7 +700,23 @@ class Leadership:
                 effects += self._stop()
             else:
                 effects.append(effect)
+        match event:
+            case SessionUp(_, KeyValue(value=leader)):
+                effects += self._follow(now, leader)
+            case LeaderKeyChanged(change) if change.mod_revision > self.election.term:
+                effects += self._follow(now, change.value)
         return effects
+
+    def _follow(self, now: float, leader: bytes | None) -> list[LeaderEffect]:
+        """Watch whoever leads, unless it is this node: then it watches all others."""
+        subjects: tuple[Subject, ...] = ()
+        if leader is not None:
+            if self.election.is_own(leader):
+                return []
+            name, lease, presence = read_leader(leader)
+            self._followed = (name, presence.id if presence is not None else "")
+            subjects = (Subject(presence, lease),) if presence is not None else ()
+        return [*self._witness.handle(now, SubjectsKnown(subjects), self._cause)]
 
     def _answered(self, now: float, purpose: _Purpose, answer: Answer) -> list[LeaderEffect]:
         if isinstance(answer, Problem):
@@ -767,10 +795,12 @@ class Leadership:
     def _begin(self, now: float, read: TxnDone, record: JobRecord | None) -> list[LeaderEffect]:
         _job, roll_call, nodes, views = read.results
         reports: list[NodeReported] = []
+        subjects: list[Subject] = []
         for one in sorted(nodes, key=lambda one: one.create_revision):
-            report = self._report_at(one.key, one.value)
-            if report is not None:
-                reports.append(report)
+            record_there = self._record_at(one.key, one.value)
+            if record_there is not None:
+                reports.append(NodeReported(record_there.status, record_there.call))
+                subjects += self._subject_of(record_there)
         alive = {(one.status.info.node, one.status.info.incarnation) for one in reports}
         job = inherit(record, alive, self.election.term, self._run_id, self._lease_s)
         job.fence_floor += self.fence_base
@@ -799,8 +829,9 @@ class Leadership:
         self.state = LeaderState.LEADING
         self._kept_at = now
         self._alive = alive
-        watch = self._watch_nodes(read.revision)
-        return [watch, *self._decided(led.begin(now, reports, stored, self._lost_why()))]
+        effects: list[LeaderEffect] = [self._watch_nodes(read.revision)]
+        effects += self._witness.handle(now, SubjectsKnown(tuple(subjects)), self._cause)
+        return effects + self._decided(led.begin(now, reports, stored, self._lost_why))
 
     def _watch_nodes(self, revision: int) -> StartWatch:
         key = self._keys.nodes
@@ -843,6 +874,7 @@ class Leadership:
             return self._again() if self._takeover.is_answered(changes) else []
         views: list[View] = []
         lost: dict[Peer, NodeLost] = {}
+        effects: list[LeaderEffect] = []
         for change in changes:
             peer = self._keys.peer_of(change.key)
             if peer is None:
@@ -850,19 +882,32 @@ class Leadership:
             if change.value is None:
                 self._alive.discard(peer)
                 pending.forget(*peer)
-                lost[peer] = NodeLost(*peer, self._lost_why())
+                lost[peer] = NodeLost(*peer, self._lost_why(peer))
+                gone = self._presences.pop(peer, "")
+                if gone not in self._presences.values():  # Else it began anew.
+                    effects += self._witness.handle(now, SubjectGone(gone), self._cause)
                 continue
-            report = self._report_at(change.key, change.value)
-            if report is not None:
+            record = self._record_at(change.key, change.value)
+            if record is not None:
                 if peer in lost:  # It is back, and its report comes after its loss.
                     views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
                     lost = {}
                 self._alive.add(peer)
-                views += led.handle(now, report)
+                for subject in self._subject_of(record):
+                    effects += self._witness.handle(now, SubjectKnown(subject), self._cause)
+                views += led.handle(now, NodeReported(record.status, record.call))
         views += led.handle(now, NodesLost(tuple(lost.values())), self._cause)
-        return self._decided(views)
+        return effects + self._decided(views)
 
-    def _report_at(self, key: bytes, value: bytes) -> NodeReported | None:
+    def _subject_of(self, record: NodeRecord) -> list[Subject]:
+        """Return whom to watch for a node's end, if it can be watched."""
+        info, presence = record.status.info, record.presence
+        if presence is None:
+            return []
+        self._presences[info.node, info.incarnation] = presence.id
+        return [Subject(presence, record.lease)]
+
+    def _record_at(self, key: bytes, value: bytes) -> NodeRecord | None:
         """Return what a node stored; None, and it is said once, if that cannot be used."""
         try:
             record = read_record(NodeRecord, value)
@@ -872,9 +917,13 @@ class Leadership:
         except ValueError as problem:
             self._unreadable.add(key, str(problem))
             return None
-        return NodeReported(record.status, record.call)
+        return record
 
-    def _lost_why(self) -> str:
+    def _lost_why(self, peer: Peer) -> str:
+        name, presence = self._followed
+        presence = self._presences.get(peer, presence if name == peer[0] else "")
+        if presence and self._witness.has_ended(presence):
+            return ENDED
         return f"no sign of life for {self._lease_s:g} s, or it ended"
 
     def _decided(self, views: list[View]) -> list[LeaderEffect]:

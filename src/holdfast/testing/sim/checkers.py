@@ -614,9 +614,10 @@ class Departures:
 
 
 DAMPED_S = 60.0
-DEPARTURES_MAX = {"coordinator": 8, "etcd": 30, "backend": 30}
+DEPARTURES_MAX = {"coordinator": 8, "etcd": 22, "backend": 30}
 """In so many seconds: the first two at once, then after 6, 12, 24 and 30 s. Where a death is noticed
-only after 5 s, others come from the same host meanwhile, before anything is known of it."""
+only after 5 s, as on etcd some are, others come from the same host meanwhile, before anything is known
+of it."""
 
 
 class FlappingDamped(Checker):

@@ -59,7 +59,14 @@ class Profile(Value):
 
 
 _WORKERS = {"fail": 2.0, "cascade": 1.0, "hang": 0.3, "ruin": 0.05}
-_ETCD = {"leader": 1.0, "pause_leader": 0.7, "compact": 1.0, "break_links": 1.0, "fill": 0.2}
+_ETCD = {
+    "leader": 1.0,
+    "pause_leader": 0.7,
+    "compact": 1.0,
+    "break_links": 1.0,
+    "set_apart": 0.7,
+    "fill": 0.2,
+}
 _NODES = {"kill": 3.0, "power_off": 1.0, "die_silently": 1.0, "join": 3.0, "leave": 1.0}
 
 PROFILES: dict[str, Profile] = {
@@ -82,7 +89,7 @@ PROFILES: dict[str, Profile] = {
             "nodes are cut off, one by one or many at once, in one direction or both",
             {"cut": 4.0, "cut_many": 2.0, "cut_one_way": 3.0, "fail": 1.0, "join": 1.0},
             3.0,
-            only_on={"etcd": {"break_links": 2.0, "compact": 1.0}},
+            only_on={"etcd": {"break_links": 2.0, "compact": 1.0, "set_apart": 2.0}},
         ),
         Profile(
             "crashes",
@@ -254,6 +261,8 @@ class FaultInjector:
                 self._heal(agent)
                 agent.resume()
                 agent.unwedge()
+                if isinstance(agent, EtcdAgent):
+                    agent.is_apart = False
         world.coordinator.resume()
         if isinstance(world.coordinator, MembersDriver):
             world.coordinator.heal()
@@ -506,6 +515,20 @@ class FaultInjector:
         if isinstance(agent, EtcdAgent):
             self._world.disturb()
             self._place.network.kill_links(agent)
+            self._place.presences.reset(agent)
+
+    def _set_apart(self) -> None:
+        """Break the connections between an agent and the others, but not those to etcd."""
+        agent = self._someone()
+        if isinstance(agent, EtcdAgent) and not agent.is_apart:
+            self._world.note(agent, "is set apart from other agents")
+            self._place.presences.reset(agent)
+            agent.is_apart = True
+            self._world.schedule(self._world.now + self._between(0.1, 40.0), self._reunite, agent)
+
+    @staticmethod
+    def _reunite(agent: EtcdAgent) -> None:
+        agent.is_apart = False
 
     def _fill(self) -> None:
         self._world.disturb()
