@@ -30,7 +30,6 @@ from holdfast.coordinator.attendance import Attendance, StuckLoop
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.kv import DEFAULT_TIMEOUT_S, KeyValueStore, StoreCalls
 from holdfast.core.coordinated_supervision import CoordinatorLost
-from holdfast.core.liveness import STOP_SHARE
 from holdfast.core.machine import TICK
 from holdfast.core.protocol import (
     NAME_CHARS_MAX,
@@ -86,6 +85,9 @@ if TYPE_CHECKING:
 LOSSES_MAX = 16  # In the mailbox, besides the newest view.
 CLOSE_S = 1.0  # For what is still to be sent at the end.
 OUTAGE_NOTICE_S = 1.0  # Shorter outages are not reported.
+OUTAGE_REMIND_S = 15.0
+"""An outage is reported again when half of the time is over for which it is waited for, and then of the
+rest, as long as that is more than this: often enough to be seen, and a few lines in all."""
 START_S = 10.0
 DRAIN_S = 5.0
 """How long a coordinator whose job is over waits for nodes to receive that."""
@@ -292,7 +294,7 @@ class SessionDriver:
     a wrong token: then nothing more is tried. A node that was in touch before is not turned away
     like that: another program may have the port for a moment, and the limit for an absent
     coordinator applies. `on_outage` gets the reason when a connection that was there has been gone
-    for a moment, and an empty text when it is back. Neither may block.
+    for a moment, now and then again, and an empty text when it is back. Neither may block.
     """
 
     def __init__(
@@ -316,8 +318,9 @@ class SessionDriver:
         self._deliver = deliver
         self._on_outage = on_outage
         self._supervision = supervision
+        self.outage_noted = False
+        """Whether it was reported that the connection is gone."""
         self._outage: asyncio.TimerHandle | None = None
-        self._outage_noted = False
         self._transport: Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -495,16 +498,20 @@ class SessionDriver:
         self._received_some.set()
 
     def _outage_lasts(self) -> None:
-        if self._on_outage is not None and not self._closed and not self.is_over:
-            self._outage_noted = True
-            self._on_outage(self.session.last_problem)
+        left_s = self.session.silence(self._loop.time())[1]
+        if self._on_outage is None or self._closed or self.is_over or not left_s:
+            return
+        self._on_outage(self.last_problem)
+        self.outage_noted = True
+        if left_s / 2 >= OUTAGE_REMIND_S:
+            self._outage = self._loop.call_later(left_s / 2, self._outage_lasts)
 
     def _outage_over(self) -> None:
         if self._outage is not None:
             self._outage.cancel()
             self._outage = None
-        if self._outage_noted and self._on_outage is not None:
-            self._outage_noted = False
+        if self.outage_noted and self._on_outage is not None:
+            self.outage_noted = False
             self._on_outage("")
 
     def _received(self, message: Message) -> None:
@@ -541,6 +548,8 @@ class AgentConnection:
 
     decider = "the coordinator"
     """What decides for the job, as a person calls it."""
+    advice = ""
+    """What would help while that is lost, or would have helped; for a person."""
 
     def __init__(
         self, *, run_id: str, info: NodeInfo, settings: JobSettings, timeouts: SessionTimeouts
@@ -722,15 +731,37 @@ class AgentConnection:
         loop.call_later(REMIND_S, self._remind, loop)
 
     def _note_outage(self, why: str) -> None:
+        """Say what is lost, what still runs, how long it is waited for and what helps; or its return."""
+        who = f"{self.decider} at {self.where}"
+        driver = self._driver
         if not why:
-            console.notice(f"{self.decider} at {self.where} is back")
-        elif not self._ending:
-            timeouts = self._timeouts
-            then = f"workers go on without it for up to {timeouts.away_s:g} s"
-            if timeouts.needs_answers:
-                limit_s = STOP_SHARE * timeouts.silence_s
-                then = f"the workers are stopped unless it is back within {limit_s:g} s (on_lost)"
-            console.notice(f"lost {self.decider} at {self.where} ({why}); {then}")
+            console.notice(f"{who} is back")
+        elif not self._ending and driver is not None:
+            silent_s, left_s = driver.session.silence(time.monotonic())
+            if driver.outage_noted:
+                console.notice(f"still without {who} ({why}): this node ends in {left_s:.0f} s")
+                return
+            since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
+            console.notice(
+                f"lost {who}, last heard of at {since} ({why}); {self._what_runs(driver)}"
+            )
+            advice = f"; {self.advice}" if self.advice else ""
+            console.notice(
+                f"this node waits for it for {left_s:.0f} s more (coordinator_timeout="
+                f"{self._timeouts.away_s:g}), then stops its workers and ends{advice}"
+            )
+
+    def _what_runs(self, driver: SessionDriver) -> str:
+        status, stop_at = driver.session.status, driver.session.stop_at
+        if status.phase is NodePhase.SUCCEEDED:
+            return "this node's workers are done"
+        if status.phase is not NodePhase.RUNNING:
+            return "no workers run here"
+        workers = f"the workers of generation {status.generation}"
+        if not self._timeouts.needs_answers or stop_at is None:
+            return f"{workers} run on"
+        left_s = max(0.0, stop_at - time.monotonic())
+        return f"{workers} are stopped unless it is back within {left_s:.1f} s (on_lost=stop)"
 
 
 class CoordinatorConnection(AgentConnection):
@@ -758,8 +789,10 @@ class CoordinatorConnection(AgentConnection):
         recover_s: float | None = None,
         state_file: str | None = None,
         may_raise_limit: bool = False,
+        advice: str = "",
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
+        self.advice = advice
         self._host, self._port = endpoint_host, endpoint_port
         self._is_host, self._token, self._tls = is_host, token, tls
         self._grace_s, self._advertised_port = reconnect_grace_s, advertised_port

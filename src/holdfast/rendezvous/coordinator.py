@@ -170,9 +170,18 @@ class CoordinatorHandler(PolledHandler):
             state_file=conf.state_file,
             # Workers that another launcher starts would have the higher limit too.
             may_raise_limit=not self._is_polled,
+            advice=self._advice(host),
         )
         connection.start()
         return connection
+
+    def _advice(self, host: str) -> str:
+        """Return what helps against the loss of the coordinator, for those who can have it."""
+        if self._config.is_host is False:
+            return "start `holdfast coordinator` there again, and the job goes on"
+        if self._is_polled or names_loopback(host):
+            return ""  # Another launcher's job, or one of one machine.
+        return "a job with --ha HOST,HOST,HOST survives this"
 
     def _store_key(self, view: View) -> bytes:
         """Return the key of a view's store, for those who have the job's token, if there is one.
