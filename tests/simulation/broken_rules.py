@@ -115,6 +115,13 @@ class ForgetsItsMemory(CoordinatorMachine):
         super().__init__(now, **{**more, "memories": None})
 
 
+class AllPlacesAreAlike(CoordinatorMachine):
+    """One that took over counts its terms as one that came back does."""
+
+    def __init__(self, now: float, **more: Any) -> None:
+        super().__init__(now, **{**more, "place": 0})
+
+
 class RoundChangesUnseen(Rounds):
     """The members of a round change, and its number does not: two rounds at once."""
 

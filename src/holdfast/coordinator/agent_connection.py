@@ -73,8 +73,9 @@ from holdfast.wire.messages import StoreCall, StoreResult, check
 if TYPE_CHECKING:
     import socket
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
+    from holdfast.coordinator.places import Places
     from holdfast.coordinator.server import CoordinatorServer
     from holdfast.coordinator.state_file import StateFile
     from holdfast.net.addresses import Address
@@ -279,8 +280,9 @@ class Transport(Protocol):
 class Connector(Protocol):
     """Makes transports, one at a time."""
 
-    suspicion: str
-    """What seems wrong with the attempt that is under way; any thread may look."""
+    @property
+    def suspicion(self) -> str:
+        """What seems wrong with the attempt that is under way; any thread may look."""
 
     async def connect(self) -> Transport:
         """Return a transport that is ready, or raise `ConnectFailed`."""
@@ -769,7 +771,8 @@ class CoordinatorConnection(AgentConnection):
 
     If the coordinator goes away and the endpoint is this machine's, the connection's thread binds
     it and coordinates from then on; the other nodes connect to it, and it learns from them where
-    the job was.
+    the job was. With `later` endpoints, a coordinator that took over at one of them is followed, and
+    replaces the one here (`coordinator.places`).
     """
 
     def __init__(
@@ -790,10 +793,14 @@ class CoordinatorConnection(AgentConnection):
         state_file: str | None = None,
         may_raise_limit: bool = False,
         advice: str = "",
+        later: Sequence[tuple[str, int]] = (),
     ) -> None:
         super().__init__(run_id=run_id, info=info, settings=settings, timeouts=timeouts)
         self.advice = advice
         self._host, self._port = endpoint_host, endpoint_port
+        self._later = later
+        self._places: Places | None = None
+        self._watch: asyncio.Task[None] | None = None
         self._is_host, self._token, self._tls = is_host, token, tls
         self._grace_s, self._advertised_port = reconnect_grace_s, advertised_port
         self._recover_s, self._state_file = recover_s, state_file
@@ -835,7 +842,8 @@ class CoordinatorConnection(AgentConnection):
 
     @property
     def where(self) -> str:
-        return format_endpoint(self._host, self._port)
+        places = [(self._host, self._port), *self._later]
+        return format_endpoint(*places[self._places.at if self._places is not None else 0])
 
     # The job's store.
 
@@ -856,13 +864,42 @@ class CoordinatorConnection(AgentConnection):
     # In the thread.
 
     async def _begin(self) -> Connector:
+        when_refused = self._take_over if self._may_host else None
+        connector = self._connector(self._host, self._port, when_refused=when_refused)
+        if self._later:
+            from holdfast.coordinator.places import FIRST_LOOK_S, Places
+
+            ends = [(self._host, self._port), *self._later]
+            self._places = Places(
+                [self._connector(*one, place=place) for place, one in enumerate(ends)],
+                floor=lambda: self._driver.session.status.place if self._driver is not None else 0,
+                host=connector if self._may_host else None,
+            )
+            if self._listener is not None:
+                by = await self._places.replaced_at(0, FIRST_LOOK_S)
+                if by:
+                    self._listener.close()
+                    self._listener = None
+                    console.notice(
+                        f"a coordinator took over at {by}: this node does not coordinate"
+                    )
         if self._listener is not None:
             self._serve(self._listener, self._open_state())
         elif self._may_host:
             asyncio.get_running_loop().call_later(PREIMPORT_S, preimport_server)
+        return self._places or connector
+
+    def _connector(
+        self,
+        host: str,
+        port: int,
+        *,
+        place: int = 0,
+        when_refused: Callable[[list[Address]], bool] | None = None,
+    ) -> CoordinatorConnector:
         return CoordinatorConnector(
-            self._host,
-            self._port,
+            host,
+            port,
             run_id=self.run_id,
             token=self._token,
             tls=self._client_tls,
@@ -870,7 +907,8 @@ class CoordinatorConnection(AgentConnection):
             server_name=self._tls.server_name if self._tls is not None else None,
             # Who has a token proves it; who says is_host=0 means whoever is there.
             own_users_only=self._token is None and self._is_host is not False,
-            when_refused=self._take_over if self._may_host else None,
+            place=place,
+            when_refused=when_refused,
         )
 
     def _open_state(self) -> StateFile | None:
@@ -902,11 +940,24 @@ class CoordinatorConnection(AgentConnection):
             state=state,
         )
         self.hosting = True
+        if self._places is not None:
+            self._watch = asyncio.get_running_loop().create_task(self._until_replaced(self._places))
+
+    async def _until_replaced(self, places: Places) -> None:
+        """End the coordinator here when another has taken over: it was cut off, and thought dead."""
+        by = await places.replaced(0)
+        why = f"a coordinator took over at {by}"
+        console.warning(f"{why}: the one at {self.where} ends, and this node joins there")
+        server, self._server = self._server, None
+        self._may_host = self.hosting = False
+        if server is not None:
+            await server.stop(why)
 
     def _take_over(self, found: list[Address]) -> bool:
         """Coordinate from now on, if the endpoint is this machine's and nobody was quicker."""
         driver = self._driver
-        if self._ending or self._server is not None or (driver is not None and driver.is_over):
+        is_over = driver is not None and driver.is_over
+        if self._ending or not self._may_host or self._server is not None or is_over:
             return False
         try:
             listener = listening.bind_one_of(self._host, self._port, found, None)
@@ -925,6 +976,8 @@ class CoordinatorConnection(AgentConnection):
         return True
 
     async def _end(self, drain_s: float) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         if self._driver is not None:
             await self._driver.close()
         if self._server is None:

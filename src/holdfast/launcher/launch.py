@@ -284,7 +284,7 @@ def needs_no_others(config: LaunchConfig) -> bool:
 def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Split `host:port`; an IPv6 address stands in brackets."""
     host, colon, port = endpoint.strip().rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+    if not colon or not host or "," in host or not port.isdecimal() or int(port) > 65535:
         raise UsageError(
             f"--rdzv-endpoint: {endpoint!r} is not an endpoint; accepted: host:port, and "
             "[address]:port for IPv6"

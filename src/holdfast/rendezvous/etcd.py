@@ -555,8 +555,8 @@ class EtcdHandler(CoordinatorHandler):
     def _first_contact_s(self) -> float:
         return FIRST_CONTACT_S
 
-    def _address(self) -> tuple[str, int]:
-        return self._etcd.endpoints[0]
+    def _endpoints(self) -> tuple[tuple[str, int], ...]:
+        return self._etcd.endpoints[:1]  # Whichever answers: they are no list of places.
 
     def _own_loopback(self) -> str:
         return ""  # Each host of a job may have a member, or a proxy, of etcd on it.

@@ -198,6 +198,8 @@ class Agent(Process):
         self.address = f"10.0.0.{host}"
         self.link: Link | None = None
         self.cut_in = self.cut_out = False
+        self.apart: frozenset[Decider] = frozenset()
+        """The coordinators to which there is no way, while there is one to others."""
         self.lag_s = 0.0
         self.bandwidth = 0.0
         """Bytes a second of its link, in each direction; 0: they take no time."""

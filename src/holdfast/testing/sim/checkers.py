@@ -221,6 +221,8 @@ class NothingGoesBack(Checker):
         run_id, before, after = decision.job.run_id, decision.before, decision.after
         term, generation, fence = self._newest.get(run_id, (0, -1, 0))
         started = before is not None and after.generation > before.generation
+        if decision.coordinator in self.world.replaced:
+            return  # What it decides is for nodes that nobody else can reach.
         # A store that lost its state and knows no node begins by the clock of another host.
         counts = started and not decision.adopted and self.world.driver != "backend"
         if counts and after.phase is JobPhase.ACTIVE and after.fence <= fence:
@@ -507,6 +509,22 @@ class FencedStaysOut(Checker):
     def workers_starting(self, agent: Agent, generation: int) -> None:
         if agent.info.incarnation in self._fenced:
             self.violated(f"{agent.node} was fenced and starts generation {generation}")
+
+
+class NeverBack(Checker):
+    """Whoever obeyed a coordinator that took over obeys none of those before it, alive or not."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._places: dict[Agent, int] = {}
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        place = getattr(agent.decider(view), "place", 0)
+        latest = self._places.get(agent, 0)
+        if place < latest:
+            self.violated(f"{agent.node} obeys place {place} after {latest}")
+        if place:
+            self._places[agent] = place
 
 
 CALM_BEFORE_S = 15.0  # What is still going on from an earlier disturbance is over by then.

@@ -32,6 +32,7 @@ from holdfast.testing.sim.checkers import (
     GenerationGrows,
     JobEnds,
     LossIsFree,
+    NeverBack,
     NobodyStarves,
     NoNeedlessRestart,
     NothingGoesBack,
@@ -118,6 +119,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     ClosedIsFinal,
     PlaceKept,
     FencedStaysOut,
+    NeverBack,
     NoNeedlessRestart,
     WedgedIsLost,
     SlowIsNotLost,
@@ -228,6 +230,8 @@ class World:
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
         self.coordinator: Driver = DRIVERS[driver](self, rng)
+        self.replaced: list[Coordinator] = []
+        """Those that live, though somebody took over from them; they do not know it yet."""
 
     def _watch(self, checkers: list[Checker]) -> None:
         """Note who wants to know of what; whoever does not is not asked."""
@@ -366,6 +370,19 @@ class World:
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
         self.coordinator = self.coordinator.return_as(self.coordinators_started, rng)
+        for hook in self._hooks["coordinator_returned"]:
+            hook()
+
+    def take_over(self, _arg: object = None) -> None:
+        """Let a person start a coordinator elsewhere, whatever became of the one that was."""
+        before = self.coordinator
+        assert isinstance(before, Coordinator)
+        self.coordinators_started += 1
+        rng = seeded(self._rng.getrandbits(64))
+        if before.alive:
+            self.replaced.append(before)
+        number, place = self.coordinators_started, before.place + 1
+        self.coordinator = Coordinator(self, number, rng, keeps_state=False, place=place)
         for hook in self._hooks["coordinator_returned"]:
             hook()
 
