@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import signal
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-import pytest
 from chaos.network import address
 
-from holdfast.etcd.process import hold_port
 from network_teams import CUTTING, PORT, NetworkCluster, finish, meeting
 from real_jobs import HOLDFAST
-from real_teams import OBEY, Cluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from chaos.network import Network
@@ -35,7 +30,15 @@ class ListCluster(NetworkCluster):
         self._endpoint = LIST
 
     def take_over(self, name: str, node: int) -> Agent:
-        flags = ["--take-over", "--endpoint", LIST, "--rdzv-conf", CUTTING, "--rdzv-id", self.run_id]
+        flags = [
+            "--take-over",
+            "--endpoint",
+            LIST,
+            "--rdzv-conf",
+            CUTTING,
+            "--rdzv-id",
+            self.run_id,
+        ]
         command = [*self._network.inside(node), *HOLDFAST, "coordinator", *flags]
         return self._run(name, command, TOKEN)
 

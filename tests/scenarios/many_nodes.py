@@ -298,7 +298,8 @@ class CoordinatorPlayer:
 
     Verbs are those of rounds (join, back, beats, fails, done, leaves), and `cut a` (its connection
     closed), `tick`, `close job outcome why`; `new coordinator` follows another one, and knows of
-    nothing; with `remembers` it has what that one stored, in the agent of `host`. A node joins
+    nothing; with `remembers` it has what that one stored, in the agent of `host`; with `place=1` it took
+    over elsewhere. A node joins
     `from` an address, its own unless given, and with `reaches` by one of the coordinator's. Nodes
     apply each view, but for `deaf=a`, which gets none of this one's. Below are the answers, the
     jobs, and the next deadline.
@@ -333,11 +334,13 @@ class CoordinatorPlayer:
                 self.links: dict[str, tuple[str, str]] = {}
                 self.clock = Clock()
             host = fields([word for word in words if word.startswith("host=")]).get("host", "")
+            place = fields([word for word in words if word.startswith("place=")]).get("place", "0")
             self.machine = CoordinatorMachine(
                 self.clock.now,
                 silence_s=5.0,
                 grace_s=0.2,
                 follows_another=follows,
+                place=int(place),
                 memories=memories,
                 host=host,
                 strict=True,

@@ -284,6 +284,10 @@ class Connector(Protocol):
     def suspicion(self) -> str:
         """What seems wrong with the attempt that is under way; any thread may look."""
 
+    @property
+    def place(self) -> int:
+        """At which one of several endpoints the last transport was made, or tried first."""
+
     async def connect(self) -> Transport:
         """Return a transport that is ready, or raise `ConnectFailed`."""
 
@@ -463,7 +467,7 @@ class SessionDriver:
         self.down_since = None
         if not self.session.is_refused:
             self._outage_over()
-        self.handle(Connected(transport.heard_at))
+        self.handle(Connected(transport.heard_at, self._connector.place))
         self.store.connected()
 
     def _connect_failed(self, problem: ConnectFailed) -> None:
@@ -843,7 +847,7 @@ class CoordinatorConnection(AgentConnection):
     @property
     def where(self) -> str:
         places = [(self._host, self._port), *self._later]
-        return format_endpoint(*places[self._places.at if self._places is not None else 0])
+        return format_endpoint(*places[self._places.place if self._places is not None else 0])
 
     # The job's store.
 
@@ -872,7 +876,7 @@ class CoordinatorConnection(AgentConnection):
             ends = [(self._host, self._port), *self._later]
             self._places = Places(
                 [self._connector(*one, place=place) for place, one in enumerate(ends)],
-                floor=lambda: self._driver.session.status.place if self._driver is not None else 0,
+                floor=lambda: self._driver.session.place if self._driver is not None else 0,
                 host=connector if self._may_host else None,
             )
             if self._listener is not None:

@@ -1,9 +1,9 @@
 """Several endpoints in order: the coordinator is at the first, or where a person had it taken over.
 
 A machine that is cut off looks the same as one that is gone, so no agent ever decides by itself that
-another one is to coordinate. It dials all endpoints, from the last one on at which it was told
-anything: a coordinator takes over at a later place, never back at an earlier one (the terms of
-`core.coordinator`). At a later place only one that took over there answers.
+another one is to coordinate. It dials all endpoints, from the last one on at which it was connected: a
+coordinator takes over at a later place, never back at an earlier one (`core.coordinator`). At a later
+place only one that took over there answers.
 
 Whoever coordinates looks at the later places before it begins and every `LOOK_S` from then on. If
 it finds that it was replaced, which means that it was cut off and somebody thought it dead, it ends.
@@ -34,7 +34,7 @@ nobody can wait longer than this, since it may stay so."""
 class Places:
     """A `Connector` to the coordinator at one of several endpoints.
 
-    `floor` returns the first place that may still decide. `host` connects to the first one where nobody
+    `floor` returns the first place that may be dialled. `host` connects to the first one where nobody
     listens any more, if this process may coordinate there; nobody must have taken over, then.
     """
 
@@ -48,21 +48,21 @@ class Places:
         self._connectors = connectors
         self._floor = floor
         self._host = host
-        self.at = 0
+        self.place = 0
         """Where the last connection was made, or tried first."""
 
     @property
     def suspicion(self) -> str:
         """What seems wrong with the attempt that is under way; any thread may look."""
-        return self._connectors[self.at].suspicion
+        return self._connectors[self.place].suspicion
 
     async def connect(self) -> ClientConnection:
         """Return a connection to the first that answers; or raise what was wrong at the first place."""
         floor = self._floor()
         try:
-            connection, self.at = await first_of(self._connectors[floor:])
+            connection, self.place = await first_of(self._connectors[floor:])
         except ConnectFailed as problem:
-            self.at = floor
+            self.place = floor
             if floor or not problem.refused or self._host is None:
                 raise
             connection = await self._host.connect()

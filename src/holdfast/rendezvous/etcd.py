@@ -257,6 +257,8 @@ class EtcdConnector:
     is in the job, and one transport at a time.
     """
 
+    place = 0
+
     def __init__(self, etcd: AsyncEtcdClient, session: EtcdSession, lease_s: float) -> None:
         self._etcd = etcd
         self._session = session

@@ -300,7 +300,7 @@ class Agent(Process):
             self.link_failed("connection reset")
             return
         self.link = link
-        self._session_event(Connected())
+        self._session_event(Connected(place=link.coordinator.place))
 
     def link_failed(self, why: str) -> None:
         self._session_event(Disconnected(why))

@@ -99,8 +99,8 @@ class OneRound(Checker):
 
     def decided(self, decision: Decision) -> None:
         truth = decision.truth
-        if truth is None:
-            return
+        if truth is None or decision.coordinator in self.world.replaced:
+            return  # One that was replaced goes by what nodes said before.
         members = [(info.node, info.incarnation) for info in decision.job.members]
         if members != truth.members:
             self.violated(
@@ -306,7 +306,8 @@ class OldWorkersGone(Checker):
     """No worker starts while one of an earlier generation is there, on whatever node.
 
     But for nodes that a coordinator never heard of, and those that were lost while cut off if
-    such nodes let their workers run.
+    such nodes let their workers run. A coordinator that was replaced, and does not know it, has workers
+    of its own: no more is promised to who starts another one while it lives.
     """
 
     def __init__(self, world: World) -> None:
@@ -324,7 +325,10 @@ class OldWorkersGone(Checker):
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
         assert agent.view is not None
-        by = agent.decider(agent.view).number
+        decider = agent.decider(agent.view)
+        if decider in self.world.replaced:
+            return
+        by = decider.number
         known, lost = self._known.get(by, set()), self._lost.get(by, set())
         for other in agent.job.agents:
             other.see_deadline()
@@ -428,6 +432,8 @@ class ClosedIsFinal(Checker):
             self._closing(decision)
 
     def _closing(self, decision: Decision) -> None:
+        if decision.coordinator in self.world.replaced:
+            return  # It goes by what nodes said before.
         job, truth = decision.job, self.world.job_of(decision.job.run_id)
         if job.outcome is JobOutcome.SUCCEEDED:
             for info in job.members:

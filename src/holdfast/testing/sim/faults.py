@@ -241,7 +241,7 @@ class FaultInjector:
                 agent.resume()
                 agent.unwedge()
         world.coordinator.resume()
-        for old in [*world.replaced]:
+        for old in world.replaced:
             self._rejoin(old)
         if not world.coordinator.alive:
             world.start_coordinator()
@@ -467,7 +467,8 @@ class FaultInjector:
         """
         world, old = self._world, self._world.coordinator
         assert isinstance(old, Coordinator)
-        if not old.alive or old.paused or world.replaced or old.place + 1 >= PLACES_MAX:
+        is_single = not any(one.alive for one in world.replaced)
+        if not old.alive or old.paused or not is_single or old.place + 1 >= PLACES_MAX:
             return
         world.disturb()
         agents = [agent for job in world.jobs.values() for agent in job.living]
@@ -511,15 +512,11 @@ class FaultInjector:
 
     def _find_out(self, old: Coordinator) -> None:
         world = self._world
-        if old not in world.replaced:
-            return
-        if world.coordinator.alive or not old.alive:
-            world.replaced.remove(old)
+        if old.alive and world.coordinator.alive:
             world.disturb()
-            if old.alive:
-                world.note(old, "finds that it was replaced")
-                old.die(host_too=False)
-        else:  # There is nobody to be found just now.
+            world.note(old, "finds that it was replaced")
+            old.die(host_too=False)
+        elif old.alive:  # There is nobody to be found just now.
             world.schedule(world.now + LOOK_S, self._find_out, old)
 
     def _coordinator_host(self) -> None:

@@ -231,7 +231,7 @@ class World:
         rng = seeded(self._rng.getrandbits(64))
         self.coordinator: Driver = DRIVERS[driver](self, rng)
         self.replaced: list[Coordinator] = []
-        """Those that live, though somebody took over from them; they do not know it yet."""
+        """Those that lived when somebody took over from them, and may do so still."""
 
     def _watch(self, checkers: list[Checker]) -> None:
         """Note who wants to know of what; whoever does not is not asked."""
@@ -377,6 +377,7 @@ class World:
         """Let a person start a coordinator elsewhere, whatever became of the one that was."""
         before = self.coordinator
         assert isinstance(before, Coordinator)
+        self.disturb()  # What happened since is answered only now, and not all nodes come in time.
         self.coordinators_started += 1
         rng = seeded(self._rng.getrandbits(64))
         if before.alive:
