@@ -18,52 +18,48 @@ if TYPE_CHECKING:
     from real_teams import Agent
 
 TOKEN = {"HOLDFAST_TOKEN": "a token that all of them were given"}
-LIST = ",".join(f"{address(node)}:{PORT}" for node in range(3))
+ENDPOINTS = [f"{address(node)}:{PORT}" for node in range(3)]
 PATIENT = "coordinator_timeout=120"
+ELSEWHERE = "is_host=0"
 
 
 class ListCluster(NetworkCluster):
     """Agents on machines of a network, all of which have a list of the machines."""
 
-    def __init__(self, folder: Path, network: Network, nnodes: str, script: str = "") -> None:
-        super().__init__(folder, network, nnodes, "--max-restarts=1", script=script)
-        self._endpoint = LIST
+    def __init__(self, folder: Path, network: Network, nnodes: str) -> None:
+        super().__init__(folder, network, nnodes)
+        self._endpoint = ",".join(ENDPOINTS)
 
-    def take_over(self, name: str, node: int) -> Agent:
-        flags = [
-            "--take-over",
-            "--endpoint",
-            LIST,
-            "--rdzv-conf",
-            CUTTING,
-            "--rdzv-id",
-            self.run_id,
-        ]
-        command = [*self._network.inside(node), *HOLDFAST, "coordinator", *flags]
+    def coordinate(self, name: str, node: int, *flags: str) -> Agent:
+        """Start a coordinator of its own on a node."""
+        given = ["--endpoint", self.endpoint, "--rdzv-conf", CUTTING, "--rdzv-id", self.run_id]
+        command = [*self._network.inside(node), *HOLDFAST, "coordinator", *given, *flags]
         return self._run(name, command, TOKEN)
 
-    def start_nodes(self, names: str, conf: str = PATIENT) -> None:
-        self.await_coordinator(self.start_on(names[0], conf=conf, env=TOKEN))
-        for name in names[1:]:
-            self.start_on(name, conf=conf, env=TOKEN)
+    def start_nodes(self, names: str, conf: str = "") -> None:
+        for name in names:
+            self.start_on(name, conf=f"{PATIENT},{conf}".rstrip(","), env=TOKEN)
 
 
 def test_a_person_takes_over_from_a_machine_that_is_gone(tmp_path: Path, network: Network) -> None:
     with ListCluster(tmp_path, network, "2:3") as cluster:
         cluster.start_nodes("abc")
         meeting(cluster, *"abc")
-        network.cut(0)  # Silently: nobody but a person can know that it is for good.
+        network.cut(0)  # Silently: that it is for good nobody but a person can know.
         cluster.agents["a"].kill()
         for name in "bc":
             assert "--take-over" in cluster.agents[name].says("(coordinator_timeout=120)")
         assert cluster.is_quiet()
-        second = cluster.take_over("second", 1)
-        workers = meeting(cluster, *"bc")
-        for name in "bc":
-            cluster.agents[name].says(f"the coordinator at {address(1)}:{PORT} is back")
-        finish(workers)
+        second = cluster.coordinate("second", 1, "--take-over")
+        meeting(cluster, *"bc")
+        network.heal(0)  # With another agent, which finds that it is not to coordinate.
+        cluster.start("again", conf=PATIENT, env=TOKEN, before=network.inside(0))
+        cluster.agents["again"].says(f"a coordinator took over at {ENDPOINTS[1]}")
+        finish(meeting(cluster, *"bc", "again"))
         assert second.end()[0] == 0  # It ends with the job.
-        assert cluster.codes() == {"a": -signal.SIGKILL, "b": 0, "c": 0, "second": 0}
+        assert cluster.codes() == {
+            "a": -signal.SIGKILL, "b": 0, "c": 0, "again": 0, "second": 0,
+        }  # fmt: skip
 
 
 def test_a_coordinator_that_was_only_cut_off_ends_when_it_finds_that_it_was_replaced(
@@ -75,11 +71,30 @@ def test_a_coordinator_that_was_only_cut_off_ends_when_it_finds_that_it_was_repl
         meeting(cluster, *"abc")
         network.cut(0)
         cluster.agents["b"].says("lost the coordinator")
-        second = cluster.take_over("second", 1)
+        cluster.coordinate("second", 1, "--take-over")
         meeting(cluster, *"bc")
         network.heal(0)
-        cluster.agents["a"].says(f"a coordinator took over at {address(1)}:{PORT}")
-        after = meeting(cluster, *"abc")
-        cluster.start_on("c2", conf=PATIENT, env=TOKEN) if False else None
-        finish(after)
+        cluster.agents["a"].says(f"a coordinator took over at {ENDPOINTS[1]}")
+        finish(meeting(cluster, *"abc"))
         assert cluster.codes() == {"a": 0, "b": 0, "c": 0, "second": 0}
+
+
+def test_a_take_over_restarts_no_worker_if_all_nodes_are_there(
+    tmp_path: Path, network: Network
+) -> None:
+    """The coordinator was on its own; twice, from the first to the third machine."""
+    with ListCluster(tmp_path, network, "2") as cluster:
+        first = cluster.coordinate("first", 0)
+        cluster.start_nodes("bc", conf=ELSEWHERE)
+        workers = meeting(cluster, *"bc")
+        first.kill()
+        second = cluster.coordinate("second", 1, "--take-over")
+        second.says("and all nodes with it")
+        second.kill()
+        cluster.coordinate("third", 2, "--take-over").says("and all nodes with it")
+        assert cluster.is_quiet()
+        finish(workers)
+        ends = {name: agent.end()[0] for name, agent in cluster.agents.items()}
+        assert ends == {
+            "first": -signal.SIGKILL, "second": -signal.SIGKILL, "third": 0, "b": 0, "c": 0,
+        }  # fmt: skip

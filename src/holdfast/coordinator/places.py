@@ -73,7 +73,7 @@ class Places:
         try:
             async with asyncio.timeout(limit_s):
                 connection, at = await first_of(self._connectors[place + 1 :])
-        except (ConnectFailed, TimeoutError):
+        except (ConnectFailed, OSError):  # A `TimeoutError` is one.
             return ""
         connection.abort()
         return format_endpoint(self._connectors[at].host, self._connectors[at].port)

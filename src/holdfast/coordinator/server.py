@@ -54,6 +54,7 @@ SWEEP_S = 30.0
 STOP_S = 1.0  # For what is still to be sent when the server stops.
 WARNINGS_S = 10.0  # No more than one line about faulty peers in this time.
 GOING = "the coordinator is going away"
+NOT_MEANT = "it is not the one that took over at this place of a list of endpoints"
 
 
 class CoordinatorServer:
@@ -165,11 +166,7 @@ class CoordinatorServer:
         """Count a connection whose handshake is all but done, or refuse it."""
         self._acceptor.finished(peer)
         if hello.run_id and hello.place != self._place:
-            raise HandshakeRefused(
-                f"the coordinator is at place {self._place + 1} of its endpoints, and the client looks for "
-                f"the one at place {hello.place + 1}",
-                permanent=False,
-            )
+            raise HandshakeRefused(NOT_MEANT, permanent=False)
         if self._token is None:
             if not is_own_user(peer.user):
                 raise HandshakeRefused(
@@ -226,6 +223,8 @@ class CoordinatorServer:
         self._batch_soon()
 
     def faulty(self, peer: ServerConnection, why: str) -> None:
+        if why == NOT_MEANT:  # Others look here now and then whether somebody took over from them.
+            return
         self._warn_rarely(
             f"closed a connection from {peer.address}: {one_line(why, WHY_CHARS_MAX)}"
         )
