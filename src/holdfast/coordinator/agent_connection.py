@@ -692,7 +692,9 @@ class AgentConnection:
             return f"{decider} at {self.where}: {driver.refused}"
         since = driver.down_since
         if since is None:
-            return ""
+            silent_s = driver.session.silence(time.monotonic())[0]
+            is_late = silent_s >= self._timeouts.silence_s / 2  # Two answers are missing, at least.
+            return f"no answer of {self.decider} at {self.where} for {silent_s:.1f} s" * is_late
         why = driver.last_problem or "connecting"
         return f"no {decider} at {self.where} for {time.monotonic() - since:.1f} s: {why}"
 
@@ -752,9 +754,10 @@ class AgentConnection:
                 f"lost {who}, last heard of at {since} ({why}); {self._what_runs(driver)}"
             )
             advice = f"; {self.advice}" if self.advice else ""
+            runs = driver.session.status.phase is NodePhase.RUNNING
             console.notice(
                 f"this node waits for it for {left_s:.0f} s more (coordinator_timeout="
-                f"{self._timeouts.away_s:g}), then stops its workers and ends{advice}"
+                f"{self._timeouts.away_s:g}), then {'stops its workers and ' * runs}ends{advice}"
             )
 
     def _what_runs(self, driver: SessionDriver) -> str:

@@ -232,8 +232,8 @@ class Session:
         return self._stop.at(view.silence_s or self._timeouts.silence_s)
 
     def silence(self, now: float) -> tuple[float, float]:
-        """Return how long nothing was heard, and how much longer that is borne; 0 if no longer."""
-        silent_s = self._clock.look(now) - self._received_at
+        """Return how long nothing was heard, and how much longer that is borne; any thread may ask."""
+        silent_s = self._clock.peek(now) - self._received_at
         return silent_s, 0.0 if self._given_up else max(0.0, self._limit_s() - silent_s)
 
     @property
