@@ -386,8 +386,8 @@ def _be_member(args: argparse.Namespace) -> None:
     from holdfast.rendezvous.config import RendezvousParameters, parse
     from holdfast.rendezvous.ha import list_of
 
-    if args.endpoint != DEFAULT_ENDPOINT or args.state:
-        other = "--state" if args.state else "--endpoint"
+    if args.endpoint != DEFAULT_ENDPOINT or args.state or args.take_over:
+        other = "--state" if args.state else "--take-over" if args.take_over else "--endpoint"
         raise UsageError(f"{other}: conflicts with --ha; accepted: one of the two")
     warning = advice(len(parse_machines(args.ha)))
     if warning:

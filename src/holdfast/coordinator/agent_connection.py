@@ -571,6 +571,7 @@ class AgentConnection:
         self._driver: SessionDriver | None = None
         self._closed = False
         self._ending = False
+        self._lost_from = ""
 
     # What subclasses provide.
 
@@ -743,12 +744,14 @@ class AgentConnection:
         who = f"{self.decider} at {self.where}"
         driver = self._driver
         if not why:
-            console.notice(f"{who} is back")
+            moved = self.where != self._lost_from
+            console.notice(f"{self.decider} is at {self.where} now" if moved else f"{who} is back")
         elif not self._ending and driver is not None:
             silent_s, left_s = driver.session.silence(time.monotonic())
             if driver.outage_noted:
                 console.notice(f"still without {who} ({why}): this node ends in {left_s:.0f} s")
                 return
+            self._lost_from = self.where
             since = time.strftime("%H:%M:%S", time.localtime(time.time() - silent_s))
             console.notice(
                 f"lost {who}, last heard of at {since} ({why}); {self._what_runs(driver)}"

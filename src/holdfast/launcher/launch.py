@@ -278,7 +278,8 @@ def needs_no_others(config: LaunchConfig) -> bool:
         return False
     if config.rdzv_backend == "static":
         return True
-    return not config.rdzv_endpoint or config.rdzv_endpoint.endswith(":0")
+    endpoint = config.rdzv_endpoint
+    return not endpoint or (endpoint.endswith(":0") and "," not in endpoint)
 
 
 def split_endpoint(endpoint: str) -> tuple[str, int]:

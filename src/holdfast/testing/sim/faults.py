@@ -490,25 +490,39 @@ class FaultInjector:
                 for agent in agents:
                     if agent not in others:
                         agent.apart = frozenset({world.coordinator})
+                if self._rng.random() < 0.3:
+                    world.schedule(world.now + self._between(*OUTAGE_S), self._restart, old)
             world.schedule(world.now + self._between(*CUT_OFF_S), self._rejoin, old)
 
         world.schedule(world.now + self._between(*NOTICED_S), take_over, None)
+
+    def _restart(self, old: Coordinator) -> None:
+        """Let one that was replaced and is cut off be started again, as an agent is that crashed."""
+        world = self._world
+        if not old.alive or not any(old in agent.apart for agent in self._everybody()):
+            return
+        again = world.restart_replaced(old)
+        for agent in self._everybody():
+            if old in agent.apart:
+                agent.apart = frozenset({again})
+
+    def _everybody(self) -> list[Agent]:
+        return [agent for job in self._world.jobs.values() for agent in job.agents]
 
     def _rejoin(self, old: Coordinator) -> None:
         """Let one that was cut off, or stopped, be back; it soon finds whether it was replaced."""
         world = self._world
         world.disturb()
-        for job in world.jobs.values():
-            for agent in job.agents:
-                if agent.apart:
-                    agent.apart = frozenset()
-                    world.network.healed(agent)
-                if agent.link is not None and self._rng.random() < RESET_SHARE:
-                    world.network.close_from_agent(agent.link)
-                    agent.after(0.0, agent.link_lost, agent.link)
+        for agent in self._everybody():
+            if agent.apart:
+                agent.apart = frozenset()
+                world.network.healed(agent)
+            if agent.link is not None and self._rng.random() < RESET_SHARE:
+                world.network.close_from_agent(agent.link)
+                agent.after(0.0, agent.link_lost, agent.link)
         old.resume()
-        if old in world.replaced:
-            world.schedule(world.now + self._between(0.1, LOOK_S), self._find_out, old)
+        for one in world.replaced:
+            world.schedule(world.now + self._between(0.1, LOOK_S), self._find_out, one)
 
     def _find_out(self, old: Coordinator) -> None:
         world = self._world

@@ -387,6 +387,14 @@ class World:
         for hook in self._hooks["coordinator_returned"]:
             hook()
 
+    def restart_replaced(self, old: Coordinator) -> Coordinator:
+        """Start one again at its place that was replaced, and return it."""
+        old.die(host_too=False)
+        self.coordinators_started += 1
+        rng = seeded(self._rng.getrandbits(64))
+        self.replaced.append(old.return_as(self.coordinators_started, rng))
+        return self.replaced[-1]
+
     def disturb(self) -> None:
         """Take note that something happened that may cost a restart."""
         self.disturbed_at = self.now
