@@ -82,7 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--rdzv-endpoint",
         "--rdzv_endpoint",
         default=DEFAULT_ENDPOINT,
-        metavar="HOST[:PORT]",
+        metavar="HOST[:PORT],...",
         help=f"where to listen; the default port is {DEFAULT_PORT}, 0 is any free one. Loopback names "
         "listen on loopback only, all others on every address of this machine. Of a list, as the agents "
         "have it, the first",
@@ -123,7 +123,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--rdzv_id",
         default="none",
         metavar="ID",
-        help="run id of the job; with --ha only (none)",
+        help="run id of the job; with --ha, and with a list of endpoints (none)",
     )
     parser.add_argument(
         "--ready-fd",

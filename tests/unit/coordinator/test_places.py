@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING
 import pytest
 from serving import Served, serving, soon
 
+from certificates import make_ca, make_certificate
 from holdfast.coordinator import connect, places
 from holdfast.coordinator.connect import ConnectFailed, CoordinatorConnector
 from holdfast.coordinator.places import Places
 from holdfast.core.protocol import TERMS_PER_PLACE
 from holdfast.etcd.process import hold_port
+from holdfast.net.tls import TlsFiles
 from in_loop import in_loop
 from real_coordinators import LOCAL, Coordinator, eventually, member, node, started, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
+    from typing import Any
 
     from holdfast.coordinator.agent_connection import CoordinatorConnection
 
@@ -74,13 +78,14 @@ def ports() -> Iterator[tuple[int, int]]:
         yield first.getsockname()[1], second.getsockname()[1]
 
 
-def listed(ports: tuple[int, int], name: str) -> CoordinatorConnection:
+def listed(ports: tuple[int, int], name: str, **options: Any) -> CoordinatorConnection:
     """Return a node that may coordinate at the first of two endpoints."""
-    return node(ports[0], name, is_host=None, later=[(LOCAL, ports[1])])
+    return node(ports[0], name, is_host=None, later=[(LOCAL, ports[1])], **options)
 
 
-def taking_over(ports: tuple[int, int]) -> Coordinator:
-    return Coordinator("--take-over", f"--endpoint={LOCAL}:{ports[0]},{LOCAL}:{ports[1]}")
+def taking_over(ports: tuple[int, int], *flags: str, **environment: str) -> Coordinator:
+    endpoints = f"--endpoint={LOCAL}:{ports[0]},{LOCAL}:{ports[1]}"
+    return Coordinator("--take-over", endpoints, *flags, **environment)
 
 
 def by_the_second(ports: tuple[int, int], *nodes: CoordinatorConnection) -> None:
@@ -93,10 +98,22 @@ def by_the_second(ports: tuple[int, int], *nodes: CoordinatorConnection) -> None
 
 
 def test_a_node_that_could_coordinate_does_not_once_another_took_over(
-    ports: tuple[int, int],
+    ports: tuple[int, int], tmp_path: Path
 ) -> None:
-    """It is started on the machine that was given up, when that is there again."""
-    with taking_over(ports), started(*(nodes := [listed(ports, name) for name in "ab"])):
+    """It is started on the machine that was given up; token and certificates are for every place."""
+    ca = make_ca(tmp_path)
+    head = make_certificate(ca, "head")
+    secret = "given to all of them"
+    tls = TlsFiles(cert=head.cert, key=head.key, ca=ca.cert)
+    first, *nodes = (listed(ports, one, tls=tls, token=secret.encode()) for one in "abc")
+    files = f"--rdzv-conf=tls_cert={head.cert},tls_key={head.key},tls_ca={ca.cert}"
+    with started(first):
+        refused = taking_over(ports, files, HOLDFAST_TOKEN=secret)
+        assert refused.port == 0  # It never served: the first one answers.
+        _, errors = refused.end(signal.SIGKILL)
+        assert f"{LOCAL}:{ports[0]}" in errors
+        assert first.hosting
+    with taking_over(ports, files, HOLDFAST_TOKEN=secret), started(*nodes):
         by_the_second(ports, *nodes)
 
 
@@ -132,12 +149,3 @@ def test_a_node_takes_over_at_the_first_place_alone(ports: tuple[int, int]) -> N
         first.close(drain_s=0)
         eventually(lambda: second.hosting)
         assert second.where == f"{LOCAL}:{ports[0]}"
-
-
-def test_a_take_over_is_refused_while_the_first_answers(ports: tuple[int, int]) -> None:
-    with started(one := listed(ports, "a")):
-        second = taking_over(ports)
-        assert second.port == 0  # It never served.
-        _, errors = second.end(signal.SIGKILL)
-        assert f"{LOCAL}:{ports[0]}" in errors
-        assert one.hosting
