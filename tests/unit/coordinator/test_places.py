@@ -114,6 +114,7 @@ def test_a_node_that_could_coordinate_does_not_once_another_took_over(
         assert f"{LOCAL}:{ports[0]}" in errors
         assert first.hosting
     with taking_over(ports, files, HOLDFAST_TOKEN=secret), started(*nodes):
+        assert not any(one.hosting for one in nodes)
         by_the_second(ports, *nodes)
 
 

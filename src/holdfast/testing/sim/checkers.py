@@ -314,9 +314,12 @@ class OldWorkersGone(Checker):
         super().__init__(world)
         self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
         self._lost: dict[int, set[int]] = {}
+        self._begun_aside: set[tuple[str, int]] = set()  # Generations of those that were replaced.
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
+        if decision.coordinator in self.world.replaced:
+            self._begun_aside.add((decision.job.run_id, after.generation))
         known = self._known.setdefault(decision.coordinator.number, set())
         known |= after.incarnations
         if before is not None and decision.status is None:
@@ -326,8 +329,8 @@ class OldWorkersGone(Checker):
     def workers_starting(self, agent: Agent, generation: int) -> None:
         assert agent.view is not None
         decider = agent.decider(agent.view)
-        if decider in self.world.replaced:
-            return
+        if decider in self.world.replaced or (agent.job.run_id, generation) in self._begun_aside:
+            return  # In the latter case another goes on with what was begun already.
         by = decider.number
         known, lost = self._known.get(by, set()), self._lost.get(by, set())
         for other in agent.job.agents:

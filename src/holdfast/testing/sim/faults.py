@@ -241,8 +241,9 @@ class FaultInjector:
                 agent.resume()
                 agent.unwedge()
         world.coordinator.resume()
-        for old in world.replaced:
-            self._rejoin(old)
+        if world.replaced or any(agent.apart for agent in self._everybody()):
+            assert isinstance(world.coordinator, Coordinator)
+            self._rejoin(world.coordinator)
         if not world.coordinator.alive:
             world.start_coordinator()
         if isinstance(world.coordinator, EtcdDriver):
@@ -522,6 +523,7 @@ class FaultInjector:
                 agent.after(0.0, agent.link_lost, agent.link)
         old.resume()
         for one in world.replaced:
+            one.resume()
             world.schedule(world.now + self._between(0.1, LOOK_S), self._find_out, one)
 
     def _find_out(self, old: Coordinator) -> None:
