@@ -459,7 +459,7 @@ class SessionPlayer:
             case "tick":
                 return TICK
             case "connected":
-                return ms.Connected()
+                return ms.Connected(place=int(given.get("place", "0")))
             case "disconnected":
                 return ms.Disconnected(" ".join(words))
             case "rejoined":
@@ -533,7 +533,8 @@ class SessionPlayer:
 
     def _state(self) -> str:
         deadline = self.machine.next_deadline(self.clock.now)
-        return f"{self.machine.connection.value}, next at {round(deadline, 3):g}"
+        place = f" at place {self.machine.place}" if self.machine.place else ""
+        return f"{self.machine.connection.value}{place}, next at {round(deadline, 3):g}"
 
 
 class CoordinatedPlayer:

@@ -524,7 +524,7 @@ class FaultInjector:
         old.resume()
         for one in world.replaced:
             one.resume()
-            world.schedule(world.now + self._between(0.1, LOOK_S), self._find_out, one)
+            world.schedule(world.now + self._between(0.1, 2 * LOOK_S), self._find_out, one)
 
     def _find_out(self, old: Coordinator) -> None:
         world = self._world
