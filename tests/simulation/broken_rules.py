@@ -117,6 +117,12 @@ class ForgetsItsMemory(CoordinatorMachine):
         super().__init__(now, **{**more, "memories": None})
 
 
+class AllPlacesAreAlike(Session):
+    """A node connects to a coordinator that another one replaced."""
+
+    place = property(lambda _: 0, lambda *_: None)
+
+
 class RoundChangesUnseen(Rounds):
     """The members of a round change, and its number does not: two rounds at once."""
 

@@ -14,6 +14,7 @@ from holdfast.testing.sim.checkers import (
     GenerationGrows,
     JobEnds,
     LossIsFree,
+    NeverBack,
     NobodyStarves,
     NoNeedlessRestart,
     NothingGoesBack,
@@ -74,6 +75,7 @@ CASES: list[tuple[Machines, type[Checker], str]] = [
     (Machines(rounds=broken.FencesBeginAnew), NothingGoesBack, "coordinator"),
     (Machines(coordinator=broken.ForgetsItsMemory), NothingGoesBack, "everything"),
     (Machines(coordinator=broken.NobodyIsAsked), LossIsFree, "crashes"),
+    (Machines(session=broken.AllPlacesAreAlike), NeverBack, "take_over"),
     (Machines(rounds=broken.StartsAtOnce), OldWorkersGone, "calm"),
     (Machines(rounds=broken.FreeRestarts), BudgetKept, "calm"),
     (Machines(rounds=broken.LossesCost), BudgetKept, "crashes"),
@@ -122,11 +124,14 @@ def test_broken_rules_are_caught(
         nodes = 12
     if driver == "etcd" and profile == "everything":  # And the more writes a leader dies between.
         nodes = 20
+    minutes = 1.7
+    if profile == "take_over":  # Somebody must take over, and be wrong about it.
+        nodes, minutes = 9, 3.0
     for seed in range(SEEDS_MAX):
         result = simulate(
             seed,
             nodes=nodes,
-            minutes=1.7,
+            minutes=minutes,
             profile=profile,
             driver=driver,
             machines=machines,

@@ -154,8 +154,8 @@ def test_the_flag_table_is_complete_and_true() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_flags_named_in_the_text_exist(page: Path) -> None:
-    # The last two are of `simulate` and of the older launcher.
-    known = KNOWN_FLAGS | {"--version", "--flag", "--driver", "--use-env"}
+    # The last three are of `coordinator`, of `simulate` and of the older launcher.
+    known = KNOWN_FLAGS | {"--version", "--flag", "--take-over", "--driver", "--use-env"}
     named = flags_in(" ".join(re.findall(r"`(-[^`]+)`", prose_of(page))))
     # A short form such as `--nproc` may be named as well.
     unknown = [word for word in named if not any(flag.startswith(word) for flag in known)]

@@ -59,6 +59,10 @@ of what msgpack can write (2**64) that counting on from a hostile value never ge
 REPORTED_COUNTER_MAX = 2**53
 """The same where a node reports what it heard: a coordinator counts on from there, if it believes it
 (`core.rounds`)."""
+TERMS_PER_PLACE = 2**32
+"""Of one place in a list of endpoints: so many times a coordinator may be started there. Those of
+a later place are higher, whatever the coordinators at earlier ones have done meanwhile."""
+PLACES_MAX = 8
 INCARNATION_MAX = 2**64 - 1
 PID_MAX = 2**31 - 1
 EXITCODE_MAX = 2**31 - 1
@@ -278,6 +282,11 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=
     """Why the node counts as lost though it can still speak: its agent does not supervise."""
     call: Count = 0
     """The newest roll call that it has heard."""
+
+    @property
+    def place(self) -> int:
+        """The last place in its list of endpoints at which a coordinator decided for it."""
+        return max(0, self.term) // TERMS_PER_PLACE
 
     @property
     def clear_of(self) -> int:

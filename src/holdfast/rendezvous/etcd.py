@@ -286,6 +286,8 @@ class EtcdConnector:
     is in the job, and one transport at a time.
     """
 
+    place = 0
+
     def __init__(self, etcd: AsyncEtcdClient, session: EtcdSession, lease_s: float) -> None:
         self._etcd = etcd
         self._session = session
@@ -637,8 +639,8 @@ class EtcdHandler(CoordinatorHandler):
     def _first_contact_s(self) -> float:
         return FIRST_CONTACT_S
 
-    def _address(self) -> tuple[str, int]:
-        return self._etcd.endpoints[0]
+    def _endpoints(self) -> tuple[tuple[str, int], ...]:
+        return self._etcd.endpoints[:1]  # Whichever answers: they are no list of places.
 
     def _own_loopback(self) -> str:
         return ""  # Each host of a job may have a member, or a proxy, of etcd on it.

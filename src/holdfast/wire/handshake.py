@@ -143,7 +143,7 @@ class ClientHandshake(_Handshake):
     """The side that connects: `start`, then `receive` until `done`.
 
     `run_id` is the job that it connects for, empty for an operator; `host` and `port` are the
-    endpoint as the user wrote it.
+    endpoint as the user wrote it, and `place` which one it is of several.
     """
 
     _challenged = False
@@ -155,11 +155,12 @@ class ClientHandshake(_Handshake):
         run_id: str = "",
         host: str = "",
         port: int = 0,
+        place: int = 0,
         nonce: Callable[[], bytes] = draw_nonce,
         versions: Versions = OUR_VERSIONS,
     ) -> None:
         super().__init__(token, nonce=nonce, versions=versions)
-        self._run_id, self._host, self._port = run_id, host, port
+        self._run_id, self._host, self._port, self._place = run_id, host, port, place
 
     def start(self) -> bytes:
         """Return the first bytes to send."""
@@ -171,6 +172,7 @@ class ClientHandshake(_Handshake):
             run_id=self._run_id,
             host=one_line(self._host, NAME_CHARS_MAX),
             port=self._port,
+            place=self._place,
         )
         frame = encode_frame(hello)
         if self._token is not None:

@@ -20,6 +20,7 @@ from msgspec import Meta
 from holdfast.core.protocol import (
     MALFORMED,
     NODE_ID_CHARS_MAX,
+    PLACES_MAX,
     RUN_ID_CHARS_MAX,
     Ack,
     Count,
@@ -72,6 +73,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     host: Name = ""
     port: Port = 0
     """The endpoint that the client dialled, as it was written."""
+    place: Annotated[int, Meta(ge=0, le=PLACES_MAX - 1)] = 0
+    """Which one of its endpoints that is. At a later one than the first only a coordinator is meant
+    that took over there: any other that happens to be there must not decide for the job."""
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True, tag="challenge"):

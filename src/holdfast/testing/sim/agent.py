@@ -198,6 +198,8 @@ class Agent(Process):
         self.address = f"10.0.0.{host}"
         self.link: Link | None = None
         self.cut_in = self.cut_out = False
+        self.apart: frozenset[Decider] = frozenset()
+        """The coordinators to which there is no way, while there is one to others."""
         self.lag_s = 0.0
         self.bandwidth = 0.0
         """Bytes a second of its link, in each direction; 0: they take no time."""
@@ -298,7 +300,7 @@ class Agent(Process):
             self.link_failed("connection reset")
             return
         self.link = link
-        self._session_event(Connected())
+        self._session_event(Connected(place=link.coordinator.place))
 
     def link_failed(self, why: str) -> None:
         self._session_event(Disconnected(why))

@@ -99,8 +99,8 @@ class OneRound(Checker):
 
     def decided(self, decision: Decision) -> None:
         truth = decision.truth
-        if truth is None:
-            return
+        if truth is None or decision.coordinator in self.world.replaced:
+            return  # One that was replaced goes by what nodes said before.
         members = [(info.node, info.incarnation) for info in decision.job.members]
         if members != truth.members:
             self.violated(
@@ -221,6 +221,8 @@ class NothingGoesBack(Checker):
         run_id, before, after = decision.job.run_id, decision.before, decision.after
         term, generation, fence = self._newest.get(run_id, (0, -1, 0))
         started = before is not None and after.generation > before.generation
+        if decision.coordinator in self.world.replaced:
+            return  # What it decides is for nodes that nobody else can reach.
         # A store that lost its state and knows no node begins by the clock of another host.
         counts = started and not decision.adopted and self.world.driver != "backend"
         if counts and after.phase is JobPhase.ACTIVE and after.fence <= fence:
@@ -304,16 +306,20 @@ class OldWorkersGone(Checker):
     """No worker starts while one of an earlier generation is there, on whatever node.
 
     But for nodes that a coordinator never heard of, and those that were lost while cut off if
-    such nodes let their workers run.
+    such nodes let their workers run. A coordinator that was replaced, and does not know it, has workers
+    of its own: no more is promised to who starts another one while it lives.
     """
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self._known: dict[int, set[int]] = {}  # Incarnations, by the coordinator that knows them.
         self._lost: dict[int, set[int]] = {}
+        self._begun_aside: set[tuple[str, int]] = set()  # Generations of those that were replaced.
 
     def decided(self, decision: Decision) -> None:
         before, after = decision.before, decision.after
+        if decision.coordinator in self.world.replaced:
+            self._begun_aside.add((decision.job.run_id, after.generation))
         known = self._known.setdefault(decision.coordinator.number, set())
         known |= after.incarnations
         if before is not None and decision.status is None:
@@ -322,7 +328,10 @@ class OldWorkersGone(Checker):
 
     def workers_starting(self, agent: Agent, generation: int) -> None:
         assert agent.view is not None
-        by = agent.decider(agent.view).number
+        decider = agent.decider(agent.view)
+        if decider in self.world.replaced or (agent.job.run_id, generation) in self._begun_aside:
+            return  # In the latter case another goes on with what was begun already.
+        by = decider.number
         known, lost = self._known.get(by, set()), self._lost.get(by, set())
         for other in agent.job.agents:
             other.see_deadline()
@@ -426,6 +435,8 @@ class ClosedIsFinal(Checker):
             self._closing(decision)
 
     def _closing(self, decision: Decision) -> None:
+        if decision.coordinator in self.world.replaced:
+            return  # It goes by what nodes said before.
         job, truth = decision.job, self.world.job_of(decision.job.run_id)
         if job.outcome is JobOutcome.SUCCEEDED:
             for info in job.members:
@@ -507,6 +518,22 @@ class FencedStaysOut(Checker):
     def workers_starting(self, agent: Agent, generation: int) -> None:
         if agent.info.incarnation in self._fenced:
             self.violated(f"{agent.node} was fenced and starts generation {generation}")
+
+
+class NeverBack(Checker):
+    """Whoever obeyed a coordinator that took over obeys none of those before it, alive or not."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self._places: dict[Agent, int] = {}
+
+    def view_received(self, agent: Agent, view: View) -> None:
+        place = getattr(agent.decider(view), "place", 0)
+        latest = self._places.get(agent, 0)
+        if place < latest:
+            self.violated(f"{agent.node} obeys place {place} after {latest}")
+        if place:
+            self._places[agent] = place
 
 
 CALM_BEFORE_S = 15.0  # What is still going on from an earlier disturbance is over by then.

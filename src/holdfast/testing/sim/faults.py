@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.core.protocol import REPORT_BYTES_MAX
+from holdfast.coordinator.places import LOOK_S
+from holdfast.core.protocol import PLACES_MAX, REPORT_BYTES_MAX
 from holdfast.core.supervision import SIGINT, State
 from holdfast.core.values import Value
+from holdfast.testing.sim.coordinator import Coordinator
 from holdfast.testing.sim.etcd_driver import EtcdAgent, EtcdDriver
 from holdfast.testing.sim.members_driver import MembersDriver
 from holdfast.testing.sim.network import NetworkConditions
@@ -104,6 +106,16 @@ PROFILES: dict[str, Profile] = {
             {"coordinator": 4.0, "coordinator_host": 0.7, "fail": 0.7, "kill": 0.4, "join": 0.4},
             8.0,
             only_on={"etcd": {**_ETCD, "leader": 2.0}},
+        ),
+        Profile(
+            "take_over",
+            "the coordinator dies, or is cut off, and a person has another one take over elsewhere",
+            {"fail": 0.7, "kill": 0.4, "join": 0.4, "cut": 0.5},
+            8.0,
+            only_on={
+                "coordinator": {"take_over": 2.0, "replace": 2.0, "coordinator": 1.0},
+                "etcd": {"leader": 1.0},
+            },
         ),
         Profile(
             "pauses",
@@ -203,6 +215,9 @@ WEDGED_S = (4.0, 40.0)
 FLAP_S = (0.6, 4.0)  # A node that comes and goes does so once in so long,
 FLAPS_S = (5.0, 60.0)  # for so long.
 FLAPS_MAX = 3  # Each costs many restarts.
+NOTICED_S = (6.0, 20.0)  # A person takes so long to do something about a coordinator that is gone,
+CUT_OFF_S = (0.5, 30.0)  # and if it was only cut off, it is so for this much longer.
+RESET_SHARE = 0.3  # Of connections that do not outlast a change of the network.
 
 
 class FaultInjector:
@@ -264,6 +279,9 @@ class FaultInjector:
                 if isinstance(agent, EtcdAgent):
                     agent.is_apart = False
         world.coordinator.resume()
+        if world.replaced or any(agent.apart for agent in self._everybody()):
+            assert isinstance(world.coordinator, Coordinator)
+            self._rejoin(world.coordinator)
         if isinstance(world.coordinator, MembersDriver):
             world.coordinator.heal()
         elif not world.coordinator.alive:
@@ -475,6 +493,95 @@ class FaultInjector:
             self._world.kill_coordinator(host_too=host_too)
             back = self._world.now + self._between(*OUTAGE_S)
             self._world.schedule(min(back, self._until_s), self._world.start_coordinator, None)
+
+    def _take_over(self) -> None:
+        """Let the coordinator die for good, and a person who knows it start another elsewhere."""
+        world, old = self._world, self._world.coordinator
+        assert isinstance(old, Coordinator)
+        if not old.alive or old.place + 1 >= PLACES_MAX:
+            return
+        world.kill_coordinator(host_too=self._rng.random() < 0.7)
+
+        def take_over(_arg: object) -> None:
+            if world.coordinator is old:
+                world.take_over()
+
+        delay_s = self._between(*NOTICED_S)
+        world.schedule(min(world.now + delay_s, self._until_s), take_over, None)
+
+    def _replace(self) -> None:
+        """Let a person start another coordinator though the first one lives.
+
+        It is cut off from some nodes, which alone reach the other, or it is stopped as a whole.
+        """
+        world, old = self._world, self._world.coordinator
+        assert isinstance(old, Coordinator)
+        is_single = not any(one.alive for one in world.replaced)
+        if not old.alive or old.paused or not is_single or old.place + 1 >= PLACES_MAX:
+            return
+        world.disturb()
+        agents = [agent for job in world.jobs.values() for agent in job.living]
+        others = [agent for agent in agents if self._rng.random() < 0.6]
+        if self._rng.random() < 0.3:
+            old.pause()
+        else:
+            world.note(old, f"is cut off from {', '.join(map(str, others))}")
+            for agent in others:
+                agent.apart = frozenset({old})
+
+        def take_over(_arg: object) -> None:
+            if world.coordinator is not old or not old.alive or world.now >= self._until_s:
+                self._rejoin(old)
+                return
+            world.disturb()
+            world.take_over()
+            if not old.paused:
+                for agent in agents:
+                    if agent not in others:
+                        agent.apart = frozenset({world.coordinator})
+                if self._rng.random() < 0.3:
+                    world.schedule(world.now + self._between(*OUTAGE_S), self._restart, old)
+            world.schedule(world.now + self._between(*CUT_OFF_S), self._rejoin, old)
+
+        world.schedule(world.now + self._between(*NOTICED_S), take_over, None)
+
+    def _restart(self, old: Coordinator) -> None:
+        """Let one that was replaced and is cut off be started again, as an agent is that crashed."""
+        world = self._world
+        if not old.alive or not any(old in agent.apart for agent in self._everybody()):
+            return
+        again = world.restart_replaced(old)
+        for agent in self._everybody():
+            if old in agent.apart:
+                agent.apart = frozenset({again})
+
+    def _everybody(self) -> list[Agent]:
+        return [agent for job in self._world.jobs.values() for agent in job.agents]
+
+    def _rejoin(self, old: Coordinator) -> None:
+        """Let one that was cut off, or stopped, be back; it soon finds whether it was replaced."""
+        world = self._world
+        world.disturb()
+        for agent in self._everybody():
+            if agent.apart:
+                agent.apart = frozenset()
+                world.network.healed(agent)
+            if agent.link is not None and self._rng.random() < RESET_SHARE:
+                world.network.close_from_agent(agent.link)
+                agent.after(0.0, agent.link_lost, agent.link)
+        old.resume()
+        for one in world.replaced:
+            one.resume()
+            world.schedule(world.now + self._between(0.1, 2 * LOOK_S), self._find_out, one)
+
+    def _find_out(self, old: Coordinator) -> None:
+        world = self._world
+        if old.alive and world.coordinator.alive:
+            world.disturb()
+            world.note(old, "finds that it was replaced")
+            old.die(host_too=False)
+        elif old.alive:  # There is nobody to be found just now.
+            world.schedule(world.now + LOOK_S, self._find_out, old)
 
     def _coordinator_host(self) -> None:
         self._coordinator(host_too=True)

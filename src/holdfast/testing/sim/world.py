@@ -33,6 +33,7 @@ from holdfast.testing.sim.checkers import (
     GenerationGrows,
     JobEnds,
     LossIsFree,
+    NeverBack,
     NobodyStarves,
     NoNeedlessRestart,
     NothingGoesBack,
@@ -120,6 +121,7 @@ CHECKERS: tuple[type[Checker], ...] = (
     ClosedIsFinal,
     PlaceKept,
     FencedStaysOut,
+    NeverBack,
     NoNeedlessRestart,
     WedgedIsLost,
     SlowIsNotLost,
@@ -232,6 +234,8 @@ class World:
         rng = seeded(self._rng.getrandbits(64))
         make = MembersDriver if driver == "etcd" and profile.has_members else DRIVERS[driver]
         self.coordinator: Driver = make(self, rng)
+        self.replaced: list[Coordinator] = []
+        """Those that lived when somebody took over from them, and may do so still."""
 
     def _watch(self, checkers: list[Checker]) -> None:
         """Note who wants to know of what; whoever does not is not asked."""
@@ -372,6 +376,28 @@ class World:
         self.coordinator = self.coordinator.return_as(self.coordinators_started, rng)
         for hook in self._hooks["coordinator_returned"]:
             hook()
+
+    def take_over(self, _arg: object = None) -> None:
+        """Let a person start a coordinator elsewhere, whatever became of the one that was."""
+        before = self.coordinator
+        assert isinstance(before, Coordinator)
+        self.disturb()  # What happened since is answered only now, and not all nodes come in time.
+        self.coordinators_started += 1
+        rng = seeded(self._rng.getrandbits(64))
+        if before.alive:
+            self.replaced.append(before)
+        number, place = self.coordinators_started, before.place + 1
+        self.coordinator = Coordinator(self, number, rng, keeps_state=False, place=place)
+        for hook in self._hooks["coordinator_returned"]:
+            hook()
+
+    def restart_replaced(self, old: Coordinator) -> Coordinator:
+        """Start one again at its place that was replaced, and return it."""
+        old.die(host_too=False)
+        self.coordinators_started += 1
+        rng = seeded(self._rng.getrandbits(64))
+        self.replaced.append(old.return_as(self.coordinators_started, rng))
+        return self.replaced[-1]
 
     def disturb(self) -> None:
         """Take note that something happened that may cost a restart."""
