@@ -11,7 +11,16 @@ import sys
 
 from holdfast.agent.spec import run_script_path
 from holdfast.observe import lifecycle
-from holdfast.observe.lifecycle import LifecycleEvent, Observers, WorkerInfo, WorkerOutcome, now
+from holdfast.observe.lifecycle import (
+    FAILURES_MAX,
+    TEXT_CHARS_MAX,
+    LifecycleEvent,
+    Observers,
+    WorkerFailure,
+    WorkerInfo,
+    WorkerOutcome,
+    now,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,6 +28,7 @@ if TYPE_CHECKING:
     from holdfast.agent.spec import RunResult, Worker, WorkerSpec
     from holdfast.core.supervision import StopReason
     from holdfast.observe.standalone import StandaloneRecords
+    from holdfast.processes.failures.failure import ProcessFailure
 
 
 class LifecycleReporter:
@@ -85,6 +95,7 @@ class LifecycleReporter:
             spec.local_world_size,
             spec.max_restarts,
             _program_name(spec),
+            self._agent.machine.story.node,
         )
 
     def describe_rendezvous(self, error: BaseException | None = None) -> lifecycle.RendezvousEnded:
@@ -109,8 +120,9 @@ class LifecycleReporter:
         if not self.observers:
             return
         at, wall = now()
-        machine = self._agent.machine
-        workers = tuple(_worker_info(one) for one in self._agent.get_worker_group().workers)
+        agent, machine = self._agent, self._agent.machine
+        members = agent.get_worker_group().workers
+        workers = tuple(_worker_info(one) for one in members)
         self.report(
             lifecycle.GenerationStarted(
                 at,
@@ -120,6 +132,10 @@ class LifecycleReporter:
                 machine.restart_count,
                 *self._node_rank(),
                 workers,
+                members[0].world_size if members else 0,
+                agent.fence,
+                agent.last_reason,
+                getattr(getattr(agent, "_logs_specs", None), "attempt_dir", None) or "",
             )
         )
         self.workers_observed("healthy")
@@ -139,15 +155,28 @@ class LifecycleReporter:
             generation = self._agent.machine.generation
             self.report(lifecycle.FirstHeartbeat(now()[0], generation, self._worker(local_rank)))
 
+    def progress_sampled(self, steps: tuple[tuple[int, int, float], ...]) -> None:
+        """Report steps by local rank."""
+        if self.observers:
+            workers = self._agent.get_worker_group().workers
+            known = tuple((workers[rank].global_rank, step, at) for rank, step, at in steps)
+            generation = self._agent.machine.generation
+            self.report(lifecycle.ProgressSampled(now()[0], generation, known))
+
     def generation_stopping(self, generation: int, reason: StopReason) -> None:
         if self.observers:
-            self.report(lifecycle.GenerationStopping(now()[0], generation, reason))
+            detail = self._agent.machine.unhealthy[:TEXT_CHARS_MAX]
+            self.report(lifecycle.GenerationStopping(now()[0], generation, reason, detail))
 
-    def generation_stopped(self, generation: int) -> None:
-        self._rendezvous_since = now()[0]
+    def generation_stopped(
+        self, generation: int, failures: dict[int, ProcessFailure] | None = None
+    ) -> None:
+        """Report that all workers are gone; `failures` has those that failed by global rank."""
+        at = self._rendezvous_since = now()[0]
         self._rendezvous_is_over = False
         if self.observers:
-            self.report(lifecycle.GenerationStopped(self._rendezvous_since, generation))
+            described = _described(failures) if failures else ()
+            self.report(lifecycle.GenerationStopped(at, generation, described))
 
     def run_ended(self, result: RunResult, *, workers_recorded: bool = False) -> RunResult:
         if self.observers:
@@ -232,6 +261,30 @@ def _worker_info(worker: Worker) -> WorkerInfo:
     return WorkerInfo(
         worker.local_rank, worker.global_rank, worker.role_rank, worker.role_world_size, pid
     )
+
+
+def _described(failures: dict[int, ProcessFailure]) -> tuple[WorkerFailure, ...]:
+    from holdfast.processes.failures.failure import ChildFailedError
+
+    described = []
+    for rank, one in ChildFailedError("", failures).in_order()[:FAILURES_MAX]:
+        limit = TEXT_CHARS_MAX // 4 if described else TEXT_CHARS_MAX
+        described.append(
+            WorkerFailure(
+                rank,
+                one.local_rank,
+                one.pid,
+                one.exitcode,
+                one.happened_ns() / 1e9,
+                one.consequence,
+                one.ending(),
+                one.detail[:limit],
+                one.recorded_message()[:limit],
+                one.traceback_text()[-limit:],
+                one.stderr_tail[-limit:],
+            )
+        )
+    return tuple(described)
 
 
 def _json(data: object) -> str:
