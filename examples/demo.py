@@ -285,7 +285,9 @@ class Demo:
         done = subprocess.run(
             [*command, "--output", str(self.report)], stdout=subprocess.PIPE, text=True, check=False
         )
-        print(f"\nWhat happened, as a page (holdfast report):\n  {paint('36', done.stdout.strip())}")
+        print(
+            f"\nWhat happened, as a page (holdfast report):\n  {paint('36', done.stdout.strip())}"
+        )
         return done.returncode
 
     def processes(self) -> list[int]:
@@ -340,7 +342,9 @@ def paint(colour: str, text: str) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Three nodes compute pi, and lose a worker and a node")
+    parser = argparse.ArgumentParser(
+        description="Three nodes compute pi, and lose a worker and a node"
+    )
     parser.add_argument("--report", type=Path, default=REPORT, help="where the page goes")
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Leave nothing behind, either.

@@ -266,7 +266,7 @@ def _worker_info(worker: Worker) -> WorkerInfo:
 def _described(failures: dict[int, ProcessFailure]) -> tuple[WorkerFailure, ...]:
     from holdfast.processes.failures.failure import ChildFailedError
 
-    described = []
+    described: list[WorkerFailure] = []
     for rank, one in ChildFailedError("", failures).in_order()[:FAILURES_MAX]:
         limit = TEXT_CHARS_MAX // 4 if described else TEXT_CHARS_MAX
         described.append(

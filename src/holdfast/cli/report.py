@@ -61,7 +61,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="where to write it; - for standard output (report.html in the first FOLDER)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="write JSON, to standard output unless --output is given"
+        "--json",
+        action="store_true",
+        help="write JSON, to standard output unless --output is given",
     )
     parser.add_argument(
         "folders",

@@ -48,7 +48,7 @@ class TimelineRecorder:
     def __init__(self, record: Callable[[Line], object]) -> None:
         self._record = record
 
-    def __call__(self, event: lifecycle.LifecycleEvent) -> None:  # noqa: PLR0912 (a table)
+    def __call__(self, event: lifecycle.LifecycleEvent) -> None:
         match event:
             case lifecycle.RunStarted():
                 fields = _run(event)

@@ -125,7 +125,7 @@ def _header(report: Report) -> str:
 def _figures(report: Report) -> str:
     good = "goodput" if report.measure == "progress" else "goodput at most"
     nodes = {name for one in report.generations[-1:] for name in one.nodes}
-    workers = f"{len(nodes)} × {report.world_size // len(nodes)}" if nodes else "0"
+    workers = f"{len(nodes)} &times; {report.world_size // len(nodes)}" if nodes else "0"
     if nodes and report.world_size % len(nodes):
         workers = f"{len(nodes)} / {report.world_size}"
     figures = [
@@ -134,7 +134,7 @@ def _figures(report: Report) -> str:
         (f"{report.restarts} of {report.max_restarts}", "restarts charged to failures"),
         (str(len(report.generations)), _plural(report.generations, "generation")),
         (str(sum(not one.consequence for one in report.failures)), "workers failed by themselves"),
-        (workers, "nodes × workers at the end"),
+        (workers, "nodes &times; workers at the end"),
     ]
     return (
         '<div class="figures">'
@@ -239,7 +239,7 @@ def _timeline(report: Report) -> str:
     return (
         '<div class="zoom"><button type="button" data-zoom="in">Zoom in</button>'
         '<button type="button" data-zoom="out">Zoom out</button>'
-        '<button type="button" data-zoom="all">All</button><span>or + − 0 while it has the focus</span></div>'
+        '<button type="button" data-zoom="all">All</button><span>or + &minus; 0 while it has the focus</span></div>'
         f'<div class="lanes"><div class="names"><div>job</div>{names}</div>'
         f'<div class="scroll" id="scroll" tabindex="0" data-seconds="{whole}" role="region" '
         f'aria-label="Timeline of {count} generations on {len(lanes)} nodes">'
@@ -317,15 +317,15 @@ def _generations(report: Report) -> str:
             f'<tr id="generation-{one.number}"><td><a href="#timeline" data-from="{one.started_s}" '
             f'data-to="{one.ended_s}" title="Show it in the timeline">{one.number}</a></td>'
             f'<td class="n">{duration(one.started_s)}</td>'
-            f'<td class="n">{len(one.nodes)} × {one.world_size // max(1, len(one.nodes))}</td>'
+            f'<td class="n">{len(one.nodes)} &times; {one.world_size // max(1, len(one.nodes))}</td>'
             + "".join(f'<td class="n">{_seconds(stage)}</td>' for stage in stages)
             + f'<td class="n">{duration(one.useful_s)}</td><td class="n">'
-            f'{duration(one.repeated_s) if one.repeated_s else "–"}</td><td class="n">{steps or "–"}</td>'
+            f'{duration(one.repeated_s) if one.repeated_s else "&ndash;"}</td><td class="n">{steps or "&ndash;"}</td>'
             f'<td class="why"><span class="pill {one.end}">{one.end}</span> '
             f"{shown(one.end_reason)}</td></tr>"
         )
-    heads = ("started", "nodes × workers", "regroup", "start", "first step", "detect", "stop")
-    heads = (*heads, "useful", "repeated", "steps")
+    before, after = ("regroup", "start", "first step"), ("detect", "stop")
+    heads = ("started", "nodes &times; workers", *before, *after, "useful", "repeated", "steps")
     return (
         '<p class="about">How long each took to come about (regroup, start, first step), what it '
         "brought, and how long its end took (detect, stop).</p>"
@@ -336,7 +336,7 @@ def _generations(report: Report) -> str:
 
 
 def _seconds(value: float | None) -> str:
-    return "–" if value is None else duration(value)
+    return "&ndash;" if value is None else duration(value)
 
 
 # Failures.
@@ -377,9 +377,9 @@ def _failure(one: Failure, *, is_open: bool) -> str:
     bodies = "".join(_pre(title, text) for title, text in texts if text.strip())
     end = shown(f": {why.strip().partition(chr(10))[0]}") if why.strip() else ""
     return (
-        f'<details{" open" if is_open else ""}><summary><strong>rank {one.rank}</strong> '
+        f"<details{' open' if is_open else ''}><summary><strong>rank {one.rank}</strong> "
         f'<span class="dim">generation {one.generation}, {duration(one.at_s)}</span> '
-        f"{shown(one.ending)}{end}</summary><div><dl class=\"facts\">{listed}</dl>{bodies}</div></details>"
+        f'{shown(one.ending)}{end}</summary><div><dl class="facts">{listed}</dl>{bodies}</div></details>'
     )
 
 
@@ -395,43 +395,28 @@ def _progress(report: Report) -> str:
     if found is None:
         return ""
     whole = report.duration_s
-    marks = [one.started_s for one in report.generations[1:] if one.started_s < whole]
     few = found.reporting <= plots.COLOURS
     is_all = found.reporting == len(found.ranks)
-    steps = _lines(found, "steps", few)
-    rates = _lines(found, "rates", few)
-    lows = [one for one in found.step_min if one is not None]
-    low_step, high_step = min(lows, default=0), max(
-        (one for one in found.step_max if one is not None), default=1
-    )
-    if low_step >= 0 and low_step < 0.5 * high_step:
-        low_step = 0
-    top_step = max(plots.nice_top(high_step), low_step + 1) if low_step >= 0 else max(1, high_step)
+    low_step, high_step = _range_of_steps(found)
     tops = sorted(one for one in found.rate_max if one is not None)
-    top_rate = plots.nice_top(1.05 * tops[int(0.99 * (len(tops) - 1))] if tops else 1.0)
+    # A rate may be measured over a moment: a few that stand out are cut off.
+    high_rate = plots.nice_top(1.05 * tops[int(0.99 * (len(tops) - 1))] if tops else 1.0)
+    steps, rates = (
+        _lines(found, "steps", low_step, high_step),
+        _lines(found, "rates", 0.0, high_rate),
+    )
     if not is_all:
-        bands = (
-            (found.step_min, found.step_max, low_step, top_step, steps),
-            (found.rate_min, found.rate_max, 0.0, top_rate, rates),
+        steps.insert(
+            0, _path("band", plots.band(found.step_min, found.step_max, low_step, high_step))
         )
-        for lowest, highest, low, high, paths in bands:
-            paths.insert(0, ("band", plots.band(lowest, highest, low, high)))
-        rates.append(("c0", plots.line(found.rate_median, 0.0, top_rate)))
+        rates.insert(0, _path("band", plots.band(found.rate_min, found.rate_max, 0.0, high_rate)))
+        rates.append(_path("c0", plots.line(found.rate_median, 0.0, high_rate)))
+    marks = [one.started_s for one in report.generations[1:] if one.started_s < whole]
     drawn = [
-        plots.plot(
-            title=title,
-            paths=[
-                f'<path class="{name}" d="{path if isinstance(path, str) else plots.line(path, low, high)}"/>'
-                for name, path in paths
-            ],
-            low=low,
-            high=high,
-            seconds=whole,
-            marks=marks,
-        )
+        plots.plot(title=title, paths=paths, low=low, high=high, seconds=whole, marks=marks)
         for title, paths, low, high in (
-            ("Steps over time, a line for each rank", steps, low_step, top_step),
-            ("Steps per second over time, a line for each rank", rates, 0.0, top_rate),
+            ("Steps over time, a line for each rank", steps, low_step, high_step),
+            ("Steps per second over time, a line for each rank", rates, 0.0, high_rate),
         )
     ]
     key = "".join(
@@ -462,7 +447,7 @@ def _progress(report: Report) -> str:
         )
         per_row = "" if is_all else " A row has several ranks, and shows the slowest."
         heat = (
-            f"<h3>Who was slow, and when</h3><p class=\"about\">The rate of each rank relative to "
+            f'<h3>Who was slow, and when</h3><p class="about">The rate of each rank relative to '
             f"the median of all at that time.{per_row}</p>"
             + plots.heat_map(
                 title="Rates relative to the median, a row for each rank",
@@ -479,22 +464,35 @@ def _progress(report: Report) -> str:
     )
 
 
-def _lines(found: Progress, what: str, few: bool) -> list[tuple[str, object]]:
-    """Return the class and the values of each line, those to be seen last."""
-    worst = {one.rank for one in found.slowest[:1]}
-    if found.reporting != len(found.ranks):
-        worst = {one.rank for one in found.slowest}
-    lines: list[tuple[str, object]] = []
+def _range_of_steps(found: Progress) -> tuple[float, float]:
+    """Return the ends of the axis of steps: from 0 on, unless they are far from it or below."""
+    low = min((one for one in found.step_min if one is not None), default=0)
+    high = max((one for one in found.step_max if one is not None), default=1)
+    if 0 <= low < 0.5 * high:
+        return 0.0, plots.nice_top(high)
+    return float(low), float(max(high, low + 1))
+
+
+def _lines(found: Progress, what: str, low: float, high: float) -> list[str]:
+    """Return the line of each rank; of many, those to be seen come last, above the others."""
+    few = found.reporting <= plots.COLOURS
+    is_all = found.reporting == len(found.ranks)
+    worst = {one.rank for one in (found.slowest[:1] if is_all else found.slowest)}
+    lines = []
     for at, one in enumerate(found.ranks):
         name = f"c{at}" if few else "c1" if one.rank in worst else "c0 many"
-        lines.append((name, getattr(one, what)))
-    return sorted(lines, key=lambda line: "many" not in line[0]) if not few else lines
+        lines.append((name == "c1", _path(name, plots.line(getattr(one, what), low, high))))
+    return [path for _, path in (lines if few else sorted(lines, key=lambda line: line[0]))]
+
+
+def _path(name: str, steps: str) -> str:
+    return f'<path class="{name}" d="{steps}"/>'
 
 
 def _slowest(found: Progress) -> str:
     rows = "".join(
         f'<tr><td>{one.rank}</td><td>{shown(one.node)}</td><td class="n">{one.rate:.3g}</td>'
-        f'<td class="n">{one.last_step}</td><td class="n">{one.behind or "–"}</td>'
+        f'<td class="n">{one.last_step}</td><td class="n">{one.behind or "&ndash;"}</td>'
         f'<td class="n">{duration(one.last_step_s)}</td></tr>'
         for one in found.slowest
     )
@@ -510,7 +508,7 @@ def _slowest(found: Progress) -> str:
 
 def _tails(report: Report) -> str:
     return "".join(
-        f"<details><summary>rank {one.rank} <span class=\"dim\">{one.stream}, {shown(one.node)}</span>"
+        f'<details><summary>rank {one.rank} <span class="dim">{one.stream}, {shown(one.node)}</span>'
         f'</summary><div><pre tabindex="0">{block(one.text)}</pre></div></details>'
         for one in report.tails
         if one.text.strip()
@@ -521,7 +519,9 @@ def _nodes(report: Report) -> str:
     rows = []
     for one in report.nodes[:ROWS_SHOWN]:
         ahead = one.clock_ahead_s
-        clock = "unknown" if ahead is None else "–" if abs(ahead) < 1e-3 else f"{ahead:+.3f} s"
+        clock = (
+            "unknown" if ahead is None else "&ndash;" if abs(ahead) < 1e-3 else f"{ahead:+.3f} s"
+        )
         rows.append(
             f"<tr><td>{shown(one.name)}</td><td>{shown(one.host)}</td>"
             f'<td><span class="pill {escape(one.state)}">{shown(one.state)}</span> {shown(one.reason)}</td>'

@@ -33,18 +33,19 @@ from __future__ import annotations
 import statistics
 import time
 from bisect import bisect_right
+from itertools import pairwise
 
 from msgspec import Struct
 
 from holdfast.core.supervision import StopReason
 from holdfast.printable import one_line
-from holdfast.report import records
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from typing import TypeVar
 
+    from holdfast.report import records
     from holdfast.report.records import FailedWorker, NodeRun
 
     T = TypeVar("T")
@@ -363,7 +364,7 @@ class _Merged:
         return any(
             later[1] < earlier[1]
             for found in self.samples.values()
-            for earlier, later in zip(found, found[1:], strict=False)
+            for earlier, later in pairwise(found)
         )
 
     def usual_step_s(self) -> float:
@@ -653,7 +654,9 @@ class _Description:
 
     def _failures(self) -> list[Failure]:
         found = [
-            self._failure(one.number, node.run.node, node.run.host, one.happened(node, failed), failed)
+            self._failure(
+                one.number, node.run.node, node.run.host, one.happened(node, failed), failed
+            )
             for one in self.merged
             for node, failed in one.failures()
         ]
@@ -672,9 +675,7 @@ class _Description:
         found.sort(key=lambda one: (one.generation, one.consequence, one.at_s))
         return found
 
-    def _failure(
-        self, number: int, node: str, host: str, at: float, one: FailedWorker
-    ) -> Failure:
+    def _failure(self, number: int, node: str, host: str, at: float, one: FailedWorker) -> Failure:
         before, mark, stacks = one.stderr_tail.rpartition(STACKS)
         return Failure(
             generation=number,
@@ -761,7 +762,9 @@ class _Description:
                 f"{there}: what happened on the others is only known as far as these were informed."
             )
         shifted = [
-            ahead for node in self.nodes if (ahead := self.axis.ahead[id(node)]) and abs(ahead) > 1e-3
+            ahead
+            for node in self.nodes
+            if (ahead := self.axis.ahead[id(node)]) and abs(ahead) > 1e-3
         ]
         if shifted:
             notes.append(
@@ -802,7 +805,7 @@ class _Description:
         width = self.end_s / BUCKETS
         times = [width * (at + 1) for at in range(BUCKETS)]
         ranks = sorted({rank for one in self.merged for rank in one.samples})[:RANKS_MAX]
-        series = {rank: self._series(rank, times, width) for rank in ranks}
+        series = {rank: self._series(rank, width) for rank in ranks}
         rates = [[series[rank].rates[at] for rank in ranks] for at in range(BUCKETS)]
         known = [sorted(rate for rate in column if rate is not None) for column in rates]
         steps = [
@@ -814,7 +817,11 @@ class _Description:
         if len(ranks) > RANKS_SHOWN:
             shown = sorted(one.rank for one in summaries[:SLOWEST_SHOWN])
         median = [_rounded(column[len(column) // 2]) if column else None for column in known]
-        heat, heat_ranks = _heat(ranks, series, median)
+        usual = [*median]
+        for at, column in enumerate(known):
+            if at and 0 < 2 * len(column) < len(ranks):  # A few are compared with all before them.
+                usual[at] = usual[at - 1] or usual[at]
+        heat, heat_ranks = _heat(ranks, series, usual)
         return Progress(
             times_s=[_round(at) for at in times],
             ranks=[series[rank] for rank in shown],
@@ -829,7 +836,7 @@ class _Description:
             reporting=len(ranks),
         )
 
-    def _series(self, rank: int, times: list[float], width: float) -> RankSeries:
+    def _series(self, rank: int, width: float) -> RankSeries:
         steps: list[int | None] = [None] * BUCKETS
         made, ran = [0.0] * BUCKETS, [0.0] * BUCKETS
         for one in self.merged:
@@ -839,7 +846,7 @@ class _Description:
             # A point for each sample, at the end of the bucket that it falls into.
             for at, step in found:
                 steps[min(BUCKETS - 1, int(at / width))] = step
-            for (from_s, low), (to_s, high) in zip(found, found[1:], strict=False):
+            for (from_s, low), (to_s, high) in pairwise(found):
                 if to_s > from_s:
                     _spread(made, from_s, to_s, float(max(0, high - low)), width)
                     _spread(ran, from_s, to_s, to_s - from_s, width)

@@ -130,7 +130,13 @@ def band(
 
 
 def plot(
-    *, title: str, paths: Iterable[str], low: float, high: float, seconds: float, marks: Iterable[float]
+    *,
+    title: str,
+    paths: Iterable[str],
+    low: float,
+    high: float,
+    seconds: float,
+    marks: Iterable[float],
 ) -> str:
     """Return a whole plot; `paths` are elements, `marks` are times with a line from top to bottom."""
     grid = "".join(

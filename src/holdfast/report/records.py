@@ -237,7 +237,7 @@ class NodeRun:
     def last_generation(self) -> Generation | None:
         return self.generations[max(self.generations)] if self.generations else None
 
-    def add(self, line: Line) -> None:  # noqa: PLR0912 (one case for each kind)
+    def add(self, line: Line) -> None:
         """Take in a line; those of a generation that is not known are left out."""
         self.last_at = max(self.last_at, line.at)
         match line:
