@@ -37,7 +37,16 @@ class Line:
 
     def serialize(self) -> str:
         """Return the line as JSON."""
-        return json_text(self._fields)
+        return json_text(_whole(self._fields))
+
+
+def _whole(value: Any) -> Any:
+    """Return a value without halves of characters, which other readers of JSON refuse."""
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {key: _whole(inner) for key, inner in value.items()}
+    return [_whole(inner) for inner in value] if isinstance(value, list) else value
 
 
 class TimelineRecorder:

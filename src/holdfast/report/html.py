@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from holdfast.report.model import Failure, Generation, Node, Progress, Report, Span
 
-LANES_SHOWN = 64
+LANES_SHOWN = 32
 """Of more nodes, those of which something is to be told come first."""
 ROWS_SHOWN = 500
 SPANS_SHOWN = 4000
@@ -249,7 +249,7 @@ def _timeline(report: Report) -> str:
 
 
 def _lanes(report: Report) -> list[Node]:
-    """Return the nodes to draw, in the order of their beginnings."""
+    """Return the nodes to draw, in the order of their ranks."""
     nodes = report.nodes
     if len(nodes) > LANES_SHOWN:
         failing = {one.node for one in report.failures if not one.consequence}

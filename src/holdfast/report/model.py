@@ -33,6 +33,7 @@ from __future__ import annotations
 import statistics
 import time
 from bisect import bisect_right
+from functools import cached_property
 from itertools import pairwise
 
 from msgspec import Struct
@@ -359,6 +360,7 @@ class _Merged:
         told = (StopReason.COORDINATOR.value, StopReason.SUCCEEDED.value)
         return sorted(found, key=lambda one: (one.reason in told, one.at))
 
+    @cached_property
     def goes_back(self) -> bool:
         """Whether the steps of a worker are not in order, so that equal ones are not the same."""
         return any(
@@ -367,6 +369,7 @@ class _Merged:
             for earlier, later in pairwise(found)
         )
 
+    @cached_property
     def usual_step_s(self) -> float:
         times = [
             (found[-1][0] - found[0][0]) / (found[-1][1] - found[0][1])
@@ -392,7 +395,7 @@ class _Description:
     """What is found out of the records, step by step."""
 
     def __init__(self, nodes: Sequence[NodeRun], skipped_jobs: int) -> None:
-        self.nodes = nodes
+        self.nodes = sorted(nodes, key=_place_of)
         self.axis = _Axis(nodes)
         self.notes: list[str] = []
         self.skipped_jobs = skipped_jobs
@@ -470,10 +473,10 @@ class _Description:
         ]
         if self.uses_steps and one.first_step_at is None:
             marks[3] = ("warm-up", good_end)  # No step was ever made.
-        took: dict[str, float] = {}
+        took = dict.fromkeys(KINDS, 0.0)
         for kind, mark in marks:
             end = max(begun, min(mark if mark is not None else begun, self.end_s))
-            took[kind] = took.get(kind, 0.0) + end - begun
+            took[kind] += end - begun
             if kind == "useful":
                 took["repeated"] = self._add_useful(one, begun, end)
             else:
@@ -522,7 +525,7 @@ class _Description:
         # Whoever failed may have hung before; of all others, nobody knows whom they waited for.
         lasts = [one.samples[item.rank][-1][0] for _, item in causes if item.rank in one.samples]
         last = min(lasts, default=one.last_step_at)
-        return last if good - last > max(STALL_STEPS * one.usual_step_s(), STALL_S) else good
+        return last if good - last > max(STALL_STEPS * one.usual_step_s, STALL_S) else good
 
     def _add_useful(self, one: _Merged, begun: float, end: float) -> float:
         """Add what was of use, and return the seconds of what a later generation repeated."""
@@ -531,7 +534,7 @@ class _Description:
             for other in self.merged
             if other.number > one.number and other.first_step is not None
         ]
-        if not later or one.last_step is None or one.goes_back() or min(later) > one.last_step:
+        if not later or one.last_step is None or one.goes_back or min(later) > one.last_step:
             self._add_span("useful", begun, end, one.number)
             return 0.0
         kept = one.time_of_step(min(later) - 1)
@@ -782,10 +785,10 @@ class _Description:
             notes.append(f"{unreadable} lines of the timelines could not be read.")
         if any(node.is_cut for node in self.nodes):
             notes.append("A timeline was too long: its middle was left out.")
-        if any(one.goes_back() for one in self.merged):
+        if any(one.goes_back for one in self.merged):
             notes.append(
-                "Step numbers go back within a generation, so what was repeated after a restart "
-                "cannot be told from them."
+                "Step numbers go back within a generation, so they do not say what was "
+                "repeated after a restart."
             )
         if any(one.end == "lost" for one in self.generations):
             notes.append(
@@ -848,8 +851,8 @@ class _Description:
                 steps[min(BUCKETS - 1, int(at / width))] = step
             for (from_s, low), (to_s, high) in pairwise(found):
                 if to_s > from_s:
-                    _spread(made, from_s, to_s, float(max(0, high - low)), width)
-                    _spread(ran, from_s, to_s, to_s - from_s, width)
+                    rate = max(0, high - low) / (to_s - from_s)
+                    _spread(made, ran, from_s, to_s, rate, width)
             first, last = int(found[0][0] / width), min(BUCKETS - 1, int(found[-1][0] / width))
             for at in range(first + 1, last + 1):
                 if steps[at] is None:
@@ -857,8 +860,8 @@ class _Description:
             # It may hang, or only not be done with the next step: to be judged by the usual time of one.
             over = one.exits.get(rank, one.stopping if one.stopping is not None else self.end_s)
             quiet = over - found[-1][0]
-            if quiet > max(STALL_STEPS * one.usual_step_s(), width):
-                _spread(ran, found[-1][0], over, quiet, width)
+            if quiet > max(STALL_STEPS * one.usual_step_s, width):
+                _spread(made, ran, found[-1][0], over, 0.0, width)
                 for at in range(last + 1, min(BUCKETS, int(over / width) + 1)):
                     steps[at] = steps[at - 1]
         rates = [
@@ -891,12 +894,21 @@ class _Description:
         return summaries
 
 
-def _spread(into: list[float], from_s: float, to_s: float, amount: float, width: float) -> None:
-    """Add an amount to the buckets of its time, evenly."""
-    first, last = int(from_s / width), min(BUCKETS - 1, int(to_s / width))
-    for at in range(first, last + 1):
+def _place_of(node: NodeRun) -> tuple[float, float]:
+    last = node.last_generation
+    rank = last.started.node_rank if last is not None else None
+    return (float("inf") if rank is None else rank, node.run.wall)
+
+
+def _spread(
+    made: list[float], ran: list[float], from_s: float, to_s: float, rate: float, width: float
+) -> None:
+    """Add steps of one rate, and their time, to the buckets in which they were made."""
+    for at in range(int(from_s / width), min(BUCKETS - 1, int(to_s / width)) + 1):
         inside = min(to_s, (at + 1) * width) - max(from_s, at * width)
-        into[at] += amount * max(0.0, inside) / (to_s - from_s)
+        if inside > 0:
+            made[at] += rate * inside
+            ran[at] += inside
 
 
 def _heat(

@@ -29,8 +29,10 @@ LINE_BYTES_MAX = 8 << 20
 FOLDERS_MAX = 20_000
 """How many folders are looked into."""
 FILES_MAX = 10_000
-SAMPLES_MAX = 2_000
+SAMPLES_MAX, SAMPLES_MIN = 2_000, 50
 """Of a rank in one generation; of more every other one is dropped, again and again."""
+SAMPLES_IN_ALL = 500_000
+"""What to aim at with all ranks: the more there are, the fewer samples are kept of each."""
 FAILURES_MAX = 64
 """Of a node in one generation."""
 GENERATIONS_MAX = 10_000
@@ -192,8 +194,9 @@ class FinalReport(Struct):
 class Generation:
     """One generation on one node."""
 
-    def __init__(self, started: Started) -> None:
+    def __init__(self, started: Started, samples_max: int = SAMPLES_MAX) -> None:
         self.started = started
+        self._samples_max = samples_max
         self.ready_at: float | None = None  # When the rendezvous before it ended.
         self.heartbeats: dict[int, float] = {}
         self.samples: dict[int, list[tuple[float, int]]] = {}
@@ -205,16 +208,18 @@ class Generation:
         known = self.samples.setdefault(rank, [])
         if not known or known[-1] != (at, step):
             known.append((at, step))
-        if len(known) > SAMPLES_MAX:
+        if len(known) > self._samples_max:
             del known[1:-1:2]
 
 
 class NodeRun:
     """One run on one node: what its timeline says, and what lies beside it."""
 
-    def __init__(self, run: Run, folder: str = "") -> None:
+    def __init__(self, run: Run, folder: str = "", nodes: int = 1) -> None:
         self.run = run
         self.folder = folder
+        ranks = max(1, nodes * run.local_world_size)
+        self._samples_max = max(SAMPLES_MIN, min(SAMPLES_MAX, SAMPLES_IN_ALL // ranks))
         self.generations: dict[int, Generation] = {}
         self.watchdogs: list[Watchdog] = []
         self.end: End | None = None
@@ -245,7 +250,7 @@ class NodeRun:
                 self._ready_at, self.rendezvous_error = line.at, line.error
             case Started():
                 if len(self.generations) < GENERATIONS_MAX:
-                    new = self.generations[line.generation] = Generation(line)
+                    new = self.generations[line.generation] = Generation(line, self._samples_max)
                     new.ready_at, self._ready_at = self._ready_at, None
             case Watchdog():
                 self.watchdogs.append(line)
@@ -273,8 +278,8 @@ def _add_to(one: Generation, line: Heartbeat | Progress | Exit | Stopping | Stop
             one.stopped = line
 
 
-def parse(lines: Iterable[bytes], folder: str = "") -> list[NodeRun]:
-    """Return the runs that lines of one timeline tell of, one after the other."""
+def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[NodeRun]:
+    """Return the runs that lines of one timeline tell of, which is one of so many."""
     runs: list[NodeRun] = []
     unreadable = 0
     for text in lines:
@@ -288,7 +293,7 @@ def parse(lines: Iterable[bytes], folder: str = "") -> list[NodeRun]:
             unreadable += 1
             continue
         if isinstance(line, Run):
-            runs.append(NodeRun(line, folder))
+            runs.append(NodeRun(line, folder, nodes))
         elif runs:
             runs[-1].add(line)
         else:
@@ -323,11 +328,11 @@ def read(
     runs: list[NodeRun] = []
     for count, path in enumerate(paths):
         tell(f"read {count} of {len(paths)} timelines")
-        runs += read_timeline(path)
+        runs += read_timeline(path, len(paths))
     return runs
 
 
-def read_timeline(path: str) -> list[NodeRun]:
+def read_timeline(path: str, nodes: int = 1) -> list[NodeRun]:
     """Return the runs of one node's file, and of the one before it that was put aside."""
     folder = os.path.dirname(path)
     before, _ = read_bounded(f"{path}.1", FILE_BYTES_MAX, HEAD_BYTES)
@@ -335,7 +340,7 @@ def read_timeline(path: str) -> list[NodeRun]:
     lines = [*before.split(b"\n"), *data.split(b"\n")]
     if not data.endswith(b"\n"):
         lines.pop()  # It is being written, or its writer was killed.
-    runs = parse(lines, folder)
+    runs = parse(lines, folder, nodes)
     for run in runs:
         run.is_cut = is_cut
     return runs
