@@ -62,11 +62,9 @@ class TimelineRecorder:
             case lifecycle.RunStarted():
                 fields = _run(event)
             case lifecycle.RendezvousEnded():
-                fields = {"took_s": round(event.took_s, 6), "error": event.error}
+                fields = {}
             case lifecycle.GenerationStarted():
                 fields = _generation(event)
-            case lifecycle.FirstHeartbeat():
-                fields = {"generation": event.generation, "rank": event.worker.global_rank}
             case lifecycle.ProgressSampled():
                 steps = [[rank, step, round(at, 6)] for rank, step, at in event.steps]
                 fields = {"generation": event.generation, "steps": steps}
@@ -79,11 +77,8 @@ class TimelineRecorder:
             case lifecycle.GenerationStopped():
                 failures = [_failure(one) for one in event.failures]
                 fields = {"generation": event.generation, "failures": failures}
-            case lifecycle.WatchdogEvent():
-                fields = {"what": event.what, "pid": event.pid, "scope": event.scope}
             case lifecycle.RunEnded():
-                fields = {"state": event.state, "restarts": event.restart_count}
-                fields["error"] = event.error
+                fields = {"state": event.state, "error": event.error}
             case _:
                 return
         self._record(Line(KINDS[type(event)], event.at, fields))
@@ -93,19 +88,15 @@ KINDS = {
     lifecycle.RunStarted: "run",
     lifecycle.RendezvousEnded: "rendezvous",
     lifecycle.GenerationStarted: "generation",
-    lifecycle.FirstHeartbeat: "heartbeat",
     lifecycle.ProgressSampled: "progress",
     lifecycle.WorkerEnded: "exit",
     lifecycle.GenerationStopping: "stopping",
     lifecycle.GenerationStopped: "stopped",
-    lifecycle.WatchdogEvent: "watchdog",
     lifecycle.RunEnded: "end",
 }
 
 
 def _run(event: lifecycle.RunStarted) -> dict[str, Any]:
-    from holdfast import __version__
-
     host = os.uname()
     return {
         "version": VERSION,
@@ -113,14 +104,15 @@ def _run(event: lifecycle.RunStarted) -> dict[str, Any]:
         "run_id": event.run_id,
         "node": event.node,
         "host": host.nodename,
-        "boot": _boot_id(),
+        "boot": boot_id(),
         "pid": os.getpid(),
+        "born": born(os.getpid()),
         "role": event.role,
         "backend": event.backend,
         "program": event.program,
         "local_world_size": event.local_world_size,
         "max_restarts": event.max_restarts,
-        "holdfast": __version__,
+        "holdfast": sys.modules["holdfast"].__version__,
         "python": ".".join(map(str, sys.version_info[:3])),
         "system": f"{host.sysname} {host.release} {host.machine}",
         "cpus": os.cpu_count() or 0,
@@ -130,7 +122,6 @@ def _run(event: lifecycle.RunStarted) -> dict[str, Any]:
 def _generation(event: lifecycle.GenerationStarted) -> dict[str, Any]:
     return {
         "generation": event.generation,
-        "took_s": round(event.took_s, 6),
         "restarts": event.restart_count,
         "node_rank": event.group_rank,
         "nodes": event.group_world_size,
@@ -158,7 +149,16 @@ def _failure(one: lifecycle.WorkerFailure) -> dict[str, Any]:
     }
 
 
-def _boot_id() -> str:
+def born(pid: int) -> str:
+    """Return when a process was started, as the kernel has it; nothing if there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read(4096).rpartition(b")")[2].split()[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def boot_id() -> str:
     """Return which start of which machine this is: agents with the same one have the same clocks."""
     try:
         with open(BOOT_ID) as file:

@@ -69,8 +69,8 @@ def render(report: Report) -> str:
         "base-uri 'none'; form-action 'none'"
     )
     sections = [
-        ("time", "Where the time went", _where_the_time_went(report)),
         ("timeline", "Timeline", _timeline(report)),
+        ("time", "Where the time went", _where_the_time_went(report)),
         ("failures", "Failures", _failures(report)),
         ("generations", "Generations", _generations(report)),
         ("progress", "Progress", _progress(report)),
@@ -91,8 +91,8 @@ def render(report: Report) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="referrer" content="no-referrer">\n'
         f"<title>{title}</title>\n<style>{style}</style></head>\n"
-        f'<body><a class="skip" href="#time">Skip to the report</a>\n{_header(report)}\n'
-        f'<nav aria-label="Sections"><div>{links}</div></nav>\n<main>{_figures(report)}\n{bodies}'
+        f'<body><a class="skip" href="#main">Skip to the report</a>\n{_header(report)}\n'
+        f'<nav aria-label="Sections"><div>{links}</div></nav>\n<main id="main">{_figures(report)}\n{bodies}'
         f"</main>\n<footer>Made by holdfast report {escape(__version__)}</footer>\n"
         f"<script>{script}</script></body></html>\n"
     )
@@ -128,12 +128,16 @@ def _figures(report: Report) -> str:
     workers = f"{len(nodes)} &times; {report.world_size // len(nodes)}" if nodes else "0"
     if nodes and report.world_size % len(nodes):
         workers = f"{len(nodes)} / {report.world_size}"
+    failed = sum(not one.consequence for one in report.failures)
     figures = [
         (_share(report.goodput), good),
-        (duration(report.duration_s), "from the first agent to the last sign"),
+        (duration(report.duration_s), "from beginning to end"),
         (f"{report.restarts} of {report.max_restarts}", "restarts charged to failures"),
-        (str(len(report.generations)), _plural(report.generations, "generation")),
-        (str(sum(not one.consequence for one in report.failures)), "workers failed by themselves"),
+        (
+            str(len(report.generations)),
+            "generation" if len(report.generations) == 1 else "generations",
+        ),
+        (str(failed), "worker failed by itself" if failed == 1 else "workers failed by themselves"),
         (workers, "nodes &times; workers at the end"),
     ]
     return (
@@ -150,10 +154,6 @@ def _share(value: float) -> str:
     if 0 < value < 0.0005:
         return "< 0.1 %"
     return f"{100 * value:.1f} %" if value < 0.9995 else "100 %"
-
-
-def _plural(items: list[Generation], word: str) -> str:
-    return word if len(items) == 1 else f"{word}s"
 
 
 # Where the time went.

@@ -629,7 +629,8 @@ class _Description:
             return Outcome(state="failed", reason=reason or "workers failed")
         if "succeeded" in states:
             gone = sum(node.end is None for node in self.nodes)
-            more = f"; {gone} of its nodes were lost on the way" if gone else ""
+            lost = "one of its nodes was" if gone == 1 else f"{gone} of its nodes were"
+            more = f"; {lost} lost on the way" if gone else ""
             return Outcome(state="succeeded", reason=f"all workers succeeded{more}")
         errors = [_error_line(end.error) for end in ends if end.error]
         if errors:
@@ -639,7 +640,7 @@ class _Description:
             return Outcome(state="running", reason="it was running when this report was made")
         return Outcome(
             state="killed",
-            reason="no end is recorded: the agent was killed, or its machine went away",
+            reason="no end is recorded: its agents were killed, or run where this cannot be seen",
         )
 
     def _final(self) -> records.FinalReport | None:

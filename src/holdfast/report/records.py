@@ -17,6 +17,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from holdfast.errors import UsageError
+from holdfast.observe.timeline import boot_id, born
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ class Run(Struct, tag_field="kind", tag="run"):
     host: Name = ""
     boot: Name = ""
     pid: Number = 0
+    born: Name = ""
     role: Name = ""
     backend: Name = ""
     program: Name = ""
@@ -76,8 +78,6 @@ class Rendezvous(Struct, tag_field="kind", tag="rendezvous"):
     """A rendezvous has ended."""
 
     at: Seconds
-    took_s: Seconds = 0.0
-    error: str = ""
 
 
 class Started(Struct, tag_field="kind", tag="generation"):
@@ -85,7 +85,6 @@ class Started(Struct, tag_field="kind", tag="generation"):
 
     at: Seconds
     generation: Number
-    took_s: Seconds = 0.0
     restarts: Number = 0
     node_rank: Rank | None = None
     nodes: Rank | None = None
@@ -94,14 +93,6 @@ class Started(Struct, tag_field="kind", tag="generation"):
     why: str = ""
     logs: Name = ""
     workers: list[tuple[Rank, Rank, Number]] = []
-
-
-class Heartbeat(Struct, tag_field="kind", tag="heartbeat"):
-    """A worker that reports its progress has begun to."""
-
-    at: Seconds
-    generation: Number
-    rank: Rank
 
 
 class Progress(Struct, tag_field="kind", tag="progress"):
@@ -154,27 +145,15 @@ class Stopped(Struct, tag_field="kind", tag="stopped"):
     failures: list[FailedWorker] = []
 
 
-class Watchdog(Struct, tag_field="kind", tag="watchdog"):
-    """A step of the watchdog's."""
-
-    at: Seconds
-    what: Name = ""
-    pid: Number = 0
-    scope: Name = ""
-
-
 class End(Struct, tag_field="kind", tag="end"):
     """A run has ended on a node."""
 
     at: Seconds
     state: Name = ""
-    restarts: Number = 0
     error: str = ""
 
 
-Line = (
-    Run | Rendezvous | Started | Heartbeat | Progress | Exit | Stopping | Stopped | Watchdog | End
-)
+Line = Run | Rendezvous | Started | Progress | Exit | Stopping | Stopped | End
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -198,7 +177,6 @@ class Generation:
         self.started = started
         self._samples_max = samples_max
         self.ready_at: float | None = None  # When the rendezvous before it ended.
-        self.heartbeats: dict[int, float] = {}
         self.samples: dict[int, list[tuple[float, int]]] = {}
         self.exits: list[Exit] = []
         self.stopping: Stopping | None = None
@@ -221,12 +199,10 @@ class NodeRun:
         ranks = max(1, nodes * run.local_world_size)
         self._samples_max = max(SAMPLES_MIN, min(SAMPLES_MAX, SAMPLES_IN_ALL // ranks))
         self.generations: dict[int, Generation] = {}
-        self.watchdogs: list[Watchdog] = []
         self.end: End | None = None
         self.last_at = run.at
         self.unreadable = 0
         self.is_cut = False
-        self.rendezvous_error = ""
         self.is_alive = False
         self.last_output_wall: float | None = None
         self.final: FinalReport | None = None
@@ -247,25 +223,21 @@ class NodeRun:
         self.last_at = max(self.last_at, line.at)
         match line:
             case Rendezvous():
-                self._ready_at, self.rendezvous_error = line.at, line.error
+                self._ready_at = line.at
             case Started():
                 if len(self.generations) < GENERATIONS_MAX:
                     new = self.generations[line.generation] = Generation(line, self._samples_max)
                     new.ready_at, self._ready_at = self._ready_at, None
-            case Watchdog():
-                self.watchdogs.append(line)
             case End():
                 self.end = line
-            case Heartbeat() | Progress() | Exit() | Stopping() | Stopped():
+            case Progress() | Exit() | Stopping() | Stopped():
                 generation = self.generations.get(line.generation)
                 if generation is not None:
                     _add_to(generation, line)
 
 
-def _add_to(one: Generation, line: Heartbeat | Progress | Exit | Stopping | Stopped) -> None:
+def _add_to(one: Generation, line: Progress | Exit | Stopping | Stopped) -> None:
     match line:
-        case Heartbeat():
-            one.heartbeats.setdefault(line.rank, line.at)
         case Progress():
             for rank, step, at in line.steps:
                 one.add_step(rank, step, at)
@@ -379,15 +351,8 @@ def _final_report(path: str) -> FinalReport | None:
 
 
 def _is_alive(run: Run) -> bool:
-    """Whether the agent still runs, here: its pid could be another's by now, but hardly a holdfast's."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            if file.read().strip() != run.boot:
-                return False
-        with open(f"/proc/{run.pid}/cmdline", "rb") as file:
-            return b"holdfast" in file.read(4096)
-    except OSError:
-        return False
+    """Whether the agent still runs, as far as can be seen from here."""
+    return run.boot == boot_id() != "" and run.born == born(run.pid) != ""
 
 
 def _timelines(folder: str) -> list[str]:
