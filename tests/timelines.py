@@ -96,7 +96,13 @@ class Timeline:
         )
 
     def end(self, since: float, state: str = "succeeded", error: str = "") -> None:
-        self.note(lifecycle.RunEnded(self.at(since), 0.0, since, state, 1, 2, 3, 0, 1, (), error))
+        """End with a state of the workers or, with an error, of the agent."""
+        at, of_workers, of_agent = self.at(since), "" if error else state, state if error else ""
+        self.note(
+            lifecycle.RunEnded(
+                at, 0.0, since, of_workers, 1, 2, 3, 0, 1, error=error, cut_short=of_agent
+            )
+        )
 
     def runs(self) -> list[records.NodeRun]:
         return records.parse([line.rstrip(b"\n") for line in self.lines])

@@ -21,6 +21,7 @@ from holdfast.observe.lifecycle import (
     WorkerOutcome,
     now,
 )
+from holdfast.processes.signals import SignalException
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -215,6 +216,7 @@ class LifecycleReporter:
                 self._outcomes(result) if result is not None else (),
                 _traceback(error),
                 workers_recorded,
+                _cut_short(error),
             )
         )
 
@@ -291,6 +293,14 @@ def _json(data: object) -> str:
     import json
 
     return json.dumps(data, default=str)
+
+
+def _cut_short(error: BaseException | None) -> str:
+    if error is None:
+        return ""
+    if isinstance(error, SignalException):
+        return "stopped"
+    return "error" if getattr(error, "exit_code", 1) else "standby"
 
 
 def _traceback(error: BaseException | None) -> str:

@@ -205,6 +205,8 @@ class RunEnded(LifecycleEvent):
     error: str = ""
     workers_recorded: bool = False
     """Whether a hook of the agent has recorded how the workers ended."""
+    cut_short: str = ""
+    """If the agent raised: `stopped` by a signal, a `standby` that nobody needed, or an `error`."""
 
 
 class WatchdogEvent(LifecycleEvent):

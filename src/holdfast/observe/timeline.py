@@ -78,7 +78,7 @@ class TimelineRecorder:
                 failures = [_failure(one) for one in event.failures]
                 fields = {"generation": event.generation, "failures": failures}
             case lifecycle.RunEnded():
-                fields = {"state": event.state, "error": event.error}
+                fields = {"state": event.state or event.cut_short, "error": event.error}
             case _:
                 return
         self._record(Line(KINDS[type(event)], event.at, fields))

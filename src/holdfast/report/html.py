@@ -45,7 +45,7 @@ VERDICTS = {
     "succeeded": "Succeeded",
     "failed": "Failed",
     "stopped": "Stopped",
-    "refused": "Did not run",
+    "error": "Error",
     "running": "Running",
     "killed": "Killed",
 }

@@ -79,7 +79,7 @@ class Outcome(Struct, kw_only=True):
     """How the job ended."""
 
     state: str
-    """`succeeded`, `failed`, `stopped` (by a signal), `refused`, `running` or `killed`."""
+    """`succeeded`, `failed`, `stopped` (by a signal), `error`, `running` or `killed`."""
     reason: str
     """In one line; of a failed job, its first failure."""
 
@@ -95,7 +95,7 @@ class Node(Struct, kw_only=True):
     ended_s: float
     """When its record ends."""
     state: str
-    """`succeeded`, `failed`, `stopped`, or `lost` if its record has no end."""
+    """One of `NODE_STATES`, `running`, or `lost` if its record has no end."""
     reason: str
     generations: list[int]
     ranks: str
@@ -256,6 +256,7 @@ class Report(Struct, kw_only=True):
     """What a reader must know of how this was made: clocks, what is missing."""
 
 
+NODE_STATES = ("succeeded", "failed", "stopped", "error", "standby")
 KINDS = (
     "useful", "repeated", "warm-up", "detect", "stop", "regroup", "start", "gather", "end",
 )  # fmt: skip
@@ -632,10 +633,12 @@ class _Description:
             lost = "one of its nodes was" if gone == 1 else f"{gone} of its nodes were"
             more = f"; {lost} lost on the way" if gone else ""
             return Outcome(state="succeeded", reason=f"all workers succeeded{more}")
-        errors = [_error_line(end.error) for end in ends if end.error]
-        if errors:
-            signalled = any("SignalException" in end.error for end in ends)
-            return Outcome(state="stopped" if signalled else "refused", reason=errors[0])
+        for state in ("stopped", "error", "standby"):
+            reasons = [_error_line(end.error) for end in ends if end.state == state]
+            if reasons:
+                return Outcome(
+                    state="stopped" if state == "stopped" else "error", reason=reasons[0]
+                )
         if any(node.is_alive for node in self.nodes):
             return Outcome(state="running", reason="it was running when this report was made")
         return Outcome(
@@ -721,11 +724,8 @@ class _Description:
         if node.is_alive:
             state, reason = "running", ""
         elif node.end is not None:
-            state, reason = node.end.state, ""
-            if node.end.error:
-                signalled = "SignalException" in node.end.error
-                state = "stopped" if signalled else "refused"
-                reason = _error_line(node.end.error)
+            state = node.end.state if node.end.state in NODE_STATES else "ended"
+            reason = _error_line(node.end.error)
         last = node.last_generation
         return Node(
             name=node.run.node,
@@ -734,7 +734,7 @@ class _Description:
             folder=node.folder,
             began_s=_round(self.axis.of_wall(node, node.run.wall)),
             ended_s=_round(self._end_of(node)),
-            state=state or "ended",
+            state=state,
             reason=reason,
             generations=sorted(node.generations)[-GENERATIONS_SHOWN:],
             ranks=ranges(rank for rank, _, _ in last.started.workers) if last else "",

@@ -130,7 +130,7 @@ def test_a_job_that_a_signal_ended_was_stopped() -> None:
     node.run()
     node.generation(0, 2.0, 3.0)
     node.stops(0, 20.0, 21.0, StopReason.SIGNAL)
-    node.end(22.0, "", "Traceback:\nholdfast.SignalException: agent 7 was ended by SIGTERM")
+    node.end(22.0, "stopped", "Traceback:\nholdfast.SignalException: agent 7 was ended by SIGTERM")
     report = report_of(node)
     assert (report.outcome.state, report.generations[0].end) == ("stopped", "stopped")
     assert report.outcome.reason == "agent 7 was ended by SIGTERM"
@@ -139,9 +139,9 @@ def test_a_job_that_a_signal_ended_was_stopped() -> None:
 def test_a_job_that_never_met_has_a_report_too() -> None:
     node = Timeline()
     node.run()
-    node.end(60.0, "", "Traceback:\nholdfast.RendezvousTimeoutError: only 1 of 2 nodes came")
+    node.end(60.0, "error", "Traceback:\nholdfast.RendezvousTimeoutError: only 1 of 2 nodes came")
     report = report_of(node)
-    assert (report.outcome.state, report.goodput) == ("refused", 0.0)
+    assert (report.outcome.state, report.goodput) == ("error", 0.0)
     assert costs_of(report) == {"gather": 60.0}
 
 
