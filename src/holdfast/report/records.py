@@ -277,6 +277,7 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
 
 # Files.
 
+ATTEMPT = re.compile(r"attempt_[^/]+")
 TIMELINE = re.compile(r"timeline-.*\.jsonl(\.1)?")
 
 
@@ -328,7 +329,9 @@ def look_around(run: NodeRun) -> None:
     last = run.last_generation
     if run.end is not None or last is None:
         return
-    logs = os.path.join(run.folder, os.path.basename(last.started.logs))
+    if not ATTEMPT.fullmatch(last.started.logs):
+        return
+    logs = os.path.join(run.folder, last.started.logs)
     for rank, local_rank, _pid in last.started.workers:
         for stream in ("stderr", "stdout"):
             path = os.path.join(logs, str(local_rank), f"{stream}.log")

@@ -91,6 +91,21 @@ def test_nodes_are_shifted_until_their_generations_start_together() -> None:
     assert any("3600.000 s" in note for note in report.notes)
 
 
+@pytest.mark.parametrize(
+    ("reason", "stop_s"), [(StopReason.SUCCEEDED, 1.0), (StopReason.WORKER_FAILED, 11.0)]
+)
+def test_a_stop_begins_with_the_first_node_unless_all_are_done(
+    reason: StopReason, stop_s: float
+) -> None:
+    first, second = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
+    for node, since in ((first, 20.0), (second, 30.0)):
+        node.run()
+        node.generation(0, 2.0, 3.0, nodes=2)
+        node.stops(0, since, since + 1.0, reason)
+        node.end(32.0)
+    assert report_of(first, second).generations[0].stop_s == pytest.approx(stop_s)
+
+
 def lose_a_node(*, with_the_lost_one: bool) -> Report:
     stays, goes = Timeline("a", (0, 1)), Timeline("b", (2, 3), rank=1)
     for node in (stays, goes):

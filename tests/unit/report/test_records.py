@@ -96,13 +96,17 @@ def test_the_logs_of_a_killed_job_are_read_and_no_others(tmp_path: Path) -> None
     assert len(tail.text) == records.TAIL_BYTES
 
 
-def test_a_folder_that_leads_out_of_the_log_directory_is_not_entered(tmp_path: Path) -> None:
+@pytest.mark.parametrize("logs", ["../secrets", "attempt_0/../../secrets"])
+def test_a_folder_that_leads_out_of_the_log_directory_is_not_entered(
+    tmp_path: Path, logs: str
+) -> None:
     node = Timeline()
     node.run()
     node.generation(0, 1.0, 2.0)
     folder = tmp_path / "job"
     path = node.write(folder)
-    path.write_bytes(path.read_bytes().replace(b'"attempt_0"', b'"../../secrets"'))
+    path.write_bytes(path.read_bytes().replace(b'"attempt_0"', f'"{logs}"'.encode()))
+    (folder / "attempt_0").mkdir()
     (tmp_path / "secrets" / "0").mkdir(parents=True)
     (tmp_path / "secrets" / "0" / "stderr.log").write_text("secret")
     [run] = records.read([str(folder)])
