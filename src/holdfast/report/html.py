@@ -365,7 +365,7 @@ def _failure(one: Failure, *, is_open: bool) -> str:
         "worker": f"rank {one.rank} (local rank {one.local_rank}), pid {one.pid}",
         "node": f"{one.node} on {one.host}" if one.node else one.host,
         "when": f"{duration(one.at_s)} after the beginning, in generation {one.generation}",
-        "ending": f"{one.ending} (exit code {one.exitcode})",
+        "ending": one.ending,
         "reason": one.detail,
     }
     listed = "".join(

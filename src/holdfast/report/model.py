@@ -72,6 +72,8 @@ TAILS_SHOWN = 16
 STALL_STEPS, STALL_S = 5.0, 2.0
 """No step for so many times the usual time of one, and for so long, before a failure: it had begun
 when the last step was made."""
+QUIET_S = 0.5
+"""A shorter time without a step is not drawn as standing still."""
 STACKS = "[holdfast] stacks (pid "
 
 
@@ -861,7 +863,7 @@ class _Description:
             # It may hang, or only not be done with the next step: to be judged by the usual time of one.
             over = one.exits.get(rank, one.stopping if one.stopping is not None else self.end_s)
             quiet = over - found[-1][0]
-            if quiet > max(STALL_STEPS * one.usual_step_s, width):
+            if quiet > max(STALL_STEPS * one.usual_step_s, QUIET_S, width):
                 _spread(made, ran, found[-1][0], over, 0.0, width)
                 for at in range(last + 1, min(BUCKETS, int(over / width) + 1)):
                     steps[at] = steps[at - 1]

@@ -11,13 +11,13 @@ import os
 from abc import ABC, abstractmethod
 
 from holdfast.console import write_line
+from holdfast.observe.timeline import Line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.observe.events.event import Event
-    from holdfast.observe.timeline import Line
 
 
 class EventHandler(ABC):
@@ -67,7 +67,7 @@ class LogDirectoryHandler(EventHandler):
 
     def record(self, event: Event | Line) -> None:
         """Append a line to one of the files; raise `OSError` if it cannot be written."""
-        if hasattr(event, "kind"):  # An event has none.
+        if isinstance(event, Line):
             self._timeline.record(event)
         elif self._events is not None:
             self._events.record(event)
