@@ -225,7 +225,9 @@ class NodeRun:
             case Rendezvous():
                 self._ready_at = line.at
             case Started():
-                if len(self.generations) < GENERATIONS_MAX:
+                known = self.generations.get(line.generation)
+                repeated = known is not None and known.started.at == line.at
+                if not repeated and len(self.generations) < GENERATIONS_MAX:
                     new = self.generations[line.generation] = Generation(line, self._samples_max)
                     new.ready_at, self._ready_at = self._ready_at, None
             case End():
@@ -264,6 +266,8 @@ def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[Node
         except (ValueError, RecursionError):  # `msgspec`'s errors are the former.
             unreadable += 1
             continue
+        if runs and line == runs[-1].run:
+            continue  # Each file of a timeline begins with it.
         if isinstance(line, Run):
             runs.append(NodeRun(line, folder, nodes))
         elif runs:
@@ -362,6 +366,8 @@ def _timelines(folder: str) -> list[str]:
     """Return the timelines in a folder or in those below it."""
     if not os.path.isdir(folder):
         raise UsageError(f"FOLDER: {folder!r} is not a folder; accepted: a log directory")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise UsageError(f"FOLDER: {folder!r} cannot be read; accepted: a log directory of yours")
     found: list[str] = []
     level, looked = [folder], 0
     for _ in range(DEPTH_MAX + 1):
@@ -382,10 +388,8 @@ def _listed(folder: str) -> tuple[list[str], list[str]]:
     try:
         with os.scandir(folder) as entries:
             every = [*entries]
-    except OSError as problem:
-        if isinstance(problem, PermissionError):
-            raise UsageError(f"FOLDER: cannot read {folder!r}: {problem.strerror}") from None
-        return [], []
+    except OSError:
+        return [], []  # Another user's, or it was just removed.
     files = {one.path.removesuffix(".1") for one in every if TIMELINE.fullmatch(one.name)}
     return sorted(files), [one.path for one in every if one.is_dir(follow_symlinks=False)]
 
