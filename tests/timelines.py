@@ -61,14 +61,21 @@ class Timeline:
         self.lines[-1] = msgspec.json.encode(line) + b"\n"
 
     def generation(
-        self, number: int, ready: float, started: float, *, why: str = "", nodes: int = 1
+        self,
+        number: int,
+        ready: float,
+        started: float,
+        *,
+        why: str = "",
+        nodes: int = 1,
+        restarts: int | None = None,
     ) -> None:
         rank, fence = self._node_rank, 500 + number
         self.note(lifecycle.RendezvousEnded(self.at(ready), 0.0, 1.0, rank, nodes))
         self.note(
             lifecycle.GenerationStarted(
-                self.at(started), 0.0, 0.1, number, number, rank, nodes, self.workers(), 2 * nodes,
-                fence, why, f"/logs/attempt_{number}",
+                self.at(started), 0.0, 0.1, number, number if restarts is None else restarts, rank,
+                nodes, self.workers(), 2 * nodes, fence, why, f"/logs/attempt_{number}",
             )
         )  # fmt: skip
 

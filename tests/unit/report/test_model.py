@@ -112,7 +112,7 @@ def lose_a_node(*, with_the_lost_one: bool) -> Report:
         node.run()
         node.generation(0, 2.0, 3.0, nodes=2)
     stays.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
-    stays.generation(1, 22.0, 23.0, why="b was lost: its connection closed")
+    stays.generation(1, 22.0, 23.0, why="b was lost: its connection closed", restarts=0)
     stays.stops(1, 40.0, 41.0, StopReason.SUCCEEDED)
     stays.end(42.0)
     return report_of(stays, goes) if with_the_lost_one else report_of(stays)
@@ -126,6 +126,22 @@ def test_a_lost_node_ends_a_generation(with_the_lost_one: bool) -> None:
     assert report.generations[0].detect_s is None
     assert {node.name: node.state for node in report.nodes}.get("b", "lost") == "lost"
     assert report.outcome.state == "succeeded"
+
+
+@pytest.mark.parametrize(("restarts", "nodes", "end"), [(1, 2, "failed"), (0, 3, "regrouped")])
+def test_what_happened_elsewhere_is_told_by_what_came_of_it(
+    restarts: int, nodes: int, end: str
+) -> None:
+    node = Timeline()
+    node.run()
+    node.generation(0, 2.0, 3.0, nodes=2)
+    node.stops(0, 20.0, 21.0, StopReason.COORDINATOR)
+    node.generation(1, 22.0, 23.0, nodes=nodes, restarts=restarts, why="a reason in words")
+    report = report_of(node)
+    assert (report.generations[0].end, report.generations[0].end_reason) == (
+        end,
+        "a reason in words",
+    )
 
 
 def test_a_killed_job_ends_with_its_last_sign() -> None:
