@@ -90,7 +90,9 @@ class Timeline:
         self, number: int, since: float, gone: float, reason: StopReason, *failures: WorkerFailure
     ) -> None:
         self.note(lifecycle.GenerationStopping(self.at(since), number, reason))
-        self.note(lifecycle.GenerationStopped(self.at(gone), number, failures))
+        self.note(lifecycle.GenerationStopped(self.at(gone), number))
+        if failures:
+            self.note(lifecycle.WorkersFailed(self.at(gone), number, failures))
 
     def failure(
         self, rank: int, since: float, *, text: str = "no data", consequence: bool = False

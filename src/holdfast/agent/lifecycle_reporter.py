@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from holdfast.processes.failures.failure import ProcessFailure
 
 
+FAILURES_AFTER_S = 1.0
+"""Tracebacks are looked for after a restart, not before; unless that takes so long."""
+
+
 class LifecycleReporter:
     """Reports the lifecycle events of one agent to its observers.
 
@@ -47,6 +51,9 @@ class LifecycleReporter:
         self._rendezvous_since = 0.0
         self._rendezvous_is_over = False
         self._entered = 0
+        self._failed: tuple[int, dict[int, ProcessFailure]] | None = None
+        self.failures_due: float | None = None
+        """When to `report_failures` at the latest, by the monotonic clock."""
 
     def __enter__(self) -> None:
         """Raise `UsageError` if the records cannot be kept."""
@@ -140,6 +147,7 @@ class LifecycleReporter:
             )
         )
         self.workers_observed("healthy")
+        self.report_failures()
 
     def workers_observed(self, state: str) -> None:
         if self.observers:
@@ -176,8 +184,16 @@ class LifecycleReporter:
         at = self._rendezvous_since = now()[0]
         self._rendezvous_is_over = False
         if self.observers:
-            described = _described(failures) if failures else ()
-            self.report(lifecycle.GenerationStopped(at, generation, described))
+            self.report(lifecycle.GenerationStopped(at, generation))
+            if failures:
+                self._failed, self.failures_due = (generation, failures), at + FAILURES_AFTER_S
+
+    def report_failures(self) -> None:
+        """Report why workers of a generation before had failed, if that was not done yet."""
+        failed, self._failed, self.failures_due = self._failed, None, None
+        if failed is not None:
+            generation, failures = failed
+            self.report(lifecycle.WorkersFailed(now()[0], generation, _described(failures)))
 
     def run_ended(self, result: RunResult, *, workers_recorded: bool = False) -> RunResult:
         if self.observers:
@@ -201,6 +217,7 @@ class LifecycleReporter:
         error: BaseException | None,
         workers_recorded: bool = False,
     ) -> None:
+        self.report_failures()
         at, wall = now()
         machine = self._agent.machine
         self.report(

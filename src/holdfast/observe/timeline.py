@@ -75,6 +75,8 @@ class TimelineRecorder:
                 reason, detail = event.reason.value, event.detail
                 fields = {"generation": event.generation, "reason": reason, "detail": detail}
             case lifecycle.GenerationStopped():
+                fields = {"generation": event.generation}
+            case lifecycle.WorkersFailed():
                 failures = [_failure(one) for one in event.failures]
                 fields = {"generation": event.generation, "failures": failures}
             case lifecycle.RunEnded():
@@ -92,6 +94,7 @@ KINDS = {
     lifecycle.WorkerEnded: "exit",
     lifecycle.GenerationStopping: "stopping",
     lifecycle.GenerationStopped: "stopped",
+    lifecycle.WorkersFailed: "failures",
     lifecycle.RunEnded: "end",
 }
 

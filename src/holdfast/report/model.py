@@ -347,11 +347,7 @@ class _Merged:
         self.last_step = max((found[-1][1] for found in self.samples.values()), default=None)
 
     def failures(self) -> list[tuple[NodeRun, FailedWorker]]:
-        found = [
-            (node, one)
-            for node, part in self.parts
-            for one in (part.stopped.failures if part.stopped else ())
-        ]
+        found = [(node, one) for node, part in self.parts for one in part.failures]
         found.sort(key=lambda item: (item[1].consequence, self.happened(*item)))
         return found
 

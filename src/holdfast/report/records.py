@@ -142,6 +142,13 @@ class Stopped(Struct, tag_field="kind", tag="stopped"):
 
     at: Seconds
     generation: Number
+
+
+class Failures(Struct, tag_field="kind", tag="failures"):
+    """Why workers of a generation on this node had failed."""
+
+    at: Seconds
+    generation: Number
     failures: list[FailedWorker] = []
 
 
@@ -153,7 +160,7 @@ class End(Struct, tag_field="kind", tag="end"):
     error: str = ""
 
 
-Line = Run | Rendezvous | Started | Progress | Exit | Stopping | Stopped | End
+Line = Run | Rendezvous | Started | Progress | Exit | Stopping | Stopped | Failures | End
 _decode = msgspec.json.Decoder(Line).decode
 
 
@@ -181,6 +188,7 @@ class Generation:
         self.exits: list[Exit] = []
         self.stopping: Stopping | None = None
         self.stopped: Stopped | None = None
+        self.failures: list[FailedWorker] = []
 
     def add_step(self, rank: int, step: int, at: float) -> None:
         known = self.samples.setdefault(rank, [])
@@ -232,13 +240,13 @@ class NodeRun:
                     new.ready_at, self._ready_at = self._ready_at, None
             case End():
                 self.end = line
-            case Progress() | Exit() | Stopping() | Stopped():
+            case Progress() | Exit() | Stopping() | Stopped() | Failures():
                 generation = self.generations.get(line.generation)
                 if generation is not None:
                     _add_to(generation, line)
 
 
-def _add_to(one: Generation, line: Progress | Exit | Stopping | Stopped) -> None:
+def _add_to(one: Generation, line: Progress | Exit | Stopping | Stopped | Failures) -> None:
     match line:
         case Progress():
             for rank, step, at in line.steps:
@@ -248,8 +256,9 @@ def _add_to(one: Generation, line: Progress | Exit | Stopping | Stopped) -> None
         case Stopping():
             one.stopping = one.stopping or line
         case Stopped():
-            del line.failures[FAILURES_MAX:]
             one.stopped = line
+        case Failures():
+            one.failures = line.failures[:FAILURES_MAX]
 
 
 def parse(lines: Iterable[bytes], folder: str = "", nodes: int = 1) -> list[NodeRun]:
